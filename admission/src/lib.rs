@@ -1,0 +1,1 @@
+//! Admission policy of LM receivers.

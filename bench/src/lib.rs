@@ -1,0 +1,1 @@
+//! lm-send, lm-recv and the benchmark programs.

@@ -1,0 +1,1 @@
+//! The gate: LM's XDP program, its loader and its maps.

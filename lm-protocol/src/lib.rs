@@ -1,0 +1,2 @@
+//! LM wire formats, geometry, windows and session state machines; no I/O, no clock.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Automation: the only entry to builds, beds, tests and benchmarks.
+fn main() {}
