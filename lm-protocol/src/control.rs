@@ -1,0 +1,618 @@
+//! The admission messages (LM section 3.3, table 1) as datagrams on the control port.
+//!
+//! ```text
+//!  0       1       2       4               8       9                       24
+//! +-------+-------+-------+---------------+-------+-----------------------+------------
+//! |ver|15 | flags |bodylen|  request id   | kind  |           0           | body …
+//! +-------+-------+-------+---------------+-------+-----------------------+------------
+//! ```
+//!
+//! | kind | paper's name | here | who sends it |
+//! |---|---|---|---|
+//! | 1 | LM_REQ | [`ControlMessage::Request`] | applicant |
+//! | 2 | LM_ENDME | [`ControlMessage::End`] | applicant |
+//! | 3 | LM_ACQ_OK | [`ControlMessage::Grant`] | grantor |
+//! | 4 | LM_ACQ_REJ | [`ControlMessage::Reject`] | grantor |
+//! | 5 | not in the paper | [`ControlMessage::Ended`] | grantor; makes LM_ENDME repeatable and confirmed |
+//! | 6, 7 | LM_APPEND_ADDR, LM_REMOVE_ADDR | reserved | |
+//!
+//! All control messages are datagrams and may be lost, doubled or late: a reply carries its request's number, and every
+//! request may be repeated. The first 8 bytes keep their meaning in all versions, so that a receiver of another version
+//! can answer the request that it does not understand.
+
+use crate::geometry::{GeometryError, IpVersion, Layout, LinkShape, Wire};
+use crate::window::{WindowError, WindowShape};
+use crate::wire::lm::{self, LmError, LmHeader};
+use core::fmt;
+use core::time::Duration;
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Kind of LM_REQ.
+pub const KIND_REQUEST: u8 = 1;
+/// Kind of LM_ENDME.
+pub const KIND_END: u8 = 2;
+/// Kind of LM_ACQ_OK.
+pub const KIND_GRANT: u8 = 3;
+/// Kind of LM_ACQ_REJ.
+pub const KIND_REJECT: u8 = 4;
+/// Kind of LM_ENDME_OK.
+pub const KIND_ENDED: u8 = 5;
+/// Reserved for LM_APPEND_ADDR.
+pub const KIND_APPEND_ADDR: u8 = 6;
+/// Reserved for LM_REMOVE_ADDR.
+pub const KIND_REMOVE_ADDR: u8 = 7;
+
+/// Longest control message, in bytes.
+pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
+
+/// A transmit queue hint that means "any".
+const ANY_QUEUE: u16 = 0xffff;
+
+/// LM_REQ: "require LM_RECV traffic with specified data size".
+///
+/// ```text
+///  0               8       10      12  13  14  15  16              24      28      32
+/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
+/// |   sender id   |data pt|  mtu  |wir|fam|tag| 0 | max msg len   |window |in flt |
+/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Random number of the sending endpoint's incarnation.
+    pub sender_id: u64,
+    /// The sender's UDP port on the data path: what its DATA packets come from, where credits go.
+    pub data_port: u16,
+    /// MTU of the sender's link, in bytes.
+    pub mtu: u16,
+    /// How the sender wants to send.
+    pub wire: Wire,
+    /// The sender's link.
+    pub link: LinkShape,
+    /// Longest message that it will send, in bytes: the paper's "specified data size".
+    pub max_message_len: u64,
+    /// Window that it would like.
+    pub window: WindowShape,
+    /// Messages that it would like to have under way at once.
+    pub messages_in_flight: u32,
+}
+
+/// LM_ACQ_OK: "the LM_REQ request is accepted".
+///
+/// Everything that the sender must know about the receiver's side; none of it is a constant of the protocol.
+///
+/// ```text
+///  0               8       10      12      14      16      18  19  20  21  22  23  24
+/// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
+/// |  session key  |data pt| H     | P     |landing| tx hnt|wir|fam|pre|tag|fpp| 0 |
+/// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
+/// |  max msg len  |window |pkt lim| lease |1st msg|                                  24…48
+/// +---------------+-------+-------+-------+-------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The session's key, random: DATA packets without it never reach the landing zone.
+    pub session_key: u64,
+    /// The receiver's UDP port on the data path.
+    pub data_port: u16,
+    /// Wire, header length `H`, payload length `P` and link of the session's packets as the receiver sees them.
+    pub layout: Layout,
+    /// The receiver's receive queue that the session lands on.
+    pub landing_queue: u16,
+    /// The sender's transmit queue that leads there, if the receiver knows (veth).
+    pub tx_queue_hint: Option<u16>,
+    /// Bytes that the receiver's driver writes in front of a packet.
+    pub prefix: u8,
+    /// Frames that one packet takes, at least 1 (more with jumbo packets over several buffers).
+    pub frames_per_packet: u8,
+    /// Longest message that the receiver takes, in bytes.
+    pub max_message_len: u64,
+    /// The session's window.
+    pub window: WindowShape,
+    /// DATA packets that may be sent before the first credit.
+    pub packet_limit: u32,
+    /// The session ends when nothing is heard from the sender for so long, in milliseconds.
+    pub lease_ms: u32,
+    /// Number of the session's first message.
+    pub first_message: u32,
+}
+
+/// LM_ACQ_REJ: "the LM_REQ request is rejected".
+///
+/// ```text
+///  0   1   2       4               8               16
+/// +---+---+-------+---------------+---------------+
+/// |rea|ver|   0   |retry after ms |     limit     |
+/// +---+---+-------+---------------+---------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// Why.
+    pub reason: RejectReason,
+    /// The receiver's protocol version.
+    pub version: u8,
+    /// When asking again makes sense, in milliseconds; 0 when it does not.
+    pub retry_after_ms: u32,
+    /// The limit that the request exceeded, in the request's units; 0 when there is none.
+    pub limit: u64,
+}
+
+/// Why a request was rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum RejectReason {
+    /// The request is of another version of the protocol.
+    Version = 1,
+    /// All landing queues carry other sessions: the paper's only reason. Worth asking again.
+    Busy = 2,
+    /// The messages are longer than the receiver allows; `limit` says what it allows, in bytes.
+    TooLarge = 3,
+    /// The receiver's policy does not allow this sender.
+    NotAllowed = 4,
+    /// A wire, address family, MTU or window that the receiver does not support.
+    Unsupported = 5,
+    /// The receiver has no memory for the landing zone.
+    NoMemory = 6,
+    /// The receiver is about to end.
+    ShuttingDown = 7,
+}
+
+impl RejectReason {
+    const fn from_u8(byte: u8) -> Option<RejectReason> {
+        Some(match byte {
+            1 => RejectReason::Version,
+            2 => RejectReason::Busy,
+            3 => RejectReason::TooLarge,
+            4 => RejectReason::NotAllowed,
+            5 => RejectReason::Unsupported,
+            6 => RejectReason::NoMemory,
+            7 => RejectReason::ShuttingDown,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RejectReason::Version => "the receiver speaks another protocol version",
+            RejectReason::Busy => "the receiver is busy with other sessions",
+            RejectReason::TooLarge => "the messages are longer than the receiver allows",
+            RejectReason::NotAllowed => "the receiver does not allow this sender",
+            RejectReason::Unsupported => {
+                "the receiver does not support this wire, address family, MTU or window"
+            }
+            RejectReason::NoMemory => "the receiver has no memory for messages of this length",
+            RejectReason::ShuttingDown => "the receiver is shutting down",
+        })
+    }
+}
+
+/// LM_ENDME: "LM_RECV traffic is finished". Body: session key u64, messages u32, 0 u32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The session.
+    pub session_key: u64,
+    /// Messages that were sent in it.
+    pub messages: u32,
+}
+
+/// LM_ENDME_OK: the session is over on the receiver's side too. Body: session key u64, delivered u32, 0 u32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The session.
+    pub session_key: u64,
+    /// Messages that were delivered in it.
+    pub delivered: u32,
+}
+
+/// An admission message.
+///
+/// ```
+/// use lm_protocol::control::{ControlMessage, End, MAX_CONTROL_LEN};
+///
+/// let message = ControlMessage::End(End { session_key: 7, messages: 3 });
+/// let mut datagram = [0; MAX_CONTROL_LEN];
+/// let len = message.encode(42, &mut datagram);
+/// assert_eq!(ControlMessage::parse(&datagram[..len]), Ok((42, message)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ControlMessage {
+    /// LM_REQ.
+    Request(Request),
+    /// LM_ENDME.
+    End(End),
+    /// LM_ACQ_OK.
+    Grant(Grant),
+    /// LM_ACQ_REJ.
+    Reject(Reject),
+    /// LM_ENDME_OK.
+    Ended(Ended),
+}
+
+/// Why a datagram is no control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Another version of the protocol. Reported before anything else is looked at.
+    VersionMismatch {
+        /// The version of whoever sent it.
+        theirs: u8,
+        /// The request to answer, where the first 8 bytes are there and are a control message's.
+        request_id: Option<u32>,
+    },
+    /// Not an LM packet, or one with a wrong length.
+    Packet(LmError),
+    /// An LM packet that does not belong on the control port.
+    NotControl {
+        /// Its type.
+        packet_type: u8,
+    },
+    /// A kind that version 1 does not know.
+    UnknownKind {
+        /// The kind.
+        kind: u8,
+    },
+    /// The body's length is not its kind's.
+    Length,
+    /// A field's value is none that the field may have.
+    Field(&'static str),
+    /// Header and payload length do not belong together.
+    Layout(GeometryError),
+    /// A window that is not a power of two.
+    Window(WindowError),
+}
+
+impl fmt::Display for ControlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ControlError::VersionMismatch { theirs, .. } => {
+                LmError::VersionMismatch { theirs: *theirs }.fmt(f)
+            }
+            ControlError::Packet(error) => error.fmt(f),
+            ControlError::NotControl { packet_type } => {
+                write!(f, "an LM packet of type {packet_type} on the control port")
+            }
+            ControlError::UnknownKind { kind } => write!(f, "unknown control message {kind}"),
+            ControlError::Length => f.write_str("the control message has a wrong length"),
+            ControlError::Field(name) => write!(f, "impossible {name} in a control message"),
+            ControlError::Layout(error) => error.fmt(f),
+            ControlError::Window(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ControlError {}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawRequest {
+    sender_id: U64,
+    data_port: U16,
+    mtu: U16,
+    wire: u8,
+    family: u8,
+    vlan_tags: u8,
+    reserved: u8,
+    max_message_len: U64,
+    window_fragments: U32,
+    messages_in_flight: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawGrant {
+    session_key: U64,
+    data_port: U16,
+    header_len: U16,
+    payload_len: U16,
+    landing_queue: U16,
+    tx_queue_hint: U16,
+    wire: u8,
+    family: u8,
+    prefix: u8,
+    vlan_tags: u8,
+    frames_per_packet: u8,
+    reserved: u8,
+    max_message_len: U64,
+    window_fragments: U32,
+    packet_limit: U32,
+    lease_ms: U32,
+    first_message: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawReject {
+    reason: u8,
+    version: u8,
+    reserved: U16,
+    retry_after_ms: U32,
+    limit: U64,
+}
+
+/// LM_ENDME and LM_ENDME_OK.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawEnd {
+    session_key: U64,
+    messages: U32,
+    reserved: U32,
+}
+
+const _: () = assert!(size_of::<RawRequest>() == 32);
+const _: () = assert!(core::mem::offset_of!(RawRequest, max_message_len) == 16);
+const _: () = assert!(size_of::<RawGrant>() == 48);
+const _: () = assert!(core::mem::offset_of!(RawGrant, max_message_len) == 24);
+const _: () = assert!(size_of::<RawReject>() == 16);
+const _: () = assert!(size_of::<RawEnd>() == 16);
+const _: () = assert!(MAX_CONTROL_LEN == 72);
+
+impl Request {
+    /// The layout that both links allow: this request's, at no more than `mtu` bytes and behind `link`, which are the
+    /// receiver's.
+    ///
+    /// # Errors
+    ///
+    /// [`GeometryError`].
+    pub fn layout_at(&self, mtu: u16, link: LinkShape) -> Result<Layout, GeometryError> {
+        Layout::new(self.wire, self.mtu.min(mtu), link)
+    }
+}
+
+impl Grant {
+    /// How long the session lives without a sign of the sender.
+    pub const fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms as u64)
+    }
+}
+
+impl ControlMessage {
+    /// The message's kind byte.
+    pub const fn kind(&self) -> u8 {
+        match self {
+            ControlMessage::Request(_) => KIND_REQUEST,
+            ControlMessage::End(_) => KIND_END,
+            ControlMessage::Grant(_) => KIND_GRANT,
+            ControlMessage::Reject(_) => KIND_REJECT,
+            ControlMessage::Ended(_) => KIND_ENDED,
+        }
+    }
+
+    /// The paper's name.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            ControlMessage::Request(_) => "LM_REQ",
+            ControlMessage::End(_) => "LM_ENDME",
+            ControlMessage::Grant(_) => "LM_ACQ_OK",
+            ControlMessage::Reject(_) => "LM_ACQ_REJ",
+            ControlMessage::Ended(_) => "LM_ENDME_OK",
+        }
+    }
+
+    /// Writes the datagram; gives its length.
+    pub fn encode(&self, request_id: u32, out: &mut [u8; MAX_CONTROL_LEN]) -> usize {
+        match *self {
+            ControlMessage::Request(request) => self.finish(request_id, out, &RawRequest::from(request)),
+            ControlMessage::Grant(grant) => self.finish(request_id, out, &RawGrant::from(grant)),
+            ControlMessage::Reject(reject) => self.finish(request_id, out, &RawReject::from(reject)),
+            ControlMessage::End(End {
+                session_key,
+                messages,
+            })
+            | ControlMessage::Ended(Ended {
+                session_key,
+                delivered: messages,
+            }) => {
+                let raw = RawEnd {
+                    session_key: U64::new(session_key),
+                    messages: U32::new(messages),
+                    reserved: U32::ZERO,
+                };
+                self.finish(request_id, out, &raw)
+            }
+        }
+    }
+
+    fn finish<Body: IntoBytes + Immutable>(
+        &self,
+        request_id: u32,
+        out: &mut [u8; MAX_CONTROL_LEN],
+        body: &Body,
+    ) -> usize {
+        const { assert!(size_of::<Body>() <= MAX_CONTROL_LEN - lm::HEADER_LEN) };
+        let header = LmHeader::Control {
+            request_id,
+            kind: self.kind(),
+        };
+        let len = lm::HEADER_LEN + size_of::<Body>();
+        out[..lm::HEADER_LEN].copy_from_slice(&header.encode(size_of::<Body>() as u16));
+        out[lm::HEADER_LEN..len].copy_from_slice(body.as_bytes());
+        len
+    }
+
+    /// Reads a datagram; gives the request's number and the message. Every field of the result is legal.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]; another version comes before anything else. Reserved bytes are ignored.
+    pub fn parse(datagram: &[u8]) -> Result<(u32, ControlMessage), ControlError> {
+        let (header, body) = lm::parse_datagram(datagram).map_err(|error| match error {
+            LmError::VersionMismatch { theirs } => ControlError::VersionMismatch {
+                theirs,
+                request_id: foreign_request_id(datagram),
+            },
+            error => ControlError::Packet(error),
+        })?;
+        let LmHeader::Control { request_id, kind } = header else {
+            return Err(ControlError::NotControl {
+                packet_type: header.packet_type(),
+            });
+        };
+        let message = match kind {
+            KIND_REQUEST => ControlMessage::Request(read::<RawRequest>(body)?.try_into()?),
+            KIND_GRANT => ControlMessage::Grant(read::<RawGrant>(body)?.try_into()?),
+            KIND_REJECT => ControlMessage::Reject(read::<RawReject>(body)?.try_into()?),
+            KIND_END => {
+                let raw = read::<RawEnd>(body)?;
+                ControlMessage::End(End {
+                    session_key: raw.session_key.get(),
+                    messages: raw.messages.get(),
+                })
+            }
+            KIND_ENDED => {
+                let raw = read::<RawEnd>(body)?;
+                ControlMessage::Ended(Ended {
+                    session_key: raw.session_key.get(),
+                    delivered: raw.messages.get(),
+                })
+            }
+            kind => return Err(ControlError::UnknownKind { kind }),
+        };
+        Ok((request_id, message))
+    }
+}
+
+/// The request id of a control message of another version: bytes 4 to 7, as in all versions.
+fn foreign_request_id(datagram: &[u8]) -> Option<u32> {
+    let (head, _) = datagram.split_first_chunk::<8>()?;
+    let [version_type, _, _, _, id @ ..] = *head;
+    (version_type & 0xf == lm::TYPE_CONTROL).then_some(u32::from_be_bytes(id))
+}
+
+fn read<Raw: FromBytes>(body: &[u8]) -> Result<Raw, ControlError> {
+    Raw::read_from_bytes(body).map_err(|_| ControlError::Length)
+}
+
+fn parse_wire(byte: u8) -> Result<Wire, ControlError> {
+    Wire::from_u8(byte).ok_or(ControlError::Field("wire"))
+}
+
+fn parse_link(family: u8, vlan_tags: u8) -> Result<LinkShape, ControlError> {
+    let ip = IpVersion::from_u8(family).ok_or(ControlError::Field("address family"))?;
+    if vlan_tags > 2 {
+        return Err(ControlError::Field("number of VLAN tags"));
+    }
+    Ok(LinkShape { vlan_tags, ip })
+}
+
+fn parse_port(port: U16) -> Result<u16, ControlError> {
+    match port.get() {
+        0 => Err(ControlError::Field("data port")),
+        port => Ok(port),
+    }
+}
+
+impl From<Request> for RawRequest {
+    fn from(request: Request) -> RawRequest {
+        RawRequest {
+            sender_id: U64::new(request.sender_id),
+            data_port: U16::new(request.data_port),
+            mtu: U16::new(request.mtu),
+            wire: request.wire.to_u8(),
+            family: request.link.ip.to_u8(),
+            vlan_tags: request.link.vlan_tags,
+            reserved: 0,
+            max_message_len: U64::new(request.max_message_len),
+            window_fragments: U32::new(request.window.fragments()),
+            messages_in_flight: U32::new(request.messages_in_flight),
+        }
+    }
+}
+
+impl TryFrom<RawRequest> for Request {
+    type Error = ControlError;
+
+    fn try_from(raw: RawRequest) -> Result<Request, ControlError> {
+        Ok(Request {
+            sender_id: raw.sender_id.get(),
+            data_port: parse_port(raw.data_port)?,
+            mtu: raw.mtu.get(),
+            wire: parse_wire(raw.wire)?,
+            link: parse_link(raw.family, raw.vlan_tags)?,
+            max_message_len: raw.max_message_len.get(),
+            window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
+            messages_in_flight: raw.messages_in_flight.get(),
+        })
+    }
+}
+
+impl From<Grant> for RawGrant {
+    fn from(grant: Grant) -> RawGrant {
+        RawGrant {
+            session_key: U64::new(grant.session_key),
+            data_port: U16::new(grant.data_port),
+            header_len: U16::new(grant.layout.header_len()),
+            payload_len: U16::new(grant.layout.payload_len()),
+            landing_queue: U16::new(grant.landing_queue),
+            tx_queue_hint: U16::new(grant.tx_queue_hint.unwrap_or(ANY_QUEUE)),
+            wire: grant.layout.wire().to_u8(),
+            family: grant.layout.link().ip.to_u8(),
+            prefix: grant.prefix,
+            vlan_tags: grant.layout.link().vlan_tags,
+            frames_per_packet: grant.frames_per_packet,
+            reserved: 0,
+            max_message_len: U64::new(grant.max_message_len),
+            window_fragments: U32::new(grant.window.fragments()),
+            packet_limit: U32::new(grant.packet_limit),
+            lease_ms: U32::new(grant.lease_ms),
+            first_message: U32::new(grant.first_message),
+        }
+    }
+}
+
+impl TryFrom<RawGrant> for Grant {
+    type Error = ControlError;
+
+    fn try_from(raw: RawGrant) -> Result<Grant, ControlError> {
+        let wire = parse_wire(raw.wire)?;
+        let link = parse_link(raw.family, raw.vlan_tags)?;
+        let layout = Layout::from_parts(wire, raw.header_len.get(), raw.payload_len.get(), link)
+            .map_err(ControlError::Layout)?;
+        if raw.frames_per_packet == 0 {
+            return Err(ControlError::Field("frames per packet"));
+        }
+        let hint = raw.tx_queue_hint.get();
+        Ok(Grant {
+            session_key: raw.session_key.get(),
+            data_port: parse_port(raw.data_port)?,
+            layout,
+            landing_queue: raw.landing_queue.get(),
+            tx_queue_hint: (hint != ANY_QUEUE).then_some(hint),
+            prefix: raw.prefix,
+            frames_per_packet: raw.frames_per_packet,
+            max_message_len: raw.max_message_len.get(),
+            window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
+            packet_limit: raw.packet_limit.get(),
+            lease_ms: raw.lease_ms.get(),
+            first_message: raw.first_message.get(),
+        })
+    }
+}
+
+impl From<Reject> for RawReject {
+    fn from(reject: Reject) -> RawReject {
+        RawReject {
+            reason: reject.reason as u8,
+            version: reject.version,
+            reserved: U16::ZERO,
+            retry_after_ms: U32::new(reject.retry_after_ms),
+            limit: U64::new(reject.limit),
+        }
+    }
+}
+
+impl TryFrom<RawReject> for Reject {
+    type Error = ControlError;
+
+    fn try_from(raw: RawReject) -> Result<Reject, ControlError> {
+        Ok(Reject {
+            reason: RejectReason::from_u8(raw.reason).ok_or(ControlError::Field("reject reason"))?,
+            version: raw.version,
+            retry_after_ms: raw.retry_after_ms.get(),
+            limit: raw.limit.get(),
+        })
+    }
+}

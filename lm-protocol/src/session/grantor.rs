@@ -1,0 +1,526 @@
+//! The receiver's side: who may send into which landing queue, and for how long.
+
+use crate::control::{ControlError, ControlMessage, End, Ended, Grant, Reject, RejectReason, Request};
+use crate::geometry::Layout;
+use crate::time::Time;
+use crate::window::WindowShape;
+use crate::wire::lm::VERSION;
+use alloc::vec::Vec;
+use core::net::SocketAddrV4;
+use core::time::Duration;
+
+/// Ended sessions that are remembered, to answer late repetitions.
+const REMEMBERED: usize = 64;
+
+/// When a busy grantor wants to be asked again.
+const BUSY_RETRY: Duration = Duration::from_millis(100);
+
+/// Who asks, and for what.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Application<'a> {
+    /// Where the request came from: the applicant's control address.
+    pub from: SocketAddrV4,
+    /// The request's number.
+    pub request_id: u32,
+    /// LM_REQ.
+    pub request: &'a Request,
+}
+
+/// What the policy allows an applicant.
+///
+/// A permit is itself the simplest policy: the same for everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// Longest message, in bytes. A request for more is rejected with this limit.
+    pub max_message_len: u64,
+    /// The session ends when nothing is heard from the sender for so long.
+    pub lease: Duration,
+}
+
+/// What the landing side offers for one session: the parts of a [`Grant`] that it decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The session's key: random, never used before.
+    pub session_key: u64,
+    /// The receiver's UDP port on the data path.
+    pub data_port: u16,
+    /// Wire, header and payload length, link.
+    pub layout: Layout,
+    /// The sender's transmit queue that leads to the landing queue, if known.
+    pub tx_queue_hint: Option<u16>,
+    /// Bytes that the driver writes in front of a packet.
+    pub prefix: u8,
+    /// Frames that one packet takes, at least 1.
+    pub frames_per_packet: u8,
+    /// Longest message, in bytes; the grant carries the smaller one of this and the permit's.
+    pub max_message_len: u64,
+    /// The session's window.
+    pub window: WindowShape,
+    /// DATA packets that may be sent before the first credit: entries posted already.
+    pub packet_limit: u32,
+    /// Number of the session's first message.
+    pub first_message: u32,
+}
+
+/// Why a request is refused, and what the applicant should know about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: RejectReason,
+    /// The limit that the request exceeds; 0 when there is none.
+    pub limit: u64,
+    /// When asking again makes sense; zero when it does not.
+    pub retry_after: Duration,
+}
+
+impl Refusal {
+    /// All queues are taken: ask again after `retry_after`.
+    pub const fn busy(retry_after: Duration) -> Refusal {
+        Refusal {
+            reason: RejectReason::Busy,
+            limit: 0,
+            retry_after,
+        }
+    }
+
+    /// The messages are longer than `limit` bytes.
+    pub const fn too_large(limit: u64) -> Refusal {
+        Refusal {
+            reason: RejectReason::TooLarge,
+            limit,
+            retry_after: Duration::ZERO,
+        }
+    }
+
+    fn to_message(self) -> ControlMessage {
+        ControlMessage::Reject(Reject {
+            reason: self.reason,
+            version: VERSION,
+            retry_after_ms: saturating_millis(self.retry_after),
+            limit: self.limit,
+        })
+    }
+}
+
+impl From<RejectReason> for Refusal {
+    fn from(reason: RejectReason) -> Refusal {
+        Refusal {
+            reason,
+            limit: 0,
+            retry_after: Duration::ZERO,
+        }
+    }
+}
+
+/// The policy: who may send here. Asked once a request, before anything is taken for it.
+///
+/// Closures are policies:
+///
+/// ```
+/// use core::time::Duration;
+/// use lm_protocol::control::RejectReason;
+/// use lm_protocol::session::{Admit, Application, Permit};
+///
+/// let mut private_only = |application: &Application<'_>| {
+///     if application.from.ip().is_private() {
+///         Ok(Permit { max_message_len: 1 << 30, lease: Duration::from_secs(10) })
+///     } else {
+///         Err(RejectReason::NotAllowed.into())
+///     }
+/// };
+/// let policy: &mut dyn Admit = &mut private_only;
+/// ```
+pub trait Admit {
+    /// May this applicant send, and how much?
+    ///
+    /// # Errors
+    ///
+    /// The [`Refusal`] that the applicant gets.
+    fn admit(&mut self, application: &Application<'_>) -> Result<Permit, Refusal>;
+}
+
+impl<F> Admit for F
+where
+    F: FnMut(&Application<'_>) -> Result<Permit, Refusal>,
+{
+    fn admit(&mut self, application: &Application<'_>) -> Result<Permit, Refusal> {
+        self(application)
+    }
+}
+
+impl Admit for Permit {
+    fn admit(&mut self, _: &Application<'_>) -> Result<Permit, Refusal> {
+        Ok(*self)
+    }
+}
+
+/// The resources: landing zones, posted entries, the gate. Called by the grantor as sessions begin and end.
+pub trait Landing {
+    /// Makes landing queue `queue` ready for a session and opens the gate to it (the paper's "activate the DLD scheme").
+    ///
+    /// # Errors
+    ///
+    /// The [`Refusal`] that the applicant gets; nothing may stay taken then.
+    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal>;
+
+    /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
+    fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The sender said so (LM_ENDME).
+    Ended {
+        /// Messages that the sender says it sent.
+        messages: u32,
+    },
+    /// Nothing was heard from the sender for a whole lease.
+    Expired,
+    /// The receiver ended it.
+    Local,
+}
+
+/// One admitted relation, sender → landing queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Session {
+    /// The sender's control address.
+    pub peer: SocketAddrV4,
+    /// Number of the request that began it.
+    pub request_id: u32,
+    /// What was asked for.
+    pub request: Request,
+    /// What was granted.
+    pub grant: Grant,
+    /// When it ends unless something is heard from the sender.
+    pub expires: Time,
+}
+
+impl Session {
+    /// Where the sender's DATA packets come from, and where credits go.
+    pub fn data_peer(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(*self.peer.ip(), self.request.data_port)
+    }
+
+    fn is_from(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
+        self.peer == from && self.request_id == request_id && self.request.sender_id == request.sender_id
+    }
+}
+
+/// An ended session, as much of it as repetitions need.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    peer: SocketAddrV4,
+    sender_id: u64,
+    request_id: u32,
+    session_key: u64,
+    delivered: u32,
+    /// The sender itself ended it, so that its request can only come again because it was late. A session that expired
+    /// is different: perhaps every grant was lost, and its applicant is still asking.
+    ended_by_sender: bool,
+}
+
+/// Grants sessions: at most one at a time for each landing queue (the paper's DLD controller, for several queues).
+///
+/// Everything is idempotent: a request is known by address, sender id and number, and the same request gets the same
+/// grant as long as its session lives, and no answer once its sender ended it; LM_ENDME gets the same confirmation however often it comes.
+///
+/// ```
+/// use core::net::{Ipv4Addr, SocketAddrV4};
+/// use core::time::Duration;
+/// use lm_protocol::control::{ControlMessage, Request};
+/// use lm_protocol::geometry::{Layout, LinkShape, Wire};
+/// use lm_protocol::session::*;
+/// use lm_protocol::time::Time;
+/// use lm_protocol::window::WindowShape;
+///
+/// struct Zone;
+/// impl Landing for Zone {
+///     fn open(&mut self, _: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+///         let layout = application.request.layout_at(1500, LinkShape::IPV4)
+///             .map_err(|_| lm_protocol::control::RejectReason::Unsupported)?;
+///         Ok(Terms {
+///             session_key: 0xfeed, data_port: 7168, layout, tx_queue_hint: None, prefix: 0, frames_per_packet: 1,
+///             max_message_len: permit.max_message_len, window: application.request.window,
+///             packet_limit: 256, first_message: 0,
+///         })
+///     }
+///     fn close(&mut self, _: &Session, _: CloseReason) -> u32 { 0 }
+/// }
+///
+/// let mut policy = Permit { max_message_len: 1 << 30, lease: Duration::from_secs(10) };
+/// let mut grantor = Grantor::new(&[1]);
+/// let from = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7169);
+/// let request = ControlMessage::Request(Request {
+///     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
+///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4,
+/// });
+/// let reply = grantor.handle(from, 77, &request, Time::ZERO, &mut policy, &mut Zone);
+/// assert!(matches!(reply, Some(ControlMessage::Grant(grant)) if grant.landing_queue == 1));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Grantor {
+    queues: Vec<(u16, Option<Session>)>,
+    /// The last ended sessions, overwritten in a circle.
+    past: [Option<Past>; REMEMBERED],
+    past_next: usize,
+    shutting_down: bool,
+}
+
+impl Grantor {
+    /// A grantor for these landing queues, in the order in which they are to be used. All memory is taken here.
+    pub fn new(landing_queues: &[u16]) -> Grantor {
+        Grantor {
+            queues: landing_queues.iter().map(|&queue| (queue, None)).collect(),
+            past: [None; REMEMBERED],
+            past_next: 0,
+            shutting_down: false,
+        }
+    }
+
+    /// A control message came in on the control port; gives the reply, which goes back to `from` under the same number.
+    pub fn handle(
+        &mut self,
+        from: SocketAddrV4,
+        request_id: u32,
+        message: &ControlMessage,
+        now: Time,
+        policy: &mut dyn Admit,
+        landing: &mut dyn Landing,
+    ) -> Option<ControlMessage> {
+        match message {
+            ControlMessage::Request(request) => {
+                self.expire(now, landing);
+                self.handle_request(
+                    Application {
+                        from,
+                        request_id,
+                        request,
+                    },
+                    now,
+                    policy,
+                    landing,
+                )
+            }
+            ControlMessage::End(end) => self.handle_end(from, end, landing),
+            // Replies are for applicants.
+            ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => None,
+        }
+    }
+
+    /// A datagram came in that is no control message; gives the number and the reply to send, if it deserves one: another
+    /// version is told ours.
+    pub fn handle_error(&self, error: &ControlError) -> Option<(u32, ControlMessage)> {
+        match *error {
+            ControlError::VersionMismatch {
+                request_id: Some(request_id),
+                ..
+            } => Some((request_id, Refusal::from(RejectReason::Version).to_message())),
+            _ => None,
+        }
+    }
+
+    /// Something arrived in the session on `queue`: its lease starts anew.
+    #[inline]
+    pub fn touched(&mut self, queue: u16, now: Time) {
+        if let Some(session) = self.session_mut(queue) {
+            session.expires = now + session.grant.lease();
+        }
+    }
+
+    /// When to call [`Grantor::expire`] next; `None` without sessions.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.sessions().map(|session| session.expires).min()
+    }
+
+    /// Closes the sessions whose lease has run out; gives their number.
+    pub fn expire(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
+        self.close_where(landing, CloseReason::Expired, |session| session.expires <= now)
+    }
+
+    /// Closes the session on `queue` from this side; gives whether there was one.
+    pub fn close(&mut self, queue: u16, landing: &mut dyn Landing) -> bool {
+        self.close_where(landing, CloseReason::Local, |session| {
+            session.grant.landing_queue == queue
+        }) > 0
+    }
+
+    /// Closes all sessions and rejects all requests from now on.
+    pub fn shut_down(&mut self, landing: &mut dyn Landing) {
+        self.shutting_down = true;
+        self.close_where(landing, CloseReason::Local, |_| true);
+    }
+
+    /// The session on `queue`.
+    #[inline]
+    pub fn session(&self, queue: u16) -> Option<&Session> {
+        self.queues
+            .iter()
+            .find(|(number, _)| *number == queue)?
+            .1
+            .as_ref()
+    }
+
+    /// All sessions (the paper's LM_RECV_ADDR entries with flag 10).
+    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.queues.iter().filter_map(|(_, session)| session.as_ref())
+    }
+
+    fn session_mut(&mut self, queue: u16) -> Option<&mut Session> {
+        self.queues
+            .iter_mut()
+            .find(|(number, _)| *number == queue)?
+            .1
+            .as_mut()
+    }
+
+    /// LM_REQ.
+    fn handle_request(
+        &mut self,
+        application: Application<'_>,
+        now: Time,
+        policy: &mut dyn Admit,
+        landing: &mut dyn Landing,
+    ) -> Option<ControlMessage> {
+        let Application {
+            from,
+            request_id,
+            request,
+        } = application;
+        let known = |session: &&mut Session| session.is_from(from, request_id, request);
+        if let Some(session) = self
+            .queues
+            .iter_mut()
+            .filter_map(|(_, session)| session.as_mut())
+            .find(known)
+        {
+            session.expires = now + session.grant.lease();
+            return Some(ControlMessage::Grant(session.grant));
+        }
+        // A late repetition must not begin a session that nobody will use.
+        let is_late = self.past.iter().flatten().any(|past| {
+            past.ended_by_sender
+                && past.peer == from
+                && past.request_id == request_id
+                && past.sender_id == request.sender_id
+        });
+        if is_late {
+            return None;
+        }
+        Some(match self.grant(&application, now, policy, landing) {
+            Ok(grant) => ControlMessage::Grant(grant),
+            Err(refusal) => refusal.to_message(),
+        })
+    }
+
+    fn grant(
+        &mut self,
+        application: &Application<'_>,
+        now: Time,
+        policy: &mut dyn Admit,
+        landing: &mut dyn Landing,
+    ) -> Result<Grant, Refusal> {
+        if self.shutting_down {
+            return Err(RejectReason::ShuttingDown.into());
+        }
+        // Policy first: whom it does not allow learns nothing about queues.
+        let permit = policy.admit(application)?;
+        if application.request.max_message_len > permit.max_message_len {
+            return Err(Refusal::too_large(permit.max_message_len));
+        }
+        let (queue, free) = self
+            .queues
+            .iter_mut()
+            .find(|(_, session)| session.is_none())
+            .ok_or(Refusal::busy(BUSY_RETRY))?;
+        let terms = landing.open(*queue, application, &permit)?;
+        let grant = Grant {
+            session_key: terms.session_key,
+            data_port: terms.data_port,
+            layout: terms.layout,
+            landing_queue: *queue,
+            tx_queue_hint: terms.tx_queue_hint,
+            prefix: terms.prefix,
+            frames_per_packet: terms.frames_per_packet,
+            max_message_len: terms.max_message_len.min(permit.max_message_len),
+            window: terms.window,
+            packet_limit: terms.packet_limit,
+            lease_ms: saturating_millis(permit.lease),
+            first_message: terms.first_message,
+        };
+        *free = Some(Session {
+            peer: application.from,
+            request_id: application.request_id,
+            request: *application.request,
+            grant,
+            expires: now + grant.lease(),
+        });
+        Ok(grant)
+    }
+
+    /// LM_ENDME.
+    fn handle_end(
+        &mut self,
+        from: SocketAddrV4,
+        end: &End,
+        landing: &mut dyn Landing,
+    ) -> Option<ControlMessage> {
+        let reason = CloseReason::Ended {
+            messages: end.messages,
+        };
+        self.close_where(landing, reason, |session| {
+            session.grant.session_key == end.session_key && session.peer == from
+        });
+        if self
+            .sessions()
+            .any(|session| session.grant.session_key == end.session_key)
+        {
+            // Somebody else's session.
+            return None;
+        }
+        // A session that is not known, perhaps of an earlier life of this program: it has certainly ended.
+        let past = self
+            .past
+            .iter()
+            .flatten()
+            .find(|past| past.session_key == end.session_key && past.peer == from);
+        let delivered = past.map_or(0, |past| past.delivered);
+        Some(ControlMessage::Ended(Ended {
+            session_key: end.session_key,
+            delivered,
+        }))
+    }
+
+    fn close_where(
+        &mut self,
+        landing: &mut dyn Landing,
+        reason: CloseReason,
+        matches: impl Fn(&Session) -> bool,
+    ) -> usize {
+        let mut closed = 0;
+        for (_, slot) in &mut self.queues {
+            let Some(session) = slot.take_if(|session| matches(session)) else {
+                continue;
+            };
+            let delivered = landing.close(&session, reason);
+            self.past[self.past_next] = Some(Past {
+                peer: session.peer,
+                sender_id: session.request.sender_id,
+                request_id: session.request_id,
+                session_key: session.grant.session_key,
+                delivered,
+                ended_by_sender: matches!(reason, CloseReason::Ended { .. }),
+            });
+            self.past_next = (self.past_next + 1) % REMEMBERED;
+            closed += 1;
+        }
+        closed
+    }
+}
+
+fn saturating_millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,443 @@
+//! The LM header: 24 bytes behind UDP, big endian.
+//!
+//! ```text
+//!  0       1       2       4                       12              16              20              24
+//! +-------+-------+-------+-----------------------+---------------+---------------+---------------+
+//! |ver|typ| flags |pay.len|          u64          |      u32      |      u32      |      u32      |
+//! +-------+-------+-------+-----------------------+---------------+---------------+---------------+
+//!  1  DATA                 session key             message         index           count
+//!  2  EAGER                sender id               number          tag (u64)
+//!  3  EAGER_ACK            sender id               next            limit           0
+//!  4  ANNOUNCE             session key             first message   entries         0
+//!  5  CREDIT               session key             packet limit    delivered       announced
+//!  6  MISSING              session key             message         ranges          0
+//! 15  CONTROL              request id u32, kind u8, 0…                                              → crate::control
+//! ```
+//!
+//! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. The
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are 0 in version 1 and ignored
+//! on reception.
+
+use core::fmt;
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The protocol version that this crate speaks.
+pub const VERSION: u8 = 1;
+/// Bytes of an LM header.
+pub const HEADER_LEN: usize = 24;
+/// Most payload bytes behind an LM header in one UDP datagram over IPv4: 65,483.
+pub const MAX_PAYLOAD_LEN: usize = 65_507 - HEADER_LEN;
+
+/// Type of a DATA packet: one fragment of a message.
+pub const TYPE_DATA: u8 = 1;
+/// Type of an EAGER packet: a whole message of one fragment.
+pub const TYPE_EAGER: u8 = 2;
+/// Type of an EAGER_ACK packet.
+pub const TYPE_EAGER_ACK: u8 = 3;
+/// Type of an ANNOUNCE packet.
+pub const TYPE_ANNOUNCE: u8 = 4;
+/// Type of a CREDIT packet.
+pub const TYPE_CREDIT: u8 = 5;
+/// Type of a MISSING packet.
+pub const TYPE_MISSING: u8 = 6;
+/// Type of the admission messages on the control port; see [`crate::control`].
+pub const TYPE_CONTROL: u8 = 15;
+
+/// The header as it lies on the wire. The three words mean what the type says (see the [module](self)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawHeader {
+    /// `version << 4 | type`.
+    pub version_type: u8,
+    /// 0 in version 1.
+    pub flags: u8,
+    /// Bytes behind the header.
+    pub payload_len: U16,
+    /// Session key or sender id.
+    pub key: U64,
+    /// First word.
+    pub a: U32,
+    /// Second word.
+    pub b: U32,
+    /// Third word.
+    pub c: U32,
+}
+
+const _: () = assert!(size_of::<RawHeader>() == HEADER_LEN);
+const _: () = assert!(core::mem::offset_of!(RawHeader, payload_len) == 2);
+const _: () = assert!(core::mem::offset_of!(RawHeader, key) == 4);
+const _: () = assert!(core::mem::offset_of!(RawHeader, a) == 12);
+const _: () = assert!(core::mem::offset_of!(RawHeader, b) == 16);
+const _: () = assert!(core::mem::offset_of!(RawHeader, c) == 20);
+
+/// An LM header's legal content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LmHeader {
+    /// One fragment of a message of a session.
+    Data {
+        /// The session's key, from the grant.
+        session_key: u64,
+        /// Number of the message in its session.
+        message: u32,
+        /// Fragment, from 0; below `count`.
+        index: u32,
+        /// Fragments of the message, at least 1.
+        count: u32,
+    },
+    /// A whole message of one fragment, sent without a session.
+    Eager {
+        /// Random number of the sending endpoint's incarnation.
+        sender_id: u64,
+        /// Number of the message among this sender's eager messages to this receiver.
+        number: u32,
+        /// The application's tag.
+        tag: u64,
+    },
+    /// Which eager messages arrived, and how many more may come.
+    EagerAck {
+        /// The sender whose messages these are.
+        sender_id: u64,
+        /// All numbers before this one arrived (serial arithmetic).
+        next: u32,
+        /// Numbers before this one may be sent (serial arithmetic): the credit.
+        limit: u32,
+    },
+    /// Lengths and tags of the session's next messages; the payload is `entries` × [`AnnounceEntry`]. No entries: a
+    /// keepalive that asks for a CREDIT.
+    Announce {
+        /// The session's key.
+        session_key: u64,
+        /// Number of the first message described.
+        first: u32,
+        /// Messages described.
+        entries: u32,
+    },
+    /// What the receiver allows and what it has.
+    Credit {
+        /// The session's key.
+        session_key: u64,
+        /// DATA packets that the sender may have sent since the session's start (cumulative, serial arithmetic).
+        packet_limit: u32,
+        /// All messages before this number are settled: complete, or reported as incomplete.
+        delivered: u32,
+        /// All messages before this number were announced.
+        announced: u32,
+    },
+    /// An incomplete message; the payload is `ranges` × [`MissingRange`].
+    Missing {
+        /// The session's key.
+        session_key: u64,
+        /// Number of the message.
+        message: u32,
+        /// Ranges of fragments that did not arrive.
+        ranges: u32,
+    },
+    /// An admission message; its payload is for [`crate::control`].
+    Control {
+        /// Number that ties a reply to its request.
+        request_id: u32,
+        /// Which message it is.
+        kind: u8,
+    },
+}
+
+/// Why bytes are no LM packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LmError {
+    /// Another version of the protocol. Reported before anything else is looked at.
+    VersionMismatch {
+        /// The version of whoever sent it.
+        theirs: u8,
+    },
+    /// Fewer bytes than a header, or than the header's payload length announces.
+    Truncated,
+    /// A type that version 1 does not know.
+    UnknownType {
+        /// The type, 0 to 15.
+        packet_type: u8,
+    },
+    /// The payload length differs from UDP's, or from the number of entries.
+    Length,
+    /// A fragment index that is not below the fragment count.
+    Index,
+}
+
+impl fmt::Display for LmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LmError::VersionMismatch { theirs } => {
+                write!(
+                    f,
+                    "the peer speaks LM version {theirs}, this program version {VERSION}"
+                )
+            }
+            LmError::Truncated => f.write_str("the LM packet is truncated"),
+            LmError::UnknownType { packet_type } => write!(f, "unknown LM packet type {packet_type}"),
+            LmError::Length => f.write_str("the LM payload length differs from the packet's"),
+            LmError::Index => f.write_str("the fragment index is not below the fragment count"),
+        }
+    }
+}
+
+impl core::error::Error for LmError {}
+
+impl LmHeader {
+    /// The packet's type, 1 to 15.
+    #[inline]
+    pub const fn packet_type(&self) -> u8 {
+        match self {
+            LmHeader::Data { .. } => TYPE_DATA,
+            LmHeader::Eager { .. } => TYPE_EAGER,
+            LmHeader::EagerAck { .. } => TYPE_EAGER_ACK,
+            LmHeader::Announce { .. } => TYPE_ANNOUNCE,
+            LmHeader::Credit { .. } => TYPE_CREDIT,
+            LmHeader::Missing { .. } => TYPE_MISSING,
+            LmHeader::Control { .. } => TYPE_CONTROL,
+        }
+    }
+
+    /// The header's 24 bytes in front of a payload of `payload_len` bytes.
+    ///
+    /// ```
+    /// use lm_protocol::wire::lm::LmHeader;
+    ///
+    /// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
+    /// let bytes = header.encode(0);
+    /// assert_eq!(bytes[..4], [0x15, 0, 0, 0]);
+    /// assert_eq!(LmHeader::decode(&bytes), Ok((header, 0)));
+    /// ```
+    #[inline]
+    pub fn encode(&self, payload_len: u16) -> [u8; HEADER_LEN] {
+        let (key, a, b, c) = match *self {
+            LmHeader::Data {
+                session_key,
+                message,
+                index,
+                count,
+            } => (session_key, message, index, count),
+            LmHeader::Eager {
+                sender_id,
+                number,
+                tag,
+            } => (sender_id, number, (tag >> 32) as u32, tag as u32),
+            LmHeader::EagerAck {
+                sender_id,
+                next,
+                limit,
+            } => (sender_id, next, limit, 0),
+            LmHeader::Announce {
+                session_key,
+                first,
+                entries,
+            } => (session_key, first, entries, 0),
+            LmHeader::Credit {
+                session_key,
+                packet_limit,
+                delivered,
+                announced,
+            } => (session_key, packet_limit, delivered, announced),
+            LmHeader::Missing {
+                session_key,
+                message,
+                ranges,
+            } => (session_key, message, ranges, 0),
+            LmHeader::Control { request_id, kind } => {
+                (u64::from(request_id) << 32 | u64::from(kind) << 24, 0, 0, 0)
+            }
+        };
+        let raw = RawHeader {
+            version_type: VERSION << 4 | self.packet_type(),
+            flags: 0,
+            payload_len: U16::new(payload_len),
+            key: U64::new(key),
+            a: U32::new(a),
+            b: U32::new(b),
+            c: U32::new(c),
+        };
+        zerocopy::transmute!(raw)
+    }
+
+    /// Reads the 24 bytes at the start of `bytes`; gives the header and the payload length that it announces.
+    ///
+    /// Whether that payload is there is not looked at: a header that survived at the lowest slot of a window stands
+    /// alone. [`parse_datagram`] reads whole packets.
+    ///
+    /// # Errors
+    ///
+    /// [`LmError`], all but [`LmError::Length`] for a payload that is not there. Another version comes before anything
+    /// else.
+    #[inline]
+    pub fn decode(bytes: &[u8]) -> Result<(LmHeader, u16), LmError> {
+        let version_type = *bytes.first().ok_or(LmError::Truncated)?;
+        if version_type >> 4 != VERSION {
+            return Err(LmError::VersionMismatch {
+                theirs: version_type >> 4,
+            });
+        }
+        let (raw, _) = RawHeader::ref_from_prefix(bytes).map_err(|_| LmError::Truncated)?;
+        let payload_len = raw.payload_len.get();
+        let (key, a, b, c) = (raw.key.get(), raw.a.get(), raw.b.get(), raw.c.get());
+        let header = match version_type & 0xf {
+            TYPE_DATA if b >= c => return Err(LmError::Index),
+            TYPE_DATA => LmHeader::Data {
+                session_key: key,
+                message: a,
+                index: b,
+                count: c,
+            },
+            TYPE_EAGER => LmHeader::Eager {
+                sender_id: key,
+                number: a,
+                tag: u64::from(b) << 32 | u64::from(c),
+            },
+            TYPE_EAGER_ACK => LmHeader::EagerAck {
+                sender_id: key,
+                next: a,
+                limit: b,
+            },
+            TYPE_ANNOUNCE => LmHeader::Announce {
+                session_key: key,
+                first: a,
+                entries: b,
+            },
+            TYPE_CREDIT => LmHeader::Credit {
+                session_key: key,
+                packet_limit: a,
+                delivered: b,
+                announced: c,
+            },
+            TYPE_MISSING => LmHeader::Missing {
+                session_key: key,
+                message: a,
+                ranges: b,
+            },
+            TYPE_CONTROL => LmHeader::Control {
+                request_id: (key >> 32) as u32,
+                kind: (key >> 24) as u8,
+            },
+            packet_type => return Err(LmError::UnknownType { packet_type }),
+        };
+        let entries_len = match header {
+            LmHeader::Announce { entries, .. } => u64::from(entries) * AnnounceEntry::LEN as u64,
+            LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
+            LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+            _ => u64::from(payload_len),
+        };
+        if entries_len != u64::from(payload_len) {
+            return Err(LmError::Length);
+        }
+        Ok((header, payload_len))
+    }
+}
+
+/// Reads one whole LM packet, as it comes from a UDP socket: the payload must be exactly what the header announces.
+///
+/// # Errors
+///
+/// [`LmError`]; another version comes before anything else.
+///
+/// ```
+/// use lm_protocol::wire::lm::{self, LmError, LmHeader};
+///
+/// let header = LmHeader::Eager { sender_id: 1, number: 2, tag: 3 };
+/// let mut packet = header.encode(5).to_vec();
+/// packet.extend_from_slice(b"hello");
+/// assert_eq!(lm::parse_datagram(&packet), Ok((header, &b"hello"[..])));
+/// assert_eq!(lm::parse_datagram(&packet[..28]), Err(LmError::Length));
+/// ```
+#[inline]
+pub fn parse_datagram(bytes: &[u8]) -> Result<(LmHeader, &[u8]), LmError> {
+    let (header, payload_len) = LmHeader::decode(bytes)?;
+    let payload = bytes.get(HEADER_LEN..).ok_or(LmError::Truncated)?;
+    if payload.len() != usize::from(payload_len) {
+        return Err(LmError::Length);
+    }
+    Ok((header, payload))
+}
+
+/// One message in an ANNOUNCE payload.
+///
+/// ```text
+///  0                       8                       16
+/// +-----------------------+-----------------------+
+/// |      length u64       |        tag u64        |
+/// +-----------------------+-----------------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnnounceEntry {
+    /// Bytes of the message.
+    pub len: u64,
+    /// The application's tag.
+    pub tag: u64,
+}
+
+impl AnnounceEntry {
+    /// Bytes of an entry.
+    pub const LEN: usize = 16;
+
+    /// The entry's bytes.
+    pub fn encode(&self) -> [u8; AnnounceEntry::LEN] {
+        zerocopy::transmute!([U64::new(self.len), U64::new(self.tag)])
+    }
+
+    /// The entries of an ANNOUNCE payload, in message order. Bytes behind the last whole entry are left out; a parsed
+    /// packet has none.
+    pub fn iter(payload: &[u8]) -> impl ExactSizeIterator<Item = AnnounceEntry> + '_ {
+        payload
+            .as_chunks::<{ AnnounceEntry::LEN }>()
+            .0
+            .iter()
+            .map(|chunk| {
+                let [len, tag]: [U64; 2] = zerocopy::transmute!(*chunk);
+                AnnounceEntry {
+                    len: len.get(),
+                    tag: tag.get(),
+                }
+            })
+    }
+}
+
+/// One range of fragments in a MISSING payload.
+///
+/// ```text
+///  0               4               8
+/// +---------------+---------------+
+/// |   first u32   |  length u32   |
+/// +---------------+---------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingRange {
+    /// First fragment that is missing.
+    pub first: u32,
+    /// Fragments that are missing from there.
+    pub len: u32,
+}
+
+impl MissingRange {
+    /// Bytes of a range.
+    pub const LEN: usize = 8;
+
+    /// The range's bytes.
+    pub fn encode(&self) -> [u8; MissingRange::LEN] {
+        zerocopy::transmute!([U32::new(self.first), U32::new(self.len)])
+    }
+
+    /// The ranges of a MISSING payload. Bytes behind the last whole range are left out; a parsed packet has none.
+    /// Nothing is known about the numbers but their size: a hostile peer may name fragments that do not exist.
+    pub fn iter(payload: &[u8]) -> impl ExactSizeIterator<Item = MissingRange> + '_ {
+        payload
+            .as_chunks::<{ MissingRange::LEN }>()
+            .0
+            .iter()
+            .map(|chunk| {
+                let [first, len]: [U32; 2] = zerocopy::transmute!(*chunk);
+                MissingRange {
+                    first: first.get(),
+                    len: len.get(),
+                }
+            })
+    }
+}

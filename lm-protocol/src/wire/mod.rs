@@ -1,0 +1,78 @@
+//! Bytes on the wire: parsed with every byte treated as hostile, built without allocation.
+//!
+//! ```text
+//!  lm       | Ethernet 14 (+4 tag) | IPv4 20 | UDP 8 | LM 24 | payload ≤ P |
+//!  ipfrag   | Ethernet 14 (+4 tag) | IPv4 20 | UDP 8 | payload             |  first fragment
+//!           | Ethernet 14 (+4 tag) | IPv4 20 | payload                     |  all others
+//! ```
+//!
+//! * [`parse_frame`] reads a whole frame; [`lm::parse_datagram`] what came through a kernel UDP socket.
+//! * [`Addressing::write_headers`] builds the headers of any single LM packet; [`DataTemplate`] and [`IpFragTemplate`]
+//!   are made once a message and write one packet's headers in a few nanoseconds.
+//!
+//! Packets of the `lm` wire are atomic datagrams (RFC 6864): "don't fragment" is set and the identification is 0. The
+//! fixed-size headers are `zerocopy` views whose sizes and offsets are asserted at compile time; what was parsed is
+//! copied out of the packet, so later writes to that memory change nothing.
+
+mod addressing;
+pub mod ethernet;
+mod frame;
+pub mod ipfrag;
+pub mod ipv4;
+pub mod lm;
+mod template;
+pub mod udp;
+
+pub use addressing::{Addressing, BuildError};
+pub use frame::{Frame, Transport, parse_frame};
+pub use template::{DataTemplate, IpFragTemplate};
+
+use core::fmt;
+
+/// Why a frame is not one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// The bytes end before the headers or the payload that they announce.
+    Truncated,
+    /// EtherType or IP version of something else: ARP, IPv6, a second tag…
+    NotIpv4,
+    /// IPv4 options, which LM never sends.
+    IpOptions,
+    /// IPv4 header length or total length impossible.
+    IpLength,
+    /// IPv4 header checksum wrong.
+    IpChecksum,
+    /// An IP fragment that cannot be part of any datagram: not a multiple of 8 bytes, or ending behind 65,535.
+    IpFragment,
+    /// A protocol other than UDP.
+    NotUdp,
+    /// UDP length field below 8 or different from what the packet carries.
+    UdpLength,
+    /// UDP, but not a legal LM packet.
+    Lm(lm::LmError),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ParseError::Truncated => "the packet is truncated",
+            ParseError::NotIpv4 => "not IPv4",
+            ParseError::IpOptions => "IPv4 options",
+            ParseError::IpLength => "impossible IPv4 length",
+            ParseError::IpChecksum => "wrong IPv4 header checksum",
+            ParseError::IpFragment => "impossible IPv4 fragment",
+            ParseError::NotUdp => "not UDP",
+            ParseError::UdpLength => "UDP length differs from the packet's",
+            ParseError::Lm(error) => return error.fmt(f),
+        })
+    }
+}
+
+impl core::error::Error for ParseError {}
+
+impl From<lm::LmError> for ParseError {
+    fn from(error: lm::LmError) -> ParseError {
+        ParseError::Lm(error)
+    }
+}

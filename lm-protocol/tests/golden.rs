@@ -1,0 +1,305 @@
+//! The paper's example and our own wire format, byte by byte. The dumps were made by hand, not by this crate.
+
+mod inputs;
+
+use inputs::addressing;
+use lm_protocol::control::*;
+use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
+
+fn bytes(dump: &str) -> Vec<u8> {
+    dump.split_whitespace()
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect()
+}
+
+/// The bytes of the message in the examples.
+fn message(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8).collect()
+}
+
+/// LM section 3.1, figure 1.
+#[test]
+fn the_papers_example_as_ip_fragments() {
+    let layout = Layout::new(Wire::IpFrag, 1500, LinkShape::IPV4).unwrap();
+    let geometry = layout.message(7168).unwrap();
+
+    // "7168 bytes user data to be sent are split into five blocks with 1472, 1480, 1480, 1480, and 1256 bytes"
+    let lens: Vec<u16> = geometry.fragments().map(|fragment| fragment.len).collect();
+    assert_eq!(lens, [1472, 1480, 1480, 1480, 1256]);
+
+    // "44 bytes is reserved at the head of the user send buffer to place the protocol headers of the first fragment
+    // packet and 36 bytes to place the protocol header of other fragments"
+    let holes: Vec<u16> = (0..5).map(|index| layout.fragment_hole_len(index)).collect();
+    assert_eq!(holes, [44, 36, 36, 36, 36]);
+    let mut at = 0;
+    for fragment in geometry.fragments() {
+        at += u64::from(layout.fragment_hole_len(fragment.index));
+        assert_eq!(
+            geometry.tx_payload_offset(fragment.index),
+            at,
+            "a hole, then its payload, and nothing else"
+        );
+        at += u64::from(fragment.len);
+    }
+    assert_eq!(at, 44 + 4 * 36 + 7168);
+    assert_eq!(geometry.tx_region_len(), at.next_multiple_of(16));
+
+    // "the last fragment is transmitted firstly and finally the first fragment"
+    let order: Vec<u32> = WindowShape::whole(5).transmit_order(5).collect();
+    assert_eq!(order, [4, 3, 2, 1, 0]);
+
+    // The landing zone: payloads of 1480 after the UDP header's 8 bytes.
+    let starts: Vec<i64> = (0..5).map(|index| geometry.rx_frame_start(index)).collect();
+    assert_eq!(starts, [-42, 1438, 2918, 4398, 5878]);
+}
+
+#[test]
+fn header_bytes_of_the_papers_example() {
+    let geometry = Layout::new(Wire::IpFrag, 1500, LinkShape::IPV4)
+        .unwrap()
+        .message(7168)
+        .unwrap();
+    let template = IpFragTemplate::new(&addressing(), &geometry, 0x0001_0042, 0).unwrap();
+    let expected = [
+        "02 00 00 00 00 02 02 00 00 00 00 01 08 00 \
+         45 00 05 dc 00 42 20 00 40 11 d1 7b c0 a8 01 01 c0 a8 01 02 9c 40 1c 00 1c 08 00 00",
+        "02 00 00 00 00 02 02 00 00 00 00 01 08 00 45 00 05 dc 00 42 20 b9 40 11 d0 c2 c0 a8 01 01 c0 a8 01 02",
+        "02 00 00 00 00 02 02 00 00 00 00 01 08 00 45 00 05 dc 00 42 21 72 40 11 d0 09 c0 a8 01 01 c0 a8 01 02",
+        "02 00 00 00 00 02 02 00 00 00 00 01 08 00 45 00 05 dc 00 42 22 2b 40 11 cf 50 c0 a8 01 01 c0 a8 01 02",
+        "02 00 00 00 00 02 02 00 00 00 00 01 08 00 45 00 04 fc 00 42 02 e4 40 11 ef 77 c0 a8 01 01 c0 a8 01 02",
+    ];
+    for (fragment, dump) in geometry.fragments().zip(expected) {
+        let mut out = [0xaa; 64];
+        let len = template.write(&mut out, fragment.index, fragment.len);
+        assert_eq!(out[..len], bytes(dump), "fragment {}", fragment.index);
+        assert_eq!(len, usize::from(fragment.header_len));
+        assert!(
+            out[len..].iter().all(|&byte| byte == 0xaa),
+            "wrote behind the headers"
+        );
+    }
+}
+
+#[test]
+fn udp_checksum_of_the_papers_example() {
+    let address = addressing();
+    let (src, dst) = (address.src_ip, address.dst_ip);
+    let message = message(7168);
+    assert_eq!(udp::checksum(src, dst, 40_000, 7168, [&message[..]]), 0x0e86);
+    // In the pieces that lie in the send region.
+    let geometry = Layout::new(Wire::IpFrag, 1500, LinkShape::IPV4)
+        .unwrap()
+        .message(7168)
+        .unwrap();
+    let pieces = geometry.fragments().map(|fragment| {
+        let range = fragment.message_range();
+        &message[range.start as usize..range.end as usize]
+    });
+    assert_eq!(udp::checksum(src, dst, 40_000, 7168, pieces), 0x0e86);
+}
+
+/// The same message on our own wire.
+#[test]
+fn header_bytes_of_the_lm_wire() {
+    let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).unwrap();
+    assert_eq!(
+        (layout.header_len(), layout.payload_len(), layout.hole_len()),
+        (66, 1448, 68)
+    );
+    assert_eq!(layout.max_frame_len(), 1514);
+    let geometry = layout.message(7168).unwrap();
+    let template = DataTemplate::new(&addressing(), 0x1122_3344_5566_7788, 0x42, 5, 1448);
+
+    let full = |index: &str| {
+        format!(
+            "02 00 00 00 00 02 02 00 00 00 00 01 08 00 \
+             45 00 05 dc 00 00 40 00 40 11 b1 bd c0 a8 01 01 c0 a8 01 02 9c 40 1c 00 05 c8 00 00 \
+             11 00 05 a8 11 22 33 44 55 66 77 88 00 00 00 42 00 00 00 {index} 00 00 00 05"
+        )
+    };
+    let last = "02 00 00 00 00 02 02 00 00 00 00 01 08 00 \
+                45 00 05 94 00 00 40 00 40 11 b2 05 c0 a8 01 01 c0 a8 01 02 9c 40 1c 00 05 80 00 00 \
+                11 00 05 60 11 22 33 44 55 66 77 88 00 00 00 42 00 00 00 04 00 00 00 05";
+    let expected = [full("00"), full("01"), full("02"), full("03"), last.to_owned()];
+    for (fragment, dump) in geometry.fragments().zip(expected) {
+        let mut out = [0xaa; 72];
+        let len = template.write(&mut out, fragment.index, fragment.len);
+        assert_eq!(out[..len], bytes(&dump), "fragment {}", fragment.index);
+        assert!(
+            out[len..].iter().all(|&byte| byte == 0xaa),
+            "wrote behind the headers"
+        );
+    }
+}
+
+#[test]
+fn header_bytes_with_a_vlan_tag() {
+    let mut address = addressing();
+    address.vlan = Some(0x123);
+    let layout = Layout::new(Wire::Lm, 1500, address.link()).unwrap();
+    assert_eq!(
+        (layout.header_len(), layout.payload_len(), layout.hole_len()),
+        (70, 1448, 72)
+    );
+    let mut template = DataTemplate::new(&address, 0x1122_3344_5566_7788, 9, 1, 1448);
+    template.set_message(0x42, 5);
+    let mut out = [0; 70];
+    assert_eq!(template.write(&mut out, 3, 1448), 70);
+    let dump = "02 00 00 00 00 02 02 00 00 00 00 01 81 00 01 23 08 00 \
+                45 00 05 dc 00 00 40 00 40 11 b1 bd c0 a8 01 01 c0 a8 01 02 9c 40 1c 00 05 c8 00 00 \
+                11 00 05 a8 11 22 33 44 55 66 77 88 00 00 00 42 00 00 00 03 00 00 00 05";
+    assert_eq!(out[..], bytes(dump));
+}
+
+#[test]
+fn bytes_of_every_lm_header() {
+    let cases = [
+        (
+            LmHeader::Data {
+                session_key: 0x0102_0304_0506_0708,
+                message: 0x1112_1314,
+                index: 0x21,
+                count: 0x3132_3334,
+            },
+            0x05a8,
+            "11 00 05 a8 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 21 31 32 33 34",
+        ),
+        (
+            LmHeader::Eager {
+                sender_id: 0x0102_0304_0506_0708,
+                number: 0x1112_1314,
+                tag: 0x2122_2324_3132_3334,
+            },
+            1,
+            "12 00 00 01 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+        ),
+        (
+            LmHeader::EagerAck {
+                sender_id: 0x0102_0304_0506_0708,
+                next: 0x1112_1314,
+                limit: 0x2122_2324,
+            },
+            0,
+            "13 00 00 00 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 00 00 00 00",
+        ),
+        (
+            LmHeader::Announce {
+                session_key: 0x0102_0304_0506_0708,
+                first: 0x1112_1314,
+                entries: 2,
+            },
+            32,
+            "14 00 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 00 00 00 00",
+        ),
+        (
+            LmHeader::Credit {
+                session_key: 0x0102_0304_0506_0708,
+                packet_limit: 0x1112_1314,
+                delivered: 0x2122_2324,
+                announced: 0x3132_3334,
+            },
+            0,
+            "15 00 00 00 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+        ),
+        (
+            LmHeader::Missing {
+                session_key: 0x0102_0304_0506_0708,
+                message: 0x1112_1314,
+                ranges: 3,
+            },
+            24,
+            "16 00 00 18 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 03 00 00 00 00",
+        ),
+        (
+            LmHeader::Control {
+                request_id: 0x0102_0304,
+                kind: 5,
+            },
+            16,
+            "1f 00 00 10 01 02 03 04 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+        ),
+    ];
+    for (header, payload_len, dump) in cases {
+        assert_eq!(header.encode(payload_len)[..], bytes(dump), "{header:?}");
+        assert_eq!(LmHeader::decode(&bytes(dump)), Ok((header, payload_len)));
+    }
+}
+
+#[test]
+fn bytes_of_every_control_message() {
+    let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).unwrap();
+    let cases = [
+        (
+            ControlMessage::Request(Request {
+                sender_id: 0x0102_0304_0506_0708,
+                data_port: 0x9c40,
+                mtu: 1500,
+                wire: Wire::IpFrag,
+                link: LinkShape {
+                    vlan_tags: 1,
+                    ..LinkShape::IPV4
+                },
+                max_message_len: 65_507,
+                window: WindowShape::new(64).unwrap(),
+                messages_in_flight: 4,
+            }),
+            "1f 00 00 20 aa bb cc dd 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+             01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 00 \
+             00 00 00 00 00 00 ff e3 00 00 00 40 00 00 00 04",
+        ),
+        (
+            ControlMessage::Grant(Grant {
+                session_key: 0x1112_1314_1516_1718,
+                data_port: 7168,
+                layout,
+                landing_queue: 1,
+                tx_queue_hint: None,
+                prefix: 12,
+                frames_per_packet: 1,
+                max_message_len: 1 << 30,
+                window: WindowShape::DEFAULT,
+                packet_limit: 512,
+                lease_ms: 10_000,
+                first_message: 7,
+            }),
+            "1f 00 00 30 aa bb cc dd 03 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+             11 12 13 14 15 16 17 18 1c 00 00 42 05 a8 00 01 ff ff 00 04 0c 00 01 00 \
+             00 00 00 00 40 00 00 00 00 00 01 00 00 00 02 00 00 00 27 10 00 00 00 07",
+        ),
+        (
+            ControlMessage::Reject(Reject {
+                reason: RejectReason::TooLarge,
+                version: 1,
+                retry_after_ms: 0x0102,
+                limit: 0x0304,
+            }),
+            "1f 00 00 10 aa bb cc dd 04 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+             03 01 00 00 00 00 01 02 00 00 00 00 00 00 03 04",
+        ),
+        (
+            ControlMessage::End(End {
+                session_key: 0x1112_1314_1516_1718,
+                messages: 9,
+            }),
+            "1f 00 00 10 aa bb cc dd 02 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+             11 12 13 14 15 16 17 18 00 00 00 09 00 00 00 00",
+        ),
+        (
+            ControlMessage::Ended(Ended {
+                session_key: 0x1112_1314_1516_1718,
+                delivered: 8,
+            }),
+            "1f 00 00 10 aa bb cc dd 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+             11 12 13 14 15 16 17 18 00 00 00 08 00 00 00 00",
+        ),
+    ];
+    for (message, dump) in cases {
+        let mut out = [0; MAX_CONTROL_LEN];
+        let len = message.encode(0xaabb_ccdd, &mut out);
+        assert_eq!(out[..len], bytes(dump), "{}", message.name());
+        assert_eq!(ControlMessage::parse(&bytes(dump)), Ok((0xaabb_ccdd, message)));
+    }
+}

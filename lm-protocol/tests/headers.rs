@@ -1,0 +1,500 @@
+//! Headers against `etherparse`, an implementation that is not ours, in both directions.
+
+mod inputs;
+
+use etherparse::{
+    Ipv4Header, NetHeaders, PacketBuilder, PacketHeaders, PayloadSlice, TransportHeader, UdpHeader,
+};
+use inputs::{addressing, any_addressing};
+use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire};
+use lm_protocol::wire::ipfrag::IpFragment;
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::{
+    Addressing, BuildError, DataTemplate, Frame, IpFragTemplate, ParseError, Transport, parse_frame, udp,
+};
+use proptest::prelude::*;
+
+fn any_header() -> impl Strategy<Value = LmHeader> {
+    let words = any::<(u64, u32, u32, u32)>();
+    (words, 0usize..6).prop_map(|((key, a, b, c), kind)| match kind {
+        0 => LmHeader::Data {
+            session_key: key,
+            message: a,
+            index: b.min(u32::MAX - 1),
+            count: c.max(b.saturating_add(1)),
+        },
+        1 => LmHeader::Eager {
+            sender_id: key,
+            number: a,
+            tag: u64::from(b) << 32 | u64::from(c),
+        },
+        2 => LmHeader::EagerAck {
+            sender_id: key,
+            next: a,
+            limit: b,
+        },
+        3 => LmHeader::Announce {
+            session_key: key,
+            first: a,
+            entries: b % 80,
+        },
+        4 => LmHeader::Credit {
+            session_key: key,
+            packet_limit: a,
+            delivered: b,
+            announced: c,
+        },
+        _ => LmHeader::Missing {
+            session_key: key,
+            message: a,
+            ranges: b % 80,
+        },
+    })
+}
+
+/// A payload that the header may have.
+fn payload_for(header: &LmHeader, bytes: &[u8]) -> Vec<u8> {
+    let len = match header {
+        LmHeader::Announce { entries, .. } => *entries as usize * AnnounceEntry::LEN,
+        LmHeader::Missing { ranges, .. } => *ranges as usize * MissingRange::LEN,
+        LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+        _ => bytes.len(),
+    };
+    bytes.iter().copied().cycle().take(len).collect()
+}
+
+/// Everything that etherparse says about a packet's addresses, and its IPv4 header.
+fn check_addresses(packet: &[u8], address: &Addressing) -> (Ipv4Header, Option<UdpHeader>, Vec<u8>) {
+    let headers = PacketHeaders::from_ethernet_slice(packet).unwrap();
+    let link = headers.link.and_then(|link| link.ethernet2()).unwrap();
+    assert_eq!(
+        (link.source, link.destination),
+        (address.src_mac.0, address.dst_mac.0)
+    );
+    let vlan = headers.link_exts.first().map(|ext| match ext {
+        etherparse::LinkExtHeader::Vlan(tag) => {
+            assert_eq!(tag.pcp.value(), 0);
+            tag.vlan_id.value()
+        }
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(vlan, address.vlan);
+    let Some(NetHeaders::Ipv4(ip, extensions)) = headers.net else {
+        panic!("no IPv4")
+    };
+    assert!(extensions.is_empty());
+    assert_eq!(
+        (ip.source, ip.destination),
+        (address.src_ip.octets(), address.dst_ip.octets())
+    );
+    assert_eq!(ip.header_checksum, ip.calc_header_checksum(), "IPv4 checksum");
+    assert_eq!(
+        (ip.time_to_live, ip.dscp.value(), ip.ecn.value(), ip.protocol.0),
+        (64, 0, 0, 17)
+    );
+    let udp = headers.transport.map(|transport| match transport {
+        TransportHeader::Udp(udp) => {
+            assert_eq!(
+                (udp.source_port, udp.destination_port),
+                (address.src_port, address.dst_port)
+            );
+            udp
+        }
+        other => panic!("{other:?}"),
+    });
+    let payload = match headers.payload {
+        PayloadSlice::Udp(payload) => payload.to_vec(),
+        PayloadSlice::Ip(payload) => payload.payload.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    (ip, udp, payload)
+}
+
+proptest! {
+    #[test]
+    fn what_we_build_etherparse_and_we_read(
+        address in any_addressing(),
+        header in any_header(),
+        bytes in prop::collection::vec(any::<u8>(), 1..1400),
+        padding in 0usize..40,
+    ) {
+        let payload = payload_for(&header, &bytes);
+        let mut packet = vec![0; 70 + payload.len() + padding];
+        let header_len = address.write_headers(&mut packet, &header, payload.len()).unwrap();
+        prop_assert_eq!(header_len, if address.vlan.is_some() { 70 } else { 66 });
+        packet[header_len..header_len + payload.len()].copy_from_slice(&payload);
+        packet.truncate(header_len + payload.len());
+
+        let (ip, udp, udp_payload) = check_addresses(&packet, &address);
+        prop_assert!(ip.dont_fragment && !ip.more_fragments && ip.identification == 0);
+        let udp = udp.unwrap();
+        prop_assert_eq!(udp.checksum, 0);
+        prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len());
+        prop_assert_eq!(lm::parse_datagram(&udp_payload), Ok((header, &payload[..])));
+
+        // Ethernet padding may hold anything.
+        packet.resize(packet.len() + padding, 0x5a);
+        let frame = parse_frame(&packet).unwrap();
+        prop_assert_eq!(frame.lm(), Some(&header));
+        prop_assert_eq!(frame.payload, &payload[..]);
+        prop_assert_eq!(usize::from(frame.header_len), header_len);
+        prop_assert_eq!(frame.addressing(), Some(address));
+        prop_assert_eq!(frame.addressing().unwrap().reversed().reversed(), address);
+        prop_assert_eq!(frame.fragment(), None);
+    }
+
+    #[test]
+    fn what_etherparse_builds_we_read(
+        address in any_addressing(),
+        header in any_header(),
+        bytes in prop::collection::vec(any::<u8>(), 1..1400),
+        ttl: u8,
+    ) {
+        let payload = payload_for(&header, &bytes);
+        let datagram = [&header.encode(payload.len() as u16)[..], &payload].concat();
+        let link = PacketBuilder::ethernet2(address.src_mac.0, address.dst_mac.0);
+        let (src, dst) = (address.src_ip.octets(), address.dst_ip.octets());
+        let network = match address.vlan {
+            Some(vlan) => link.single_vlan(vlan.try_into().unwrap()).ipv4(src, dst, ttl),
+            None => link.ipv4(src, dst, ttl),
+        };
+        let mut packet = Vec::new();
+        network.udp(address.src_port, address.dst_port).write(&mut packet, &datagram).unwrap();
+
+        let frame = parse_frame(&packet).unwrap();
+        prop_assert_eq!(frame.addressing(), Some(address));
+        prop_assert_eq!(frame.lm(), Some(&header));
+        prop_assert_eq!(frame.payload, &payload[..]);
+    }
+
+    #[test]
+    fn a_data_template_writes_what_the_generic_builder_writes(
+        address in any_addressing(),
+        key: u64, message: u32, count in 1u32.., at in any::<prop::sample::Index>(),
+        full in 8u16..9000, short in any::<prop::sample::Index>(), is_short: bool,
+    ) {
+        let index = at.index(count as usize) as u32;
+        let payload_len = if is_short { short.index(usize::from(full)) as u16 } else { full };
+        let mut expected = [0xaa; 80];
+        let header = LmHeader::Data { session_key: key, message, index, count };
+        let len = address.write_headers(&mut expected, &header, usize::from(payload_len)).unwrap();
+
+        // Made for another message, then moved on.
+        let mut template = DataTemplate::new(&address, key, message.wrapping_sub(1), 1, full);
+        template.set_message(message, count);
+        let mut out = [0xaa; 80];
+        prop_assert_eq!(template.write(&mut out, index, payload_len), len);
+        prop_assert_eq!(template.header_len(), len);
+        prop_assert_eq!(out, expected);
+        let fresh = DataTemplate::new(&address, key, message, count, full);
+        fresh.write(&mut out, index, payload_len);
+        prop_assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn ip_fragments_are_a_datagram(
+        address in any_addressing(),
+        mtu in 576u16..=9000,
+        len in prop_oneof![0u64..=65_507, 0u64..3000],
+        number: u32,
+        with_checksum: bool,
+    ) {
+        let message: Vec<u8> = (0..len).map(|at| (at * 31 % 256) as u8).collect();
+        let (src, dst) = (address.src_ip, address.dst_ip);
+        let checksum = if with_checksum {
+            udp::checksum(src, dst, address.src_port, address.dst_port, message.chunks(997))
+        } else {
+            0
+        };
+        let layout = Layout::new(Wire::IpFrag, mtu, address.link()).unwrap();
+        let geometry = layout.message(len).unwrap();
+        let template = IpFragTemplate::new(&address, &geometry, number, checksum).unwrap();
+
+        // Collected by offset, as any receiver does.
+        let mut datagram = vec![0; 8 + message.len()];
+        let mut ends = 0;
+        for fragment in geometry.fragments().rev() {
+            let mut packet = vec![0; 46];
+            let header_len = template.write(&mut packet, fragment.index, fragment.len);
+            prop_assert_eq!(header_len, usize::from(fragment.header_len));
+            packet.truncate(header_len);
+            let range = fragment.message_range();
+            packet.extend_from_slice(&message[range.start as usize..range.end as usize]);
+            prop_assert!(packet.len() <= usize::from(mtu + address.link().ethernet_len()));
+
+            let (ip, _, _) = check_addresses(&packet, &address);
+            prop_assert_eq!(ip.identification, number as u16);
+            prop_assert!(!ip.dont_fragment);
+            ends += usize::from(!ip.more_fragments);
+            let ip_at = usize::from(address.link().ethernet_len());
+            let ip_payload = &packet[ip_at + 20..ip_at + usize::from(ip.total_len)];
+            prop_assert_eq!(ip_at + usize::from(ip.total_len), packet.len());
+            prop_assert!(!ip.more_fragments || ip_payload.len().is_multiple_of(8));
+            let at = usize::from(ip.fragment_offset.byte_offset());
+            datagram[at..at + ip_payload.len()].copy_from_slice(ip_payload);
+
+            // And our own reader, with padding.
+            packet.resize(packet.len().max(60), 0xff);
+            let frame = parse_frame(&packet);
+            if geometry.fragment_count() == 1 {
+                // A plain datagram without an LM header.
+                prop_assert!(matches!(frame, Err(ParseError::Lm(_))) || len >= 24);
+                continue;
+            }
+            let frame = frame.unwrap();
+            prop_assert_eq!(frame.payload, &message[range.start as usize..range.end as usize]);
+            prop_assert_eq!(usize::from(frame.header_len), header_len);
+            let part = frame.fragment().unwrap();
+            prop_assert_eq!(part.index(layout.payload_len()), Some(fragment.index));
+            prop_assert_eq!(part.more, fragment.index + 1 < geometry.fragment_count());
+            prop_assert_eq!(part.udp.is_some(), fragment.index == 0);
+            let ports = (fragment.index == 0).then_some((address.src_port, address.dst_port));
+            prop_assert_eq!(frame.ports(), ports);
+            prop_assert_eq!(frame.lm(), None);
+        }
+        prop_assert_eq!(ends, 1, "one fragment is the last");
+        let (header, payload) = UdpHeader::from_slice(&datagram).unwrap();
+        prop_assert_eq!(payload, &message[..]);
+        prop_assert_eq!(usize::from(header.length), datagram.len());
+        prop_assert_eq!((header.source_port, header.destination_port), (address.src_port, address.dst_port));
+        if with_checksum {
+            let right = header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), payload).unwrap();
+            prop_assert_eq!(header.checksum, right);
+        }
+    }
+
+    #[test]
+    fn udp_checksums_are_etherparses(
+        address in any_addressing(),
+        payload in prop::collection::vec(any::<u8>(), 0..3000),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let header = UdpHeader {
+            source_port: address.src_port,
+            destination_port: address.dst_port,
+            length: payload.len() as u16 + 8,
+            checksum: 0,
+        };
+        let right = header
+            .calc_checksum_ipv4_raw(address.src_ip.octets(), address.dst_ip.octets(), &payload)
+            .unwrap();
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(payload.len() + 1)).collect();
+        cuts.extend([0, payload.len()]);
+        cuts.sort_unstable();
+        let pieces = cuts.windows(2).map(|cut| &payload[cut[0]..cut[1]]);
+        let ours = udp::checksum(address.src_ip, address.dst_ip, address.src_port, address.dst_port, pieces);
+        prop_assert_eq!(ours, right);
+        prop_assert_ne!(ours, 0);
+    }
+
+    #[test]
+    fn entries_survive(entries in prop::collection::vec(any::<(u64, u64)>(), 0..60)) {
+        let announced: Vec<AnnounceEntry> = entries.iter().map(|&(len, tag)| AnnounceEntry { len, tag }).collect();
+        let bytes: Vec<u8> = announced.iter().flat_map(AnnounceEntry::encode).collect();
+        prop_assert_eq!(AnnounceEntry::iter(&bytes).collect::<Vec<_>>(), announced);
+        let missing: Vec<MissingRange> =
+            entries.iter().map(|&(first, len)| MissingRange { first: first as u32, len: len as u32 }).collect();
+        let bytes: Vec<u8> = missing.iter().flat_map(MissingRange::encode).collect();
+        prop_assert_eq!(MissingRange::iter(&bytes).collect::<Vec<_>>(), missing);
+    }
+}
+
+/// A sum of zero goes out as 0xffff: 0 would mean "no checksum" (RFC 768).
+#[test]
+fn a_udp_checksum_is_never_zero() {
+    let address = addressing();
+    let of = |payload: &[u8]| udp::checksum(address.src_ip, address.dst_ip, 1, 2, [payload]);
+    let without = of(&[0, 0]);
+    // This word makes the sum all ones, whose complement is 0.
+    assert_eq!(of(&without.to_be_bytes()), 0xffff);
+}
+
+#[test]
+fn a_template_for_another_wire_or_link_is_refused() {
+    let address = addressing();
+    let lm = Layout::new(Wire::Lm, 1500, address.link())
+        .unwrap()
+        .message(1)
+        .unwrap();
+    assert!(IpFragTemplate::new(&address, &lm, 0, 0).is_none());
+    for link in [
+        LinkShape {
+            vlan_tags: 1,
+            ip: IpVersion::V4,
+        },
+        LinkShape {
+            vlan_tags: 0,
+            ip: IpVersion::V6,
+        },
+    ] {
+        let other = Layout::new(Wire::IpFrag, 1500, link).unwrap().message(1).unwrap();
+        assert!(IpFragTemplate::new(&address, &other, 0, 0).is_none());
+    }
+}
+
+#[test]
+fn headers_that_do_not_fit_are_refused() {
+    let address = addressing();
+    let header = LmHeader::Eager {
+        sender_id: 1,
+        number: 2,
+        tag: 3,
+    };
+    let mut out = [0xaa; 66];
+    assert_eq!(
+        address.write_headers(&mut out[..65], &header, 0),
+        Err(BuildError::OutputTooShort { needed: 66 })
+    );
+    assert_eq!(
+        address.write_headers(&mut out, &header, lm::MAX_PAYLOAD_LEN + 1),
+        Err(BuildError::PayloadTooLong {
+            maximum: lm::MAX_PAYLOAD_LEN
+        })
+    );
+    assert_eq!(out, [0xaa; 66]);
+    assert_eq!(
+        address.write_headers(&mut out, &header, lm::MAX_PAYLOAD_LEN),
+        Ok(66)
+    );
+    assert_eq!(
+        u16::from_be_bytes([out[16], out[17]]),
+        65_535,
+        "the longest IPv4 packet"
+    );
+}
+
+/// Each mistake has its own name, found from the outside in.
+#[test]
+fn mistakes_are_named() {
+    let address = addressing();
+    let header = LmHeader::Eager {
+        sender_id: 1,
+        number: 2,
+        tag: 3,
+    };
+    let mut good = vec![0; 66 + 8];
+    address.write_headers(&mut good, &header, 8).unwrap();
+    let resum = |packet: &mut Vec<u8>| {
+        packet[24..26].fill(0);
+        let sum = lm_protocol::wire::ipv4::checksum(&packet[14..34]);
+        packet[24..26].copy_from_slice(&sum.to_be_bytes());
+    };
+    let changed = |changes: &[(usize, u8)]| {
+        let mut packet = good.clone();
+        for &(at, value) in changes {
+            packet[at] = value;
+        }
+        resum(&mut packet);
+        parse_frame(&packet).map(|frame| frame.transport)
+    };
+    assert!(matches!(changed(&[]), Ok(Transport::Lm { .. })));
+    assert_eq!(
+        changed(&[(12, 0x86), (13, 0xdd)]),
+        Err(ParseError::NotIpv4),
+        "IPv6"
+    );
+    assert_eq!(
+        changed(&[(12, 0x08), (13, 0x06)]),
+        Err(ParseError::NotIpv4),
+        "ARP"
+    );
+    assert_eq!(
+        changed(&[(14, 0x65)]),
+        Err(ParseError::NotIpv4),
+        "version 6 inside"
+    );
+    assert_eq!(changed(&[(14, 0x46)]), Err(ParseError::IpOptions));
+    assert_eq!(changed(&[(14, 0x44)]), Err(ParseError::IpLength));
+    assert_eq!(changed(&[(16, 0), (17, 19)]), Err(ParseError::IpLength));
+    assert_eq!(changed(&[(16, 1)]), Err(ParseError::Truncated));
+    assert_eq!(changed(&[(23, 6)]), Err(ParseError::NotUdp));
+    assert_eq!(changed(&[(38, 0), (39, 7)]), Err(ParseError::UdpLength));
+    assert_eq!(changed(&[(39, 39)]), Err(ParseError::UdpLength));
+    assert_eq!(changed(&[(39, 41)]), Err(ParseError::UdpLength));
+    assert_eq!(
+        changed(&[(17, 59), (20, 0x20)]),
+        Err(ParseError::IpFragment),
+        "39 bytes and more to come"
+    );
+    assert_eq!(
+        changed(&[(17, 20), (20, 0x20)]),
+        Err(ParseError::IpFragment),
+        "no bytes and more to come"
+    );
+    assert_eq!(
+        changed(&[(17, 20), (21, 1)]),
+        Err(ParseError::IpFragment),
+        "a last fragment of no bytes"
+    );
+    assert_eq!(
+        changed(&[(20, 0x20)]),
+        Err(ParseError::UdpLength),
+        "more to come than UDP has"
+    );
+    assert!(matches!(
+        changed(&[(20, 0x20), (39, 41)]),
+        Ok(Transport::Fragment(_))
+    ));
+    assert_eq!(
+        changed(&[(20, 0x1f), (21, 0xff)]),
+        Err(ParseError::IpFragment),
+        "ends behind 65,535"
+    );
+    let version = ParseError::Lm(lm::LmError::VersionMismatch { theirs: 2 });
+    assert_eq!(
+        changed(&[(42, 0x2f), (44, 9)]),
+        Err(version),
+        "the version comes first"
+    );
+    assert_eq!(
+        changed(&[(42, 0x17)]),
+        Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 7 }))
+    );
+    assert_eq!(changed(&[(45, 7)]), Err(ParseError::Lm(lm::LmError::Length)));
+    assert_eq!(
+        changed(&[(42, 0x13)]),
+        Err(ParseError::Lm(lm::LmError::Length)),
+        "an ACK has no payload"
+    );
+    assert_eq!(
+        changed(&[(42, 0x11), (61, 3)]),
+        Err(ParseError::Lm(lm::LmError::Index)),
+        "fragment 3 of 3"
+    );
+
+    let mut packet = good.clone();
+    packet[25] ^= 1;
+    assert_eq!(parse_frame(&packet), Err(ParseError::IpChecksum));
+    for len in 0..good.len() {
+        assert_eq!(
+            parse_frame(&good[..len]),
+            Err(ParseError::Truncated),
+            "{len} bytes"
+        );
+    }
+}
+
+#[test]
+fn a_fragment_of_another_size_has_no_index() {
+    let fragment = |ip_offset| IpFragment {
+        ip_offset,
+        more: true,
+        udp: None,
+    };
+    assert_eq!(fragment(2960).index(1480), Some(2));
+    assert_eq!(fragment(2952).index(1480), None);
+    assert_eq!(fragment(0).index(0), None);
+}
+
+#[test]
+fn a_frame_without_ports_has_no_addressing() {
+    let geometry = Layout::new(Wire::IpFrag, 1500, LinkShape::IPV4)
+        .unwrap()
+        .message(3000)
+        .unwrap();
+    let template = IpFragTemplate::new(&addressing(), &geometry, 0, 0).unwrap();
+    let mut packet = vec![0; 1514];
+    template.write(&mut packet, 1, 1480);
+    let frame: Frame<'_> = parse_frame(&packet).unwrap();
+    assert_eq!(frame.addressing(), None);
+}

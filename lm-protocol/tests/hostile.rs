@@ -1,0 +1,311 @@
+//! Bytes from the network: nothing panics, and whatever is accepted says the same when it is written again.
+
+mod inputs;
+
+use inputs::addressing;
+use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
+use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmError, LmHeader, MissingRange};
+use lm_protocol::wire::{IpFragTemplate, Transport, ipv4, parse_frame};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// Whatever the parsers make of these bytes must hold together.
+fn look(bytes: &[u8]) {
+    if let Ok(frame) = parse_frame(bytes) {
+        let header_len = usize::from(frame.header_len);
+        assert_eq!(
+            &bytes[header_len..header_len + frame.payload.len()],
+            frame.payload
+        );
+        match frame.transport {
+            Transport::Lm { header, .. } => look_at_lm(&header, frame.payload),
+            Transport::Fragment(fragment) => {
+                assert!(usize::from(fragment.ip_offset) + frame.payload.len() <= 65_515);
+                assert_eq!(fragment.udp.is_some(), fragment.ip_offset == 0);
+                let _ = fragment.index(1480);
+            }
+        }
+    }
+    if let Ok((header, payload)) = lm::parse_datagram(bytes) {
+        assert_eq!(payload, &bytes[lm::HEADER_LEN..]);
+        look_at_lm(&header, payload);
+    }
+    let _ = LmHeader::decode(bytes);
+    match ControlMessage::parse(bytes) {
+        Ok((request_id, message)) => {
+            let mut again = [0; MAX_CONTROL_LEN];
+            let len = message.encode(request_id, &mut again);
+            assert_eq!(len, bytes.len());
+            assert_eq!(ControlMessage::parse(&again[..len]), Ok((request_id, message)));
+        }
+        Err(ControlError::VersionMismatch { theirs, request_id }) => {
+            assert_ne!(theirs, lm::VERSION);
+            assert!(request_id.is_none() || bytes.len() >= 8);
+        }
+        Err(error) => assert!(
+            bytes.first().is_none_or(|byte| byte >> 4 == lm::VERSION),
+            "{error}"
+        ),
+    }
+}
+
+fn look_at_lm(header: &LmHeader, payload: &[u8]) {
+    let again = header.encode(payload.len() as u16);
+    assert_eq!(LmHeader::decode(&again), Ok((*header, payload.len() as u16)));
+    match *header {
+        LmHeader::Data { index, count, .. } => assert!(index < count),
+        LmHeader::Announce { entries, .. } => {
+            assert_eq!(AnnounceEntry::iter(payload).len(), entries as usize);
+            assert_eq!(AnnounceEntry::iter(payload).count(), entries as usize);
+        }
+        LmHeader::Missing { ranges, .. } => assert_eq!(MissingRange::iter(payload).count(), ranges as usize),
+        _ => {}
+    }
+}
+
+fn valid_frames() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    let headers = [
+        (
+            LmHeader::Data {
+                session_key: 1,
+                message: 2,
+                index: 3,
+                count: 4,
+            },
+            100,
+        ),
+        (
+            LmHeader::Eager {
+                sender_id: 1,
+                number: 2,
+                tag: 3,
+            },
+            7,
+        ),
+        (
+            LmHeader::EagerAck {
+                sender_id: 1,
+                next: 2,
+                limit: 3,
+            },
+            0,
+        ),
+        (
+            LmHeader::Announce {
+                session_key: 1,
+                first: 2,
+                entries: 3,
+            },
+            48,
+        ),
+        (
+            LmHeader::Credit {
+                session_key: 1,
+                packet_limit: 2,
+                delivered: 3,
+                announced: 4,
+            },
+            0,
+        ),
+        (
+            LmHeader::Missing {
+                session_key: 1,
+                message: 2,
+                ranges: 2,
+            },
+            16,
+        ),
+        (
+            LmHeader::Control {
+                request_id: 1,
+                kind: 2,
+            },
+            16,
+        ),
+    ];
+    for vlan in [None, Some(7)] {
+        let mut address = addressing();
+        address.vlan = vlan;
+        for (header, payload_len) in headers {
+            let mut frame = vec![0x33; address.header_len() + payload_len];
+            address.write_headers(&mut frame, &header, payload_len).unwrap();
+            frames.push(frame);
+        }
+        let geometry = Layout::new(Wire::IpFrag, 576, address.link())
+            .unwrap()
+            .message(1500)
+            .unwrap();
+        let template = IpFragTemplate::new(&address, &geometry, 9, 0).unwrap();
+        for fragment in geometry.fragments() {
+            let mut frame = vec![0x44; usize::from(fragment.frame_len())];
+            template.write(&mut frame, fragment.index, fragment.len);
+            frames.push(frame);
+        }
+    }
+    frames
+}
+
+/// Makes the IPv4 checksum right again, so that changes behind it are looked at too.
+fn resum(frame: &mut [u8]) {
+    for ip_at in [14, 18] {
+        if frame.len() >= ip_at + 20 && frame[ip_at] >> 4 == 4 {
+            frame[ip_at + 10..ip_at + 12].fill(0);
+            let sum = ipv4::checksum(&frame[ip_at..ip_at + 20]);
+            frame[ip_at + 10..ip_at + 12].copy_from_slice(&sum.to_be_bytes());
+            return;
+        }
+    }
+}
+
+#[test]
+fn the_valid_frames_are_valid() {
+    for frame in valid_frames() {
+        assert!(parse_frame(&frame).is_ok(), "{frame:02x?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        look(&bytes);
+    }
+
+    #[test]
+    fn random_control_bodies(kind in 0u8..9, mut bytes in prop::collection::vec(any::<u8>(), 24..80)) {
+        let len = bytes.len() - lm::HEADER_LEN;
+        bytes[..lm::HEADER_LEN].copy_from_slice(&LmHeader::Control { request_id: 5, kind }.encode(len as u16));
+        look(&bytes);
+        // Bodies of the right length with small numbers, which are legal more often.
+        let body_len = [0, 32, 16, 48, 16, 16][usize::from(kind) % 6];
+        bytes.truncate(lm::HEADER_LEN);
+        bytes.resize(lm::HEADER_LEN + body_len, kind % 4);
+        bytes[..lm::HEADER_LEN].copy_from_slice(&LmHeader::Control { request_id: 5, kind }.encode(body_len as u16));
+        look(&bytes);
+    }
+
+    #[test]
+    fn changed_frames(
+        which: Index,
+        changes in prop::collection::vec(any::<(Index, u8)>(), 0..4),
+        cut in prop::option::of(any::<Index>()),
+        right_sum: bool,
+    ) {
+        let frames = valid_frames();
+        let mut frame = frames[which.index(frames.len())].clone();
+        for (at, value) in changes {
+            // Mostly in the headers.
+            let at = at.index(frame.len().min(80));
+            frame[at] = value;
+        }
+        if let Some(cut) = cut {
+            frame.truncate(cut.index(frame.len()));
+        }
+        if right_sum {
+            resum(&mut frame);
+        }
+        look(&frame);
+        for skip in [34, 38, 42, 46] {
+            look(frame.get(skip..).unwrap_or_default());
+        }
+    }
+}
+
+/// Whatever else is wrong, another version is what the user hears of.
+#[test]
+fn another_version_comes_before_anything_else() {
+    for version in (0..16).filter(|&version| version != lm::VERSION) {
+        for packet_type in 0..16 {
+            let first = version << 4 | packet_type;
+            for len in 1..40 {
+                let mut bytes = vec![0xab; len];
+                bytes[0] = first;
+                let theirs = version;
+                assert_eq!(LmHeader::decode(&bytes), Err(LmError::VersionMismatch { theirs }));
+                assert_eq!(
+                    lm::parse_datagram(&bytes),
+                    Err(LmError::VersionMismatch { theirs })
+                );
+                let request_id = (packet_type == 15 && len >= 8).then_some(0xabab_abab);
+                let expected = ControlError::VersionMismatch { theirs, request_id };
+                assert_eq!(ControlMessage::parse(&bytes), Err(expected));
+            }
+        }
+    }
+}
+
+#[test]
+fn illegal_fields_of_control_messages_are_named() {
+    let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).unwrap();
+    let grant = ControlMessage::Grant(lm_protocol::control::Grant {
+        session_key: 1,
+        data_port: 2,
+        layout,
+        landing_queue: 1,
+        tx_queue_hint: Some(3),
+        prefix: 0,
+        frames_per_packet: 1,
+        max_message_len: 1,
+        window: lm_protocol::window::WindowShape::DEFAULT,
+        packet_limit: 1,
+        lease_ms: 1,
+        first_message: 0,
+    });
+    let mut good = [0; MAX_CONTROL_LEN];
+    let len = grant.encode(1, &mut good);
+    let changed = |at: usize, value: u8| {
+        let mut bytes = good;
+        bytes[lm::HEADER_LEN + at] = value;
+        ControlMessage::parse(&bytes[..len]).map(|(_, message)| message)
+    };
+    assert_eq!(changed(0, 0), Ok(grant));
+    assert_eq!(changed(9, 0), Err(ControlError::Field("data port")));
+    assert!(
+        matches!(changed(11, 67), Err(ControlError::Layout(_))),
+        "header length"
+    );
+    assert!(
+        matches!(changed(13, 0xa9), Err(ControlError::Layout(_))),
+        "payload length"
+    );
+    assert_eq!(changed(18, 2), Err(ControlError::Field("wire")));
+    assert_eq!(changed(19, 5), Err(ControlError::Field("address family")));
+    assert_eq!(changed(21, 3), Err(ControlError::Field("number of VLAN tags")));
+    assert_eq!(changed(22, 0), Err(ControlError::Field("frames per packet")));
+    assert!(matches!(changed(34, 0), Err(ControlError::Window(_))));
+    assert!(matches!(changed(35, 7), Err(ControlError::Window(_))));
+    assert_eq!(
+        ControlMessage::parse(&good[..len - 1]),
+        Err(ControlError::Packet(LmError::Length))
+    );
+
+    let credit = LmHeader::Credit {
+        session_key: 1,
+        packet_limit: 2,
+        delivered: 3,
+        announced: 4,
+    }
+    .encode(0);
+    assert_eq!(
+        ControlMessage::parse(&credit),
+        Err(ControlError::NotControl { packet_type: 5 })
+    );
+    let append = LmHeader::Control {
+        request_id: 1,
+        kind: 6,
+    }
+    .encode(0);
+    assert_eq!(
+        ControlMessage::parse(&append),
+        Err(ControlError::UnknownKind { kind: 6 })
+    );
+    let empty = LmHeader::Control {
+        request_id: 1,
+        kind: 1,
+    }
+    .encode(0);
+    assert_eq!(ControlMessage::parse(&empty), Err(ControlError::Length));
+}

@@ -1,0 +1,526 @@
+//! Admission step by step, under virtual time.
+
+mod receiver;
+
+use lm_protocol::control::*;
+use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::session::*;
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::VERSION;
+use receiver::*;
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+fn grant_of(reply: Option<ControlMessage>) -> Grant {
+    match reply {
+        Some(ControlMessage::Grant(grant)) => grant,
+        other => panic!("no grant: {other:?}"),
+    }
+}
+
+fn reject_of(reply: Option<ControlMessage>) -> Reject {
+    match reply {
+        Some(ControlMessage::Reject(reject)) => reject,
+        other => panic!("no rejection: {other:?}"),
+    }
+}
+
+fn some_grant() -> Grant {
+    let mut queues = Queues::default();
+    let message = ControlMessage::Request(request(1));
+    grant_of(Grantor::new(&[3]).handle(peer(1), 9, &message, Time::ZERO, &mut permit(), &mut queues))
+}
+
+// ---- the applicant --------------------------------------------------------------------------------------------------
+
+#[test]
+fn requests_are_repeated_with_doubling_pauses_until_the_deadline() {
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, Duration::from_millis(4500));
+    let mut sent = Vec::new();
+    while let Some(now) = applicant.poll_timeout() {
+        while let Some(message) = applicant.poll_transmit(now) {
+            assert_eq!(message, ControlMessage::Request(request(1)));
+            sent.push(now.as_nanos() / 1_000_000);
+        }
+    }
+    assert_eq!(sent, [0, 100, 300, 700, 1500, 2500, 3500]);
+    assert_eq!(*applicant.state(), ApplicantState::Unreachable);
+    assert_eq!(applicant.poll_transmit(ms(10_000)), None);
+}
+
+#[test]
+fn a_grant_ends_the_asking() {
+    let grant = some_grant();
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.poll_transmit(Time::ZERO);
+    applicant.handle(8, &ControlMessage::Grant(grant), ms(1));
+    assert_eq!(
+        *applicant.state(),
+        ApplicantState::Pending,
+        "an answer to something else"
+    );
+    applicant.handle(9, &ControlMessage::Grant(grant), ms(2));
+    assert_eq!(*applicant.state(), ApplicantState::Granted(grant));
+    assert_eq!(applicant.poll_timeout(), None);
+    // Repetitions, and everything else that comes late, change nothing.
+    applicant.handle(9, &ControlMessage::Grant(grant), ms(3));
+    let busy = Reject {
+        reason: RejectReason::Busy,
+        version: 1,
+        retry_after_ms: 1,
+        limit: 0,
+    };
+    applicant.handle(9, &ControlMessage::Reject(busy), ms(3));
+    applicant.handle_refused();
+    assert_eq!(*applicant.state(), ApplicantState::Granted(grant));
+    assert_eq!(applicant.poll_transmit(ms(10_000)), None);
+}
+
+#[test]
+fn a_busy_receiver_is_asked_again_when_it_said() {
+    let busy = Reject {
+        reason: RejectReason::Busy,
+        version: 1,
+        retry_after_ms: 350,
+        limit: 0,
+    };
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.poll_transmit(Time::ZERO);
+    applicant.handle(9, &ControlMessage::Reject(busy), ms(10));
+    assert_eq!(*applicant.state(), ApplicantState::Pending);
+    assert_eq!(applicant.poll_timeout(), Some(ms(360)));
+    assert_eq!(applicant.poll_transmit(ms(359)), None);
+    assert!(applicant.poll_transmit(ms(360)).is_some());
+    assert_eq!(applicant.poll_timeout(), Some(ms(460)), "the pauses start anew");
+    applicant.poll_transmit(ms(1000));
+    assert_eq!(
+        *applicant.state(),
+        ApplicantState::Rejected(busy),
+        "there, but busy until the deadline"
+    );
+
+    // No hurry and no delay that a hostile answer asks for.
+    for (retry_after_ms, next) in [(0, 10), (u32::MAX, 1000)] {
+        let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND * 10);
+        applicant.poll_transmit(Time::ZERO);
+        applicant.handle(
+            9,
+            &ControlMessage::Reject(Reject {
+                retry_after_ms,
+                ..busy
+            }),
+            Time::ZERO,
+        );
+        assert_eq!(applicant.poll_timeout(), Some(ms(next)));
+    }
+}
+
+#[test]
+fn other_rejections_are_final() {
+    for reason in [
+        RejectReason::TooLarge,
+        RejectReason::NotAllowed,
+        RejectReason::Unsupported,
+        RejectReason::NoMemory,
+        RejectReason::ShuttingDown,
+        RejectReason::Version,
+    ] {
+        let reject = Reject {
+            reason,
+            version: 1,
+            retry_after_ms: 0,
+            limit: 77,
+        };
+        let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+        applicant.handle(9, &ControlMessage::Reject(reject), ms(1));
+        assert_eq!(*applicant.state(), ApplicantState::Rejected(reject));
+        assert_eq!(
+            (applicant.poll_timeout(), applicant.poll_transmit(ms(2))),
+            (None, None)
+        );
+    }
+}
+
+#[test]
+fn refusal_by_the_host_and_another_version_are_answers() {
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.handle_refused();
+    assert_eq!(*applicant.state(), ApplicantState::NotListening);
+
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.handle_error(&ControlError::VersionMismatch {
+        theirs: 3,
+        request_id: Some(8),
+    });
+    applicant.handle_error(&ControlError::VersionMismatch {
+        theirs: 3,
+        request_id: None,
+    });
+    applicant.handle_error(&ControlError::Length);
+    assert_eq!(*applicant.state(), ApplicantState::Pending);
+    applicant.handle_error(&ControlError::VersionMismatch {
+        theirs: 3,
+        request_id: Some(9),
+    });
+    let reject = Reject {
+        reason: RejectReason::Version,
+        version: 3,
+        retry_after_ms: 0,
+        limit: 0,
+    };
+    assert_eq!(*applicant.state(), ApplicantState::Rejected(reject));
+}
+
+#[test]
+fn a_session_that_nobody_will_use_is_ended() {
+    let grant = some_grant();
+    let end = |session_key| {
+        Some(ControlMessage::End(End {
+            session_key,
+            messages: 0,
+        }))
+    };
+
+    // Too late.
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.poll_transmit(ms(1000));
+    assert_eq!(*applicant.state(), ApplicantState::Unreachable);
+    applicant.handle(9, &ControlMessage::Grant(grant), ms(1001));
+    assert_eq!(applicant.poll_timeout(), Some(Time::ZERO));
+    assert_eq!(applicant.poll_transmit(ms(1001)), end(grant.session_key));
+    assert_eq!(
+        (applicant.poll_timeout(), applicant.poll_transmit(ms(1001))),
+        (None, None)
+    );
+    assert_eq!(*applicant.state(), ApplicantState::Unreachable);
+
+    // Twice: the receiver was restarted between two answers.
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.handle(9, &ControlMessage::Grant(grant), ms(1));
+    applicant.handle(
+        9,
+        &ControlMessage::Grant(Grant {
+            session_key: 5,
+            ..grant
+        }),
+        ms(2),
+    );
+    assert_eq!(*applicant.state(), ApplicantState::Granted(grant));
+    assert_eq!(applicant.poll_transmit(ms(2)), end(5));
+
+    // Not what was asked for: another wire, or packets that our link does not carry.
+    let ipfrag = Layout::new(Wire::IpFrag, 1500, LinkShape::IPV4).unwrap();
+    let jumbo = Layout::new(Wire::Lm, 9000, LinkShape::IPV4).unwrap();
+    for layout in [ipfrag, jumbo] {
+        let wrong = Grant { layout, ..grant };
+        let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+        applicant.handle(9, &ControlMessage::Grant(wrong), ms(1));
+        assert_eq!(*applicant.state(), ApplicantState::Incompatible(wrong));
+        assert_eq!(applicant.poll_transmit(ms(1)), end(grant.session_key));
+    }
+    // Smaller packets, or a receiver whose device strips tags, are fine.
+    let smaller = Layout::new(
+        Wire::Lm,
+        1400,
+        LinkShape {
+            vlan_tags: 1,
+            ..LinkShape::IPV4
+        },
+    )
+    .unwrap();
+    let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
+    applicant.handle(
+        9,
+        &ControlMessage::Grant(Grant {
+            layout: smaller,
+            ..grant
+        }),
+        ms(1),
+    );
+    assert!(matches!(applicant.state(), ApplicantState::Granted(_)));
+}
+
+#[test]
+fn a_farewell_is_repeated_until_confirmed() {
+    let mut farewell = Farewell::new(77, 3, 9, Time::ZERO, SECOND);
+    let end = Some(ControlMessage::End(End {
+        session_key: 77,
+        messages: 3,
+    }));
+    assert_eq!(farewell.poll_transmit(Time::ZERO), end);
+    assert_eq!(farewell.poll_transmit(ms(99)), None);
+    assert_eq!(farewell.poll_transmit(ms(100)), end);
+    farewell.handle(
+        9,
+        &ControlMessage::Ended(Ended {
+            session_key: 76,
+            delivered: 1,
+        }),
+    );
+    farewell.handle(
+        8,
+        &ControlMessage::Ended(Ended {
+            session_key: 77,
+            delivered: 1,
+        }),
+    );
+    assert_eq!(*farewell.state(), FarewellState::Pending);
+    farewell.handle(
+        9,
+        &ControlMessage::Ended(Ended {
+            session_key: 77,
+            delivered: 3,
+        }),
+    );
+    assert_eq!(*farewell.state(), FarewellState::Ended { delivered: 3 });
+    assert_eq!(
+        (farewell.poll_timeout(), farewell.poll_transmit(ms(300))),
+        (None, None)
+    );
+
+    let mut farewell = Farewell::new(77, 3, 9, Time::ZERO, SECOND);
+    assert_eq!(farewell.poll_transmit(ms(1000)), None);
+    assert_eq!(*farewell.state(), FarewellState::Unconfirmed);
+    let mut farewell = Farewell::new(77, 3, 9, Time::ZERO, SECOND);
+    farewell.handle_refused();
+    assert_eq!(*farewell.state(), FarewellState::Unconfirmed);
+}
+
+// ---- the grantor ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn one_session_for_each_queue() {
+    let mut receiver = Receiver::new(&[1, 4]);
+    let first = grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
+    assert_eq!(
+        (first.landing_queue, first.tx_queue_hint, first.lease_ms),
+        (1, Some(1), 5000)
+    );
+    assert_eq!((first.packet_limit, first.first_message), (512, 7));
+    assert_eq!(
+        first.max_message_len,
+        1 << 28,
+        "the smaller one of permit and terms"
+    );
+    let second = grant_of(receiver.ask(2, 9, request(2), Time::ZERO));
+    assert_eq!(second.landing_queue, 4);
+    let third = reject_of(receiver.ask(3, 9, request(3), Time::ZERO));
+    assert_eq!(
+        (third.reason, third.retry_after_ms, third.version),
+        (RejectReason::Busy, 100, VERSION)
+    );
+    assert_eq!(
+        receiver.grantor.session(4).unwrap().data_peer(),
+        SocketAddrV4::new(*peer(2).ip(), 40_000)
+    );
+    assert_eq!(receiver.grantor.session(2), None);
+
+    // A rejection is not remembered: the same request succeeds once a queue is free.
+    receiver.end(1, first.session_key, ms(1));
+    assert_eq!(grant_of(receiver.ask(3, 9, request(3), ms(2))).landing_queue, 1);
+}
+
+#[test]
+fn the_same_request_gets_the_same_grant() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    let grant = grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
+    assert_eq!(grant_of(receiver.ask(1, 9, request(1), ms(100))), grant);
+    assert_eq!(receiver.queues.opened.len(), 1);
+    assert_eq!(
+        receiver.grantor.poll_timeout(),
+        Some(ms(5100)),
+        "a repetition is a sign of life"
+    );
+    // Another number, sender or address is another request.
+    assert_ne!(
+        grant_of(receiver.ask(1, 10, request(1), ms(100))).session_key,
+        grant.session_key
+    );
+    assert_eq!(
+        reject_of(receiver.ask(1, 9, request(2), ms(100))).reason,
+        RejectReason::Busy
+    );
+    assert_eq!(
+        reject_of(receiver.ask(2, 9, request(1), ms(100))).reason,
+        RejectReason::Busy
+    );
+}
+
+#[test]
+fn the_end_is_confirmed_as_often_as_asked() {
+    let mut receiver = Receiver::new(&[1]);
+    let key = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
+    assert_eq!(receiver.end(2, key, ms(1)), None, "somebody else's session");
+    assert_eq!(receiver.queues.open.len(), 1);
+    let ended = Some(ControlMessage::Ended(Ended {
+        session_key: key,
+        delivered: 5,
+    }));
+    assert_eq!(receiver.end(1, key, ms(2)), ended);
+    assert_eq!(
+        receiver.queues.closed,
+        [(key, CloseReason::Ended { messages: 6 })]
+    );
+    assert_eq!(receiver.end(1, key, ms(3)), ended);
+    assert_eq!(receiver.queues.closed.len(), 1);
+    let unknown = Some(ControlMessage::Ended(Ended {
+        session_key: 5,
+        delivered: 0,
+    }));
+    assert_eq!(receiver.end(1, 5, ms(3)), unknown, "of an earlier life");
+
+    // A repetition of the request that was on its way all the time begins nothing.
+    assert_eq!(receiver.ask(1, 9, request(1), ms(4)), None);
+    assert!(receiver.queues.open.is_empty());
+    // Its sender's next request does.
+    grant_of(receiver.ask(1, 10, request(1), ms(5)));
+}
+
+#[test]
+fn a_lease_runs_out_unless_something_is_heard() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    let key = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
+    grant_of(receiver.ask(2, 9, request(2), Time::ZERO));
+    assert_eq!(receiver.grantor.poll_timeout(), Some(ms(5000)));
+    receiver.grantor.touched(2, ms(3000));
+    receiver.grantor.touched(7, ms(3000));
+    assert_eq!(receiver.grantor.expire(ms(4999), &mut receiver.queues), 0);
+    assert_eq!(receiver.grantor.expire(ms(5000), &mut receiver.queues), 1);
+    assert_eq!(receiver.queues.closed, [(key, CloseReason::Expired)]);
+    assert_eq!(receiver.grantor.poll_timeout(), Some(ms(8000)));
+    // A request finds an expired session's queue free, even if nobody looked in between.
+    grant_of(receiver.ask(3, 9, request(3), ms(5000)));
+    grant_of(receiver.ask(4, 9, request(4), ms(8000)));
+    assert_eq!(receiver.queues.closed.len(), 2);
+    // The sender that had vanished ends its session after all.
+    let ended = Some(ControlMessage::Ended(Ended {
+        session_key: key,
+        delivered: 5,
+    }));
+    assert_eq!(receiver.end(1, key, ms(8001)), ended);
+    assert_eq!(receiver.queues.open.len(), 2);
+}
+
+/// Every grant was lost until the lease ran out, and the applicant is still asking.
+#[test]
+fn a_session_that_expired_unused_is_granted_anew() {
+    let mut receiver = Receiver::new(&[1]);
+    let first = grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
+    assert_eq!(receiver.grantor.expire(ms(5000), &mut receiver.queues), 1);
+    let second = grant_of(receiver.ask(1, 9, request(1), ms(5001)));
+    assert_ne!(first.session_key, second.session_key);
+}
+
+#[test]
+fn refusals_say_why_and_take_nothing() {
+    let mut receiver = Receiver::new(&[1]);
+    let long = Request {
+        max_message_len: (1 << 30) + 1,
+        ..request(1)
+    };
+    let reject = reject_of(receiver.ask(1, 9, long, Time::ZERO));
+    assert_eq!((reject.reason, reject.limit), (RejectReason::TooLarge, 1 << 30));
+
+    let tiny = Request {
+        mtu: 100,
+        ..request(1)
+    };
+    assert_eq!(
+        reject_of(receiver.ask(1, 10, tiny, Time::ZERO)).reason,
+        RejectReason::Unsupported
+    );
+
+    receiver.queues.refuse = Some(RejectReason::NoMemory.into());
+    assert_eq!(
+        reject_of(receiver.ask(1, 11, request(1), Time::ZERO)).reason,
+        RejectReason::NoMemory
+    );
+    receiver.queues.refuse = None;
+
+    let mut nobody = |_: &Application<'_>| Err(RejectReason::NotAllowed.into());
+    let message = ControlMessage::Request(request(1));
+    let reply = receiver.grantor.handle(
+        peer(1),
+        12,
+        &message,
+        Time::ZERO,
+        &mut nobody,
+        &mut receiver.queues,
+    );
+    assert_eq!(reject_of(reply).reason, RejectReason::NotAllowed);
+    assert!(receiver.queues.opened.is_empty() && receiver.grantor.sessions().next().is_none());
+
+    // Whom the policy does not allow does not learn that the queues are taken.
+    grant_of(receiver.ask(1, 13, request(1), Time::ZERO));
+    let reply = receiver.grantor.handle(
+        peer(2),
+        1,
+        &message,
+        Time::ZERO,
+        &mut nobody,
+        &mut receiver.queues,
+    );
+    assert_eq!(reject_of(reply).reason, RejectReason::NotAllowed);
+}
+
+#[test]
+fn closing_from_this_side() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
+    assert!(!receiver.grantor.close(2, &mut receiver.queues));
+    assert!(receiver.grantor.close(1, &mut receiver.queues));
+    grant_of(receiver.ask(2, 9, request(2), Time::ZERO));
+    receiver.grantor.shut_down(&mut receiver.queues);
+    assert!(receiver.queues.open.is_empty());
+    assert!(
+        receiver
+            .queues
+            .closed
+            .iter()
+            .all(|(_, reason)| *reason == CloseReason::Local)
+    );
+    assert_eq!(
+        reject_of(receiver.ask(3, 9, request(3), ms(1))).reason,
+        RejectReason::ShuttingDown
+    );
+}
+
+#[test]
+fn another_version_is_told_ours_and_replies_are_not_answered() {
+    let mut receiver = Receiver::new(&[1]);
+    let error = ControlError::VersionMismatch {
+        theirs: 2,
+        request_id: Some(9),
+    };
+    let (request_id, reply) = receiver.grantor.handle_error(&error).unwrap();
+    let reject = reject_of(Some(reply));
+    assert_eq!(
+        (request_id, reject.reason, reject.version),
+        (9, RejectReason::Version, VERSION)
+    );
+    let anonymous = ControlError::VersionMismatch {
+        theirs: 2,
+        request_id: None,
+    };
+    assert_eq!(receiver.grantor.handle_error(&anonymous), None);
+    assert_eq!(receiver.grantor.handle_error(&ControlError::Length), None);
+
+    for message in [
+        ControlMessage::Grant(some_grant()),
+        ControlMessage::Reject(reject),
+        ControlMessage::Ended(Ended {
+            session_key: 1,
+            delivered: 1,
+        }),
+    ] {
+        let Receiver {
+            grantor,
+            queues,
+            permit,
+        } = &mut receiver;
+        assert_eq!(
+            grantor.handle(peer(1), 9, &message, Time::ZERO, permit, queues),
+            None
+        );
+    }
+}
