@@ -1,0 +1,316 @@
+//! How the gate is attached to an interface, and what can go wrong.
+
+use std::error::Error;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::programs::{ProgramError, Xdp, loaded_programs};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+
+use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, QUEUES};
+use crate::{rps, sys};
+
+/// The committed object, aligned as the loader's ELF reader needs it.
+pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../gate.o");
+const PROGRAM: &str = "lm_gate";
+
+/// What the gate must know before it is loaded.
+#[derive(Clone, Debug)]
+pub struct GateConfig {
+    /// Only packets to this address are ours; `None` accepts any address, also of packets that the host forwards.
+    pub local_ip: Option<Ipv4Addr>,
+    /// UDP port of fragments and small LM packets.
+    pub data_port: u16,
+    /// UDP port of the control protocol: packets to it always pass.
+    pub control_port: u16,
+    /// Queues that will be landing queues: in generic mode each needs a CPU of its own.
+    pub landing_queues: Vec<u32>,
+    /// How generic mode makes sure of that.
+    pub cpu_check: CpuCheck,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        GateConfig {
+            local_ip: None,
+            data_port: 7168,
+            control_port: 7169,
+            landing_queues: Vec::new(),
+            cpu_check: CpuCheck::Rps,
+        }
+    }
+}
+
+/// How generic mode makes sure that one CPU at a time runs the gate for a landing queue (I3a).
+#[derive(Clone, Copy, Debug, Default)]
+pub enum CpuCheck {
+    /// The queue's RPS mask must name exactly one CPU.
+    #[default]
+    Rps,
+    /// The caller knows better: called with the queue, an error says what is missing.
+    Caller(fn(u32) -> Result<(), String>),
+}
+
+impl CpuCheck {
+    pub(crate) fn check(self, interface: &str, queue: u32) -> Result<(), String> {
+        match self {
+            CpuCheck::Rps => rps::only_cpu(interface, queue).map(|_| ()),
+            CpuCheck::Caller(check) => check(queue),
+        }
+    }
+}
+
+/// Which mode to ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttachMode {
+    /// Native, or else generic with a warning, if each landing queue has a CPU of its own.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// In the network stack.
+    Generic,
+}
+
+/// The mode that the kernel granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EffectiveMode {
+    /// In the driver.
+    Native,
+    /// In the network stack.
+    Generic,
+}
+
+/// Why the gate is not attached. One line each, with what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// No such interface in this network namespace.
+    #[error("there is no interface with index {0}")]
+    NoInterface(u32),
+    /// A queue number that the gate's maps do not hold.
+    #[error("queue {0} is beyond the gate's 64 queues")]
+    NoQueue(u32),
+    /// The process may not do this.
+    #[error("{action} needs {capabilities}: run as root, or grant them to the program")]
+    NotPrivileged {
+        /// What was refused.
+        action: &'static str,
+        /// Capabilities that allow it.
+        capabilities: &'static str,
+    },
+    /// Another XDP program is attached.
+    #[error(
+        "{interface} already has an XDP program, \"{name}\" (id {id}): detach it (ip link set dev {interface} xdp \
+         off, or end the program that owns its link) or use another interface"
+    )]
+    Occupied {
+        /// Interface name.
+        interface: String,
+        /// Program id.
+        id: u32,
+        /// Program name; empty if it has none or may not be read.
+        name: String,
+    },
+    /// The object did not load.
+    #[error("the kernel refused the gate: {0}")]
+    Load(#[source] Box<EbpfError>),
+    /// Asked for native mode and not got it.
+    #[error(
+        "{interface} does not run XDP programs in its driver ({source}): use generic mode, or a smaller MTU"
+    )]
+    NoNative {
+        /// Interface name.
+        interface: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Generic mode refused by the kernel.
+    #[error("{interface} does not accept an XDP program in generic mode: {source}")]
+    NoGeneric {
+        /// Interface name.
+        interface: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Generic mode would break the pairing of log and RX ring (I3a).
+    #[error(
+        "generic mode on {interface} needs a single CPU for landing queue {queue}, but {reason}: write a mask with one \
+         bit to /sys/class/net/{interface}/queues/rx-{queue}/rps_cpus"
+    )]
+    ManyCpus {
+        /// Interface name.
+        interface: String,
+        /// Landing queue.
+        queue: u32,
+        /// What was found.
+        reason: String,
+    },
+    /// The kernel's answer about the interface, or the maps, could not be had.
+    #[error("cannot set up the gate: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A loaded and attached program.
+pub(crate) struct Attached {
+    pub(crate) ebpf: Ebpf,
+    pub(crate) link: OwnedFd,
+    pub(crate) mode: EffectiveMode,
+    pub(crate) interface: String,
+    pub(crate) warnings: Vec<String>,
+}
+
+pub(crate) fn attach(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Result<Attached, AttachError> {
+    if let Some(&queue) = config.landing_queues.iter().find(|&&queue| queue >= QUEUES) {
+        return Err(AttachError::NoQueue(queue));
+    }
+    let interface = free_interface(ifindex)?;
+    let mut warnings = Vec::new();
+    if mode != AttachMode::Generic {
+        let ebpf = load(config, EffectiveMode::Native)?;
+        match link(&ebpf, ifindex, EffectiveMode::Native) {
+            Ok(link) => return Ok(Attached { ebpf, link, mode: EffectiveMode::Native, interface, warnings }),
+            Err(source) if mode == AttachMode::Auto && !is_final(&source) => warnings.push(format!(
+                "{interface} does not run XDP programs in its driver ({source}): generic mode, which is slower"
+            )),
+            Err(source) => return Err(refused(ifindex, interface, source, EffectiveMode::Native)),
+        }
+    }
+    for &queue in &config.landing_queues {
+        if let Err(reason) = config.cpu_check.check(&interface, queue) {
+            return Err(AttachError::ManyCpus {
+                interface,
+                queue,
+                reason,
+            });
+        }
+    }
+    let ebpf = load(config, EffectiveMode::Generic)?;
+    match link(&ebpf, ifindex, EffectiveMode::Generic) {
+        Ok(link) => Ok(Attached {
+            ebpf,
+            link,
+            mode: EffectiveMode::Generic,
+            interface,
+            warnings,
+        }),
+        Err(source) => Err(refused(ifindex, interface, source, EffectiveMode::Generic)),
+    }
+}
+
+/// The interface's name, if no XDP program is attached to it.
+fn free_interface(ifindex: u32) -> Result<String, AttachError> {
+    let interface = sys::interface(ifindex).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV) => AttachError::NoInterface(ifindex),
+        _ => AttachError::System(error),
+    })?;
+    match interface.xdp_program_id {
+        Some(id) => Err(AttachError::Occupied {
+            interface: interface.name,
+            id,
+            name: program_name(id),
+        }),
+        None => Ok(interface.name),
+    }
+}
+
+fn program_name(id: u32) -> String {
+    let program = loaded_programs()
+        .filter_map(Result::ok)
+        .find(|program| program.id() == id);
+    program
+        .and_then(|program| program.name_as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+/// Loads the object for a mode. In native mode a queue's NAPI instance runs the gate, and has one owner at a time.
+pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, AttachError> {
+    let one_cpu = if mode == EffectiveMode::Native {
+        FLAG_ONE_CPU_PER_QUEUE
+    } else {
+        0
+    };
+    let ordered = if cfg!(target_arch = "x86_64") {
+        FLAG_ORDERED_STORES
+    } else {
+        0
+    };
+    let constants = Config {
+        local_ip: config.local_ip.map_or(0, |ip| u32::from_ne_bytes(ip.octets())),
+        data_port: config.data_port.to_be(),
+        control_port: config.control_port.to_be(),
+        flags: one_cpu | ordered,
+    };
+    let mut ebpf = EbpfLoader::new()
+        .override_global("lm_config", &constants, true)
+        .load(OBJECT)
+        .map_err(load_error)?;
+    xdp_mut(&mut ebpf)
+        .and_then(|program| Ok(program.load()?))
+        .map_err(load_error)?;
+    Ok(ebpf)
+}
+
+fn load_error(error: EbpfError) -> AttachError {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+    while let Some(error) = cause {
+        if error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.raw_os_error() == Some(libc::EPERM))
+        {
+            return AttachError::NotPrivileged {
+                action: "loading the gate",
+                capabilities: "CAP_BPF and CAP_NET_ADMIN",
+            };
+        }
+        cause = error.source();
+    }
+    AttachError::Load(Box::new(error))
+}
+
+/// The gate's program in a loaded object.
+pub(crate) fn xdp(ebpf: &Ebpf) -> Result<&Xdp, EbpfError> {
+    let program = ebpf.program(PROGRAM).ok_or(ProgramError::NotLoaded)?;
+    Ok(program.try_into()?)
+}
+
+fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, EbpfError> {
+    let program = ebpf.program_mut(PROGRAM).ok_or(ProgramError::NotLoaded)?;
+    Ok(program.try_into()?)
+}
+
+fn link(ebpf: &Ebpf, ifindex: u32, mode: EffectiveMode) -> io::Result<OwnedFd> {
+    let program = xdp(ebpf)
+        .and_then(|program| Ok(program.fd()?))
+        .map_err(io::Error::other)?;
+    let flags = match mode {
+        EffectiveMode::Native => sys::XDP_NATIVE,
+        EffectiveMode::Generic => sys::XDP_GENERIC,
+    };
+    sys::link_xdp(program.as_fd(), ifindex, flags)
+}
+
+/// Errors that generic mode would meet as well.
+fn is_final(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPERM | libc::EBUSY | libc::EEXIST | libc::ENODEV)
+    )
+}
+
+fn refused(ifindex: u32, interface: String, source: io::Error, mode: EffectiveMode) -> AttachError {
+    match (source.raw_os_error(), mode) {
+        (Some(libc::EPERM), _) => AttachError::NotPrivileged {
+            action: "attaching the gate",
+            capabilities: "CAP_NET_ADMIN",
+        },
+        // Somebody attached a program since we looked.
+        (Some(libc::EBUSY | libc::EEXIST), _) => free_interface(ifindex)
+            .err()
+            .unwrap_or(AttachError::System(source)),
+        (Some(libc::ENODEV), _) => AttachError::NoInterface(ifindex),
+        (_, EffectiveMode::Native) => AttachError::NoNative { interface, source },
+        (_, EffectiveMode::Generic) => AttachError::NoGeneric { interface, source },
+    }
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * The gate: LM's XDP program. It stands in front of a receive queue and decides, before the packet takes a fill entry,
+ * whether it may land (copy mode).
+ *
+ * A fragment of the open session that comes after the last accepted one is redirected to the queue's XSK and logged; small LM
+ * packets go to the XSK of a general queue; everything else gets XDP_PASS and reaches an ordinary socket, or whoever it was
+ * meant for. Straight-line and bounded: no loop, no tail call, nothing allocated.
+ *
+ * Checksums are not verified: Ethernet's FCS guards the link, the UDP checksum of a fragment may be 0 (RFC 768), and the
+ * IPv4 one covers nothing that decides placement.
+ */
+#include "gate.h"
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+#define __uint(name, val) int(*name)[val]
+#define __type(name, val) typeof(val) *name
+#define __array(name, val) typeof(val) *name[]
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
+#define COMPILER_BARRIER() asm volatile("" ::: "memory")
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define be16(x) __builtin_bswap16(x)
+#define be32(x) __builtin_bswap32(x)
+#else
+#define be16(x) (x)
+#define be32(x) (x)
+#endif
+
+/* Kernel ABI (include/uapi/linux/bpf.h). */
+enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_ARRAY_OF_MAPS = 12, BPF_MAP_TYPE_XSKMAP = 17, BPF_F_MMAPABLE = 1 << 10 };
+enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
+struct xdp_md {
+	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
+};
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static __u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static __u64 (*bpf_xdp_get_buff_len)(struct xdp_md *md) = (void *)188;
+
+/* Wire formats. Natural alignment holds from the IPv4 header on, because Ethernet is 14 bytes and drivers align for it. */
+struct ethernet {
+	__u8 destination[6], source[6];
+	__u16 type;
+};
+struct vlan {
+	__u16 tag, type;
+};
+struct ipv4 {
+	__u8 version_words, service;
+	__u16 total_len, id, fragment;
+	__u8 hops, protocol;
+	__u16 checksum;
+	__u32 source, destination;
+};
+struct udp {
+	__u16 source, destination, len, checksum;
+};
+struct data_header {
+	__u8 version_type, flags;
+	__u16 payload_len;
+	__u32 key[2]; /* two halves: the header starts at byte 42, where 8-byte loads are not aligned */
+	__u32 message, index, count;
+};
+enum { ETHERNET_IPV4 = 0x0800, ETHERNET_VLAN = 0x8100, IP_UDP = 17, IP_MORE = 0x2000, IP_OFFSET = 0x1fff };
+enum { LM_VERSION = 1, LM_DATA = 1, LM_EAGER = 2, LM_MISSING = 6 };
+
+const volatile struct lm_config lm_config = {};
+/* These keep the enumerations in the object's BTF, where the layout test finds them. */
+const volatile enum lm_verdict lm_verdicts = LM_VERDICTS;
+const volatile enum lm_limit lm_queues = LM_QUEUES;
+const volatile enum lm_role lm_first_role = LM_ROLE_NONE;
+const volatile enum lm_wire lm_first_wire = LM_WIRE_LM;
+const volatile enum lm_flag lm_first_flag = LM_FLAG_ONE_CPU_PER_QUEUE;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, LM_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} lm_xsks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, LM_QUEUES + 1);
+	__type(key, __u32);
+	__type(value, struct lm_channel);
+} lm_channels SEC(".maps");
+
+struct log_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lm_log);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, LM_QUEUES);
+	__type(key, __u32);
+	__array(values, struct log_map);
+} lm_logs SEC(".maps");
+
+/*
+ * The parts of a packet that every judgement needs: link_len + ip_len is at most frame_len. Lengths are numbers, not differences
+ * of pointers, and no variable is added to a packet pointer: the verifier grants both only to holders of CAP_PERFMON.
+ */
+struct packet {
+	const struct ipv4 *ip;
+	const void *end;
+	__u32 frame_len; /* all of it */
+	__u32 link_len;	 /* Ethernet and VLAN tag */
+	__u32 ip_len;	 /* the IPv4 packet with its header */
+};
+
+/* What a packet says about itself; what is left is the session's state. */
+struct fragment {
+	__u32 message, index;
+};
+
+/* Transmit order: messages forward, windows forward inside a message, indices descending inside a window. */
+INLINE int is_after_last(const struct lm_channel *channel, const struct fragment *fragment)
+{
+	__s32 ahead = (__s32)(fragment->message - channel->last_message); /* serial numbers, RFC 1982 */
+	__u32 shift = channel->window_shift & 31;
+	__u32 window = fragment->index >> shift, last_window = channel->last_index >> shift;
+
+	if (ahead != 0)
+		return ahead > 0;
+	if (window != last_window)
+		return window > last_window;
+	return fragment->index < channel->last_index;
+}
+
+INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_log *log, const struct packet *packet,
+			     const struct fragment *fragment)
+{
+	__u32 padding_len = packet->frame_len - packet->link_len - packet->ip_len;
+	__u64 position = channel->accepted;
+	struct lm_log_entry *entry;
+
+	/* A frame is never longer than header and payload of a full fragment (I2), but for the padding of a short one. */
+	if (padding_len && packet->frame_len > LM_SHORT_FRAME)
+		return LM_PASS_LENGTH;
+	if ((__s32)(READ_ONCE(log->message_limit) - fragment->message) < 0)
+		return LM_PASS_LIMIT;
+	if (!is_after_last(channel, fragment))
+		return LM_PASS_ORDER;
+	if (position >= READ_ONCE(log->posted))
+		return LM_PASS_UNPOSTED;
+	/* The entry follows the verdict (I3b): a packet that no socket takes must not be in the log. */
+	if (bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
+		return LM_PASS_NO_SOCKET;
+
+	entry = &log->entries[position & (LM_LOG_ENTRIES - 1)];
+	entry->sequence = (__u32)position;
+	entry->message = fragment->message;
+	entry->index = fragment->index;
+	entry->frame_len = packet->frame_len;
+	entry->padding_len = padding_len;
+	entry->cpu = bpf_get_smp_processor_id();
+	channel->last_message = fragment->message;
+	channel->last_index = fragment->index;
+	channel->accepted = position + 1;
+	/*
+	 * Publish: pairs with the acquire load in Log::producer. `accepted` is the truth and lies out of the client's reach; a
+	 * client that writes `producer` confuses itself alone. An atomic exchange is a full barrier on every machine.
+	 */
+	COMPILER_BARRIER();
+	if (lm_config.flags & LM_FLAG_ORDERED_STORES)
+		WRITE_ONCE(log->producer, position + 1);
+	else
+		__sync_lock_test_and_set(&log->producer, position + 1);
+	return LM_REDIRECT_LANDING;
+}
+
+/* DATA of the lm wire. `header_len`: everything before the payload. Lengths agree with each other already. */
+INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struct lm_log *log,
+				  const struct packet *packet, const struct udp *udp, const struct data_header *lm)
+{
+	__u32 payload_len = be16(lm->payload_len), count = be32(lm->count);
+	struct fragment fragment = { .message = be32(lm->message), .index = be32(lm->index) };
+	const __u32 *key = (const __u32 *)&channel->key;
+
+	if (!log || channel->role != LM_ROLE_LANDING || !READ_ONCE(channel->open) || channel->wire != LM_WIRE_LM)
+		return LM_PASS_NO_SESSION;
+	if (key[0] != lm->key[0] || key[1] != lm->key[1])
+		return LM_PASS_KEY;
+	if (packet->ip->source != channel->peer_ip || packet->ip->destination != channel->local_ip ||
+	    udp->source != channel->peer_port)
+		return LM_PASS_PEER;
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) + sizeof(*lm) != channel->header_len)
+		return LM_PASS_HEADER;
+	if (fragment.index >= count)
+		return LM_PASS_INDEX;
+	if (fragment.index != count - 1 ? payload_len != channel->payload_len
+					: payload_len == 0 || payload_len > channel->payload_len)
+		return LM_PASS_LENGTH;
+	return admit(queue, channel, log, packet, &fragment);
+}
+
+/* An IPv4 fragment to our address, on any port: only the first one shows its ports. */
+INLINE enum lm_verdict judge_fragment(__u32 queue, struct lm_channel *channel, struct lm_log *log,
+				      const struct packet *packet)
+{
+	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len = channel->payload_len;
+	__u32 payload_len = packet->ip_len - sizeof(struct ipv4);
+	struct fragment fragment;
+
+	if (!log || channel->role != LM_ROLE_LANDING || !READ_ONCE(channel->open) || channel->wire != LM_WIRE_IPFRAG)
+		return LM_PASS_FRAGMENT;
+	if (packet->ip->source != channel->peer_ip || packet->ip->destination != channel->local_ip)
+		return LM_PASS_FRAGMENT;
+	if (offset == 0) {
+		const struct udp *udp = (const void *)(packet->ip + 1);
+
+		if ((const void *)(udp + 1) > packet->end || payload_len < sizeof(*udp))
+			return LM_PASS_MALFORMED;
+		if (udp->source != channel->peer_port || udp->destination != lm_config.data_port)
+			return LM_PASS_FRAGMENT;
+	}
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(struct udp) != channel->header_len)
+		return LM_PASS_HEADER;
+	if (full_len == 0 || offset % full_len != 0)
+		return LM_PASS_INDEX;
+	if (field & IP_MORE ? payload_len != full_len : payload_len == 0 || payload_len > full_len)
+		return LM_PASS_LENGTH;
+	fragment.index = offset / full_len;
+	/* The identification is the message number's low half; the rest follows from the last accepted message. */
+	fragment.message = channel->last_message + (__s32)(__s16)(be16(packet->ip->id) - (__u16)channel->last_message);
+	return admit(queue, channel, log, packet, &fragment);
+}
+
+INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log)
+{
+	const void *data = (const void *)(long)md->data, *end = (const void *)(long)md->data_end;
+	struct packet packet = { .end = end, .link_len = sizeof(struct ethernet) };
+	const struct ethernet *ethernet = data;
+	const struct data_header *lm;
+	const struct udp *udp;
+	__u16 protocol;
+	__u32 udp_len, type;
+
+	if ((const void *)(ethernet + 1) > end)
+		return LM_PASS_FOREIGN;
+	packet.ip = (const void *)(ethernet + 1);
+	protocol = ethernet->type;
+	if (protocol == be16(ETHERNET_VLAN)) {
+		const struct vlan *vlan = (const void *)(ethernet + 1);
+
+		if ((const void *)(vlan + 1) > end)
+			return LM_PASS_FOREIGN;
+		packet.ip = (const void *)(vlan + 1);
+		packet.link_len += sizeof(*vlan);
+		protocol = vlan->type;
+	}
+	if (protocol != be16(ETHERNET_IPV4) || (const void *)(packet.ip + 1) > end ||
+	    packet.ip->version_words >> 4 != 4 || packet.ip->protocol != IP_UDP)
+		return LM_PASS_FOREIGN;
+	if (lm_config.local_ip && packet.ip->destination != lm_config.local_ip)
+		return LM_PASS_FOREIGN;
+	if (packet.ip->version_words != 0x45)
+		return LM_PASS_OPTIONS;
+	packet.ip_len = be16(packet.ip->total_len);
+	packet.frame_len = bpf_xdp_get_buff_len(md);
+	if (packet.ip_len < sizeof(struct ipv4) || packet.link_len + packet.ip_len > packet.frame_len)
+		return LM_PASS_MALFORMED;
+	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
+		return judge_fragment(queue, channel, log, &packet);
+
+	udp = (const void *)(packet.ip + 1);
+	if ((const void *)(udp + 1) > end)
+		return LM_PASS_MALFORMED;
+	if (udp->destination != lm_config.data_port)
+		return udp->destination == lm_config.control_port ? LM_PASS_CONTROL : LM_PASS_FOREIGN;
+	lm = (const void *)(udp + 1);
+	udp_len = be16(udp->len);
+	if ((const void *)(lm + 1) > end || udp_len < sizeof(*udp) + sizeof(*lm) ||
+	    packet.ip_len != sizeof(struct ipv4) + udp_len)
+		return LM_PASS_MALFORMED;
+	if (lm->version_type >> 4 != LM_VERSION)
+		return LM_PASS_VERSION;
+	if (be16(lm->payload_len) != udp_len - sizeof(*udp) - sizeof(*lm))
+		return LM_PASS_MALFORMED;
+	type = lm->version_type & 15;
+	if (LIKELY(type == LM_DATA))
+		return judge_data(queue, channel, log, &packet, udp, lm);
+	if (type < LM_EAGER || type > LM_MISSING)
+		return LM_PASS_TYPE;
+	if (channel->role != LM_ROLE_GENERAL || bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
+		return LM_PASS_ONE_COPY;
+	return LM_REDIRECT_GENERAL;
+}
+
+INLINE void add_one(__u64 *counter, int exclusive)
+{
+	if (exclusive)
+		WRITE_ONCE(*counter, *counter + 1);
+	else
+		__sync_fetch_and_add(counter, 1);
+}
+
+/*
+ * Never called, never loaded: clang describes what lies two pointers below a map only by name, and whoever creates the inner
+ * maps needs their value's size, so a signature must mention the type.
+ */
+static __attribute__((noinline, used)) int lm_log_type(const struct lm_log *log)
+{
+	return log != 0;
+}
+
+SEC("xdp") int lm_gate(struct xdp_md *md)
+{
+	__u32 queue = md->rx_queue_index, row = queue < LM_QUEUES ? queue : LM_STRAY_ROW, first = 0;
+	struct lm_channel *channel = bpf_map_lookup_elem(&lm_channels, &row);
+	struct lm_log *log = 0;
+	enum lm_verdict verdict;
+	__u64 *counter, *passed, offset;
+	int exclusive;
+
+	if (!channel) /* never: the row is in range; the verifier does not know */
+		return XDP_PASS;
+	if (channel->role != LM_ROLE_NONE) {
+		void *log_map = bpf_map_lookup_elem(&lm_logs, &row);
+
+		if (log_map)
+			log = bpf_map_lookup_elem(log_map, &first);
+	}
+	verdict = judge(md, queue, channel, log);
+
+	/*
+	 * Without CAP_PERFMON the verifier wants an addition to a map's pointer to be the same on every path: same map, same range.
+	 * So each map has an instruction of its own, which the comments keep apart, and the offset is a number it cannot know.
+	 */
+	offset = ((verdict | channel->zero) & (LM_VERDICT_ROW - 1)) * sizeof(*counter);
+	if (log) {
+		counter = log->counters.verdicts;
+		passed = &log->counters.passed;
+		asm volatile("%0 += %1 # the log's row" : "+r"(counter) : "r"(offset));
+	} else {
+		counter = channel->counters.verdicts;
+		passed = &channel->counters.passed;
+		asm volatile("%0 += %1 # the channel's row" : "+r"(counter) : "r"(offset));
+	}
+	exclusive = (lm_config.flags & LM_FLAG_ONE_CPU_PER_QUEUE) && row != LM_STRAY_ROW;
+	add_one(counter, exclusive);
+	if (verdict >= LM_PASS_ONE_COPY)
+		add_one(passed, exclusive);
+	return verdict <= LM_REDIRECT_GENERAL ? XDP_REDIRECT : XDP_PASS;
+}
+
+char lm_license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What the gate and user space share: the layout of every map, the order of the verdicts, and the limits.
+ *
+ * This file is the only C description of these layouts; `layout.rs` is the only Rust one, and a test compares the two
+ * through the BTF of the committed object. Fields named `_ip`, `_port` and `key` hold network byte order, everything
+ * else host byte order.
+ *
+ * It includes nothing: the object depends on this file, gate.c and the compiler alone, so that a rebuild elsewhere gives
+ * the same bytes.
+ */
+#ifndef LM_GATE_H
+#define LM_GATE_H
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef short __s16;
+typedef int __s32;
+
+enum lm_limit {
+	LM_QUEUES = 64,		/* receive queues that can be channels */
+	LM_STRAY_ROW = 64,	/* lm_channels row that counts for every queue above them */
+	LM_LOG_ENTRIES = 32768, /* per channel; a power of two; also the largest RX ring */
+	LM_VERDICT_ROW = 32,	/* counters in a row; a power of two, at least LM_VERDICTS */
+	LM_SHORT_FRAME = 64,	/* a frame up to this long may carry Ethernet padding (60, and 4 for a VLAN tag) */
+};
+
+/*
+ * What became of a packet. Each packet that the gate sees counts exactly once. From LM_PASS_ONE_COPY on, the kernel's UDP
+ * socket on the data port may receive the packet, and the row's `passed` counts it too.
+ */
+enum lm_verdict {
+	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK */
+	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING: to the general queue's XSK */
+	LM_PASS_FOREIGN,     /* not IPv4, not UDP, not our address or not our ports */
+	LM_PASS_CONTROL,     /* to the control port */
+	LM_PASS_ONE_COPY,    /* a small LM packet on a queue that is not general, or has no XSK */
+	LM_PASS_OPTIONS,     /* UDP to our address with IPv4 options */
+	LM_PASS_FRAGMENT,    /* an IPv4 fragment that no open ipfrag session of this queue claims */
+	LM_PASS_MALFORMED,   /* lengths that contradict each other, or too short for its headers */
+	LM_PASS_VERSION,     /* another version of LM */
+	LM_PASS_TYPE,	     /* a type this version does not define on the data port */
+	LM_PASS_NO_SESSION,  /* DATA, but no open lm session on this queue */
+	LM_PASS_KEY,	     /* another session's key */
+	LM_PASS_PEER,	     /* the right key from or to another address or port */
+	LM_PASS_HEADER,	     /* header length differs from the session's, as when a VLAN tag comes or goes */
+	LM_PASS_INDEX,	     /* index not below count; ipfrag: offset not a multiple of the fragment length */
+	LM_PASS_LENGTH,	     /* payload or frame length not what the fragment's place demands */
+	LM_PASS_LIMIT,	     /* beyond the highest announced message */
+	LM_PASS_ORDER,	     /* not after the last accepted fragment: duplicate or late (monotone rule) */
+	LM_PASS_UNPOSTED,    /* user space has posted no frame for it (I3c) */
+	LM_PASS_NO_SOCKET,   /* everything right, but the queue has no XSK */
+	LM_VERDICTS,
+};
+
+enum lm_role { LM_ROLE_NONE, LM_ROLE_GENERAL, LM_ROLE_LANDING };
+
+enum lm_wire { LM_WIRE_LM, LM_WIRE_IPFRAG };
+
+enum lm_flag {
+	/* One CPU at a time runs the gate for a queue (native mode: a NAPI instance has one owner): rows need no atomics. */
+	LM_FLAG_ONE_CPU_PER_QUEUE = 1,
+	/* The machine keeps stores in order (x86): publishing an entry needs no barrier. */
+	LM_FLAG_ORDERED_STORES = 2,
+};
+
+/* Constants of a loaded gate, in .rodata: the verifier removes the branches they decide. */
+struct lm_config {
+	__u32 local_ip; /* 0: any address */
+	__u16 data_port;
+	__u16 control_port;
+	__u32 flags;
+};
+
+struct lm_counters {
+	__u64 verdicts[LM_VERDICT_ROW];
+	__u64 passed; /* packets with a verdict from LM_PASS_ONE_COPY on */
+	__u64 reserved[7];
+};
+
+/*
+ * lm_channels, by receive queue. Only who loaded the gate has this map: what admits packets cannot be changed by a client (I6).
+ */
+struct lm_channel {
+	/* Written by user space while `open` is 0 and no CPU is inside the gate (I4). */
+	__u32 role; /* enum lm_role */
+	__u32 open; /* written last on opening, first on closing */
+	__u64 key;
+	__u32 peer_ip;
+	__u32 local_ip;
+	__u16 peer_port;
+	__u16 header_len;  /* bytes before the payload: lm 66, ipfrag 42 (the first fragment's), 4 more per VLAN tag */
+	__u16 payload_len; /* payload of every fragment but the last; ipfrag: IP payload of every fragment but the last */
+	__u8 window_shift; /* log2 of the fragments in a window */
+	__u8 wire;	   /* enum lm_wire */
+	__u32 zero; /* 0: a number that the verifier does not know */
+	__u8 reserved0[28];
+	/* Written by the gate while `open` is 1. */
+	__u64 accepted;	    /* packets logged and redirected since the gate was loaded */
+	__u32 last_message; /* the last accepted fragment, */
+	__u32 last_index;   /* or a place just before the first legal one */
+	__u8 reserved1[48];
+	/* Counts for a queue that has no log. */
+	struct lm_counters counters;
+};
+
+/* One accepted packet; the n-th entry describes the n-th RX descriptor of the channel (I3). */
+struct lm_log_entry {
+	__u32 sequence; /* n, low 32 bits */
+	__u32 message;
+	__u32 index;
+	__u16 frame_len;  /* bytes from the Ethernet header to the end, padding included */
+	__u8 padding_len; /* bytes after the payload */
+	__u8 cpu;	  /* that ran the gate, low 8 bits */
+};
+
+/* One map of this value per channel, mapped by the channel's client. */
+struct lm_log {
+	__u64 producer; /* gate: entries written */
+	__u8 reserved0[56];
+	__u64 posted;	     /* client: entries that may be accepted, counted like producer */
+	__u32 message_limit; /* client: highest announced message number */
+	__u8 reserved1[52];
+	struct lm_counters counters; /* gate */
+	__u8 reserved2[3648];
+	struct lm_log_entry entries[LM_LOG_ENTRIES]; /* from byte 4096 */
+};
+
+#endif

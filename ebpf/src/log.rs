@@ -1,0 +1,201 @@
+//! The log of a landing channel: which fragment each RX descriptor holds, told before the headers were overwritten.
+//!
+//! The n-th entry describes the n-th RX descriptor (I3). The gate writes entries and `producer`; user space writes how much it has
+//! posted and which messages it expects. Positions are 64-bit, start at 0 when the gate is loaded (not with a session), and
+//! never wrap in practice.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap};
+use crate::shared::SharedMemory;
+use crate::verdict::{Counters, Verdict};
+
+const COUNTERS: usize = offset_of!(LogMap, counters);
+
+/// One accepted packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    /// Position, low 32 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a).
+    pub sequence: u32,
+    /// Message number; `ipfrag`: completed from the 16 bits on the wire.
+    pub message: u32,
+    /// Fragment index in the message.
+    pub index: u32,
+    /// Bytes of the frame from the Ethernet header on, padding included: must equal the RX descriptor's length.
+    pub frame_len: u16,
+    /// Bytes after the payload (Ethernet padding of a short frame).
+    pub padding_len: u8,
+    /// CPU that ran the gate, low 8 bits.
+    pub cpu: u8,
+}
+
+fn entry_offset(position: u64) -> usize {
+    offset_of!(LogMap, entries) + (position % u64::from(LOG_ENTRIES)) as usize * size_of::<LogEntryRow>()
+}
+
+/// User space's end of a channel's log. `Send`; one thread at a time posts.
+#[derive(Debug)]
+pub struct Log {
+    memory: Arc<SharedMemory>,
+}
+
+impl Log {
+    /// Entries that the log holds: never let `posted` run further ahead of what was read.
+    pub const ENTRIES: u32 = LOG_ENTRIES;
+
+    /// A log in private memory, for a simulated NIC: its gate's end is [`Log::writer`].
+    ///
+    /// # Panics
+    ///
+    /// If the system has no memory for it.
+    pub fn new_in_memory() -> Log {
+        let memory = SharedMemory::private(size_of::<LogMap>()).expect("half a megabyte of memory");
+        Log {
+            memory: Arc::new(memory),
+        }
+    }
+
+    pub(crate) fn over(memory: SharedMemory) -> Log {
+        Log {
+            memory: Arc::new(memory),
+        }
+    }
+
+    /// The gate's end, for a log in private memory. A log of a loaded gate has the gate itself at that end.
+    pub fn writer(&self) -> LogWriter {
+        LogWriter {
+            memory: Arc::clone(&self.memory),
+        }
+    }
+
+    /// Entries written since the gate was loaded. Entries below this may be read.
+    pub fn producer(&self) -> u64 {
+        // Acquire: pairs with the gate's store of `producer` after the entry's stores (gate.c, `admit`).
+        self.memory
+            .load_u64(offset_of!(LogMap, producer), Ordering::Acquire)
+    }
+
+    /// The entry at `position`, copied. Meaningful for `producer - ENTRIES <= position < producer`.
+    pub fn entry(&self, position: u64) -> LogEntry {
+        // Relaxed: ordered by the acquire load of `producer` that made this position known.
+        let word = |at| {
+            self.memory
+                .load_u32(entry_offset(position) + at, Ordering::Relaxed)
+        };
+        // The fourth word holds three fields in the machine's own order of bytes.
+        let tail = word(offset_of!(LogEntryRow, frame_len)).to_ne_bytes();
+        LogEntry {
+            sequence: word(offset_of!(LogEntryRow, sequence)),
+            message: word(offset_of!(LogEntryRow, message)),
+            index: word(offset_of!(LogEntryRow, index)),
+            frame_len: u16::from_ne_bytes([tail[0], tail[1]]),
+            padding_len: tail[2],
+            cpu: tail[3],
+        }
+    }
+
+    /// Entries that the gate may accept, counted like [`Log::producer`].
+    pub fn posted(&self) -> u64 {
+        self.memory
+            .load_u64(offset_of!(LogMap, posted), Ordering::Relaxed)
+    }
+
+    /// Lets the gate accept packets up to `position`, after that many fill entries were submitted (I3c).
+    ///
+    /// Lower it only with the session closed (I4), when fill entries are taken back.
+    pub fn set_posted(&mut self, position: u64) {
+        // Release: the fill ring's producer was stored before, and the packet that this lets in must find its entry there. The
+        // gate's load and the kernel's later read of the ring run on one CPU with a control dependency between them.
+        self.memory
+            .store_u64(offset_of!(LogMap, posted), position, Ordering::Release);
+    }
+
+    /// The highest message number that the gate may accept.
+    pub fn message_limit(&self) -> u32 {
+        self.memory
+            .load_u32(offset_of!(LogMap, message_limit), Ordering::Relaxed)
+    }
+
+    /// Lets the gate accept messages up to and including `message` (serial arithmetic).
+    pub fn set_message_limit(&mut self, message: u32) {
+        // Relaxed: the limit guards no other memory; `posted` is what makes frames available.
+        self.memory
+            .store_u32(offset_of!(LogMap, message_limit), message, Ordering::Relaxed);
+    }
+
+    /// What the gate counted on this channel's queue since the channel was made.
+    pub fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        self.memory.add_counters(COUNTERS, &mut sum);
+        sum
+    }
+
+    /// One counter of this channel.
+    pub fn counter(&self, verdict: Verdict) -> u64 {
+        self.memory.load_counter(COUNTERS, verdict)
+    }
+
+    /// Packets of this queue that the kernel's data socket may have received: one load. It moves *before* the packet is
+    /// in the socket.
+    pub fn passed(&self) -> u64 {
+        self.memory.load_passed(COUNTERS)
+    }
+}
+
+/// The gate's end of a log: what the BPF program does, for [`crate::model`].
+#[derive(Debug)]
+pub struct LogWriter {
+    memory: Arc<SharedMemory>,
+}
+
+impl LogWriter {
+    /// What user space has posted.
+    pub fn posted(&self) -> u64 {
+        // Acquire: pairs with the release store in `Log::set_posted`.
+        self.memory
+            .load_u64(offset_of!(LogMap, posted), Ordering::Acquire)
+    }
+
+    /// The highest message number that user space expects.
+    pub fn message_limit(&self) -> u32 {
+        self.memory
+            .load_u32(offset_of!(LogMap, message_limit), Ordering::Relaxed)
+    }
+
+    /// Writes the entry at `position` and publishes it.
+    pub fn append(&mut self, position: u64, entry: LogEntry) {
+        let store = |at, value| {
+            self.memory
+                .store_u32(entry_offset(position) + at, value, Ordering::Relaxed)
+        };
+        let len = entry.frame_len.to_ne_bytes();
+        store(offset_of!(LogEntryRow, sequence), entry.sequence);
+        store(offset_of!(LogEntryRow, message), entry.message);
+        store(offset_of!(LogEntryRow, index), entry.index);
+        store(
+            offset_of!(LogEntryRow, frame_len),
+            u32::from_ne_bytes([len[0], len[1], entry.padding_len, entry.cpu]),
+        );
+        // Release: pairs with the acquire load in `Log::producer`.
+        self.memory
+            .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
+    }
+
+    /// User space's end of the same log.
+    pub(crate) fn reader(&self) -> Log {
+        Log {
+            memory: Arc::clone(&self.memory),
+        }
+    }
+
+    pub(crate) fn set_message_limit(&self, message: u32) {
+        self.memory
+            .store_u32(offset_of!(LogMap, message_limit), message, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count(&self, verdict: Verdict) {
+        self.memory.count(COUNTERS, verdict);
+    }
+}

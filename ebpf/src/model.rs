@@ -1,0 +1,358 @@
+//! The gate as a pure Rust model: the same verdicts, the same log.
+//!
+//! A simulated NIC runs it where the kernel would run the BPF program, and tests compare the two on random packets. It is
+//! written from the rules, over byte slices, not from the C text, so that a mistake has to be made twice to go unseen.
+
+use std::net::Ipv4Addr;
+
+use crate::layout::{QUEUES, SHORT_FRAME, STRAY_ROW};
+use crate::log::{Log, LogEntry, LogWriter};
+use crate::session::{Role, SessionAdmission, Wire};
+use crate::verdict::{Counters, Verdict};
+
+const ETHERNET_LEN: usize = 14;
+const VLAN_LEN: usize = 4;
+const IPV4_LEN: usize = 20;
+const UDP_LEN: usize = 8;
+const LM_LEN: usize = 24;
+
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Serial number arithmetic (RFC 1982): `a` is after `b`.
+fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    role: Role,
+    has_xsk: bool,
+    session: Option<SessionAdmission>,
+    accepted: u64,
+    last: (u32, u32),
+    log: Option<LogWriter>,
+    counters: Counters,
+}
+
+/// A gate without a kernel.
+#[derive(Debug)]
+pub struct ModelGate {
+    local_ip: Option<Ipv4Addr>,
+    data_port: u16,
+    control_port: u16,
+    channels: Vec<Channel>,
+}
+
+/// The datagram or fragment inside a frame, as far as IPv4 describes it.
+struct Packet<'a> {
+    link_len: usize,
+    frame_len: usize,
+    /// The IPv4 packet, cut to its total length.
+    ip: &'a [u8],
+}
+
+impl Packet<'_> {
+    fn source_ip(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(be32(self.ip, 12))
+    }
+
+    fn destination_ip(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(be32(self.ip, 16))
+    }
+
+    fn padding_len(&self) -> usize {
+        self.frame_len - self.link_len - self.ip.len()
+    }
+}
+
+impl ModelGate {
+    /// A gate for packets to `local_ip` (any address if `None`) and to these ports.
+    pub fn new(local_ip: Option<Ipv4Addr>, data_port: u16, control_port: u16) -> ModelGate {
+        let channels = (0..=STRAY_ROW).map(|_| Channel::default()).collect();
+        ModelGate {
+            local_ip,
+            data_port,
+            control_port,
+            channels,
+        }
+    }
+
+    fn channel(&mut self, queue: u32) -> &mut Channel {
+        &mut self.channels[queue.min(STRAY_ROW) as usize]
+    }
+
+    /// As [`crate::Gate::set_role`]; the log of a queue is made with its first role and then stays.
+    ///
+    /// # Panics
+    ///
+    /// If `queue` is not below 64.
+    pub fn set_role(&mut self, queue: u32, role: Role) {
+        assert!(queue < QUEUES, "queue {queue}");
+        let channel = self.channel(queue);
+        if role != Role::None && channel.log.is_none() {
+            channel.log = Some(Log::new_in_memory().writer());
+        }
+        if role != Role::Landing {
+            channel.session = None;
+        }
+        channel.role = role;
+    }
+
+    /// Says whether the queue has an XSK: redirects succeed only then.
+    pub fn set_xsk(&mut self, queue: u32, registered: bool) {
+        self.channel(queue).has_xsk = registered;
+    }
+
+    /// User space's end of the queue's log; `None` for a queue that never had a role.
+    pub fn log(&self, queue: u32) -> Option<Log> {
+        self.channels[queue.min(STRAY_ROW) as usize]
+            .log
+            .as_ref()
+            .map(LogWriter::reader)
+    }
+
+    /// As [`crate::Gate::open_session`].
+    ///
+    /// # Panics
+    ///
+    /// If the queue is not a landing queue or the admission is not legal.
+    pub fn open_session(&mut self, queue: u32, session: &SessionAdmission) {
+        assert_eq!(session.fault(), None);
+        let channel = self.channel(queue);
+        assert_eq!(channel.role, Role::Landing, "queue {queue}");
+        channel.last = session.place_before_first();
+        if let Some(log) = &channel.log {
+            log.set_message_limit(session.first_message.wrapping_sub(1));
+        }
+        channel.session = Some(*session);
+    }
+
+    /// As [`crate::Gate::close_session`].
+    pub fn close_session(&mut self, queue: u32) {
+        self.channel(queue).session = None;
+    }
+
+    /// Counters of all queues.
+    pub fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for channel in &self.channels {
+            channel
+                .counters
+                .iter()
+                .for_each(|(verdict, count)| sum.add(verdict, count));
+        }
+        sum
+    }
+
+    /// Judges a frame that arrived on `queue`, logs it if it may land, and counts it.
+    ///
+    /// A redirect means that the frame now takes a fill entry of the queue's XSK; anything else goes to the stack.
+    pub fn run(&mut self, queue: u32, frame: &[u8]) -> Verdict {
+        let verdict = self.judge(queue, frame);
+        let channel = self.channel(queue);
+        channel.counters.add(verdict, 1);
+        if channel.role != Role::None
+            && let Some(log) = &channel.log
+        {
+            log.count(verdict);
+        }
+        verdict
+    }
+
+    fn judge(&mut self, queue: u32, frame: &[u8]) -> Verdict {
+        if frame.len() < ETHERNET_LEN {
+            return Verdict::PassForeign;
+        }
+        let (link_len, protocol) = match be16(frame, 12) {
+            0x8100 if frame.len() < ETHERNET_LEN + VLAN_LEN => return Verdict::PassForeign,
+            0x8100 => (ETHERNET_LEN + VLAN_LEN, be16(frame, 16)),
+            other => (ETHERNET_LEN, other),
+        };
+        let rest = &frame[link_len..];
+        if protocol != 0x0800 || rest.len() < IPV4_LEN || rest[0] >> 4 != 4 || rest[9] != 17 {
+            return Verdict::PassForeign;
+        }
+        if self.local_ip.is_some_and(|ip| ip.octets() != rest[16..20]) {
+            return Verdict::PassForeign;
+        }
+        if rest[0] & 15 != 5 {
+            return Verdict::PassOptions;
+        }
+        let ip_len = usize::from(be16(rest, 2));
+        if ip_len < IPV4_LEN || ip_len > rest.len() {
+            return Verdict::PassMalformed;
+        }
+        let packet = Packet {
+            link_len,
+            frame_len: frame.len(),
+            ip: &rest[..ip_len],
+        };
+        if be16(rest, 6) & 0x3fff != 0 {
+            return self.judge_fragment(queue, &packet, rest);
+        }
+        if rest.len() < IPV4_LEN + UDP_LEN {
+            return Verdict::PassMalformed;
+        }
+        let (data_port, control_port) = (self.data_port, self.control_port);
+        match be16(rest, 22) {
+            port if port == data_port => self.judge_datagram(queue, &packet, rest),
+            port if port == control_port => Verdict::PassControl,
+            _ => Verdict::PassForeign,
+        }
+    }
+
+    fn judge_datagram(&mut self, queue: u32, packet: &Packet<'_>, rest: &[u8]) -> Verdict {
+        let udp_len = usize::from(be16(rest, 24));
+        if rest.len() < IPV4_LEN + UDP_LEN + LM_LEN
+            || udp_len < UDP_LEN + LM_LEN
+            || packet.ip.len() != IPV4_LEN + udp_len
+        {
+            return Verdict::PassMalformed;
+        }
+        let lm = &packet.ip[IPV4_LEN + UDP_LEN..];
+        if lm[0] >> 4 != 1 {
+            return Verdict::PassVersion;
+        }
+        if usize::from(be16(lm, 2)) != lm.len() - LM_LEN {
+            return Verdict::PassMalformed;
+        }
+        match lm[0] & 15 {
+            1 => self.judge_data(queue, packet, lm),
+            2..=6 => {
+                let channel = self.channel(queue);
+                if channel.role == Role::General && channel.has_xsk {
+                    Verdict::RedirectGeneral
+                } else {
+                    Verdict::PassOneCopy
+                }
+            }
+            _ => Verdict::PassType,
+        }
+    }
+
+    fn session(&mut self, queue: u32, wire: Wire) -> Option<SessionAdmission> {
+        let channel = self.channel(queue);
+        channel.session.filter(|session| session.wire == wire)
+    }
+
+    fn judge_data(&mut self, queue: u32, packet: &Packet<'_>, lm: &[u8]) -> Verdict {
+        let Some(session) = self.session(queue, Wire::Lm) else {
+            return Verdict::PassNoSession;
+        };
+        if be64(lm, 4) != session.key {
+            return Verdict::PassKey;
+        }
+        if packet.source_ip() != session.peer_ip
+            || packet.destination_ip() != session.local_ip
+            || be16(packet.ip, 20) != session.peer_port
+        {
+            return Verdict::PassPeer;
+        }
+        if packet.link_len + IPV4_LEN + UDP_LEN + LM_LEN != usize::from(session.header_len) {
+            return Verdict::PassHeader;
+        }
+        let (message, index, count) = (be32(lm, 12), be32(lm, 16), be32(lm, 20));
+        if index >= count {
+            return Verdict::PassIndex;
+        }
+        let (payload_len, full_len) = (lm.len() - LM_LEN, usize::from(session.payload_len));
+        let is_last = index == count - 1;
+        if (!is_last && payload_len != full_len) || (is_last && !(1..=full_len).contains(&payload_len)) {
+            return Verdict::PassLength;
+        }
+        self.admit(queue, packet, &session, message, index)
+    }
+
+    fn judge_fragment(&mut self, queue: u32, packet: &Packet<'_>, rest: &[u8]) -> Verdict {
+        let Some(session) = self.session(queue, Wire::IpFrag) else {
+            return Verdict::PassFragment;
+        };
+        if packet.source_ip() != session.peer_ip || packet.destination_ip() != session.local_ip {
+            return Verdict::PassFragment;
+        }
+        let offset = usize::from(be16(rest, 6) & 0x1fff) * 8;
+        let has_more = be16(rest, 6) & 0x2000 != 0;
+        let payload = &packet.ip[IPV4_LEN..];
+        if offset == 0 {
+            if payload.len() < UDP_LEN {
+                return Verdict::PassMalformed;
+            }
+            if be16(payload, 0) != session.peer_port || be16(payload, 2) != self.data_port {
+                return Verdict::PassFragment;
+            }
+        }
+        if packet.link_len + IPV4_LEN + UDP_LEN != usize::from(session.header_len) {
+            return Verdict::PassHeader;
+        }
+        let full_len = usize::from(session.payload_len);
+        if !offset.is_multiple_of(full_len) {
+            return Verdict::PassIndex;
+        }
+        if (has_more && payload.len() != full_len) || (!has_more && !(1..=full_len).contains(&payload.len()))
+        {
+            return Verdict::PassLength;
+        }
+        let (last_message, _) = self.channel(queue).last;
+        // The number nearest to the last one whose low half is the identification.
+        let step = be16(rest, 4).wrapping_sub(last_message as u16) as i16;
+        let message = last_message.wrapping_add_signed(i32::from(step));
+        self.admit(queue, packet, &session, message, (offset / full_len) as u32)
+    }
+
+    fn admit(
+        &mut self,
+        queue: u32,
+        packet: &Packet<'_>,
+        session: &SessionAdmission,
+        message: u32,
+        index: u32,
+    ) -> Verdict {
+        let channel = self.channel(queue);
+        let Some(log) = &mut channel.log else {
+            return Verdict::PassNoSession;
+        };
+        if packet.padding_len() > 0 && packet.frame_len > SHORT_FRAME as usize {
+            return Verdict::PassLength;
+        }
+        if (log.message_limit().wrapping_sub(message) as i32) < 0 {
+            return Verdict::PassLimit;
+        }
+        let (last_message, last_index) = channel.last;
+        let window = |index: u32| index / session.window_fragments;
+        let in_order = is_after(message, last_message)
+            || (message == last_message
+                && (window(index) > window(last_index)
+                    || (window(index) == window(last_index) && index < last_index)));
+        if !in_order {
+            return Verdict::PassOrder;
+        }
+        if channel.accepted >= log.posted() {
+            return Verdict::PassUnposted;
+        }
+        if !channel.has_xsk {
+            return Verdict::PassNoSocket;
+        }
+        let entry = LogEntry {
+            sequence: channel.accepted as u32,
+            message,
+            index,
+            frame_len: packet.frame_len as u16,
+            padding_len: packet.padding_len() as u8,
+            cpu: 0,
+        };
+        log.append(channel.accepted, entry);
+        channel.accepted += 1;
+        channel.last = (message, index);
+        Verdict::RedirectLanding
+    }
+}

@@ -1,0 +1,86 @@
+//! What a session may do to a landing queue, and what each queue is for.
+
+use std::net::Ipv4Addr;
+
+/// What a receive queue is for (`enum lm_role`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Role {
+    /// Not ours: every packet passes.
+    #[default]
+    None,
+    /// Small LM packets are redirected to the queue's XSK.
+    General,
+    /// Fragments of the open session are redirected to the queue's XSK and logged.
+    Landing,
+}
+
+/// How a message travels (`enum lm_wire`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Wire {
+    /// UDP datagrams with an LM header.
+    #[default]
+    Lm,
+    /// IPv4 fragments of one UDP datagram.
+    IpFrag,
+}
+
+/// The session that a landing queue admits. All numbers in host byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionAdmission {
+    /// Session key as in the LM header; unused by [`Wire::IpFrag`].
+    pub key: u64,
+    /// Wire mode.
+    pub wire: Wire,
+    /// The sender's address.
+    pub peer_ip: Ipv4Addr,
+    /// The sender's data port.
+    pub peer_port: u16,
+    /// The address that it sends to.
+    pub local_ip: Ipv4Addr,
+    /// Bytes before the payload: `lm` 66, `ipfrag` 42 (the first fragment's), 4 more with a VLAN tag.
+    pub header_len: u16,
+    /// Payload bytes of every fragment but the last; `ipfrag`: IP payload bytes, a multiple of 8.
+    pub payload_len: u16,
+    /// Fragments in a window: a power of two.
+    pub window_fragments: u32,
+    /// Number of the session's first message.
+    pub first_message: u32,
+}
+
+impl SessionAdmission {
+    /// What is wrong with it, if anything.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        if !self.window_fragments.is_power_of_two() {
+            return Some("fragments in a window must be a power of two");
+        }
+        if self.payload_len == 0 {
+            return Some("payload length must not be 0");
+        }
+        if self.wire == Wire::IpFrag && !self.payload_len.is_multiple_of(8) {
+            return Some("ipfrag: the fragment length must be a multiple of 8");
+        }
+        let (untagged, tagged) = match self.wire {
+            Wire::Lm => (66, 70),
+            Wire::IpFrag => (42, 46),
+        };
+        if self.header_len != untagged && self.header_len != tagged {
+            return Some("header length is not the wire's, with or without one VLAN tag");
+        }
+        None
+    }
+
+    pub(crate) fn window_shift(&self) -> u8 {
+        self.window_fragments.trailing_zeros() as u8
+    }
+
+    /// A place just before the first legal fragment: the message before the first, at the end of its last window, after which
+    /// nothing of that message can come.
+    pub(crate) fn place_before_first(&self) -> (u32, u32) {
+        (
+            self.first_message.wrapping_sub(1),
+            u32::MAX << self.window_shift(),
+        )
+    }
+}

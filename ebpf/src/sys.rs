@@ -1,0 +1,231 @@
+//! The two kernel interfaces that the loader reaches by itself: `BPF_LINK_CREATE` (aya falls back to an attachment
+//! without a link, which would outlive us) and one netlink question about an interface.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_XDP: u32 = 37;
+/// `XDP_FLAGS_SKB_MODE`: run in the stack, for any driver.
+pub(crate) const XDP_GENERIC: u32 = 1 << 1;
+/// `XDP_FLAGS_DRV_MODE`: run in the driver.
+pub(crate) const XDP_NATIVE: u32 = 1 << 2;
+
+/// The part of `union bpf_attr` that `BPF_LINK_CREATE` reads for XDP, and zeros.
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    rest: [u64; 6],
+}
+
+/// Attaches a loaded XDP program; closing the descriptor (or dying) detaches it.
+pub(crate) fn link_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+    let attr = LinkCreate {
+        prog_fd: program.as_raw_fd() as u32,
+        target_ifindex: ifindex,
+        attach_type: BPF_XDP,
+        flags,
+        rest: [0; 6],
+    };
+    // SAFETY: `attr` is initialised, lives across the call, and its size is given; the kernel only reads it.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_CREATE,
+            &raw const attr,
+            size_of::<LinkCreate>() as libc::c_uint,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// What the kernel says about an interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    /// Id of the XDP program attached to it, by whomever.
+    pub(crate) xdp_program_id: Option<u32>,
+}
+
+const IFLA_IFNAME: u16 = 3;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_DRV_PROG_ID: u16 = 5;
+const IFLA_XDP_SKB_PROG_ID: u16 = 6;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
+
+#[repr(C)]
+struct LinkRequest {
+    header: libc::nlmsghdr,
+    info: IfInfo,
+}
+
+/// `struct ifinfomsg`.
+#[repr(C)]
+#[derive(Default)]
+struct IfInfo {
+    family: u8,
+    pad: u8,
+    kind: u16,
+    index: i32,
+    flags: u32,
+    change: u32,
+}
+
+/// Asks for one interface of this thread's network namespace. `ENODEV` when there is none with this index.
+pub(crate) fn interface(ifindex: u32) -> io::Result<Interface> {
+    // SAFETY: no pointers are passed.
+    let fd = unsafe {
+        libc::socket(
+            libc::AF_NETLINK,
+            libc::SOCK_RAW | libc::SOCK_CLOEXEC,
+            libc::NETLINK_ROUTE,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as in `link_xdp`.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let request = LinkRequest {
+        header: libc::nlmsghdr {
+            nlmsg_len: size_of::<LinkRequest>() as u32,
+            nlmsg_type: libc::RTM_GETLINK,
+            nlmsg_flags: libc::NLM_F_REQUEST as u16,
+            nlmsg_seq: 1,
+            nlmsg_pid: 0,
+        },
+        info: IfInfo {
+            index: ifindex as i32,
+            ..IfInfo::default()
+        },
+    };
+    // SAFETY: `request` is initialised, without padding, and as long as said.
+    let sent = unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            (&raw const request).cast(),
+            size_of::<LinkRequest>(),
+            0,
+        )
+    };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut answer = vec![0u8; 32 * 1024];
+    // SAFETY: `answer` is writable for its whole length.
+    let len = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
+    if len < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    parse_link(&answer[..len as usize])
+}
+
+fn parse_link(answer: &[u8]) -> io::Result<Interface> {
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed netlink answer");
+    let word = |at: usize| -> io::Result<[u8; 4]> {
+        answer
+            .get(at..at + 4)
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or_else(malformed)
+    };
+    let kind = u16::from_ne_bytes([word(4)?[0], word(4)?[1]]);
+    if i32::from(kind) == libc::NLMSG_ERROR {
+        return Err(io::Error::from_raw_os_error(-i32::from_ne_bytes(word(16)?)));
+    }
+    let attributes = answer.get(16 + size_of::<IfInfo>()..).ok_or_else(malformed)?;
+    let mut interface = Interface::default();
+    for (kind, value) in Attributes(attributes) {
+        match kind {
+            IFLA_IFNAME => {
+                let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
+                interface.name = String::from_utf8_lossy(&value[..end]).into_owned();
+            }
+            IFLA_XDP => {
+                // With programs in several modes there is no IFLA_XDP_PROG_ID, but one attribute per mode.
+                interface.xdp_program_id = Attributes(value)
+                    .filter(|(kind, _)| {
+                        matches!(
+                            *kind,
+                            IFLA_XDP_PROG_ID
+                                | IFLA_XDP_DRV_PROG_ID
+                                | IFLA_XDP_SKB_PROG_ID
+                                | IFLA_XDP_HW_PROG_ID
+                        )
+                    })
+                    .filter_map(|(_, value)| Some(u32::from_ne_bytes(value.try_into().ok()?)))
+                    .find(|&id| id != 0);
+            }
+            _ => {}
+        }
+    }
+    Ok(interface)
+}
+
+/// Netlink attributes: length (u16, with this header), type (u16), value, padded to four bytes.
+struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let header = self.0.get(..4)?;
+        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        // The upper two bits of the type are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
+        let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
+        let value = self.0.get(4..len)?;
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_a_name() {
+        assert_eq!(
+            interface(1).unwrap(),
+            Interface {
+                name: "lo".to_owned(),
+                xdp_program_id: None
+            }
+        );
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there() {
+        assert_eq!(
+            interface(0x7fff_0000).unwrap_err().raw_os_error(),
+            Some(libc::ENODEV)
+        );
+    }
+
+    #[test]
+    fn cut_answers_are_errors_or_empty() {
+        let mut answer = vec![0u8; 32];
+        answer[4] = libc::RTM_NEWLINK as u8;
+        answer.extend([9, 0, 3, 0, b'v', b'e', b't', b'h', 0, 0, 0, 0]);
+        answer.extend([12, 0, 43, 0x80, 8, 0, 6, 0, 7, 0, 0, 0]);
+        let whole = Interface {
+            name: "veth".to_owned(),
+            xdp_program_id: Some(7),
+        };
+        assert_eq!(parse_link(&answer).unwrap(), whole);
+        for len in 0..answer.len() {
+            assert_ne!(
+                parse_link(&answer[..len]).ok(),
+                Some(whole.clone()),
+                "{len} bytes"
+            );
+        }
+    }
+}

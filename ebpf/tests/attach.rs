@@ -1,0 +1,185 @@
+//! Attaching and detaching on real interfaces.
+
+mod bed;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lm_ebpf::{AttachError, AttachMode, EffectiveMode, Gate, GateConfig, GateError, Role};
+
+fn with_landing(queue: u32) -> GateConfig {
+    GateConfig {
+        landing_queues: vec![queue],
+        ..GateConfig::default()
+    }
+}
+
+#[test]
+fn native_attaches_and_detaches() {
+    bed::in_namespace(|| {
+        let (ifindex, _) = bed::veth_pair();
+        let gate = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap();
+        assert_eq!(gate.mode(), EffectiveMode::Native);
+        assert!(gate.warnings().is_empty());
+        assert_eq!(gate.interface(), "veth0");
+        drop(gate);
+        Gate::attach(ifindex, &GateConfig::default(), AttachMode::Native).unwrap();
+    });
+}
+
+#[test]
+fn what_cannot_be_attached_to() {
+    bed::in_namespace(|| {
+        let error = Gate::attach(999, &GateConfig::default(), AttachMode::Auto).unwrap_err();
+        assert!(matches!(error, AttachError::NoInterface(999)), "{error}");
+        let error = Gate::attach(1, &with_landing(64), AttachMode::Auto).unwrap_err();
+        assert!(matches!(error, AttachError::NoQueue(64)), "{error}");
+        // The loopback device's driver runs no XDP programs.
+        let error = Gate::attach(1, &GateConfig::default(), AttachMode::Native).unwrap_err();
+        assert!(matches!(error, AttachError::NoNative { .. }), "{error}");
+        assert!(error.to_string().starts_with("lo does not"), "{error}");
+    });
+}
+
+#[test]
+fn a_foreign_program_is_named() {
+    bed::in_namespace(|| {
+        let (ifindex, _) = bed::veth_pair();
+        for (flags, mode) in [(1 << 1, "generic"), (1 << 2, "native")] {
+            let foreign = bed::foreign::Program::attach(ifindex, "somebody_else", flags);
+            for asked in [AttachMode::Auto, AttachMode::Native, AttachMode::Generic] {
+                let error = Gate::attach(ifindex, &GateConfig::default(), asked).unwrap_err();
+                match &error {
+                    AttachError::Occupied { interface, id, name } => {
+                        assert_eq!(
+                            (interface.as_str(), name.as_str(), *id),
+                            ("veth0", "somebody_else", foreign.id())
+                        );
+                    }
+                    other => panic!("{mode}: {other}"),
+                }
+                assert!(
+                    error
+                        .to_string()
+                        .contains(&format!("\"somebody_else\" (id {})", foreign.id())),
+                    "{error}"
+                );
+            }
+        }
+        let gate = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap();
+        let error = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap_err();
+        assert!(
+            matches!(&error, AttachError::Occupied { name, .. } if name == "lm_gate"),
+            "{error}"
+        );
+        drop(gate);
+    });
+}
+
+#[test]
+fn fallback_needs_one_cpu_per_landing_queue() {
+    bed::in_namespace(|| {
+        let (ifindex, _) = bed::veth_pair();
+        // Too long for native mode without multi-buffer: the driver refuses.
+        bed::ip("link set veth1 mtu 9000");
+        bed::ip("link set veth0 mtu 9000");
+        let mask = "class/net/veth0/queues/rx-1/rps_cpus";
+        let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Native).unwrap_err();
+        assert!(matches!(error, AttachError::NoNative { .. }), "{error}");
+        let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("its RPS mask names 0 CPUs instead of one"),
+            "{error}"
+        );
+        if std::thread::available_parallelism().unwrap().get() > 1 {
+            bed::write_sysfs(mask, "3");
+            let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("its RPS mask names 2 CPUs instead of one"),
+                "{error}"
+            );
+        }
+        bed::write_sysfs(mask, "1");
+        let mut gate = Gate::attach(ifindex, &with_landing(1), AttachMode::Auto).unwrap();
+        assert_eq!(gate.mode(), EffectiveMode::Generic);
+        assert_eq!(gate.warnings().len(), 1);
+        assert!(
+            gate.warnings()[0].contains("generic mode"),
+            "{:?}",
+            gate.warnings()
+        );
+        gate.set_role(1, Role::Landing).unwrap();
+        gate.set_role(0, Role::General).unwrap();
+        // A landing queue that nobody announced is checked as well.
+        let error = gate.set_role(0, Role::Landing).unwrap_err();
+        assert!(matches!(error, GateError::ManyCpus { queue: 0, .. }), "{error}");
+        drop(gate);
+        // Without landing queues nothing has to be paired.
+        Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap();
+    });
+}
+
+#[test]
+fn generic_on_demand() {
+    bed::in_namespace(|| {
+        let (ifindex, _) = bed::veth_pair();
+        let error = Gate::attach(ifindex, &with_landing(0), AttachMode::Generic).unwrap_err();
+        assert!(matches!(error, AttachError::ManyCpus { queue: 0, .. }), "{error}");
+        bed::write_sysfs("class/net/veth0/queues/rx-0/rps_cpus", "2");
+        let gate = Gate::attach(ifindex, &with_landing(0), AttachMode::Generic).unwrap();
+        assert_eq!(gate.mode(), EffectiveMode::Generic);
+        assert!(gate.warnings().is_empty());
+    });
+}
+
+const CHILD: &str = "LM_TEST_ATTACHED_CHILD";
+
+/// Run by the test below in a process of its own: attaches, says so, and waits to be killed.
+#[test]
+fn child_that_is_killed() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let mut gate = Gate::attach(bed::ifindex("veth0"), &GateConfig::default(), AttachMode::Auto).unwrap();
+    gate.set_role(1, Role::Landing).unwrap();
+    let _log = gate.log(1).unwrap();
+    eprintln!("attached");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_process_leaves_nothing() {
+    bed::in_namespace(|| {
+        let (ifindex, _) = bed::veth_pair();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_is_killed", "--nocapture"])
+            .env(CHILD, "1")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
+        let attached = said.into_iter().any(|line| line == "attached");
+        let occupied = Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(attached);
+        assert!(matches!(occupied, Err(AttachError::Occupied { .. })));
+        // The dead process' descriptors are closed by the time it is waited for, or very soon after.
+        let start = Instant::now();
+        let gate = loop {
+            match Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto) {
+                Ok(gate) => break gate,
+                Err(error) => assert!(start.elapsed() < Duration::from_secs(2), "{error}"),
+            }
+        };
+        drop(gate);
+    });
+}
