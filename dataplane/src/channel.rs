@@ -1,0 +1,138 @@
+//! The transmit side of a channel: how many packets are in flight, what is on the ring and not yet handed to
+//! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
+
+use crate::config::TRANSMIT_BURST;
+use crate::nic::Nic;
+use crate::ring::{self, CompletionRing, Descriptor, Tx, TxRing};
+use crate::xsk::WakeError;
+
+/// TX and completion ring of one channel.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    /// Device queue.
+    pub(crate) queue: u32,
+    tx: TxRing,
+    completion: CompletionRing,
+    in_flight_max: u32,
+    /// Handed over (or about to be) and not completed.
+    in_flight: u32,
+    /// Written to the ring, not yet visible to the kernel.
+    written: u32,
+    /// Visible to the kernel, not yet known to be taken.
+    unsent: bool,
+    pub(crate) packets: u64,
+    pub(crate) wakeups: u64,
+}
+
+impl Transmit {
+    pub(crate) fn new(queue: u32, tx: TxRing, completion: CompletionRing, in_flight_max: u32) -> Transmit {
+        let in_flight_max = in_flight_max.clamp(1, tx.ring_len().min(completion.ring_len()));
+        Transmit {
+            queue,
+            tx,
+            completion,
+            in_flight_max,
+            in_flight: 0,
+            written: 0,
+            unsent: false,
+            packets: 0,
+            wakeups: 0,
+        }
+    }
+
+    /// Packets that can be written now.
+    #[inline]
+    pub(crate) fn room(&mut self) -> u32 {
+        let allowed = self.in_flight_max - self.in_flight;
+        if allowed == 0 {
+            0
+        } else {
+            self.tx
+                .free(self.written + 1)
+                .saturating_sub(self.written)
+                .min(allowed)
+        }
+    }
+
+    /// Writes one packet. The caller has asked for [`room`](Transmit::room).
+    #[inline]
+    pub(crate) fn push(&mut self, address: u64, len: u32) {
+        // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
+        debug_assert!(address & 1 == 0, "TX addresses are even");
+        self.tx.write(self.written, Descriptor::new(address, len));
+        self.written += 1;
+        self.in_flight += 1;
+        self.packets += 1;
+    }
+
+    /// Whether enough is written for a wake-up of its own.
+    #[inline]
+    pub(crate) fn has_burst(&self) -> bool {
+        self.written >= TRANSMIT_BURST
+    }
+
+    /// Shows what was written to the kernel and wakes it where it asks for that.
+    ///
+    /// # Errors
+    /// What the wake-up reports (the interface is gone, for example). Packets stay on the ring.
+    #[inline]
+    pub(crate) fn flush<N: Nic>(&mut self, nic: &mut N) -> Result<(), WakeError> {
+        if self.written > 0 {
+            self.tx.submit(self.written);
+            self.written = 0;
+            self.unsent = true;
+        }
+        if self.unsent {
+            if self.tx.needs_wakeup() {
+                nic.wake_tx(self.queue)?;
+                self.wakeups += 1;
+            }
+            // Copy mode takes at most 32 packets per wake-up: what is left is for the next round.
+            self.unsent = self.tx.consumed() != self.tx.produced();
+        }
+        Ok(())
+    }
+
+    /// Takes completions, when there is reason to: little room is left, or `all` asks for it. Calls `done`
+    /// with the UMEM address of each packet that the kernel will not read any more.
+    #[inline]
+    pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
+        if self.in_flight == 0 || (!all && self.in_flight < self.in_flight_max / 2) {
+            return 0;
+        }
+        let ready = self.completion.available(self.in_flight);
+        for offset in 0..ready {
+            done(self.completion.read(offset));
+        }
+        if ready > 0 {
+            self.completion.release(ready);
+            self.in_flight -= ready;
+        }
+        ready
+    }
+
+    /// Takes the place of a channel that could not be opened anew: there is never room on it.
+    pub(crate) fn closed() -> Transmit {
+        let (tx, _) = ring::in_memory::<Tx>(1, 0);
+        let (_, completion) = ring::in_memory::<ring::Completion>(1, 0);
+        Transmit {
+            in_flight_max: 0,
+            ..Transmit::new(u32::MAX, tx, completion, 1)
+        }
+    }
+
+    /// Whether packets are on the ring that the kernel has not taken.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.written > 0 || self.unsent
+    }
+
+    /// The rings, to close the channel with.
+    pub(crate) fn into_rings(self) -> (TxRing, CompletionRing) {
+        (self.tx, self.completion)
+    }
+
+    /// Packets not completed.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+}

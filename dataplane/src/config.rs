@@ -1,0 +1,191 @@
+//! What an application chooses when it opens an endpoint, and the bounds that nobody chooses.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lm_protocol::geometry::Wire;
+
+use crate::memory::HugePages;
+use crate::nic::ModeRequest;
+
+/// General receive frames: posted frames plus messages that the application holds. At 2 KiB each, 8 MiB.
+pub(crate) const GENERAL_FRAMES: u32 = 4096;
+/// Fill and RX ring of the general channel: everything that can be posted fits (invariant I3d).
+pub(crate) const GENERAL_RING_LEN: u32 = GENERAL_FRAMES;
+/// Small transmit frames: unacknowledged eager messages plus control packets in flight. At 2 KiB each, 4 MiB.
+pub(crate) const TRANSMIT_FRAMES: u32 = 2048;
+/// Transmit frames that eager messages may not take, so that acknowledgements and credits always find one.
+pub(crate) const TRANSMIT_FRAMES_FOR_CONTROL: u32 = 128;
+/// TX and completion ring of every channel; at least the packets that may be in flight.
+pub(crate) const TRANSMIT_RING_LEN: u32 = 2048;
+/// Fill and RX ring of a landing channel, in descriptors: 2^15 fragments of 1448 bytes are 45 MiB.
+pub(crate) const LANDING_RING_LEN: u32 = 1 << 15;
+/// Peers that an endpoint knows at once; a silent one makes room for a new one.
+pub(crate) const PEERS_MAX: usize = 1024;
+/// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
+pub(crate) const OUTGOING_MAX: usize = 1024;
+/// Messages that one sender may have announced and not yet seen settled.
+pub(crate) const IN_FLIGHT_MESSAGES_MAX: u32 = 256;
+/// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
+pub(crate) const ZONES_MAX: usize = 4096;
+/// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
+/// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
+pub(crate) const TRANSMIT_BURST: u32 = 32;
+/// Packets taken from an RX ring in one round, so that no stage starves the others.
+pub(crate) const RECEIVE_BURST: u32 = 256;
+/// Landing memory that several messages in flight may take together; a single larger message takes what it
+/// needs.
+pub(crate) const LANDING_LEN_SHARED: u64 = 48 << 20;
+/// The largest MTU used. A packet must fit into a chunk of 4096 bytes behind 256 bytes of headroom; veth and
+/// several drivers keep another 320 at its end (`skb_shared_info`), so 3500 works and 3520 does not.
+pub(crate) const MTU_MAX: u16 = 3498;
+
+/// General frames posted at once, for each peer: more than its eager credit, few enough to stay in the cache.
+pub(crate) const GENERAL_FRAMES_PER_PEER: u32 = 256;
+/// General frames that are never posted: datagrams of the kernel's socket are received into them, and come however
+/// many peers the general channel posts for.
+pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
+/// Packets of a plain datagram stream in flight: nobody gives credit there, and veth's ring has 256 entries.
+pub(crate) const PLAIN_IN_FLIGHT: u32 = 128;
+/// Packets on the way to a veth device.
+pub(crate) const ON_THE_WAY_VETH: u32 = 192;
+/// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
+/// two: one window a message, as in the paper.
+pub(crate) const PLAIN_FRAGMENTS_MAX: u32 = 128;
+
+/// UDP port of data packets; control packets use the next one.
+pub const DEFAULT_PORT: u16 = 7168;
+
+/// What to do when a poll round found nothing to do: spin, then yield the core, then sleep in `poll(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleStrategy {
+    /// Rounds that return at once. Lowest latency, a busy core.
+    pub spins: u32,
+    /// Rounds after that which yield the core.
+    pub yields: u32,
+    /// Longest sleep after that. `None` never sleeps.
+    pub sleep: Option<Duration>,
+}
+
+impl Default for IdleStrategy {
+    /// Spins for longer than a round trip, some 100 µs, then sleeps soon: whoever spins or yields on a busy machine
+    /// gets its core back a time slice later, and a sleeper at once. With 20,000 spins and 200 yields beside a compiler,
+    /// messages of 1 MiB took up to 0.9 s.
+    fn default() -> Self {
+        IdleStrategy {
+            spins: 1_000,
+            yields: 5,
+            sleep: Some(Duration::from_millis(10)),
+        }
+    }
+}
+
+impl IdleStrategy {
+    /// Never leaves the core: for a core of one's own.
+    pub const SPIN: IdleStrategy = IdleStrategy {
+        spins: u32::MAX,
+        yields: 0,
+        sleep: None,
+    };
+}
+
+/// How to open an [`crate::Endpoint`].
+///
+/// ```
+/// use lm_dataplane::EndpointConfig;
+/// let config = EndpointConfig { interface: "eth1".into(), port: 7168, ..EndpointConfig::default() };
+/// assert_eq!(config.window_fragments, 256);
+/// ```
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// Network interface, for example `eth1`.
+    pub interface: String,
+    /// Which XDP mode to ask for.
+    pub mode: ModeRequest,
+    /// UDP port for data; control uses the next one. 0 takes a free pair.
+    pub port: u16,
+    /// Largest IP packet to send and to accept, in bytes; the interface's MTU when `None`.
+    pub mtu: Option<u16>,
+    /// Receive queue of the general channel.
+    pub general_queue: u32,
+    /// Receive queue of the landing channel: by default the next one after the general queue. Where the
+    /// device has one queue only, landing takes it and small traffic uses the kernel's UDP socket.
+    pub landing_queue: Option<u32>,
+    /// Fragments in a window, a power of two. A window is what travels in reverse order.
+    pub window_fragments: u32,
+    /// Longest message to accept, in bytes.
+    pub max_message_len: u64,
+    /// Landing memory taken at the start, in bytes; more is taken when a sender is admitted that needs it.
+    /// 0 = this endpoint receives no large messages.
+    pub landing_len: u64,
+    /// Memory for messages being sent, in bytes.
+    pub send_len: u64,
+    /// Packets handed to the driver and not yet completed, per channel. Completions are looked at only when half of
+    /// these are out: the kernel writes that cache line for every packet.
+    pub tx_in_flight: u32,
+    /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
+    /// between can hold. 192 on veth, whose ring has 256 entries, when `None`, and as many as are posted elsewhere.
+    pub packets_on_the_way: Option<u32>,
+    /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
+    /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.
+    pub poll_queues: bool,
+    /// Whether to use huge pages.
+    pub huge_pages: HugePages,
+    /// A message without progress for so long is reported as incomplete.
+    pub message_timeout: Duration,
+    /// What to do when there is nothing to do.
+    pub idle: IdleStrategy,
+    /// Write every packet of this endpoint to a pcap file.
+    pub capture: Option<PathBuf>,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        EndpointConfig {
+            interface: String::new(),
+            mode: ModeRequest::Auto,
+            port: 0,
+            mtu: None,
+            general_queue: 0,
+            landing_queue: None,
+            window_fragments: 256,
+            max_message_len: 1 << 30,
+            landing_len: 16 << 20,
+            send_len: 16 << 20,
+            tx_in_flight: 1024,
+            packets_on_the_way: None,
+            poll_queues: true,
+            huge_pages: HugePages::Auto,
+            message_timeout: Duration::from_secs(2),
+            idle: IdleStrategy::default(),
+            capture: None,
+        }
+    }
+}
+
+/// How to reach a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectOptions {
+    /// How fragments travel.
+    pub wire: Wire,
+    /// Longest message that will be sent, in bytes.
+    pub max_message_len: u64,
+    /// Messages that will be announced and unconfirmed at once.
+    pub messages_in_flight: u32,
+    /// How long to try.
+    pub timeout: Duration,
+    /// Whether to ask for a landing session now. Without one only messages of one fragment can be sent.
+    pub session: bool,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        ConnectOptions {
+            wire: Wire::Lm,
+            max_message_len: 1 << 20,
+            messages_in_flight: 8,
+            timeout: Duration::from_secs(3),
+            session: true,
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Counters: what an endpoint did, and why packets were dropped. Every drop moves exactly one named counter.
+
+use crate::landing::Violation;
+
+macro_rules! drops {
+    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
+        /// Packets that an endpoint received and did not use, by reason.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Drops {
+            $($(#[$meta])* pub $name: u64,)*
+        }
+
+        impl Drops {
+            /// Name and count of every reason, in a fixed order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+drops! {
+    /// Not a packet of ours, or its fields contradict each other.
+    malformed,
+    /// A well-formed packet that nothing waits for (another session's, another incarnation's).
+    unexpected,
+    /// A credit or acknowledgement that no honest peer sends.
+    implausible,
+    /// An eager message that had arrived before.
+    eager_duplicate,
+    /// An eager message before which another is missing.
+    eager_out_of_order,
+    /// An announcement that is not the next one, or asks for more than was granted.
+    announcement_refused,
+    /// A fragment that the gate did not accept.
+    fragment_passed,
+    /// The table of peers is full of peers that are owed something.
+    peer_table_full,
+    /// The sender's Ethernet address is not known yet.
+    no_neighbour,
+    /// A descriptor that names no frame of the general pool.
+    foreign_frame,
+}
+
+/// Violations of the pairing invariant (I3), by kind. Each one ended a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Violations {
+    counts: [u64; Violation::ALL.len()],
+}
+
+impl Violations {
+    pub(crate) fn count(&mut self, violation: Violation) {
+        self.counts[violation as usize] += 1;
+    }
+
+    /// Name and count of every kind.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.counts;
+        Violation::ALL
+            .iter()
+            .map(move |&violation| (violation.as_str(), counts[violation as usize]))
+    }
+
+    /// All kinds together.
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// What an endpoint has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Messages that were confirmed, or, to a host without LM, sent.
+    pub messages_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Messages that ended otherwise.
+    pub messages_failed: u64,
+    /// Messages given to the application.
+    pub messages_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Messages reported as incomplete.
+    pub messages_incomplete: u64,
+    /// Messages given up because nothing came for too long.
+    pub messages_stalled: u64,
+    /// Payload bytes that this library copied: `send_copy`, and `recv_into` when a message lies elsewhere.
+    pub user_copied_bytes: u64,
+    /// Bytes put back at window edges (invariant I5).
+    pub restored_bytes: u64,
+    /// Fragments sent.
+    pub data_packets_sent: u64,
+    /// Fragments landed.
+    pub landing_packets: u64,
+    /// Packets received on the general channel.
+    pub general_packets: u64,
+    /// Packets that came through the kernel's data socket.
+    pub one_copy_packets: u64,
+    /// Credit packets sent.
+    pub credits_sent: u64,
+    /// Times that no general frame was free for a datagram of the kernel's socket.
+    pub frames_exhausted: u64,
+    /// Control datagrams that could not be sent.
+    pub control_send_errors: u64,
+    /// Completions that the application did not fetch in time.
+    pub completions_discarded: u64,
+    /// Sessions granted to senders.
+    pub sessions_granted: u64,
+    /// Sessions of senders that ended.
+    pub sessions_ended: u64,
+    /// Times that the landing channel could not be built anew after a session was given up.
+    pub landing_lost: u64,
+    /// Violations of the pairing invariant.
+    pub violations: Violations,
+    /// Packets dropped, by reason.
+    pub drops: Drops,
+}
+
+impl Counters {
+    /// Everything that went wrong, by name: drops and violations.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.drops.iter().chain(self.violations.iter())
+    }
+}

@@ -1,0 +1,286 @@
+//! Eager: messages of one fragment, which need no request. They leave from small transmit frames on the general
+//! channel, and so do control packets (acknowledgements, announcements, credits).
+//!
+//! A transmit frame is free again when the kernel has sent it *and* the peer has acknowledged it (control
+//! packets are never acknowledged). The unacknowledged ones of a peer form a list through the frames' records,
+//! so that a thousand peers need no thousand queues.
+
+use lm_protocol::serial;
+
+use crate::config::{GENERAL_FRAMES, TRANSMIT_FRAMES_FOR_CONTROL};
+use crate::frames::{Frame, FramePool};
+use crate::outbound::{Completion, Outcome, SendToken};
+use crate::peer::{EagerOut, PeerId};
+
+/// What a transmit frame carries and who still needs it.
+#[derive(Clone, Copy, Debug)]
+struct FrameRecord {
+    in_kernel: bool,
+    unacknowledged: bool,
+    next: Option<u32>,
+    token: SendToken,
+    tag: u64,
+    len: u32,
+    submitted_ns: u64,
+}
+
+/// The small transmit frames and their records.
+#[derive(Debug)]
+pub(crate) struct TransmitFrames {
+    pool: FramePool,
+    records: Vec<FrameRecord>,
+}
+
+impl TransmitFrames {
+    pub(crate) fn new(pool: FramePool) -> TransmitFrames {
+        let free = FrameRecord {
+            in_kernel: false,
+            unacknowledged: false,
+            next: None,
+            token: SendToken(0),
+            tag: 0,
+            len: 0,
+            submitted_ns: 0,
+        };
+        let records = vec![free; pool.count() as usize];
+        TransmitFrames { pool, records }
+    }
+
+    /// Frames that are free now.
+    #[cfg(test)]
+    pub(crate) fn available(&self) -> usize {
+        self.pool.available()
+    }
+
+    /// A frame for a message, unless only those kept for control packets are left.
+    #[inline]
+    pub(crate) fn take_for_message(&mut self) -> Option<Frame> {
+        if self.pool.available() <= TRANSMIT_FRAMES_FOR_CONTROL as usize {
+            return None;
+        }
+        self.pool.take()
+    }
+
+    /// A frame for a control packet.
+    #[inline]
+    pub(crate) fn take_for_control(&mut self) -> Option<Frame> {
+        self.pool.take()
+    }
+
+    /// Gives back a frame that was never sent.
+    pub(crate) fn put(&mut self, frame: Frame) {
+        self.pool.put(frame);
+    }
+
+    /// The token of a frame that the application gives back, by its address.
+    pub(crate) fn reclaim(&self, address: u64) -> Option<Frame> {
+        self.pool.reclaim(address)
+    }
+
+    /// The frame goes to the kernel and is needed no longer than the kernel needs it.
+    #[inline]
+    pub(crate) fn control_sent(&mut self, frame: Frame) {
+        let index = self.index(frame.into_address());
+        self.records[index].in_kernel = true;
+        self.records[index].unacknowledged = false;
+    }
+
+    /// The frame carries an eager message: it goes to the end of its peer's list. `in_kernel` is false when the
+    /// kernel has copied it already (UDP socket).
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn message_sent(
+        &mut self,
+        out: &mut EagerOut,
+        frame: Frame,
+        in_kernel: bool,
+        token: SendToken,
+        tag: u64,
+        len: u32,
+        now_ns: u64,
+    ) {
+        let index = self.index(frame.into_address());
+        self.records[index] = FrameRecord {
+            in_kernel,
+            unacknowledged: true,
+            next: None,
+            token,
+            tag,
+            len,
+            submitted_ns: now_ns,
+        };
+        match out.newest {
+            Some(newest) => self.records[newest as usize].next = Some(index as u32),
+            None => {
+                out.oldest = Some(index as u32);
+                out.progress_ns = now_ns;
+            }
+        }
+        out.newest = Some(index as u32);
+        out.next = out.next.wrapping_add(1);
+    }
+
+    /// The kernel is done with the packet at `address`. `false`: not a frame of this pool.
+    #[inline]
+    pub(crate) fn completed(&mut self, address: u64) -> bool {
+        let Some(index) = self.pool.index_of(address) else {
+            return false;
+        };
+        self.records[index].in_kernel = false;
+        self.free_if_done(index);
+        true
+    }
+
+    /// Takes an acknowledgement: all messages before `next` arrived, numbers below `limit` may be sent.
+    /// `false`: it acknowledges what was never sent, or allows more than any receiver has frames for; nothing changed.
+    pub(crate) fn acknowledged(
+        &mut self,
+        out: &mut EagerOut,
+        peer: PeerId,
+        next: u32,
+        limit: u32,
+        now_ns: u64,
+        mut settled: impl FnMut(Completion),
+    ) -> bool {
+        // A limit far off would pass for one that lies behind, and no honest one would ever be later.
+        let allowance = serial::distance(next, limit);
+        if serial::precedes(out.next, next) || !(0..=GENERAL_FRAMES as i32).contains(&allowance) {
+            return false;
+        }
+        out.limit = serial::later(out.limit, limit);
+        // An answer that confirms nothing new is no progress: what it does not confirm may be lost.
+        if serial::precedes(out.acknowledged, next) || out.oldest.is_none() {
+            out.progress_ns = now_ns;
+        }
+        while serial::precedes(out.acknowledged, next) {
+            self.settle_oldest(out, peer, Outcome::Delivered, now_ns, &mut settled);
+        }
+        // Without credit and with nothing under way: a receiver that has lost count will not give any under this
+        // numbering.
+        if out.oldest.is_none() && serial::precedes(next, out.acknowledged) && out.limit == out.next {
+            out.begin_anew(now_ns);
+        }
+        true
+    }
+
+    /// Settles the oldest unacknowledged message of a peer.
+    pub(crate) fn settle_oldest(
+        &mut self,
+        out: &mut EagerOut,
+        peer: PeerId,
+        outcome: Outcome,
+        now_ns: u64,
+        mut settled: impl FnMut(Completion),
+    ) {
+        let Some(oldest) = out.oldest else { return };
+        let record = &mut self.records[oldest as usize];
+        record.unacknowledged = false;
+        let done = *record;
+        out.oldest = done.next;
+        if out.oldest.is_none() {
+            out.newest = None;
+        }
+        out.acknowledged = out.acknowledged.wrapping_add(1);
+        self.free_if_done(oldest as usize);
+        settled(Completion {
+            token: done.token,
+            peer,
+            tag: done.tag,
+            len: u64::from(done.len),
+            latency_ns: now_ns.saturating_sub(done.submitted_ns),
+            outcome,
+        });
+    }
+
+    #[inline]
+    fn free_if_done(&mut self, index: usize) {
+        let record = &self.records[index];
+        if !record.in_kernel && !record.unacknowledged {
+            let frame = self.pool.reclaim_index(index);
+            self.pool.put(frame);
+        }
+    }
+
+    #[inline]
+    fn index(&self, address: u64) -> usize {
+        self.pool
+            .index_of(address)
+            .expect("a transmit frame lies in its pool")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::EAGER_CREDIT_INITIAL;
+
+    fn out() -> EagerOut {
+        let start = u32::MAX - 1;
+        let limit = start.wrapping_add(EAGER_CREDIT_INITIAL);
+        EagerOut {
+            next: start,
+            acknowledged: start,
+            limit,
+            ..EagerOut::new(0)
+        }
+    }
+
+    #[test]
+    fn a_frame_is_free_only_when_sent_and_acknowledged() {
+        let mut frames = TransmitFrames::new(FramePool::new(0, 2048, 256));
+        let mut out = out();
+        let peer = PeerId {
+            index: 3,
+            generation: 1,
+        };
+        let mut addresses = Vec::new();
+        for n in 0..4 {
+            let frame = frames.take_for_message().unwrap();
+            addresses.push(frame.address());
+            frames.message_sent(&mut out, frame, true, SendToken(n), n * 10, 100, n);
+        }
+        assert_eq!(out.next, 2, "message numbers wrap");
+        assert!(frames.completed(addresses[0] + 2));
+        assert_eq!(frames.pool.available(), 252, "sent but not acknowledged");
+
+        let mut settled = Vec::new();
+        assert!(frames.acknowledged(&mut out, peer, 1, 40, 9, |c| settled.push(c)));
+        assert_eq!(
+            settled.iter().map(|c| (c.token.0, c.tag)).collect::<Vec<_>>(),
+            [(0, 0), (1, 10), (2, 20)]
+        );
+        assert!(
+            settled
+                .iter()
+                .all(|c| c.outcome == Outcome::Delivered && c.peer == peer)
+        );
+        assert_eq!(
+            frames.pool.available(),
+            253,
+            "two of them are still in the kernel"
+        );
+        assert!(frames.completed(addresses[1]) && frames.completed(addresses[2]));
+        assert_eq!(frames.pool.available(), 255);
+
+        assert!(!frames.acknowledged(&mut out, peer, 3, 40, 9, |_| panic!("nothing to settle")));
+        frames.settle_oldest(&mut out, peer, Outcome::TimedOut, 9, |c| settled.push(c));
+        assert_eq!(settled.last().unwrap().outcome, Outcome::TimedOut);
+        assert!(out.oldest.is_none() && out.newest.is_none());
+        assert!(frames.completed(addresses[3]));
+        assert_eq!(frames.pool.available(), 256);
+        assert!(!frames.completed(256 * 2048));
+    }
+
+    #[test]
+    fn control_packets_have_frames_of_their_own() {
+        let mut frames = TransmitFrames::new(FramePool::new(0, 2048, TRANSMIT_FRAMES_FOR_CONTROL + 1));
+        let message = frames.take_for_message().unwrap();
+        assert!(frames.take_for_message().is_none());
+        let control = frames.take_for_control().unwrap();
+        let address = control.address();
+        frames.control_sent(control);
+        assert!(frames.completed(address));
+        frames.put(message);
+        assert_eq!(frames.pool.available(), TRANSMIT_FRAMES_FOR_CONTROL as usize + 1);
+    }
+}

@@ -1,0 +1,597 @@
+//! Endpoint: the public face. Opens interface, memory, gate and channels, then hands everything to the poll
+//! engine ([`crate::engine`]); adds the clock and the waiting.
+
+use std::fmt;
+use std::net::SocketAddrV4;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use lm_ebpf::CpuCheck;
+use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::session::{Admit, Permit};
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::ethernet::MacAddr;
+
+use crate::capture::Capture;
+use crate::config::{ConnectOptions, EndpointConfig, MTU_MAX, ON_THE_WAY_VETH};
+use crate::control::random_u64;
+use crate::counters::Counters;
+use crate::engine::{Engine, Fixed};
+use crate::error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
+use crate::idle::{Idle, IdleStep};
+use crate::interface::Interface;
+use crate::kernel::{KernelNic, KernelNicConfig};
+use crate::memory::Umem;
+use crate::message::{LandingRegion, Message};
+use crate::nic::{EffectiveMode, Nic};
+use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::outbound::{Completion, SendToken};
+use crate::peer::PeerId;
+use crate::region::SendRegion;
+
+/// How long a granted session lives without a sign of life from its sender.
+const LEASE: Duration = Duration::from_secs(5);
+/// How long closing waits for receivers to confirm the end of their sessions.
+const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);
+/// How long a flush polls between looks at its deadline at most.
+const WAIT_STEP: Duration = Duration::from_millis(10);
+
+/// One end of LM on one network interface: sends to and receives from any number of peers.
+///
+/// # Threads
+///
+/// An endpoint belongs to one thread at a time: it is `Send` but not `Sync`, and every call takes `&mut self`. That
+/// thread must call [`poll`](Endpoint::poll), or a call that polls ([`send`](Endpoint::send),
+/// [`recv`](Endpoint::recv), [`flush`](Endpoint::flush), [`connect`](Endpoint::connect)), at least every few hundred
+/// milliseconds, or peers count it as gone. [`Message`]s and [`SendRegion`]s may be moved to and dropped on other
+/// threads.
+///
+/// # Example
+///
+/// ```no_run
+/// use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig};
+/// use std::io::Write;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = EndpointConfig { interface: "eth1".into(), ..EndpointConfig::default() };
+/// let mut endpoint = Endpoint::open(&config)?;
+/// let peer = endpoint.connect("192.0.2.7:7168".parse()?, &ConnectOptions::default())?;
+/// let mut region = endpoint.loan(peer, 1 << 20)?;
+/// region.write_all(&vec![7; 1 << 20])?;
+/// endpoint.send(region, 42)?;
+/// endpoint.flush(std::time::Duration::from_secs(5))?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Endpoint {
+    engine: Engine<KernelNic>,
+    clock: Instant,
+    idle: Idle,
+    interface: Interface,
+    warnings: Vec<String>,
+    landing_start: u64,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("interface", &self.interface.name)
+            .field("local", &self.engine.nic.local())
+            .field("mode", &self.mode())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint that admits every sender for messages up to `config.max_message_len`.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays attached.
+    pub fn open(config: &EndpointConfig) -> Result<Endpoint, OpenError> {
+        let everybody = Permit {
+            max_message_len: config.max_message_len,
+            lease: LEASE,
+        };
+        Endpoint::open_with(config, Box::new(everybody))
+    }
+
+    /// Opens an endpoint that asks `admit` about every sender.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays attached.
+    pub fn open_with(config: &EndpointConfig, admit: Box<dyn Admit + Send>) -> Result<Endpoint, OpenError> {
+        let interface = Interface::by_name(&config.interface)?;
+        let link = LinkShape::IPV4;
+        interface.check(u32::from(link.ip.min_mtu()))?;
+        let local_ip = interface
+            .primary_address()
+            .expect("checked: the interface has an IPv4 address");
+        let (mtu, mut warnings) = effective_mtu(config, &interface)?;
+        let layout = Layout::new(Wire::Lm, mtu, link)?;
+        let window = WindowShape::new(config.window_fragments)
+            .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
+        let plan = MemoryPlan::new(config, &layout, mtu)?;
+        let queues = Queues::choose(config, &interface)?;
+
+        let umem = Umem::new(plan.total_len(), config.huge_pages).map_err(|source| OpenError::Memory {
+            len: plan.total_len(),
+            source,
+        })?;
+        let veth = interface.kind.as_deref() == Some("veth") || interface.driver.as_deref() == Some("veth");
+        let mut nic = KernelNic::open(&KernelNicConfig {
+            interface_index: interface.index,
+            local_ip,
+            port: config.port,
+            mode: config.mode,
+            landing_queues: queues.landing.as_slice(),
+            cpu_check: CpuCheck::Rps,
+            mapping: umem.mapping(),
+            chunk_len: plan.chunk_len,
+            poll_queues: config.poll_queues && veth,
+        })?;
+        warnings.extend(nic.warnings().iter().cloned());
+        if crate::route::default_route_interfaces().is_ok_and(|found| found.contains(&interface.index)) {
+            warnings.push(format!(
+                "{} carries the default route: attaching an XDP program may interrupt its link for a moment",
+                interface.name
+            ));
+        }
+
+        let parts = Parts::open(&mut nic, config, &plan, queues)?;
+        if nic.effective_mode() == EffectiveMode::ZeroCopy && parts.landing.is_some() {
+            return Err(OpenError::Config(format!(
+                "landing in zero-copy mode is not supported by this version; use copy mode on {}",
+                interface.name
+            )));
+        }
+        let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
+        let fixed = Fixed {
+            sender_id: random_u64(),
+            mac: MacAddr(interface.mac),
+            veth,
+            tx_queue_hint: queues
+                .landing
+                .filter(|_| veth)
+                .map(|queue| queue as u16 + u16::from(generic)),
+            link,
+            mtu,
+            layout,
+            chunk_len: plan.chunk_len,
+            window,
+            one_processor: generic,
+            on_the_way: config
+                .packets_on_the_way
+                .unwrap_or(if veth { ON_THE_WAY_VETH } else { u32::MAX }),
+            transmit_registered_len: plan.landing_arena,
+        };
+        let capture = match &config.capture {
+            Some(path) => Some(Capture::create(path).map_err(|source| OpenError::Capture {
+                path: path.clone(),
+                source,
+            })?),
+            None => None,
+        };
+        let landing_start = plan.landing_arena;
+        let mut engine = parts.into_engine(nic, config.clone(), fixed, umem, &plan, admit);
+        engine.capture = capture;
+        let mut endpoint = Endpoint {
+            engine,
+            clock: Instant::now(),
+            idle: Idle::new(config.idle),
+            interface,
+            warnings,
+            landing_start,
+        };
+        // Posts the general frames, so that nothing is lost between here and the first poll.
+        endpoint.poll();
+        Ok(endpoint)
+    }
+
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.clock.elapsed().as_nanos() as u64
+    }
+
+    /// Things the user should know: a fallback that was taken, an MTU that was lowered.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The mode in effect, as the kernel reports it.
+    pub fn mode(&self) -> EffectiveMode {
+        self.engine.nic.effective_mode()
+    }
+
+    /// The interface.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Address and data port of this endpoint; control has the next port.
+    pub fn local(&self) -> SocketAddrV4 {
+        self.engine.nic.local()
+    }
+
+    /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.
+    ///
+    /// `to` is the peer's data port. Polls until there is an answer or `options.timeout` has passed.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&mut self, to: SocketAddrV4, options: &ConnectOptions) -> Result<PeerId, ConnectError> {
+        let index = self.resolve(to)?;
+        let id = self.engine.peers.id_of(index);
+        if options.session {
+            self.open_session(id, options)?;
+        }
+        Ok(id)
+    }
+
+    /// Resolves the way to a host that runs no LM: messages to it leave as plain UDP datagrams in IP fragments
+    /// ([`Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect_plain(&mut self, to: SocketAddrV4) -> Result<PeerId, ConnectError> {
+        let index = self.resolve(to)?;
+        let now_ns = self.now_ns();
+        self.engine.make_plain(index, now_ns)?;
+        Ok(self.engine.peers.id_of(index))
+    }
+
+    fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
+        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))?;
+        let addressing = self.engine.addressing_to(to, hop.mac);
+        let (keep, now_ns) = (self.engine.landing_peer(), self.now_ns());
+        let index = self
+            .engine
+            .peers
+            .find_or_add(to, &addressing, keep, now_ns)
+            .ok_or(ConnectError::PeersFull)?;
+        let peer = self.engine.peers.at(index);
+        peer.addressing = addressing;
+        peer.wanted = true;
+        Ok(index)
+    }
+
+    /// Asks a known peer for a landing session, for example one whose message was just received. An existing
+    /// session with it ends first.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn open_session(&mut self, peer: PeerId, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let now_ns = self.now_ns();
+        self.engine.peers.named(peer).ok_or(ConnectError::UnknownPeer)?;
+        self.engine.end_session(peer.index, now_ns);
+        self.engine.apply(peer.index, options, now_ns);
+        loop {
+            self.poll();
+            let now_ns = self.now_ns();
+            if let Some(outcome) = self.engine.application_outcome(peer.index, now_ns) {
+                return outcome;
+            }
+            self.engine.drive_admission(now_ns);
+            // Nothing is hurried here, and the peer may share our core.
+            let _ = self.engine.nic.wait(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends the landing session with a peer. Messages not confirmed end as [`crate::Outcome::SessionEnded`].
+    pub fn end_session(&mut self, peer: PeerId) {
+        let now_ns = self.now_ns();
+        if self.engine.peers.named(peer).is_some() {
+            self.engine.end_session(peer.index, now_ns);
+        }
+    }
+
+    /// The peer's address and data port.
+    pub fn peer_address(&mut self, peer: PeerId) -> Option<SocketAddrV4> {
+        self.engine.peers.named(peer).map(|peer| peer.data)
+    }
+
+    /// The longest message that can be sent to this peer now, in bytes; one fragment without a session.
+    pub fn max_message_len(&mut self, peer: PeerId) -> u64 {
+        let eager = u64::from(self.engine.fixed.layout.payload_len());
+        let outbound = self
+            .engine
+            .peers
+            .named(peer)
+            .and_then(|peer| peer.outbound.as_ref());
+        outbound.map_or(eager, |outbound| outbound.terms.max_message_len)
+    }
+
+    /// Loans memory for a message of `len` bytes to `peer`.
+    ///
+    /// # Errors
+    /// [`LoanError::WouldBlock`] when no memory is free now: poll and try again.
+    pub fn loan(&mut self, peer: PeerId, len: u64) -> Result<SendRegion, LoanError> {
+        match self.engine.loan(peer, len) {
+            Err(LoanError::WouldBlock) => {
+                // Unsent regions and completions may have memory for us.
+                self.poll();
+                self.engine.loan(peer, len)
+            }
+            result => result,
+        }
+    }
+
+    /// Hands a message over, or gives it back with the reason.
+    ///
+    /// # Errors
+    /// [`SendError::WouldBlock`] as reason is back-pressure: poll and try again.
+    // The error carries the region, as `std::sync::mpsc::SendError` carries its value.
+    #[allow(clippy::result_large_err)]
+    pub fn try_send(&mut self, region: SendRegion, tag: u64) -> Result<SendToken, TrySendError> {
+        let now_ns = self.now_ns();
+        self.engine.submit(region, tag, now_ns)
+    }
+
+    /// Hands a message over; polls while there is back-pressure.
+    ///
+    /// # Errors
+    /// Everything but [`SendError::WouldBlock`].
+    pub fn send(&mut self, region: SendRegion, tag: u64) -> Result<SendToken, SendError> {
+        let mut region = region;
+        loop {
+            match self.try_send(region, tag) {
+                Ok(token) => return Ok(token),
+                Err(TrySendError {
+                    region: back,
+                    reason: SendError::WouldBlock,
+                }) => region = back,
+                Err(error) => return Err(error.reason),
+            }
+            self.poll_or_wait();
+            self.check_link()?;
+        }
+    }
+
+    /// Copies `payload` into a loaned region and hands it over; polls while there is back-pressure.
+    ///
+    /// # Errors
+    /// Everything but [`SendError::WouldBlock`].
+    pub fn send_copy(&mut self, peer: PeerId, payload: &[u8], tag: u64) -> Result<SendToken, SendError> {
+        loop {
+            match self.try_send_copy(peer, payload, tag) {
+                Err(SendError::WouldBlock) => self.poll_or_wait(),
+                result => return result,
+            }
+            self.check_link()?;
+        }
+    }
+
+    /// As [`send_copy`](Endpoint::send_copy), without waiting.
+    ///
+    /// # Errors
+    /// [`SendError::WouldBlock`] is back-pressure: poll and try again.
+    pub fn try_send_copy(&mut self, peer: PeerId, payload: &[u8], tag: u64) -> Result<SendToken, SendError> {
+        let mut region = self.engine.loan(peer, payload.len() as u64)?;
+        let mut rest = payload;
+        for range in region.payloads_mut() {
+            let (now, later) = rest.split_at(range.len());
+            range.copy_from_slice(now);
+            rest = later;
+        }
+        self.engine.counters.user_copied_bytes += payload.len() as u64;
+        self.try_send(region, tag).map_err(|error| error.reason)
+    }
+
+    /// The next message that has arrived whole, if there is one. Polls once when none is ready.
+    ///
+    /// # Errors
+    /// [`RecvError::Incomplete`] reports a message that stays incomplete.
+    pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
+        if let Some(message) = self.engine.take_message()? {
+            return Ok(Some(message));
+        }
+        self.poll();
+        self.engine.take_message()
+    }
+
+    /// The next message; polls until it is there.
+    ///
+    /// # Errors
+    /// [`RecvError::TimedOut`] after `timeout`; [`RecvError::Incomplete`] reports a message that stays incomplete.
+    pub fn recv(&mut self, timeout: Option<Duration>) -> Result<Message, RecvError> {
+        let mut deadline_ns = None;
+        loop {
+            if let Some(message) = self.try_recv()? {
+                return Ok(message);
+            }
+            // The clock of the round just run: reading it once more would be felt in every round trip.
+            let now_ns = self.engine.now_ns;
+            if let Some(timeout) = timeout {
+                let deadline_ns =
+                    *deadline_ns.get_or_insert(now_ns.saturating_add(timeout.as_nanos() as u64));
+                if now_ns >= deadline_ns {
+                    return Err(RecvError::TimedOut);
+                }
+            }
+            self.wait(WAIT_STEP);
+        }
+    }
+
+    /// A region for a message of up to `len` bytes, chosen before the message comes. Landing memory must have
+    /// been taken at the start ([`EndpointConfig::landing_len`]).
+    ///
+    /// # Errors
+    /// [`LoanError::WouldBlock`] when no memory is free now.
+    pub fn landing_region(&mut self, len: u64) -> Result<LandingRegion, LoanError> {
+        self.engine.landing_region(len)
+    }
+
+    /// The next message, in the region given: it lands there where it is announced after this call and fits;
+    /// otherwise it is copied there (counted in [`Counters::user_copied_bytes`]), or comes where it is when it
+    /// does not fit. [`Message::into_region`] gives the region back for the next one.
+    ///
+    /// # Errors
+    /// As [`recv`](Endpoint::recv).
+    pub fn recv_into(
+        &mut self,
+        region: LandingRegion,
+        timeout: Option<Duration>,
+    ) -> Result<Message, RecvError> {
+        let range = region.umem_range();
+        self.engine.choose_region(region);
+        let message = self.recv(timeout);
+        match (message, self.engine.unchoose_region(range.start)) {
+            (Ok(message), Some(region)) if !range.contains(&message.umem_offset()) => {
+                Ok(self.engine.copy_into_region(message, region))
+            }
+            (message, _) => message,
+        }
+    }
+
+    /// The end of a message that was handed over, if one has ended.
+    pub fn try_completion(&mut self) -> Option<Completion> {
+        self.engine.completions.pop_front()
+    }
+
+    /// Polls until every message handed over is confirmed.
+    ///
+    /// # Errors
+    /// [`SendError::TimedOut`] after `timeout`; [`SendError::Failed`] when messages ended otherwise since the last
+    /// flush.
+    pub fn flush(&mut self, timeout: Duration) -> Result<(), SendError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.poll_or_wait();
+            self.check_link()?;
+            let unconfirmed = self.engine.unconfirmed_messages();
+            if unconfirmed == 0 {
+                return match std::mem::take(&mut self.engine.failed_sends) {
+                    0 => Ok(()),
+                    messages => Err(SendError::Failed { messages }),
+                };
+            }
+            if Instant::now() >= deadline {
+                return Err(SendError::TimedOut { unconfirmed });
+            }
+        }
+    }
+
+    fn check_link(&mut self) -> Result<(), SendError> {
+        match self.engine.wake_error.take() {
+            Some(_) => Err(SendError::Link),
+            None => Ok(()),
+        }
+    }
+
+    /// One round of the engine: receives, sends, runs timers. Returns the number of packets and events handled;
+    /// 0 means there was nothing to do.
+    pub fn poll(&mut self) -> usize {
+        let now_ns = self.now_ns();
+        let work = self.engine.poll(now_ns);
+        if work > 0 {
+            self.idle.reset();
+        }
+        work
+    }
+
+    /// One step of the idle strategy, `longest` at most: call it when [`poll`](Endpoint::poll) returned 0.
+    pub fn wait(&mut self, longest: Duration) {
+        match self.idle.step() {
+            IdleStep::Spin => std::hint::spin_loop(),
+            IdleStep::Yield => std::thread::yield_now(),
+            IdleStep::Sleep(most) => {
+                // Nothing wakes us for a completion or a timer: look again soon while some are due.
+                let busy = self
+                    .engine
+                    .transmit
+                    .iter()
+                    .any(|transmit| transmit.in_flight() > 0)
+                    || !self.engine.acknowledge.is_empty()
+                    || (self.engine.landing.as_ref()).is_some_and(|landing| landing.told.changed);
+                let most = if busy { Duration::from_micros(50) } else { most };
+                let _ = self.engine.nic.wait(most.min(longest));
+            }
+        }
+    }
+
+    fn poll_or_wait(&mut self) {
+        if self.poll() == 0 {
+            self.wait(WAIT_STEP);
+        }
+    }
+
+    /// What this endpoint has done so far.
+    pub fn counters(&self) -> Counters {
+        self.engine.counters
+    }
+
+    /// What the gate decided so far: name of the verdict and number of packets.
+    pub fn gate_counters(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.engine.nic.gate_counters();
+        counters.map_or_else(
+            |_| Vec::new(),
+            |found| found.iter().map(|(v, n)| (v.name(), n)).collect(),
+        )
+    }
+
+    /// Position of the landing arena in the UMEM, in bytes: every message of many fragments lies in it.
+    pub fn landing_range(&self) -> Range<u64> {
+        let len = self
+            .engine
+            .landing
+            .as_ref()
+            .map_or(0, |landing| landing.arena.len());
+        self.landing_start..self.landing_start + len
+    }
+
+    /// Why the capture ended early, if it did.
+    pub fn take_capture_error(&mut self) -> Option<std::io::Error> {
+        self.engine.capture.as_mut().and_then(Capture::take_error)
+    }
+
+    /// Ends all sessions, waits a moment for the peers to confirm, and detaches from the interface. Dropping does
+    /// the same.
+    pub fn close(self) {}
+}
+
+impl AsFd for Endpoint {
+    /// Readable (level-triggered) when [`poll`](Endpoint::poll) may find something to receive.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.engine.nic.as_fd()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let now_ns = self.now_ns();
+        while let Some(&index) = self.engine.senders.first() {
+            self.engine.end_session(index, now_ns);
+            self.engine.senders.retain(|&sender| sender != index);
+        }
+        // What has arrived is confirmed before we go.
+        self.poll();
+        self.engine.shut_down_grants();
+        let deadline = Instant::now() + FAREWELL_PATIENCE;
+        while !self.engine.leaving.is_empty() && Instant::now() < deadline {
+            self.poll();
+            let now_ns = self.now_ns();
+            self.engine.drive_admission(now_ns);
+            let _ = self.engine.nic.wait(Duration::from_millis(1));
+        }
+        self.engine.flush();
+    }
+}
+
+fn effective_mtu(config: &EndpointConfig, interface: &Interface) -> Result<(u16, Vec<String>), OpenError> {
+    let mut warnings = Vec::new();
+    let available = interface.mtu.min(u32::from(u16::MAX)) as u16;
+    let wanted = config.mtu.unwrap_or(available);
+    if wanted > available {
+        return Err(OpenError::Config(format!(
+            "{} has an MTU of {available}, not {wanted}; ask for less, or raise it (ip link set {} mtu {wanted})",
+            interface.name, interface.name
+        )));
+    }
+    if wanted > MTU_MAX {
+        warnings.push(format!(
+            "{} has an MTU of {wanted}; LM uses {MTU_MAX}, the most that fits an AF_XDP frame",
+            interface.name
+        ));
+    }
+    Ok((wanted.min(MTU_MAX), warnings))
+}

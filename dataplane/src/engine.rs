@@ -1,0 +1,629 @@
+//! The poll engine: all state of an endpoint and the fixed order of its stages. Nothing here blocks.
+//!
+//! ```text
+//!  poll(now):  1 memory that the application gave back
+//!              2 TX completions (late, in bulk)
+//!              3 general channel: eager messages, acknowledgements, announcements, credits
+//!              4 landing channel: fragments                                       (landing.rs)
+//!              5 kernel UDP sockets: admission, and what the gate passed on       (control.rs)
+//!              6 fill entries for announced messages, free general frames
+//!              7 acknowledgements and credits that are due, announcements
+//!              8 fragments within credit                                          (outbound.rs)
+//!              9 flush: one wake-up per channel
+//!             10 timers
+//! ```
+//! Receiving comes before sending, so that a credit is used in the round that it came in.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lm_ebpf::Log;
+use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::time::Time;
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::LmHeader;
+
+use crate::arena::Arena;
+use crate::capture::Capture;
+use crate::channel::Transmit;
+use crate::config::{
+    EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_PER_PEER, RECEIVE_BURST, TRANSMIT_BURST,
+};
+use crate::control::{Applying, CONTROL_PER_LOOK, Grants, Leaving};
+use crate::counters::Counters;
+use crate::eager::TransmitFrames;
+use crate::error::RecvError;
+use crate::frames::FramePool;
+use crate::landing::{ChannelOrder, Inbound, Zone};
+use crate::memory::{PACKET_HEADROOM, Umem};
+use crate::message::Message;
+use crate::nic::Nic;
+use crate::outbound::{Completion, OutgoingTable};
+use crate::packets::DATAGRAMS_PER_LOOK;
+use crate::peer::Peers;
+use crate::release::{Loaned, Released};
+use crate::ring::{FillRing, RxRing};
+use crate::udp::Port;
+use crate::xsk::{WakeError, XdpStatistics};
+
+/// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
+/// trip through a sleeping kernel, longer than the gap between packets of one burst.
+pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
+/// So long at most when there is other work in every round.
+pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
+/// The gate's count of passed packets is looked at once in so many rounds.
+const SOCKETS_EVERY_ROUNDS: u32 = 64;
+/// The kernel's sockets are looked at when the gate's counter says so, and at least this often.
+const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
+/// A landing session without packets for so long has paused: its queue is left to the sender's core.
+const STREAM_PAUSE_NS: u64 = 200_000;
+/// Rounds that are further apart than this were delayed by the application.
+const PAUSE_NS: u64 = 100_000_000;
+/// Timers need no more precision than this.
+const TIMERS_EVERY_NS: u64 = 1_000_000;
+
+/// Receive side of the general channel.
+#[derive(Debug)]
+pub(crate) struct General {
+    pub(crate) fill: FillRing,
+    pub(crate) rx: RxRing,
+    /// Packets received, counted as the fill ring counts entries.
+    pub(crate) received: u32,
+    /// Index into `Engine::transmit`.
+    pub(crate) transmit: usize,
+}
+
+/// Receive side of the landing channel.
+#[derive(Debug)]
+pub(crate) struct LandingSide {
+    pub(crate) queue: u32,
+    pub(crate) fill: FillRing,
+    pub(crate) rx: RxRing,
+    pub(crate) log: Log,
+    pub(crate) order: ChannelOrder,
+    pub(crate) arena: Arena,
+    /// Regions that the application chose for its next messages.
+    pub(crate) chosen: VecDeque<Zone>,
+    pub(crate) inbound: Option<Inbound>,
+    pub(crate) statistics: XdpStatistics,
+    pub(crate) registered_len: u64,
+    pub(crate) told: Told,
+    /// Index into `Engine::transmit`.
+    pub(crate) transmit: usize,
+}
+
+/// What the sender of the active session was last told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) packet_limit: u32,
+    pub(crate) delivered: u32,
+    pub(crate) announced: u32,
+    /// The sender asked, or repeated itself.
+    pub(crate) asked: bool,
+    /// Something changed since, first at `changed_ns`.
+    pub(crate) changed: bool,
+    pub(crate) changed_ns: u64,
+}
+
+/// Constants of the endpoint, fixed at open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fixed {
+    pub(crate) sender_id: u64,
+    pub(crate) mac: MacAddr,
+    /// The sender's transmit queue selects the receiver's queue.
+    pub(crate) veth: bool,
+    /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
+    /// in generic mode (veth leaves `queue_mapping`, and `skb_get_rx_queue` takes one off).
+    pub(crate) tx_queue_hint: Option<u16>,
+    pub(crate) link: LinkShape,
+    pub(crate) mtu: u16,
+    /// Layout of one-fragment messages and of what we propose.
+    pub(crate) layout: Layout,
+    pub(crate) chunk_len: u32,
+    pub(crate) window: WindowShape,
+    pub(crate) one_processor: bool,
+    /// Packets that a sender may have on the way to us.
+    pub(crate) on_the_way: u32,
+    /// What a channel that only sends registers: everything before the landing arena.
+    pub(crate) transmit_registered_len: u64,
+}
+
+/// Tells a stream of eager messages from an exchange of them: many came since the last one left.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stream {
+    since_sent: u32,
+    empty_looks: u32,
+}
+
+impl Stream {
+    /// So many in one direction are a stream.
+    const LENGTH: u32 = 64;
+    /// So many looks without a packet end it.
+    const PATIENCE: u32 = 2000;
+
+    /// A message leaves; whether it answers one, so that somebody waits for it.
+    pub(crate) fn sent(&mut self) -> bool {
+        std::mem::take(&mut self.since_sent) > 0
+    }
+
+    fn looked(&mut self, packets: u32) {
+        if packets > 0 {
+            self.since_sent = self.since_sent.saturating_add(packets);
+            self.empty_looks = 0;
+        } else {
+            self.empty_looks = self.empty_looks.saturating_add(1);
+            if self.empty_looks > Stream::PATIENCE {
+                self.since_sent = 0;
+            }
+        }
+    }
+
+    pub(crate) fn is_hot(&self) -> bool {
+        self.since_sent >= Stream::LENGTH
+    }
+}
+
+/// All state of an endpoint.
+pub(crate) struct Engine<N: Nic> {
+    pub(crate) nic: N,
+    pub(crate) config: EndpointConfig,
+    pub(crate) fixed: Fixed,
+    pub(crate) umem: Umem,
+    pub(crate) loaned: Arc<Loaned>,
+    pub(crate) frames: FramePool,
+    /// General frames that are messages now.
+    pub(crate) frames_held: u32,
+    pub(crate) transmit_frames: TransmitFrames,
+    pub(crate) send_arena: Arena,
+    pub(crate) outgoing: OutgoingTable,
+    pub(crate) transmit: Vec<Transmit>,
+    pub(crate) general: Option<General>,
+    /// Receive rings of channels that only send: kept because they keep the socket.
+    pub(crate) idle_rings: Vec<(FillRing, RxRing)>,
+    pub(crate) landing: Option<LandingSide>,
+    pub(crate) peers: Peers,
+    /// Peers with an outbound session.
+    pub(crate) senders: Vec<u16>,
+    /// Peers that are owed an acknowledgement of eager messages.
+    pub(crate) acknowledge: VecDeque<u16>,
+    /// Peers with eager messages unacknowledged by them.
+    pub(crate) unconfirmed: Vec<u16>,
+    pub(crate) applying: Vec<Applying>,
+    pub(crate) leaving: Vec<Leaving>,
+    pub(crate) grants: Option<Grants>,
+    pub(crate) ready: VecDeque<Message>,
+    pub(crate) failures: VecDeque<RecvError>,
+    pub(crate) completions: VecDeque<Completion>,
+    pub(crate) failed_sends: u64,
+    pub(crate) next_token: u64,
+    pub(crate) counters: Counters,
+    pub(crate) capture: Option<Capture>,
+    /// Whether the general channel carries a stream of messages in one direction.
+    pub(crate) stream: Stream,
+    pub(crate) probes_ns: u64,
+    pub(crate) round: u32,
+    pub(crate) passed_seen: u64,
+    pub(crate) udp_looked_ns: u64,
+    pub(crate) timers_ns: u64,
+    /// The round before came late.
+    pub(crate) late: bool,
+    /// The clock argument of the round that is running.
+    pub(crate) now_ns: u64,
+    pub(crate) wake_error: Option<WakeError>,
+}
+
+/// Completions kept for an application that does not ask for them; older ones are dropped and counted.
+pub(crate) const COMPLETIONS_MAX: usize = 4096;
+
+impl<N: Nic> Engine<N> {
+    /// One round of all stages. Returns the number of packets and events handled: 0 means idle.
+    pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
+        let late = now_ns.saturating_sub(self.now_ns) >= PAUSE_NS;
+        if late && !self.late {
+            self.forgive_pause(now_ns);
+        }
+        self.late = late;
+        self.now_ns = now_ns;
+        let mut work = self.take_back();
+        work += self.reap(false);
+        self.poll_queues();
+        work += self.receive_general(now_ns);
+        work += self.receive_landing(now_ns);
+        work += self.look_at_sockets(now_ns);
+        self.replenish();
+        self.tell(now_ns, work == 0);
+        work += self.send_fragments();
+        self.flush();
+        if work == 0 {
+            work += self.reap(true);
+        }
+        if now_ns.saturating_sub(self.timers_ns) >= TIMERS_EVERY_NS {
+            self.timers_ns = now_ns;
+            self.run_timers(now_ns);
+        }
+        work
+    }
+
+    /// The application did not poll for a while. What came meanwhile may be more than one round takes, and a sender
+    /// may have waited for our credit: nobody is late yet. Only the first of several long rounds is forgiven.
+    fn forgive_pause(&mut self, now_ns: u64) {
+        self.timers_ns = now_ns;
+        if let Some(inbound) = self.landing.as_mut().and_then(|landing| landing.inbound.as_mut()) {
+            inbound.forgive_pause(now_ns);
+        }
+    }
+
+    /// Stage 1.
+    fn take_back(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(released) = self.loaned.next_returned() {
+            count += 1;
+            self.recover(released);
+        }
+        count
+    }
+
+    /// Puts memory that nobody uses any more back where it came from.
+    pub(crate) fn recover(&mut self, released: Released) {
+        match released {
+            Released::GeneralFrame(address) => {
+                if let Some(frame) = self.frames.reclaim(address) {
+                    self.frames.put(frame);
+                    self.frames_held -= 1;
+                }
+            }
+            Released::Zone { start, len } => {
+                if let Some(landing) = &mut self.landing {
+                    landing.arena.free(start, len);
+                }
+            }
+            Released::TransmitFrame(address) => {
+                if let Some(frame) = self.transmit_frames.reclaim(address) {
+                    self.transmit_frames.put(frame);
+                }
+            }
+            Released::SendRegion { start, len } => self.send_arena.free(start, len),
+        }
+    }
+
+    /// Stage 2.
+    pub(crate) fn reap(&mut self, all: bool) -> usize {
+        let mut count = 0;
+        for channel in &mut self.transmit {
+            let frames = &mut self.transmit_frames;
+            let outgoing = &mut self.outgoing;
+            let arena = &mut self.send_arena;
+            count += channel.reap(all, |address| {
+                if !frames.completed(address)
+                    && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
+                {
+                    arena.free(start, len);
+                }
+            });
+        }
+        count as usize
+    }
+
+    /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
+    /// sender's core is faster: it has the packet at hand.
+    fn poll_queues(&mut self) {
+        if let Some(general) = &mut self.general
+            && self.stream.is_hot()
+            && general.rx.available(1) == 0
+        {
+            self.nic.busy_poll(self.config.general_queue);
+        }
+        if let Some(landing) = &mut self.landing
+            && let Some(inbound) = &landing.inbound
+            && inbound.stalled_ns(self.now_ns) < STREAM_PAUSE_NS
+            && inbound.awaits_packets()
+            && landing.rx.available(1) == 0
+        {
+            self.nic.busy_poll(landing.queue);
+        }
+    }
+
+    /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.
+    fn receive_general(&mut self, now_ns: u64) -> usize {
+        let Some(general) = &mut self.general else {
+            return 0;
+        };
+        let packets = general.rx.available(RECEIVE_BURST);
+        for offset in 0..packets {
+            let Some(general) = &mut self.general else { break };
+            let descriptor = general.rx.read(offset);
+            let Some(frame) = self.frames.reclaim(descriptor.start()) else {
+                self.counters.drops.foreign_frame += 1;
+                continue;
+            };
+            self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
+        }
+        self.stream.looked(packets);
+        if packets > 0
+            && let Some(general) = &mut self.general
+        {
+            general.rx.release(packets);
+            general.received = general.received.wrapping_add(packets);
+        }
+        packets as usize
+    }
+
+    /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.
+    pub(crate) fn receive_landing(&mut self, now_ns: u64) -> usize {
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let Some(inbound) = &mut landing.inbound else {
+            return 0;
+        };
+        let received = inbound.receive(
+            &mut landing.rx,
+            &landing.log,
+            &mut landing.order,
+            &self.umem,
+            RECEIVE_BURST,
+            now_ns,
+        );
+        let burst = match received {
+            Ok(burst) => burst,
+            Err(violation) => {
+                self.abort_inbound(violation.into(), now_ns);
+                return 1;
+            }
+        };
+        if burst.packets == 0 {
+            return 0;
+        }
+        self.counters.landing_packets += u64::from(burst.packets);
+        if burst.window_ended {
+            // I3: no packet may have been dropped between the gate and the ring. One look per burst, before
+            // anything of it is shown.
+            let statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+            if !same_drops(&statistics, &landing.statistics) {
+                self.abort_inbound(crate::landing::Violation::Statistics.into(), now_ns);
+                return burst.packets as usize;
+            }
+            self.deliver_landed(now_ns);
+        }
+        burst.packets as usize
+    }
+
+    fn deliver_landed(&mut self, now_ns: u64) {
+        let Some(LandingSide {
+            inbound: Some(inbound),
+            ..
+        }) = &mut self.landing
+        else {
+            return;
+        };
+        while let Some(landed) = inbound.next_landed() {
+            if let Some(capture) = &mut self.capture {
+                let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
+                capture.landed(&self.umem, &addressing, &inbound.terms, &landed);
+            }
+            self.counters.messages_received += 1;
+            self.counters.bytes_received += landed.len;
+            self.ready.push_back(Message {
+                loaned: Arc::clone(&self.loaned),
+                released: Some(Released::Zone {
+                    start: landed.zone.start,
+                    len: landed.zone.len,
+                }),
+                address: landed.address,
+                len: landed.len,
+                peer: inbound.terms.peer,
+                tag: landed.tag,
+                number: landed.number,
+                latency_ns: now_ns.saturating_sub(landed.announced_ns),
+            });
+        }
+        self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
+    }
+
+    /// Stage 5.
+    fn look_at_sockets(&mut self, now_ns: u64) -> usize {
+        // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
+        // general channel.
+        self.round = self.round.wrapping_add(1);
+        if self.general.is_some() && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
+            return 0;
+        }
+        let passed = self.nic.passed_count();
+        if passed == self.passed_seen && now_ns.saturating_sub(self.udp_looked_ns) < UDP_LOOK_EVERY_NS {
+            return 0;
+        }
+        self.passed_seen = passed;
+        self.udp_looked_ns = now_ns;
+        let datagrams = self.receive_data_datagrams(now_ns);
+        let control = self.receive_control(now_ns);
+        if datagrams >= DATAGRAMS_PER_LOOK || control >= CONTROL_PER_LOOK {
+            // More may wait, and the gate's counter does not move for them again.
+            self.udp_looked_ns = 0;
+        }
+        datagrams + control
+    }
+
+    /// Stage 6.
+    fn replenish(&mut self) {
+        if let Some(general) = &mut self.general {
+            // The frames used last come first, and only as many as the peers' credits allow: a short list of
+            // frames stays in the cache.
+            let target = GENERAL_FRAMES_PER_PEER * (1 + self.peers.len() as u32);
+            let posted = general.fill.produced().wrapping_sub(general.received);
+            let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
+            let wanted = target.saturating_sub(posted).min(free);
+            let count = match wanted {
+                0 => 0,
+                _ => general.fill.free(wanted).min(wanted),
+            };
+            for offset in 0..count {
+                let frame = self.frames.take().expect("as many as were counted");
+                general.fill.write(offset, frame.into_address());
+            }
+            if count > 0 {
+                general.fill.submit(count);
+            }
+        }
+        if let Some(landing) = &mut self.landing
+            && let Some(inbound) = &mut landing.inbound
+        {
+            let ring_len = landing.rx.ring_len();
+            let awaited = inbound.awaits_packets();
+            inbound.post(
+                &mut landing.fill,
+                &mut landing.log,
+                &mut landing.order,
+                &mut landing.arena,
+                &mut landing.chosen,
+                ring_len,
+            );
+            // The sender's time begins when it may send: until now the application had the memory.
+            if !awaited && inbound.awaits_packets() {
+                inbound.progress_ns = self.now_ns;
+            }
+        }
+    }
+
+    /// Stage 8.
+    fn send_fragments(&mut self) -> usize {
+        let mut count = 0;
+        for &index in &self.senders {
+            let peer = self.peers.at(index);
+            let Some(outbound) = &mut peer.outbound else {
+                continue;
+            };
+            let channel = &mut self.transmit[outbound.terms.channel];
+            let capture = &mut self.capture;
+            // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
+            for _ in 0..2 {
+                let sent = outbound.transmit(
+                    &mut self.outgoing,
+                    channel,
+                    &self.umem,
+                    TRANSMIT_BURST,
+                    |umem, address, len| {
+                        if let Some(capture) = capture {
+                            capture.sent(umem, address, len);
+                        }
+                    },
+                );
+                if sent == 0 {
+                    break;
+                }
+                count += sent;
+                if let Err(error) = channel.flush(&mut self.nic) {
+                    self.wake_error = Some(error);
+                }
+            }
+        }
+        self.counters.data_packets_sent += u64::from(count);
+        count as usize
+    }
+
+    /// Stage 9.
+    pub(crate) fn flush(&mut self) {
+        for channel in &mut self.transmit {
+            if let Err(error) = channel.flush(&mut self.nic) {
+                self.wake_error = Some(error);
+            }
+        }
+    }
+
+    /// Sends one LM packet that is not a fragment: on the general channel, or through the kernel's socket where
+    /// there is none. `false`: no room now; try again in a later round.
+    pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
+        let peer = self.peers.at(peer);
+        let Some(general) = &self.general else {
+            let mut datagram = [0u8; 2048];
+            let Ok(payload_len) = u16::try_from(payload.len()) else {
+                return false;
+            };
+            let header = header.encode(payload_len);
+            datagram[..header.len()].copy_from_slice(&header);
+            datagram[header.len()..header.len() + payload.len()].copy_from_slice(payload);
+            let len = header.len() + payload.len();
+            return self.nic.udp_send(Port::Data, peer.data, &datagram[..len]).is_ok();
+        };
+        let channel = &mut self.transmit[general.transmit];
+        if channel.room() == 0 {
+            return false;
+        }
+        let Some(frame) = self.transmit_frames.take_for_control() else {
+            return false;
+        };
+        let mut packet = [0u8; 2048];
+        let header_len = peer
+            .addressing
+            .write_headers(&mut packet, header, payload.len())
+            .expect("control packets are shorter than a frame");
+        packet[header_len..header_len + payload.len()].copy_from_slice(payload);
+        let len = header_len + payload.len();
+        let address = frame.address();
+        self.umem.copy_to(address, &packet[..len]);
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, address, len as u32);
+        }
+        channel.push(address, len as u32);
+        self.transmit_frames.control_sent(frame);
+        true
+    }
+
+    /// Records the end of a message for the application.
+    pub(crate) fn completed(
+        completions: &mut VecDeque<Completion>,
+        counters: &mut Counters,
+        failed_sends: &mut u64,
+        completion: Completion,
+    ) {
+        use crate::outbound::Outcome;
+        match completion.outcome {
+            Outcome::Delivered | Outcome::Sent => {
+                counters.messages_sent += 1;
+                counters.bytes_sent += completion.len;
+            }
+            _ => {
+                counters.messages_failed += 1;
+                *failed_sends += 1;
+            }
+        }
+        if completions.len() == COMPLETIONS_MAX {
+            completions.pop_front();
+            counters.completions_discarded += 1;
+        }
+        completions.push_back(completion);
+    }
+
+    /// Addressing of packets to `data`, whose next hop has the address `mac`.
+    pub(crate) fn addressing_to(&self, data: std::net::SocketAddrV4, mac: [u8; 6]) -> Addressing {
+        let local = self.nic.local();
+        Addressing {
+            src_mac: self.fixed.mac,
+            dst_mac: MacAddr(mac),
+            vlan: None,
+            src_ip: *local.ip(),
+            dst_ip: *data.ip(),
+            src_port: local.port(),
+            dst_port: data.port(),
+        }
+    }
+}
+
+/// Whether no drop counter moved between two looks.
+pub(crate) fn same_drops(a: &XdpStatistics, b: &XdpStatistics) -> bool {
+    a.rx_dropped == b.rx_dropped
+        && a.rx_ring_full == b.rx_ring_full
+        && a.rx_fill_ring_empty == b.rx_fill_ring_empty
+        && a.rx_invalid_descriptors == b.rx_invalid_descriptors
+}
+
+/// The engine's clock as the state machines of `lm-protocol` take it.
+pub(crate) fn time(now_ns: u64) -> Time {
+    Time::from_nanos(now_ns)
+}
+
+/// Where a general packet begins when its frame is posted at `frame`.
+pub(crate) const fn packet_start(frame: u64) -> u64 {
+    frame + PACKET_HEADROOM
+}

@@ -1,0 +1,390 @@
+//! The real interface: AF_XDP sockets, the gate and two UDP sockets of the kernel.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lm_ebpf::EffectiveMode::Native;
+use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
+
+use crate::memory::{Mapping, Umem};
+use crate::nic::{Channel, ChannelConfig, EffectiveMode, ModeRequest, Nic, NicError};
+use crate::queue_poll::QueuePoller;
+use crate::udp::{Port, UdpEvent, UdpPair};
+use crate::xsk::{WakeError, XdpStatistics, Xsk, XskConfig};
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct KernelNicConfig<'a> {
+    /// Index of the interface.
+    pub interface_index: u32,
+    /// The address to send from and receive on; one of the interface's.
+    pub local_ip: Ipv4Addr,
+    /// Data port; control has the next one. 0: any two neighbours.
+    pub port: u16,
+    /// Copy or zero-copy, native or generic.
+    pub mode: ModeRequest,
+    /// Queues that will be landing queues: in generic mode each needs a CPU of its own (I3a).
+    pub landing_queues: &'a [u32],
+    /// How generic mode makes sure of that.
+    pub cpu_check: CpuCheck,
+    /// The memory of all channels.
+    pub mapping: &'a Arc<Mapping>,
+    /// Length of a chunk in bytes, 2048 to 4096.
+    pub chunk_len: u32,
+    /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
+    pub poll_queues: bool,
+}
+
+struct Open {
+    xsk: Xsk,
+    role: Role,
+    /// Drives the queue's NAPI on our core, where the AF_XDP socket itself cannot (veth).
+    poller: Option<QueuePoller>,
+    /// The gate's counts for the queue, where it has a role.
+    log: Option<Log>,
+}
+
+/// An interface of the kernel's with the gate attached. Dropping it detaches.
+///
+/// Interface indices are those of the network namespace of the thread that calls [`KernelNic::open`] and
+/// [`Nic::open_channel`]: a program that enters namespaces must stay in one.
+pub struct KernelNic {
+    // Drop order: first the gate goes, so that nothing is redirected to sockets that are closing.
+    gate: Gate,
+    channels: Vec<Option<Open>>,
+    udp: UdpPair,
+    mapping: Arc<Mapping>,
+    chunk_len: u32,
+    interface_index: u32,
+    mode: ModeRequest,
+    poll_queues: bool,
+    /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
+    epoll: OnceLock<OwnedFd>,
+    /// For poll(2): the UDP sockets and each channel's socket.
+    poll: Vec<libc::pollfd>,
+}
+
+impl fmt::Debug for KernelNic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelNic")
+            .field("gate", &self.gate)
+            .field("udp", &self.udp)
+            .finish_non_exhaustive()
+    }
+}
+
+impl KernelNic {
+    /// Binds the UDP sockets and attaches the gate. No queue has a role yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`]; nothing stays attached then.
+    pub fn open(config: &KernelNicConfig<'_>) -> Result<KernelNic, NicError> {
+        let udp = UdpPair::bind(config.local_ip, config.port)?;
+        let gate = GateConfig {
+            local_ip: Some(config.local_ip),
+            data_port: udp.data_port(),
+            control_port: udp.control_port(),
+            landing_queues: config.landing_queues.to_vec(),
+            cpu_check: config.cpu_check,
+        };
+        let gate = Gate::attach(config.interface_index, &gate, config.mode.attach_mode())?;
+        let mut nic = KernelNic {
+            gate,
+            channels: (0..lm_ebpf::layout::QUEUES).map(|_| None).collect(),
+            udp,
+            mapping: config.mapping.clone(),
+            chunk_len: config.chunk_len,
+            interface_index: config.interface_index,
+            mode: config.mode,
+            poll_queues: config.poll_queues,
+            epoll: OnceLock::new(),
+            poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 2),
+        };
+        nic.list_descriptors();
+        Ok(nic)
+    }
+
+    /// Things that the user should know, one line each.
+    pub fn warnings(&self) -> &[String] {
+        self.gate.warnings()
+    }
+
+    fn list_descriptors(&mut self) {
+        self.poll.clear();
+        let entry = |fd: &dyn AsRawFd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        self.poll.push(entry(&self.udp.fd(Port::Control)));
+        self.poll.push(entry(&self.udp.fd(Port::Data)));
+        for open in self
+            .channels
+            .iter()
+            .flatten()
+            .filter(|open| open.role != Role::None)
+        {
+            self.poll.push(entry(&open.xsk.as_fd()));
+        }
+        if let Some(epoll) = self.epoll.get() {
+            self.watch(epoll);
+        }
+    }
+
+    fn watch(&self, epoll: &OwnedFd) {
+        for entry in &self.poll {
+            let mut event = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: 0,
+            };
+            // Closed sockets leave by themselves; one that is in already says EEXIST, which is as good.
+            // SAFETY: both descriptors are open and the event is live.
+            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, entry.fd, &raw mut event) };
+        }
+    }
+
+    fn slot(&mut self, queue: u32) -> Result<&mut Option<Open>, NicError> {
+        let queues = lm_ebpf::layout::QUEUES;
+        self.channels
+            .get_mut(queue as usize)
+            .ok_or(NicError::NoQueue { queue, queues })
+    }
+
+    #[inline]
+    fn xsk(&self, queue: u32) -> Option<&Xsk> {
+        self.channels.get(queue as usize)?.as_ref().map(|open| &open.xsk)
+    }
+
+    /// Takes the queue out of the gate and closes the descriptor; the rings still keep the socket.
+    fn detach(&mut self, queue: u32) -> Result<(), NicError> {
+        if self.slot(queue)?.is_none() {
+            return Err(NicError::NoChannel { queue });
+        }
+        self.gate.set_role(queue, Role::None)?;
+        self.gate.unregister_xsk(queue)?;
+        *self.slot(queue)? = None;
+        self.list_descriptors();
+        Ok(())
+    }
+}
+
+impl AsFd for KernelNic {
+    /// An epoll descriptor, readable (level-triggered) when one of the sockets is.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll
+            .get_or_init(|| {
+                let epoll = new_epoll().expect("a descriptor for an epoll instance");
+                self.watch(&epoll);
+                epoll
+            })
+            .as_fd()
+    }
+}
+
+fn new_epoll() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; a descriptor that is not negative is new and ours.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl Nic for KernelNic {
+    fn open_channel(&mut self, config: &ChannelConfig) -> Result<Channel, NicError> {
+        let queue = config.queue;
+        if self.slot(queue)?.is_some() {
+            return Err(NicError::ChannelOpen { queue });
+        }
+        let (xsk, rings) = Xsk::open(&XskConfig {
+            interface_index: self.interface_index,
+            queue,
+            mapping: &self.mapping,
+            registered_len: config.registered_len,
+            chunk_len: self.chunk_len,
+            fill_len: config.fill_len,
+            completion_len: config.completion_len,
+            rx_len: config.rx_len,
+            tx_len: config.tx_len,
+            bind: self.mode.bind_mode(),
+            need_wakeup: true,
+        })?;
+        let log = if config.role == Role::None {
+            None
+        } else {
+            self.gate.register_xsk(queue, xsk.as_fd())?;
+            self.gate.set_role(queue, config.role)?;
+            Some(self.gate.log(queue)?)
+        };
+        let poller = match config.role != Role::None && self.poll_queues && self.gate.mode() == Native {
+            true => QueuePoller::new(*self.udp.local().ip()).ok(),
+            false => None,
+        };
+        *self.slot(queue)? = Some(Open {
+            xsk,
+            role: config.role,
+            poller,
+            log,
+        });
+        self.list_descriptors();
+        let crate::xsk::Rings {
+            fill,
+            rx,
+            tx,
+            completion,
+        } = rings;
+        Ok(Channel {
+            queue,
+            fill,
+            rx,
+            tx,
+            completion,
+        })
+    }
+
+    fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
+        self.close_channel(old)?;
+        self.open_channel(config)
+    }
+
+    fn close_channel(&mut self, channel: Channel) -> Result<(), NicError> {
+        self.detach(channel.queue)
+        // `channel` goes here: its mappings are the last that keep the socket.
+    }
+
+    #[inline]
+    fn wake_tx(&mut self, queue: u32) -> Result<(), WakeError> {
+        self.xsk(queue).ok_or(WakeError::Gone)?.wake_tx()
+    }
+
+    #[inline]
+    fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
+        self.xsk(queue).ok_or(WakeError::Gone)?.wake_rx()
+    }
+
+    fn statistics(&self, queue: u32) -> io::Result<XdpStatistics> {
+        self.xsk(queue)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?
+            .statistics()
+    }
+
+    fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError> {
+        Ok(self.gate.open_session(queue, session)?)
+    }
+
+    fn close_session(&mut self, queue: u32) -> Result<(), NicError> {
+        Ok(self.gate.close_session(queue)?)
+    }
+
+    fn log(&self, queue: u32) -> Result<Log, NicError> {
+        Ok(self.gate.log(queue)?)
+    }
+
+    fn passed_count(&self) -> u64 {
+        let here = |log: &Log| log.passed() + log.counter(Verdict::PassControl);
+        let ours: u64 = self
+            .channels
+            .iter()
+            .flatten()
+            .filter_map(|open| open.log.as_ref())
+            .map(here)
+            .sum();
+        ours + self.gate.passed_elsewhere()
+    }
+
+    fn gate_counters(&self) -> Result<Counters, NicError> {
+        Ok(self.gate.counters()?)
+    }
+
+    fn local(&self) -> SocketAddrV4 {
+        self.udp.local()
+    }
+
+    #[inline]
+    fn busy_poll(&mut self, queue: u32) {
+        if let Some(Some(Open {
+            poller: Some(poller), ..
+        })) = self.channels.get(queue as usize)
+        {
+            poller.poll();
+        }
+    }
+
+    fn busy_poll_port(&mut self, queue: u32) -> Option<u16> {
+        self.channels
+            .get_mut(queue as usize)?
+            .as_mut()?
+            .poller
+            .as_mut()?
+            .wanted_port()
+    }
+
+    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
+        crate::route::known(ip, self.interface_index)
+    }
+
+    fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        self.udp.send(port, to, payload)
+    }
+
+    fn udp_recv(&mut self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
+        self.udp.recv(port, space)
+    }
+
+    fn udp_recv_into(
+        &mut self,
+        port: Port,
+        umem: &Umem,
+        addr: u64,
+        len: u64,
+    ) -> io::Result<Option<UdpEvent>> {
+        self.udp.recv_into(port, umem, addr, len)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the list is live and of the length given; the timeout is a live local; no signal mask is given.
+        let ready = unsafe {
+            libc::ppoll(
+                self.poll.as_mut_ptr(),
+                self.poll.len() as libc::nfds_t,
+                &raw const timeout,
+                std::ptr::null(),
+            )
+        };
+        if ready >= 0 {
+            return Ok(ready > 0);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::Interrupted {
+            Ok(false)
+        } else {
+            Err(error)
+        }
+    }
+
+    fn effective_mode(&self) -> EffectiveMode {
+        let receiving = || {
+            self.channels
+                .iter()
+                .flatten()
+                .filter(|open| open.role != Role::None)
+        };
+        if receiving().next().is_some() && receiving().all(|open| open.xsk.zero_copy()) {
+            return EffectiveMode::ZeroCopy;
+        }
+        match self.gate.mode() {
+            lm_ebpf::EffectiveMode::Native => EffectiveMode::CopyNative,
+            lm_ebpf::EffectiveMode::Generic => EffectiveMode::CopyGeneric,
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Memory that the kernel reads and writes as well: the UMEM.
+//!
+//! # Rules for memory that somebody else writes
+//!
+//! The kernel (or a NIC) writes into every byte that a posted fill entry covers, and reads every byte that a TX
+//! descriptor covers, at any time and without telling. Therefore:
+//!
+//! 1. [`Mapping`] hands out no references on its own: it is an address and a length. A reference into it exists
+//!    only where [`Mapping::slice`] or [`Mapping::slice_mut`] was called, both `unsafe`, and only while no posted,
+//!    unconsumed fill entry covers the range (I1 finality).
+//! 2. Everything else goes through copies by raw pointer ([`Umem::copy_to`], [`Umem::copy_from`],
+//!    [`Umem::read_header`]). [`Umem`] is `Send` but neither `Sync` nor `Clone`, and it is the only safe door to its
+//!    mapping's bytes, so two threads of this program cannot copy at the same place at once.
+//! 3. Bounds are checked once per access, in release builds too; an address comes from this program's own
+//!    arithmetic or from the (trusted) kernel's rings, so an address outside is a defect and panics.
+//! 4. What the kernel does with an address that this program put on a ring is no data race in Rust's terms: the
+//!    rings' release/acquire pairs order it (see [`crate::ring`]).
+
+use std::cell::Cell;
+use std::io;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Smallest page of the machine, the granule of an anonymous mapping, in bytes.
+pub const PAGE_LEN: u64 = 4096;
+
+/// Length of the huge pages asked for (`MAP_HUGE_2MB`), in bytes.
+pub const HUGE_PAGE_LEN: u64 = 2 << 20;
+
+/// Shortest and longest chunk of a UMEM, in bytes (`net/xdp/xdp_umem.c`: `XDP_UMEM_MIN_CHUNK_SIZE`, `PAGE_SIZE`).
+pub const CHUNK_LEN_RANGE: std::ops::RangeInclusive<u32> = 2048..=4096;
+
+/// Bytes that the kernel leaves free before a packet in its frame (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
+pub const PACKET_HEADROOM: u64 = 256;
+
+/// Whether a mapping takes huge pages.
+///
+/// Zero-copy mode needs them, because there a chunk must not cross a physically non-contiguous page; copy mode
+/// gains fewer TLB misses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// Reserved huge pages where enough of them are free, else normal pages with a request for transparent ones.
+    #[default]
+    Auto,
+    /// Reserved huge pages or an error.
+    On,
+    /// Normal pages.
+    Off,
+}
+
+/// The pages that a mapping got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// Reserved 2 MiB pages (`MAP_HUGETLB`).
+    Huge,
+    /// Pages of 4 KiB, possibly merged by the kernel (`MADV_HUGEPAGE`).
+    Normal,
+}
+
+/// An anonymous, private mapping of whole pages; unmapped on drop.
+///
+/// Not populated: a page costs memory when it is written first or registered with the kernel.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: u64,
+    kind: PageKind,
+}
+
+// SAFETY: a mapping is an address range of the process, tied to no thread; its safe methods touch no byte of it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods that reach bytes are `unsafe` and demand that nobody writes meanwhile.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps at least `len` bytes (rounded up to whole pages of the kind that it gets), zeroed.
+    ///
+    /// # Errors
+    ///
+    /// What mmap(2) says; `ENOMEM` with [`HugePages::On`] when too few huge pages are free
+    /// (`/proc/sys/vm/nr_hugepages`). `InvalidInput` when `len` is 0 or exceeds the address space.
+    pub fn new(len: u64, huge_pages: HugePages) -> io::Result<Mapping> {
+        if len == 0 || len > isize::MAX as u64 - HUGE_PAGE_LEN {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        if huge_pages != HugePages::Off {
+            let whole = len.next_multiple_of(HUGE_PAGE_LEN);
+            // MAP_HUGETLB without MAP_NORESERVE reserves the pages now, so success cannot become SIGBUS later.
+            match map_anonymous(whole, libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
+                Ok(base) => {
+                    return Ok(Mapping {
+                        base,
+                        len: whole,
+                        kind: PageKind::Huge,
+                    });
+                }
+                Err(error) if huge_pages == HugePages::On => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let whole = len.next_multiple_of(PAGE_LEN);
+        let base = map_anonymous(whole, 0)?;
+        if huge_pages == HugePages::Auto && whole >= HUGE_PAGE_LEN {
+            // SAFETY: the range is the mapping just made; MADV_HUGEPAGE changes no contents. Advice only: a kernel
+            // without transparent huge pages refuses it, which harms nothing, so the result is not looked at.
+            unsafe { libc::madvise(base.as_ptr().cast(), whole as usize, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Mapping {
+            base,
+            len: whole,
+            kind: PageKind::Normal,
+        })
+    }
+
+    /// Length in bytes, a multiple of the page length.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// A mapping is never empty; here for completeness beside [`Mapping::len`].
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The pages that the mapping consists of.
+    pub fn kind(&self) -> PageKind {
+        self.kind
+    }
+
+    /// First byte of the mapping, page-aligned.
+    #[inline]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Whether `[addr, addr + len)` lies inside; `addr` counts from the mapping's start.
+    #[inline]
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
+        len <= self.len && addr <= self.len - len
+    }
+
+    /// Pointer to the byte at `addr`, with `len` bytes of the mapping behind it.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    #[inline]
+    #[track_caller]
+    pub fn pointer(&self, addr: u64, len: u64) -> NonNull<u8> {
+        assert!(
+            self.contains(addr, len),
+            "{len} bytes at {addr} leave a mapping of {} bytes",
+            self.len
+        );
+        // SAFETY: the range was just found inside the allocation, whose length fits in isize.
+        unsafe { self.base.add(addr as usize) }
+    }
+
+    /// The bytes at `addr` as a slice.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    ///
+    /// # Safety
+    ///
+    /// As long as the slice lives nobody writes into the range: no posted, unconsumed fill entry covers it (I1), no
+    /// mutable slice of it lives, and nothing is copied there.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn slice(&self, addr: u64, len: u64) -> &[u8] {
+        let start = self.pointer(addr, len);
+        // SAFETY: inside the mapping, which outlives `&self`; initialised, because anonymous pages read as zero;
+        // unwritten meanwhile by the caller's promise.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
+    }
+
+    /// The bytes at `addr` as a slice to write into.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    ///
+    /// # Safety
+    ///
+    /// As long as the slice lives nobody else reads or writes the range: neither the kernel through a ring entry nor
+    /// this program through another reference or copy.
+    #[inline]
+    #[track_caller]
+    #[allow(clippy::mut_from_ref)] // exclusive by the caller's promise, range by range
+    pub unsafe fn slice_mut(&self, addr: u64, len: u64) -> &mut [u8] {
+        let start = self.pointer(addr, len);
+        // SAFETY: inside the mapping, which outlives `&self`; initialised; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range came from mmap in `new` and is unmapped once. A kernel that still has it registered holds
+        // the pages themselves, not the mapping.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len as usize) };
+    }
+}
+
+fn map_anonymous(len: u64, extra_flags: libc::c_int) -> io::Result<NonNull<u8>> {
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+}
+
+/// A mapping together with the right to copy into and out of it.
+///
+/// One per mapping: it makes the mapping itself, is `Send`, and is neither `Clone` nor `Sync`. Sockets register
+/// [`Umem::mapping`], and messages keep it alive.
+#[derive(Debug)]
+pub struct Umem {
+    mapping: Arc<Mapping>,
+    /// Not `Sync`: see rule 2 of the module.
+    _one_thread: PhantomData<Cell<()>>,
+}
+
+impl Umem {
+    /// Maps at least `len` bytes; see [`Mapping::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::new`].
+    pub fn new(len: u64, huge_pages: HugePages) -> io::Result<Umem> {
+        Ok(Umem {
+            mapping: Arc::new(Mapping::new(len, huge_pages)?),
+            _one_thread: PhantomData,
+        })
+    }
+
+    /// The mapping, to register with sockets and to keep alive.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.mapping.len
+    }
+
+    /// A mapping is never empty; here for completeness beside [`Umem::len`].
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Copies `bytes` to `addr`.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    #[inline]
+    #[track_caller]
+    pub fn copy_to(&self, addr: u64, bytes: &[u8]) {
+        let to = self.mapping.pointer(addr, bytes.len() as u64);
+        // SAFETY: `to` has bytes.len() bytes of the mapping behind it; `bytes` is a live reference, so by the promise
+        // of `slice_mut`'s and `slice`'s callers it does not overlap the target; other threads have no `Umem`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+    }
+
+    /// Fills `bytes` from `addr`.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    #[inline]
+    #[track_caller]
+    pub fn copy_from(&self, addr: u64, bytes: &mut [u8]) {
+        let from = self.mapping.pointer(addr, bytes.len() as u64);
+        // SAFETY: `from` has bytes.len() bytes of the mapping behind it; `bytes` is exclusive, so it does not overlap
+        // the source; every bit pattern is a byte.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Copies `len` bytes inside the mapping; the ranges may overlap.
+    ///
+    /// # Panics
+    ///
+    /// When a range leaves the mapping.
+    #[inline]
+    #[track_caller]
+    pub fn copy_within(&self, from: u64, to: u64, len: u64) {
+        let source = self.mapping.pointer(from, len);
+        let target = self.mapping.pointer(to, len);
+        // SAFETY: both ranges lie inside the mapping; `copy` allows overlap.
+        unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), len as usize) };
+    }
+
+    /// A copy of the `N` bytes at `addr`: read a header once, believe only the copy.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    #[inline]
+    #[track_caller]
+    pub fn read_header<const N: usize>(&self, addr: u64) -> [u8; N] {
+        let from = self.mapping.pointer(addr, N as u64);
+        // SAFETY: N bytes of the mapping lie behind `from`; a byte array has alignment 1 and any bit pattern.
+        unsafe { std::ptr::read(from.as_ptr().cast()) }
+    }
+}
+
+/// Whether the kernel will use the fill entry `addr` of a pool of `registered_len` bytes in unaligned chunks.
+///
+/// An invalid entry is skipped silently and shifts every later packet by a slot, so ask before posting. The rule is
+/// `xp_check_unaligned` of `net/xdp/xsk_buff_pool.c`: the whole chunk lies inside the registered memory. (Its third
+/// condition, no chunk across physically non-contiguous pages, applies to zero-copy mode alone: see
+/// [`crosses_huge_page`].) The upper 16 bits carry an offset in unaligned mode and must be 0.
+#[inline]
+pub const fn fill_address_is_valid(addr: u64, chunk_len: u32, registered_len: u64) -> bool {
+    addr >> 48 == 0 && chunk_len as u64 <= registered_len && addr <= registered_len - chunk_len as u64
+}
+
+/// Whether the chunk at `addr` crosses the end of a 2 MiB page: a fill entry that zero-copy mode skips.
+#[inline]
+pub const fn crosses_huge_page(addr: u64, chunk_len: u32) -> bool {
+    addr / HUGE_PAGE_LEN != (addr + chunk_len as u64 - 1) / HUGE_PAGE_LEN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_whole_zeroed_pages() {
+        let umem = Umem::new(5000, HugePages::Off).expect("8 KiB of memory");
+        assert_eq!((umem.len(), umem.mapping().kind()), (8192, PageKind::Normal));
+        assert_eq!(umem.read_header::<16>(8192 - 16), [0; 16]);
+        assert!(Mapping::new(0, HugePages::Off).is_err());
+        assert!(Mapping::new(u64::MAX, HugePages::Auto).is_err());
+    }
+
+    #[test]
+    fn auto_falls_back_to_normal_pages() {
+        // More than the machine can have in reserved huge pages, little enough for an unpopulated mapping.
+        let mapping = Mapping::new(1 << 40, HugePages::Auto);
+        if let Ok(mapping) = mapping {
+            assert_eq!(mapping.kind(), PageKind::Normal);
+        }
+        assert!(Mapping::new(1 << 40, HugePages::On).is_err());
+    }
+
+    #[test]
+    fn copies_arrive_and_stay_inside() {
+        let umem = Umem::new(4096, HugePages::Off).expect("a page");
+        umem.copy_to(4090, b"abcdef");
+        let mut back = [0; 6];
+        umem.copy_from(4090, &mut back);
+        assert_eq!(&back, b"abcdef");
+        umem.copy_within(4090, 4088, 6);
+        assert_eq!(&umem.read_header::<8>(4088), b"abcdefef");
+        // SAFETY: no ring knows this memory and nothing is copied while the slice lives.
+        assert_eq!(unsafe { umem.mapping().slice(4088, 3) }, b"abc");
+        assert!(umem.mapping().contains(4096, 0) && !umem.mapping().contains(4096, 1));
+        assert!(!umem.mapping().contains(u64::MAX, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "leave a mapping")]
+    fn a_copy_outside_panics() {
+        Umem::new(4096, HugePages::Off)
+            .expect("a page")
+            .copy_to(4091, b"abcdef");
+    }
+
+    #[test]
+    fn fill_addresses_leave_room_for_a_chunk() {
+        assert!(fill_address_is_valid(0, 2048, 2048));
+        assert!(!fill_address_is_valid(1, 2048, 2048));
+        assert!(!fill_address_is_valid(0, 4096, 2048));
+        assert!(!fill_address_is_valid(u64::MAX, 2048, 1 << 30));
+        assert!(!fill_address_is_valid(1 << 48, 2048, u64::MAX));
+        assert!(!crosses_huge_page(HUGE_PAGE_LEN - 4096, 4096));
+        assert!(crosses_huge_page(HUGE_PAGE_LEN - 4095, 4096));
+    }
+}

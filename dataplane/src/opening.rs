@@ -1,0 +1,276 @@
+//! Opening: how an endpoint's memory is divided, which queues carry what, and how an engine is put together on
+//! any [`Nic`]. [`crate::endpoint`] uses it on the kernel's, the engine's tests on the simulated one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use lm_ebpf::Role;
+use lm_protocol::geometry::Layout;
+use lm_protocol::session::{Admit, Grantor};
+use lm_protocol::zone::ZoneShape;
+
+use crate::arena::{Arena, pages_len};
+use crate::channel::Transmit;
+use crate::config::{
+    EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES,
+    TRANSMIT_RING_LEN, ZONES_MAX,
+};
+use crate::control::{Grants, landing_channel};
+use crate::counters::Counters;
+use crate::eager::TransmitFrames;
+use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide, Told};
+use crate::error::OpenError;
+use crate::frames::FramePool;
+use crate::interface::Interface;
+use crate::landing::ChannelOrder;
+use crate::memory::Umem;
+use crate::nic::{ChannelConfig, Nic};
+use crate::outbound::OutgoingTable;
+use crate::peer::Peers;
+use crate::release::Loaned;
+
+/// How the UMEM is divided, in bytes from its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryPlan {
+    pub(crate) chunk_len: u32,
+    pub(crate) transmit_frames: u64,
+    pub(crate) send_arena: u64,
+    pub(crate) send_len: u64,
+    pub(crate) landing_arena: u64,
+    /// Landing memory registered at the start, and the most that can be.
+    pub(crate) landing_len: u64,
+    pub(crate) landing_len_max: u64,
+}
+
+impl MemoryPlan {
+    /// ```text
+    ///  | general frames | transmit frames | send arena | landing arena ...            |
+    ///  |<----- registered by every channel ----------->|<- by the landing channel ->|
+    /// ```
+    pub(crate) fn new(config: &EndpointConfig, layout: &Layout, mtu: u16) -> Result<MemoryPlan, OpenError> {
+        // 18: Ethernet header with a tag. veth and several drivers keep 320 bytes behind the packet.
+        let chunk_len: u32 = if u32::from(mtu) + 18 + 256 <= 2048 {
+            2048
+        } else {
+            4096
+        };
+        let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
+        let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
+        let send_len = pages_len(config.send_len);
+        let landing_arena = send_arena + send_len;
+        let (landing_len, landing_len_max) = match config.landing_len {
+            0 => (0, 0),
+            len => {
+                let limit = config.max_message_len.min(layout.max_message_len());
+                let largest = layout.message(limit)?;
+                let zone_len = ZoneShape::new(&largest, chunk_len, 0).total_len();
+                let len = pages_len(len);
+                (
+                    len,
+                    pages_len(zone_len).max(len).max(pages_len(LANDING_LEN_SHARED)),
+                )
+            }
+        };
+        Ok(MemoryPlan {
+            chunk_len,
+            transmit_frames,
+            send_arena,
+            send_len,
+            landing_arena,
+            landing_len,
+            landing_len_max,
+        })
+    }
+
+    pub(crate) fn total_len(&self) -> u64 {
+        self.landing_arena + self.landing_len_max
+    }
+}
+
+/// Which queues carry what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queues {
+    pub(crate) general: Option<u32>,
+    pub(crate) landing: Option<u32>,
+}
+
+impl Queues {
+    pub(crate) fn choose(config: &EndpointConfig, interface: &Interface) -> Result<Queues, OpenError> {
+        let queues = interface.rx_queues.max(1);
+        let general = config.general_queue;
+        let missing = |queue: u32| {
+            OpenError::Config(format!(
+                "{} has {queues} receive queue(s), so there is no queue {queue}; choose one below {queues} \
+                 (--queue), or add queues (ethtool -L {} combined N)",
+                interface.name, interface.name
+            ))
+        };
+        if general >= queues {
+            return Err(missing(general));
+        }
+        if config.landing_len == 0 {
+            return Ok(Queues {
+                general: Some(general),
+                landing: None,
+            });
+        }
+        match config.landing_queue {
+            Some(queue) if queue >= queues => Err(missing(queue)),
+            Some(queue) if queue != general => Ok(Queues {
+                general: Some(general),
+                landing: Some(queue),
+            }),
+            None if queues > 1 => {
+                let landing = if general + 1 < queues { general + 1 } else { 0 };
+                Ok(Queues {
+                    general: Some(general),
+                    landing: Some(landing),
+                })
+            }
+            // One queue for both: it lands, and small traffic uses the kernel's UDP socket.
+            _ => Ok(Queues {
+                general: None,
+                landing: Some(general),
+            }),
+        }
+    }
+}
+
+/// The parts of an engine while it is being opened.
+pub(crate) struct Parts {
+    pub(crate) frames: FramePool,
+    pub(crate) transmit: Vec<Transmit>,
+    pub(crate) general: Option<General>,
+    pub(crate) landing: Option<LandingSide>,
+    pub(crate) landing_queues: Vec<u16>,
+}
+
+impl Parts {
+    pub(crate) fn open<N: Nic>(
+        nic: &mut N,
+        config: &EndpointConfig,
+        plan: &MemoryPlan,
+        queues: Queues,
+    ) -> Result<Parts, OpenError> {
+        let mut transmit = Vec::with_capacity(8);
+        let mut general = None;
+        if let Some(queue) = queues.general {
+            let channel = nic.open_channel(&ChannelConfig {
+                queue,
+                role: Role::General,
+                registered_len: plan.landing_arena,
+                fill_len: GENERAL_RING_LEN,
+                rx_len: GENERAL_RING_LEN,
+                tx_len: TRANSMIT_RING_LEN,
+                completion_len: TRANSMIT_RING_LEN,
+            })?;
+            general = Some(General {
+                received: channel.fill.produced(),
+                fill: channel.fill,
+                rx: channel.rx,
+                transmit: transmit.len(),
+            });
+            transmit.push(Transmit::new(
+                queue,
+                channel.tx,
+                channel.completion,
+                config.tx_in_flight,
+            ));
+        }
+        let mut landing = None;
+        if let Some(queue) = queues.landing {
+            let registered_len = plan.landing_arena + plan.landing_len;
+            let channel = nic.open_channel(&landing_channel(queue, registered_len))?;
+            let log = nic.log(queue)?;
+            let at = log.producer();
+            landing = Some(LandingSide {
+                queue,
+                fill: channel.fill,
+                rx: channel.rx,
+                order: ChannelOrder {
+                    posted: at,
+                    received: at,
+                },
+                log,
+                arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
+                chosen: VecDeque::with_capacity(ZONES_MAX),
+                inbound: None,
+                statistics: nic.statistics(queue)?,
+                registered_len,
+                told: Told::default(),
+                transmit: transmit.len(),
+            });
+            transmit.push(Transmit::new(
+                queue,
+                channel.tx,
+                channel.completion,
+                config.tx_in_flight,
+            ));
+        }
+        Ok(Parts {
+            frames: FramePool::new(0, plan.chunk_len, GENERAL_FRAMES),
+            transmit,
+            general,
+            landing,
+            landing_queues: queues.landing.iter().map(|&queue| queue as u16).collect(),
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn into_engine<N: Nic>(
+        self,
+        nic: N,
+        config: EndpointConfig,
+        fixed: Fixed,
+        umem: Umem,
+        plan: &MemoryPlan,
+        admit: Box<dyn Admit + Send>,
+    ) -> Engine<N> {
+        // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
+        let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
+        let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
+        let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
+        Engine {
+            nic,
+            config,
+            fixed,
+            umem,
+            loaned,
+            frames: self.frames,
+            frames_held: 0,
+            transmit_frames: TransmitFrames::new(transmit_frames),
+            send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
+            outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
+            transmit: self.transmit,
+            general: self.general,
+            idle_rings: Vec::with_capacity(8),
+            landing: self.landing,
+            peers: Peers::new(),
+            senders: Vec::with_capacity(crate::config::PEERS_MAX),
+            acknowledge: VecDeque::with_capacity(crate::config::PEERS_MAX),
+            unconfirmed: Vec::with_capacity(crate::config::PEERS_MAX),
+            applying: Vec::with_capacity(8),
+            leaving: Vec::with_capacity(crate::config::PEERS_MAX),
+            grants: Some(Grants {
+                grantor: Grantor::new(&self.landing_queues),
+                admit,
+            }),
+            ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
+            failures: VecDeque::with_capacity(64),
+            completions: VecDeque::with_capacity(COMPLETIONS_MAX),
+            failed_sends: 0,
+            next_token: 0,
+            counters: Counters::default(),
+            capture: None,
+            stream: crate::engine::Stream::default(),
+            probes_ns: 0,
+            passed_seen: 0,
+            udp_looked_ns: 0,
+            timers_ns: 0,
+            late: false,
+            round: 0,
+            now_ns: 0,
+            wake_error: None,
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! Outbound: large messages on their way out. Steps 2 and 3 of the data's path: send regions come from
+//! [`crate::endpoint`], packets go to the TX ring of a [`crate::channel`].
+//!
+//! Headers are written into the holes just before a packet goes to the ring, windows in forward order and the
+//! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
+//! entries posted) and the number of packets in flight bound what is sent.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::serial;
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
+
+use crate::channel::Transmit;
+use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
+use crate::memory::Umem;
+use crate::peer::PeerId;
+use crate::release::Released;
+
+/// Longest header of a data packet: Ethernet with two tags, IPv6, UDP, LM.
+const HEADER_LEN_MAX: usize = 96;
+
+/// Names a message that was handed over, until its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SendToken(pub(crate) u64);
+
+/// How a message ended, as the sender knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The receiver confirmed the whole message.
+    Delivered,
+    /// Sent to a host without LM: the packets left, nobody confirms them.
+    Sent,
+    /// The receiver reported fragments missing (indices, ascending). Nothing was delivered.
+    Incomplete {
+        /// Fragment indices that did not arrive.
+        missing: Vec<Range<u32>>,
+    },
+    /// The session ended before the message was confirmed.
+    SessionEnded,
+    /// No confirmation within the time limit.
+    TimedOut,
+}
+
+/// The end of one message.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// What `send` returned.
+    pub token: SendToken,
+    /// Who it was for.
+    pub peer: PeerId,
+    /// The metadata given to `send`.
+    pub tag: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Nanoseconds from `send` to this event.
+    pub latency_ns: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Template {
+    Lm(DataTemplate),
+    IpFrag(IpFragTemplate),
+}
+
+/// A message of many fragments that is not settled, or whose memory the kernel may still read.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) released: Released,
+    start: u64,
+    geometry: Geometry,
+    /// Length of the message; the geometry may have padding behind it.
+    len: u64,
+    number: u32,
+    pub(crate) tag: u64,
+    pub(crate) token: SendToken,
+    pub(crate) submitted_ns: u64,
+    /// Next position in transmit order.
+    position: u32,
+    /// Packets on the ring and not completed.
+    in_flight: u32,
+    /// Index of the channel that they are on.
+    channel: usize,
+    template: Template,
+    /// The application has its completion; the memory goes back with the last packet's completion.
+    settled: bool,
+    missing: Option<Vec<Range<u32>>>,
+}
+
+impl Outgoing {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+/// All outgoing messages of an endpoint, and which of them a transmit completion belongs to.
+#[derive(Debug)]
+pub(crate) struct OutgoingTable {
+    slots: Vec<Option<Outgoing>>,
+    free: Vec<u16>,
+    arena_start: u64,
+    /// Slot of the message in each page of the send arena.
+    owner: Vec<u16>,
+}
+
+impl OutgoingTable {
+    pub(crate) fn new(arena_start: u64, arena_len: u64) -> OutgoingTable {
+        OutgoingTable {
+            slots: (0..OUTGOING_MAX).map(|_| None).collect(),
+            free: (0..OUTGOING_MAX as u16).rev().collect(),
+            arena_start,
+            owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
+        }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Messages that can be taken now.
+    #[cfg(test)]
+    pub(crate) fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    fn insert(&mut self, outgoing: Outgoing) -> u16 {
+        let slot = self.free.pop().expect("room was asked for");
+        if let Released::SendRegion { start, len } = outgoing.released {
+            let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
+            let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
+            self.owner[first..first + pages].fill(slot);
+        }
+        self.slots[usize::from(slot)] = Some(outgoing);
+        slot
+    }
+
+    #[inline]
+    fn at(&mut self, slot: u16) -> &mut Outgoing {
+        self.slots[usize::from(slot)]
+            .as_mut()
+            .expect("a queued slot is taken")
+    }
+
+    /// The kernel is done with the packet at `address`. Returns memory that nobody needs any more.
+    #[inline]
+    pub(crate) fn completed(&mut self, address: u64) -> Option<Released> {
+        let page = (address.checked_sub(self.arena_start)? / crate::arena::PAGE_LEN) as usize;
+        let slot = *self.owner.get(page)?;
+        let outgoing = self.slots.get_mut(usize::from(slot))?.as_mut()?;
+        outgoing.in_flight -= 1;
+        self.free_if_done(slot)
+    }
+
+    /// A channel was closed: its packets will have no completion. Returns memory that nobody needs any more.
+    pub(crate) fn abandoned(&mut self, channel: usize) -> Vec<Released> {
+        let mut released = Vec::new();
+        for slot in 0..self.slots.len() as u16 {
+            if let Some(outgoing) = &mut self.slots[usize::from(slot)]
+                && outgoing.channel == channel
+            {
+                outgoing.in_flight = 0;
+                released.extend(self.free_if_done(slot));
+            }
+        }
+        released
+    }
+
+    fn free_if_done(&mut self, slot: u16) -> Option<Released> {
+        let outgoing = self.at(slot);
+        if outgoing.in_flight > 0 || !outgoing.settled {
+            return None;
+        }
+        let released = outgoing.released;
+        self.slots[usize::from(slot)] = None;
+        self.free.push(slot);
+        Some(released)
+    }
+}
+
+/// What the grant said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutboundTerms {
+    pub(crate) key: u64,
+    pub(crate) layout: Layout,
+    pub(crate) window: WindowShape,
+    pub(crate) packet_limit: u32,
+    pub(crate) first_message: u32,
+    pub(crate) messages_in_flight: u32,
+    pub(crate) max_message_len: u64,
+    /// Silence after which the session counts as lost.
+    pub(crate) lease_ns: u64,
+    /// Index of the transmit channel.
+    pub(crate) channel: usize,
+    /// No receiver that grants anything: plain IP fragments, unconfirmed.
+    pub(crate) plain: bool,
+}
+
+/// The sender's side of a session.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    pub(crate) terms: OutboundTerms,
+    /// Messages not settled, in number order.
+    queue: VecDeque<u16>,
+    /// First in `queue` that is not fully sent.
+    sending: usize,
+    pub(crate) next_number: u32,
+    /// Announcements sent, and those that the receiver confirmed.
+    pub(crate) announced: u32,
+    pub(crate) announced_confirmed: u32,
+    /// Cumulative packets (mod 2^32).
+    sent_packets: u32,
+    limit: u32,
+    pub(crate) delivered: u32,
+    pub(crate) last_announce_ns: u64,
+    pub(crate) heard_ns: u64,
+    /// An announcement is due although no message is new (retransmission, keepalive).
+    pub(crate) announce_due: bool,
+}
+
+/// A credit that no honest receiver sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ImplausibleCredit;
+
+impl Outbound {
+    pub(crate) fn new(terms: OutboundTerms, now_ns: u64) -> Outbound {
+        Outbound {
+            terms,
+            queue: VecDeque::with_capacity(OUTGOING_MAX),
+            sending: 0,
+            next_number: terms.first_message,
+            announced: terms.first_message,
+            announced_confirmed: terms.first_message,
+            sent_packets: 0,
+            limit: terms.packet_limit,
+            delivered: terms.first_message,
+            last_announce_ns: now_ns,
+            heard_ns: now_ns,
+            announce_due: false,
+        }
+    }
+
+    /// Whether one more message may be handed over now.
+    pub(crate) fn has_room(&self) -> bool {
+        (self.queue.len() as u32) < self.terms.messages_in_flight
+    }
+
+    /// Messages not settled.
+    pub(crate) fn unsettled(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Takes a message over. The caller asked for room here and in the table.
+    pub(crate) fn submit(
+        &mut self,
+        table: &mut OutgoingTable,
+        addressing: &Addressing,
+        (released, start, geometry, len): (Released, u64, Geometry, u64),
+        tag: u64,
+        token: SendToken,
+        now_ns: u64,
+    ) {
+        let number = self.next_number;
+        self.next_number = number.wrapping_add(1);
+        let template = match self.terms.layout.wire() {
+            Wire::Lm => Template::Lm(DataTemplate::new(
+                addressing,
+                self.terms.key,
+                number,
+                geometry.fragment_count(),
+                self.terms.layout.payload_len(),
+            )),
+            Wire::IpFrag => Template::IpFrag(
+                IpFragTemplate::new(addressing, &geometry, number, 0)
+                    .expect("the session's layout is of this wire and this link"),
+            ),
+        };
+        let slot = table.insert(Outgoing {
+            released,
+            start,
+            geometry,
+            len,
+            number,
+            tag,
+            token,
+            submitted_ns: now_ns,
+            position: 0,
+            in_flight: 0,
+            channel: self.terms.channel,
+            template,
+            settled: false,
+            missing: None,
+        });
+        self.queue.push_back(slot);
+    }
+
+    /// Lengths and tags of messages from number `from` on, at most `max`, for an announcement.
+    pub(crate) fn announcements<'a>(
+        &'a self,
+        table: &'a mut OutgoingTable,
+        from: u32,
+        max: usize,
+    ) -> impl Iterator<Item = (u64, u64)> + 'a {
+        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
+        let skip = from.wrapping_sub(first_queued) as usize;
+        self.queue.iter().skip(skip).take(max).map(|&slot| {
+            let outgoing = table.at(slot);
+            (outgoing.len, outgoing.tag)
+        })
+    }
+
+    /// Puts up to `budget` packets on the ring, in the session's order, as far as credit and room allow.
+    pub(crate) fn transmit(
+        &mut self,
+        table: &mut OutgoingTable,
+        channel: &mut Transmit,
+        umem: &Umem,
+        budget: u32,
+        mut sent: impl FnMut(&Umem, u64, u32),
+    ) -> u32 {
+        let credit = match self.terms.plain {
+            true => PLAIN_IN_FLIGHT.saturating_sub(channel.in_flight()),
+            false => serial::distance(self.sent_packets, self.limit).max(0) as u32,
+        };
+        let allowed = budget.min(credit);
+        if allowed == 0 || self.sending == self.queue.len() {
+            return 0;
+        }
+        let allowed = allowed.min(channel.room());
+        let mut packets = 0;
+        let mut header = [0u8; HEADER_LEN_MAX];
+        while packets < allowed && self.sending < self.queue.len() {
+            let outgoing = table.at(self.queue[self.sending]);
+            let count = outgoing.geometry.fragment_count();
+            while outgoing.position < count && packets < allowed {
+                let index = self.terms.window.index_at(outgoing.position, count);
+                let fragment = outgoing.geometry.fragment(index);
+                let address = outgoing.start + outgoing.geometry.tx_frame_offset(index);
+                let header_len = match &outgoing.template {
+                    Template::Lm(template) => template.write(&mut header, index, fragment.len),
+                    Template::IpFrag(template) => template.write(&mut header, index, fragment.len),
+                };
+                // The hole lies before the payload, inside the region that the application handed over.
+                umem.copy_to(address, &header[..header_len]);
+                let frame_len = u32::from(fragment.frame_len());
+                channel.push(address, frame_len);
+                sent(umem, address, frame_len);
+                outgoing.position += 1;
+                outgoing.in_flight += 1;
+                packets += 1;
+            }
+            if outgoing.position == count {
+                self.sending += 1;
+            }
+        }
+        self.sent_packets = self.sent_packets.wrapping_add(packets);
+        packets
+    }
+
+    /// Takes a credit packet.
+    ///
+    /// # Errors
+    /// It goes beyond any receiver's rings or confirms what was not sent; nothing changed.
+    pub(crate) fn credit(
+        &mut self,
+        limit: u32,
+        delivered: u32,
+        announced: u32,
+        now_ns: u64,
+    ) -> Result<(), ImplausibleCredit> {
+        let ahead = serial::distance(self.sent_packets, limit);
+        // Far behind is as far off as far ahead: serial numbers turn around.
+        if ahead.unsigned_abs() > LANDING_RING_LEN * 2
+            || serial::precedes(self.sent_up_to(), delivered)
+            || serial::precedes(self.announced, announced)
+        {
+            return Err(ImplausibleCredit);
+        }
+        self.heard_ns = now_ns;
+        self.limit = serial::later(self.limit, limit);
+        self.delivered = serial::later(self.delivered, delivered);
+        self.announced_confirmed = serial::later(self.announced_confirmed, announced);
+        Ok(())
+    }
+
+    /// The receiver ended the session and says how many of its messages it has delivered.
+    ///
+    /// # Errors
+    /// It confirms what was not sent; nothing changed.
+    pub(crate) fn ended(&mut self, delivered: u32) -> Result<(), ImplausibleCredit> {
+        let delivered = self.terms.first_message.wrapping_add(delivered);
+        if serial::precedes(self.sent_up_to(), delivered) {
+            return Err(ImplausibleCredit);
+        }
+        self.delivered = serial::later(self.delivered, delivered);
+        Ok(())
+    }
+
+    /// Number of the first message that is not fully sent.
+    fn sent_up_to(&self) -> u32 {
+        self.next_number
+            .wrapping_sub((self.queue.len() - self.sending) as u32)
+    }
+
+    /// The receiver says what is missing of a message.
+    pub(crate) fn missing(&mut self, table: &mut OutgoingTable, number: u32, ranges: Vec<Range<u32>>) {
+        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
+        let at = number.wrapping_sub(first_queued) as usize;
+        if let Some(&slot) = self.queue.get(at) {
+            table.at(slot).missing = Some(ranges);
+        }
+    }
+
+    /// Settles the oldest message when the receiver confirmed it (or all of them, when the session `ended`).
+    pub(crate) fn settle_next(
+        &mut self,
+        table: &mut OutgoingTable,
+        peer: PeerId,
+        ended: Option<&Outcome>,
+        now_ns: u64,
+    ) -> Option<(Completion, Option<Released>)> {
+        let slot = *self.queue.front()?;
+        let outgoing = table.at(slot);
+        let confirmed = match self.terms.plain {
+            true => outgoing.position == outgoing.geometry.fragment_count() && outgoing.in_flight == 0,
+            false => serial::precedes(outgoing.number, self.delivered),
+        };
+        let outcome = match (outgoing.missing.take(), confirmed, ended) {
+            (Some(missing), true, _) | (Some(missing), _, Some(_)) => Outcome::Incomplete { missing },
+            (None, true, _) if self.terms.plain => Outcome::Sent,
+            (None, true, _) => Outcome::Delivered,
+            (None, false, Some(ended)) => ended.clone(),
+            (missing, false, None) => {
+                outgoing.missing = missing;
+                return None;
+            }
+        };
+        outgoing.settled = true;
+        let completion = Completion {
+            token: outgoing.token,
+            peer,
+            tag: outgoing.tag,
+            len: outgoing.len(),
+            latency_ns: now_ns.saturating_sub(outgoing.submitted_ns),
+            outcome,
+        };
+        self.queue.pop_front();
+        self.sending = self.sending.saturating_sub(1);
+        let released = table.free_if_done(slot);
+        Some((completion, released))
+    }
+
+    /// Whether every message is sent as far as the credit allows and nothing new waits: the next move is the
+    /// receiver's.
+    pub(crate) fn waits_for_receiver(&self) -> bool {
+        !self.queue.is_empty()
+            && (self.sending == self.queue.len() || serial::at_or_before(self.limit, self.sent_packets))
+    }
+}

@@ -1,0 +1,514 @@
+//! General packets: what comes on the general channel, or through the kernel's data socket where the gate
+//! passed it on. Both ways end in the same functions; the socket's way is a *one-copy path*, since the kernel
+//! copies the datagram.
+
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+
+use lm_protocol::serial;
+use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
+use lm_protocol::wire::{Addressing, parse_frame};
+
+use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
+use crate::frames::Frame;
+use crate::message::Message;
+use crate::nic::Nic;
+use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_NEVER_NEXT, EagerIn};
+use crate::release::Released;
+use crate::udp::{Port, UdpEvent};
+
+/// Datagrams taken from the kernel's data socket in one round.
+pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
+/// A sender with fewer packets of credit left is told of more at once.
+const LOW_CREDIT: u32 = 16;
+/// So much more credit is told at once: a third of what may be on the way on veth.
+const CREDIT_STEP: u32 = 64;
+/// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
+const ANNOUNCEMENTS_PER_PACKET: usize = 64;
+
+impl<N: Nic> Engine<N> {
+    /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
+    pub(crate) fn take_packet(&mut self, frame: Frame, start: u64, len: u32, now_ns: u64) {
+        let pointer = self.loaned.pointer(start, u64::from(len));
+        // SAFETY: the range lies inside the mapping (checked by `pointer`), which `self.loaned` keeps mapped for
+        // longer than this call. The kernel gave the frame back with its RX descriptor and it is posted
+        // nowhere, so nobody writes it: `frame` is its only token and is put back after the last use.
+        let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
+        if let Some(capture) = &mut self.capture {
+            capture.received(bytes);
+        }
+        let parsed = parse_frame(bytes).ok().and_then(|parsed| {
+            let addressing = parsed.addressing()?.reversed();
+            Some((addressing, *parsed.lm()?, parsed.payload))
+        });
+        let Some((addressing, header, payload)) = parsed else {
+            self.counters.drops.malformed += 1;
+            self.frames.put(frame);
+            return;
+        };
+        self.counters.general_packets += 1;
+        self.take_lm(frame, addressing, &header, payload, now_ns);
+    }
+
+    /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame.
+    pub(crate) fn receive_data_datagrams(&mut self, now_ns: u64) -> usize {
+        let mut count = 0;
+        while count < DATAGRAMS_PER_LOOK {
+            let Some(frame) = self.frames.take() else {
+                self.counters.frames_exhausted += 1;
+                break;
+            };
+            let start = crate::engine::packet_start(frame.address());
+            let space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
+            let event = self.nic.udp_recv_into(Port::Data, &self.umem, start, space);
+            let (from, len) = match event {
+                Ok(Some(UdpEvent::Datagram { from, len })) => (from, len),
+                Ok(Some(UdpEvent::Refused(_))) => {
+                    self.frames.put(frame);
+                    count += 1;
+                    continue;
+                }
+                Ok(None) | Err(_) => {
+                    self.frames.put(frame);
+                    break;
+                }
+            };
+            count += 1;
+            let pointer = self.loaned.pointer(start, len as u64);
+            // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
+            let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+            let Ok((header, payload)) = parse_datagram(bytes) else {
+                self.counters.drops.malformed += 1;
+                self.frames.put(frame);
+                continue;
+            };
+            self.counters.one_copy_packets += 1;
+            // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
+            // it, and until then answers go through the socket.
+            let Some(addressing) = self.addressing_of_sender(from) else {
+                self.counters.drops.no_neighbour += 1;
+                self.frames.put(frame);
+                continue;
+            };
+            self.take_lm(frame, addressing, &header, payload, now_ns);
+        }
+        count
+    }
+
+    /// One LM packet from either way in. `payload` lies inside `frame`.
+    fn take_lm(
+        &mut self,
+        frame: Frame,
+        addressing: Addressing,
+        header: &LmHeader,
+        payload: &[u8],
+        now_ns: u64,
+    ) {
+        let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
+        let ip = from.ip();
+        if ip.is_unspecified()
+            || ip.is_broadcast()
+            || ip.is_multicast()
+            || from.port() == 0
+            || addressing.dst_mac.0[0] & 1 != 0
+        {
+            // No host has such an address, and an answer to it could reach many: the kernel drops these as well
+            // (`ip_route_input_slow`), but they did not come through it.
+            self.counters.drops.malformed += 1;
+            self.frames.put(frame);
+            return;
+        }
+        match *header {
+            LmHeader::Eager {
+                sender_id,
+                number,
+                tag,
+            } => {
+                let address = self.address_in_umem(payload);
+                let len = payload.len() as u64;
+                self.take_eager(
+                    frame,
+                    addressing,
+                    (sender_id, number, tag),
+                    (address, len),
+                    now_ns,
+                );
+                return;
+            }
+            LmHeader::EagerAck {
+                sender_id,
+                next,
+                limit,
+            } => {
+                self.take_eager_ack(from, sender_id, next, limit, now_ns);
+            }
+            LmHeader::Announce {
+                session_key, first, ..
+            } => {
+                self.take_announcements(from, session_key, first, payload, now_ns);
+            }
+            LmHeader::Credit {
+                session_key,
+                packet_limit,
+                delivered,
+                announced,
+            } => {
+                self.take_credit(from, session_key, (packet_limit, delivered, announced), now_ns);
+            }
+            LmHeader::Missing {
+                session_key, message, ..
+            } => {
+                self.take_missing(from, session_key, message, payload);
+            }
+            // A fragment that the gate did not accept: recovering it is the business of reliable delivery.
+            LmHeader::Data { .. } => self.counters.drops.fragment_passed += 1,
+            LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
+            _ => self.counters.drops.unexpected += 1,
+        }
+        self.frames.put(frame);
+    }
+
+    fn address_in_umem(&self, bytes: &[u8]) -> u64 {
+        (bytes.as_ptr() as usize - self.umem.mapping().base().as_ptr() as usize) as u64
+    }
+
+    fn take_eager(
+        &mut self,
+        frame: Frame,
+        addressing: Addressing,
+        (sender_id, number, tag): (u64, u32, u64),
+        (address, len): (u64, u64),
+        now_ns: u64,
+    ) {
+        let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
+        let known = self.peers.find(from);
+        let incarnation = known.and_then(|index| self.peers.at(index).eager_in.sender_id);
+        if number != 0 && incarnation.is_some_and(|known| known != sender_id) {
+            // A late packet of an earlier incarnation, or a forged one: no reason to forget the one that is known.
+            // A new one begins at 0.
+            self.counters.drops.eager_out_of_order += 1;
+            self.frames.put(frame);
+            return;
+        }
+        let keep = self.landing_peer();
+        let Some(index) = self.peers.find_or_add(from, &addressing, keep, now_ns) else {
+            self.counters.drops.peer_table_full += 1;
+            self.frames.put(frame);
+            return;
+        };
+        let peer = self.peers.at(index);
+        peer.heard_ns = now_ns;
+        if peer.eager_in.sender_id != Some(sender_id) {
+            // A new incarnation of the peer counts from 0 and knows nothing of what we told the old one.
+            peer.eager_in = EagerIn {
+                sender_id: Some(sender_id),
+                told_limit: crate::peer::EAGER_CREDIT_INITIAL,
+                ..EagerIn::default()
+            };
+        }
+        let eager = &mut peer.eager_in;
+        eager.last_ns = now_ns;
+        if !peer.acknowledgement_due {
+            peer.acknowledgement_due = true;
+            self.acknowledge.push_back(index);
+        }
+        if number != eager.next {
+            // Only the next one is taken, so that an acknowledgement never covers what did not come.
+            let asks = len == 0 && serial::distance(eager.next, number) < -(EAGER_NEVER_NEXT as i32 / 2);
+            match serial::precedes(number, eager.next) {
+                _ if asks => {}
+                true => self.counters.drops.eager_duplicate += 1,
+                false => self.counters.drops.eager_out_of_order += 1,
+            }
+            eager.repeat = true;
+            self.frames.put(frame);
+            return;
+        }
+        eager.next = number.wrapping_add(1);
+        let id = self.peers.id_of(index);
+        self.frames_held += 1;
+        self.counters.messages_received += 1;
+        self.counters.bytes_received += len;
+        self.ready.push_back(Message {
+            loaned: Arc::clone(&self.loaned),
+            released: Some(Released::GeneralFrame(frame.into_address())),
+            address,
+            len,
+            peer: id,
+            tag,
+            number,
+            latency_ns: 0,
+        });
+    }
+
+    fn take_eager_ack(&mut self, from: SocketAddrV4, sender_id: u64, next: u32, limit: u32, now_ns: u64) {
+        let Some(index) = self.peers.find(from) else {
+            self.counters.drops.unexpected += 1;
+            return;
+        };
+        let id = self.peers.id_of(index);
+        let peer = self.peers.at(index);
+        if sender_id != peer.eager_out.sender_id(self.fixed.sender_id) {
+            self.counters.drops.unexpected += 1;
+            return;
+        }
+        peer.heard_ns = now_ns;
+        let (completions, counters, failed) =
+            (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+        let plausible =
+            self.transmit_frames
+                .acknowledged(&mut peer.eager_out, id, next, limit, now_ns, |completion| {
+                    Self::completed(completions, counters, failed, completion)
+                });
+        if !plausible {
+            self.counters.drops.implausible += 1;
+        }
+    }
+
+    fn take_announcements(&mut self, from: SocketAddrV4, key: u64, first: u32, payload: &[u8], now_ns: u64) {
+        let Some(landing) = &mut self.landing else { return };
+        let Some(inbound) = &mut landing.inbound else {
+            self.counters.drops.unexpected += 1;
+            return;
+        };
+        let expected = self.peers.named(inbound.terms.peer).map(|peer| peer.data);
+        if inbound.terms.key != key || expected != Some(from) {
+            self.counters.drops.unexpected += 1;
+            return;
+        }
+        let queue = landing.queue as u16;
+        if let Some(grants) = &mut self.grants {
+            grants.grantor.touched(queue, crate::engine::time(now_ns));
+        }
+        // A repetition, or a keepalive: the sender wants to know where we are.
+        let mut repeated = payload.is_empty();
+        for (offset, entry) in AnnounceEntry::iter(payload).enumerate() {
+            let number = first.wrapping_add(offset as u32);
+            if inbound.knows(number) {
+                repeated = true;
+            } else if !inbound.announce(number, entry.len, entry.tag, now_ns) {
+                self.counters.drops.announcement_refused += 1;
+                break;
+            }
+        }
+        landing.told.asked |= repeated;
+    }
+
+    fn take_credit(
+        &mut self,
+        from: SocketAddrV4,
+        key: u64,
+        (limit, delivered, announced): (u32, u32, u32),
+        now_ns: u64,
+    ) {
+        let found = self.peers.find(from);
+        let Some(index) = found else {
+            self.counters.drops.unexpected += 1;
+            return;
+        };
+        let peer = self.peers.at(index);
+        peer.heard_ns = now_ns;
+        let Some(outbound) = peer
+            .outbound
+            .as_mut()
+            .filter(|outbound| outbound.terms.key == key)
+        else {
+            self.counters.drops.unexpected += 1;
+            return;
+        };
+        if outbound.credit(limit, delivered, announced, now_ns).is_err() {
+            self.counters.drops.implausible += 1;
+            return;
+        }
+        self.settle_outbound(index, None, now_ns);
+    }
+
+    fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8]) {
+        let Some(index) = self.peers.find(from) else {
+            return;
+        };
+        let peer = self.peers.at(index);
+        let Some(outbound) = peer
+            .outbound
+            .as_mut()
+            .filter(|outbound| outbound.terms.key == key)
+        else {
+            self.counters.drops.unexpected += 1;
+            return;
+        };
+        let ranges = MissingRange::iter(payload)
+            .map(|range| range.first..range.first.saturating_add(range.len))
+            .collect();
+        outbound.missing(&mut self.outgoing, message, ranges);
+    }
+
+    /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
+    pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
+        self.acknowledge_eager(now_ns, idle);
+        self.give_credit(now_ns, idle);
+        for position in 0..self.senders.len() {
+            self.announce(self.senders[position], now_ns);
+        }
+    }
+
+    fn acknowledge_eager(&mut self, now_ns: u64, idle: bool) {
+        for _ in 0..self.acknowledge.len() {
+            let Some(index) = self.acknowledge.pop_front() else {
+                break;
+            };
+            let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET).saturating_sub(self.frames_held);
+            let allowance = EAGER_CREDIT_MAX.min(free / 4);
+            let eager = &self.peers.at(index).eager_in;
+            let limit = serial::later(eager.told_limit, eager.next.wrapping_add(allowance));
+            let quiet = now_ns.saturating_sub(eager.last_ns) >= patience_ns(idle);
+            let owed = eager.unacknowledged() > 0 || eager.repeat;
+            // A peer that was left with little credit is told again when frames have come back.
+            let short = |limit: u32| serial::distance(eager.next, limit) < EAGER_ACK_EVERY as i32;
+            let relief = short(eager.told_limit) && !short(limit);
+            if eager.unacknowledged() < EAGER_ACK_EVERY && !(quiet && owed) && !relief {
+                if owed || short(eager.told_limit) {
+                    self.acknowledge.push_back(index);
+                } else {
+                    self.peers.at(index).acknowledgement_due = false;
+                }
+                continue;
+            }
+            let sender_id = eager.sender_id.unwrap_or_default();
+            let header = LmHeader::EagerAck {
+                sender_id,
+                next: eager.next,
+                limit,
+            };
+            if self.send_packet(index, &header, &[]) {
+                let eager = &mut self.peers.at(index).eager_in;
+                eager.told_next = eager.next;
+                eager.told_limit = limit;
+                eager.repeat = false;
+            }
+            self.acknowledge.push_back(index);
+        }
+    }
+
+    fn give_credit(&mut self, now_ns: u64, idle: bool) {
+        let Some(landing) = &mut self.landing else { return };
+        let Some(inbound) = &landing.inbound else { return };
+        let told = &mut landing.told;
+        let limit = inbound.credit(self.fixed.on_the_way);
+        let more = limit.wrapping_sub(told.packet_limit);
+        let left = told.packet_limit.wrapping_sub(inbound.received_packets());
+        let settled = inbound.delivered.wrapping_sub(told.delivered);
+        let anything = more > 0 || settled > 0 || inbound.announced != told.announced || told.asked;
+        if !anything {
+            return;
+        }
+        if !told.changed {
+            told.changed = true;
+            told.changed_ns = now_ns;
+        }
+        let due = told.asked
+            || more >= CREDIT_STEP
+            || (more > 0 && left < LOW_CREDIT)
+            || settled >= (inbound.terms.messages_in_flight / 4).max(1)
+            || now_ns.saturating_sub(told.changed_ns) >= patience_ns(idle);
+        if !due {
+            return;
+        }
+        let header = LmHeader::Credit {
+            session_key: inbound.terms.key,
+            packet_limit: limit,
+            delivered: inbound.delivered,
+            announced: inbound.announced,
+        };
+        let (delivered, announced) = (inbound.delivered, inbound.announced);
+        let peer = inbound.terms.peer.index;
+        if self.send_packet(peer, &header, &[])
+            && let Some(landing) = &mut self.landing
+        {
+            landing.told = crate::engine::Told {
+                packet_limit: limit,
+                delivered,
+                announced,
+                ..crate::engine::Told::default()
+            };
+            self.counters.credits_sent += 1;
+        }
+    }
+
+    /// Announces messages that are new, or repeats the unconfirmed ones.
+    fn announce(&mut self, index: u16, now_ns: u64) {
+        let Some(outbound) = &mut self.peers.at(index).outbound else {
+            return;
+        };
+        if outbound.terms.plain || (outbound.announced == outbound.next_number && !outbound.announce_due) {
+            return;
+        }
+        let from = match outbound.announce_due {
+            true => outbound.announced_confirmed,
+            false => outbound.announced,
+        };
+        let key = outbound.terms.key;
+        let mut payload = [0u8; ANNOUNCEMENTS_PER_PACKET * AnnounceEntry::LEN];
+        let most = ANNOUNCEMENTS_PER_PACKET
+            .min(usize::from(self.fixed.layout.payload_len()) / AnnounceEntry::LEN)
+            .min(IN_FLIGHT_MESSAGES_MAX as usize);
+        let mut entries = 0;
+        for (len, tag) in outbound.announcements(&mut self.outgoing, from, most) {
+            let encoded = AnnounceEntry { len, tag }.encode();
+            payload[entries * AnnounceEntry::LEN..][..AnnounceEntry::LEN].copy_from_slice(&encoded);
+            entries += 1;
+        }
+        let header = LmHeader::Announce {
+            session_key: key,
+            first: from,
+            entries: entries as u32,
+        };
+        if self.send_packet(index, &header, &payload[..entries * AnnounceEntry::LEN])
+            && let Some(outbound) = &mut self.peers.at(index).outbound
+        {
+            outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries as u32));
+            outbound.announce_due = false;
+            outbound.last_announce_ns = now_ns;
+        }
+    }
+
+    /// Settles what is confirmed of a peer's session (or all of it, when it `ended`).
+    pub(crate) fn settle_outbound(
+        &mut self,
+        index: u16,
+        ended: Option<&crate::outbound::Outcome>,
+        now_ns: u64,
+    ) {
+        let id = self.peers.id_of(index);
+        while let Some(outbound) = &mut self.peers.at(index).outbound {
+            let Some((completion, released)) = outbound.settle_next(&mut self.outgoing, id, ended, now_ns)
+            else {
+                break;
+            };
+            Self::completed(
+                &mut self.completions,
+                &mut self.counters,
+                &mut self.failed_sends,
+                completion,
+            );
+            if let Some(released) = released {
+                self.recover(released);
+            }
+        }
+    }
+
+    /// Slot of the peer whose landing session is active: it must stay in the table.
+    pub(crate) fn landing_peer(&self) -> Option<u16> {
+        Some(self.landing.as_ref()?.inbound.as_ref()?.terms.peer.index)
+    }
+}
+
+/// How long an acknowledgement waits for more to say. One peer's stream must not keep another from its answer, so
+/// there is an end to it without an idle round, too.
+fn patience_ns(idle: bool) -> u64 {
+    match idle {
+        true => ACKNOWLEDGE_AFTER_NS,
+        false => ACKNOWLEDGE_LATEST_NS,
+    }
+}

@@ -1,0 +1,347 @@
+//! Peers: who an endpoint talks to, and the table of them.
+//!
+//! A peer is known by the address of its data port. It is made by `connect` or by the first valid packet that it
+//! sends. The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
+
+use std::collections::HashMap;
+use std::net::SocketAddrV4;
+
+use lm_protocol::serial;
+use lm_protocol::wire::Addressing;
+
+use crate::config::PEERS_MAX;
+use crate::outbound::Outbound;
+
+/// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId {
+    pub(crate) index: u16,
+    pub(crate) generation: u32,
+}
+
+/// Eager messages that a peer may send before it has heard of us.
+pub(crate) const EAGER_CREDIT_INITIAL: u32 = 64;
+/// Eager messages that a peer may have unacknowledged at most.
+/// veth's ring has 256 entries, and the sender's credit is what keeps it from overflowing.
+pub(crate) const EAGER_CREDIT_MAX: u32 = 192;
+/// How old the number of the empty message is that asks where the receiver is: never the next one.
+pub(crate) const EAGER_NEVER_NEXT: u32 = 1 << 30;
+/// Acknowledge at the latest after this many eager messages.
+pub(crate) const EAGER_ACK_EVERY: u32 = 48;
+
+/// Our eager messages to a peer.
+#[derive(Debug)]
+pub(crate) struct EagerOut {
+    /// Number of the next message.
+    pub(crate) next: u32,
+    /// All before it are acknowledged.
+    pub(crate) acknowledged: u32,
+    /// Numbers below may be sent.
+    pub(crate) limit: u32,
+    /// First and last transmit frame of the unacknowledged ones, in number order (linked by
+    /// [`crate::eager::FrameRecord::next`]).
+    pub(crate) oldest: Option<u32>,
+    pub(crate) newest: Option<u32>,
+    /// When the oldest one was sent or the last acknowledgement came, whichever is later.
+    pub(crate) progress_ns: u64,
+    /// When the peer was last asked where it is.
+    pub(crate) asked_ns: u64,
+    /// How often the numbering began anew: after a loss that nobody repairs, the peer must not wait for the lost
+    /// message for ever.
+    pub(crate) epoch: u64,
+    /// In the list of peers whose acknowledgements are awaited.
+    pub(crate) watched: bool,
+}
+
+impl EagerOut {
+    pub(crate) fn new(now_ns: u64) -> EagerOut {
+        EagerOut {
+            next: 0,
+            acknowledged: 0,
+            limit: EAGER_CREDIT_INITIAL,
+            oldest: None,
+            newest: None,
+            progress_ns: now_ns,
+            asked_ns: now_ns,
+            epoch: 0,
+            watched: false,
+        }
+    }
+
+    /// The incarnation under which this peer knows us; `own` is the endpoint's random number.
+    pub(crate) fn sender_id(&self, own: u64) -> u64 {
+        own.wrapping_add(self.epoch)
+    }
+
+    /// Begins a new numbering, as a new incarnation. Nothing may be unacknowledged.
+    pub(crate) fn begin_anew(&mut self, now_ns: u64) {
+        debug_assert!(self.oldest.is_none());
+        *self = EagerOut {
+            epoch: self.epoch + 1,
+            watched: self.watched,
+            ..EagerOut::new(now_ns)
+        };
+    }
+}
+
+/// A peer's eager messages to us.
+#[derive(Debug, Default)]
+pub(crate) struct EagerIn {
+    /// The peer's incarnation; `None` until it sends.
+    pub(crate) sender_id: Option<u64>,
+    /// All before it arrived.
+    pub(crate) next: u32,
+    /// What we last told the peer.
+    pub(crate) told_next: u32,
+    pub(crate) told_limit: u32,
+    /// When the last one arrived.
+    pub(crate) last_ns: u64,
+    /// Something was dropped that the peer may be waiting for: say again where we are.
+    pub(crate) repeat: bool,
+}
+
+impl EagerIn {
+    /// Messages that arrived and are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u32 {
+        self.next.wrapping_sub(self.told_next)
+    }
+}
+
+/// One peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) generation: u32,
+    /// Its data port.
+    pub(crate) data: SocketAddrV4,
+    /// Its control port.
+    pub(crate) control: SocketAddrV4,
+    /// Headers of packets to it.
+    pub(crate) addressing: Addressing,
+    pub(crate) eager_out: EagerOut,
+    pub(crate) eager_in: EagerIn,
+    pub(crate) outbound: Option<Outbound>,
+    /// No LM endpoint: takes plain UDP datagrams only.
+    pub(crate) plain: bool,
+    pub(crate) heard_ns: u64,
+    /// In the list of peers that are owed an acknowledgement.
+    pub(crate) acknowledgement_due: bool,
+    /// The application asked for it by address: it does not make room for strangers.
+    pub(crate) wanted: bool,
+    /// It is being asked for a session.
+    pub(crate) applying: bool,
+}
+
+impl Peer {
+    fn new(generation: u32, data: SocketAddrV4, addressing: Addressing, now_ns: u64) -> Peer {
+        Peer {
+            generation,
+            data,
+            control: SocketAddrV4::new(*data.ip(), data.port().wrapping_add(1)),
+            addressing,
+            eager_out: EagerOut::new(now_ns),
+            eager_in: EagerIn {
+                told_limit: EAGER_CREDIT_INITIAL,
+                ..EagerIn::default()
+            },
+            outbound: None,
+            plain: false,
+            heard_ns: now_ns,
+            acknowledgement_due: false,
+            wanted: false,
+            applying: false,
+        }
+    }
+
+    /// Whether nothing is owed in either direction.
+    fn is_disposable(&self) -> bool {
+        self.outbound.is_none()
+            && self.eager_out.oldest.is_none()
+            && !self.acknowledgement_due
+            && !self.applying
+    }
+
+    /// Whether one more eager message may be sent now.
+    pub(crate) fn eager_credit(&self) -> u32 {
+        serial::distance(self.eager_out.next, self.eager_out.limit).max(0) as u32
+    }
+}
+
+/// All peers of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    slots: Vec<Option<Peer>>,
+    by_address: HashMap<SocketAddrV4, u16>,
+    generation: u32,
+    /// The one that the last packet came from: bursts come from one peer.
+    last: Option<(SocketAddrV4, u16)>,
+}
+
+impl Peers {
+    pub(crate) fn new() -> Peers {
+        Peers {
+            slots: (0..PEERS_MAX).map(|_| None).collect(),
+            // Twice the bound, so that inserting after removals never has to grow the table.
+            by_address: HashMap::with_capacity(2 * PEERS_MAX),
+            generation: 0,
+            last: None,
+        }
+    }
+
+    /// The peer at an address.
+    #[inline]
+    pub(crate) fn find(&mut self, data: SocketAddrV4) -> Option<u16> {
+        match self.last {
+            Some((address, index)) if address == data => Some(index),
+            _ => {
+                let index = *self.by_address.get(&data)?;
+                self.last = Some((data, index));
+                Some(index)
+            }
+        }
+    }
+
+    /// Finds or makes the peer at an address. `keep` names a slot that must not make room (the peer of the
+    /// active landing session). `None`: the table is full of peers that are owed something.
+    pub(crate) fn find_or_add(
+        &mut self,
+        data: SocketAddrV4,
+        addressing: &Addressing,
+        keep: Option<u16>,
+        now_ns: u64,
+    ) -> Option<u16> {
+        if let Some(index) = self.find(data) {
+            return Some(index);
+        }
+        let index = match self.slots.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                let (index, old) = self
+                    .slots
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(index, peer)| Some((index, peer.as_ref()?)))
+                    .filter(|(index, peer)| peer.is_disposable() && keep != Some(*index as u16))
+                    .min_by_key(|(_, peer)| (peer.wanted, peer.heard_ns))?;
+                let address = old.data;
+                self.by_address.remove(&address);
+                self.last = None;
+                index
+            }
+        };
+        self.generation = self.generation.wrapping_add(1);
+        self.slots[index] = Some(Peer::new(self.generation, data, *addressing, now_ns));
+        self.by_address.insert(data, index as u16);
+        Some(index as u16)
+    }
+
+    /// The peer in a slot that is known to be taken.
+    #[inline]
+    pub(crate) fn at(&mut self, index: u16) -> &mut Peer {
+        self.slots[usize::from(index)]
+            .as_mut()
+            .expect("a peer index in use names a peer")
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// The peer with this name, if it still is there.
+    #[inline]
+    pub(crate) fn named(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.slots[usize::from(id.index)]
+            .as_mut()
+            .filter(|peer| peer.generation == id.generation)
+    }
+
+    /// Its name.
+    #[inline]
+    pub(crate) fn id_of(&mut self, index: u16) -> PeerId {
+        PeerId {
+            index,
+            generation: self.at(index).generation,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lm_protocol::wire::ethernet::MacAddr;
+    use std::net::Ipv4Addr;
+
+    fn address(n: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::new(10, 0, (n >> 8) as u8, n as u8), 7168)
+    }
+
+    fn addressing() -> Addressing {
+        Addressing {
+            src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            vlan: None,
+            src_ip: Ipv4Addr::new(10, 0, 0, 1),
+            dst_ip: Ipv4Addr::new(10, 0, 0, 2),
+            src_port: 7168,
+            dst_port: 7168,
+        }
+    }
+
+    #[test]
+    fn the_longest_silent_peer_makes_room() {
+        let mut peers = Peers::new();
+        let addressing = addressing();
+        for n in 0..PEERS_MAX as u16 {
+            assert_eq!(
+                peers.find_or_add(address(n), &addressing, None, u64::from(n) + 10),
+                Some(n)
+            );
+        }
+        let first = peers.id_of(0);
+        assert!(peers.named(first).is_some());
+        // Slot 0 is the oldest, but it is kept; slot 1 goes.
+        let new = peers.find_or_add(address(5000), &addressing, Some(0), 5000);
+        assert_eq!(new, Some(1));
+        assert_eq!(peers.find(address(1)), None);
+        assert_eq!(peers.find_or_add(address(5001), &addressing, None, 5001), Some(0));
+        assert!(
+            peers.named(first).is_none(),
+            "an old name must not reach the new peer"
+        );
+    }
+
+    #[test]
+    fn strangers_do_not_push_out_whom_the_application_asked_for() {
+        let mut peers = Peers::new();
+        let addressing = addressing();
+        let wanted = peers.find_or_add(address(9000), &addressing, None, 0).unwrap();
+        peers.at(wanted).wanted = true;
+        for n in 0..2 * PEERS_MAX as u16 {
+            assert!(
+                peers
+                    .find_or_add(address(n), &addressing, None, 1000 + u64::from(n))
+                    .is_some()
+            );
+        }
+        assert_eq!(peers.find(address(9000)), Some(wanted));
+        // Among the wanted ones the longest silent makes room again.
+        for index in 0..PEERS_MAX as u16 {
+            peers.at(index).wanted = true;
+        }
+        assert_eq!(
+            peers.find_or_add(address(9001), &addressing, None, 9999),
+            Some(wanted)
+        );
+    }
+
+    #[test]
+    fn a_table_of_busy_peers_refuses() {
+        let mut peers = Peers::new();
+        let addressing = addressing();
+        for n in 0..PEERS_MAX as u16 {
+            let index = peers.find_or_add(address(n), &addressing, None, 0).unwrap();
+            peers.at(index).acknowledgement_due = true;
+        }
+        assert_eq!(peers.find_or_add(address(5000), &addressing, None, 0), None);
+    }
+}

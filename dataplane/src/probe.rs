@@ -1,0 +1,90 @@
+//! Probes: datagrams that teach a receiver's socket which NAPI instance serves a queue (see
+//! [`crate::queue_poll`]).
+//!
+//! A receiver asks the peer that sends to it, on its data port, to send one datagram to a given port by the same
+//! way as the traffic in question: the channel of its landing session, or the general channel. Both packets are
+//! LM control packets, which the gate passes on; a peer that does not know them ignores them.
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::wire::lm::LmHeader;
+
+use crate::engine::Engine;
+use crate::nic::Nic;
+
+/// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
+const KIND_PROBE_ME: u8 = 0x70;
+/// The probe.
+const KIND_PROBE: u8 = 0x71;
+/// Set for the way of landing traffic, clear for that of general traffic.
+const BY_LANDING: u32 = 1 << 16;
+/// A request that had no effect is repeated after this time.
+const PROBE_EVERY_NS: u64 = 50_000_000;
+
+impl<N: Nic> Engine<N> {
+    /// Asks for the probes that are missing and of use now. Called from the timers.
+    pub(crate) fn ask_for_probes(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.probes_ns) < PROBE_EVERY_NS {
+            return;
+        }
+        if let Some(landing) = &self.landing
+            && let Some(inbound) = &landing.inbound
+            && let Some(port) = self.nic.busy_poll_port(landing.queue)
+        {
+            let index = inbound.terms.peer.index;
+            self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
+        }
+        if self.stream.is_hot()
+            && let Some(index) = self.acknowledge.front().copied()
+            && let Some(port) = self.nic.busy_poll_port(self.config.general_queue)
+        {
+            self.ask_for_probe(index, u32::from(port), now_ns);
+        }
+    }
+
+    fn ask_for_probe(&mut self, index: u16, request_id: u32, now_ns: u64) {
+        self.probes_ns = now_ns;
+        let header = LmHeader::Control {
+            request_id,
+            kind: KIND_PROBE_ME,
+        };
+        self.send_packet(index, &header, &[]);
+    }
+
+    /// A peer asks for a probe.
+    pub(crate) fn take_probe_request(&mut self, from: SocketAddrV4, kind: u8, request_id: u32) {
+        let known = self.peers.find(from);
+        let (Some(index), KIND_PROBE_ME) = (known, kind) else {
+            self.counters.drops.unexpected += u64::from(kind != KIND_PROBE);
+            return;
+        };
+        let peer = self.peers.at(index);
+        let by_landing = request_id & BY_LANDING != 0;
+        let channel = match (&peer.outbound, &self.general) {
+            (Some(outbound), _) if by_landing => outbound.terms.channel,
+            (_, Some(general)) if !by_landing => general.transmit,
+            // The session is over, or our small traffic goes through the kernel's socket.
+            _ => return,
+        };
+        let mut addressing = peer.addressing;
+        addressing.dst_port = request_id as u16;
+        if addressing.dst_port == 0 || self.transmit[channel].room() == 0 {
+            return;
+        }
+        let Some(frame) = self.transmit_frames.take_for_control() else {
+            return;
+        };
+        let header = LmHeader::Control {
+            request_id,
+            kind: KIND_PROBE,
+        };
+        let mut packet = [0u8; 128];
+        let len = addressing
+            .write_headers(&mut packet, &header, 0)
+            .expect("128 bytes hold any header");
+        let address = frame.address();
+        self.umem.copy_to(address, &packet[..len]);
+        self.transmit[channel].push(address, len as u32);
+        self.transmit_frames.control_sent(frame);
+    }
+}

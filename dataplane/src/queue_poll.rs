@@ -1,0 +1,104 @@
+//! Busy polling of one device queue on this core.
+//!
+//! On veth the sender's core does all the receiver's kernel work, inside its `sendto`, unless somebody else runs
+//! the queue's NAPI instance first. Busy polling does: the receiving core takes the packets itself, and the two
+//! cores work side by side. Polling an AF_XDP socket cannot do it there, because veth registers its receive queues
+//! before their NAPI instances have an id (`veth_enable_xdp_range` in drivers/net/veth.c), so such a socket never
+//! learns one. An ordinary UDP socket does, from the first datagram that it receives through the queue
+//! (`sk_mark_napi_id_once` in net/core/sock.c): the peer is asked to send one.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsRawFd;
+
+/// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
+/// read looks once.
+const BUSY_POLL_US: libc::c_int = 20;
+/// Packets that one poll may take.
+const BUDGET: libc::c_int = 64;
+
+/// A UDP socket on an ephemeral port whose only use is to know a NAPI instance.
+#[derive(Debug)]
+pub(crate) struct QueuePoller {
+    socket: UdpSocket,
+    ready: bool,
+}
+
+impl QueuePoller {
+    pub(crate) fn new(local: Ipv4Addr) -> io::Result<QueuePoller> {
+        let socket = UdpSocket::bind(SocketAddrV4::new(local, 0))?;
+        socket.set_nonblocking(true)?;
+        set_option(&socket, libc::SO_PREFER_BUSY_POLL, 1)?;
+        set_option(&socket, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+        set_option(&socket, libc::SO_BUSY_POLL_BUDGET, BUDGET)?;
+        Ok(QueuePoller { socket, ready: false })
+    }
+
+    /// The port that waits for a datagram through the queue; `None` once it came.
+    pub(crate) fn wanted_port(&mut self) -> Option<u16> {
+        if !self.ready {
+            self.ready = self.napi_id().is_ok_and(|id| id > 0);
+        }
+        match self.ready {
+            true => None,
+            false => self.socket.local_addr().ok().map(|address| address.port()),
+        }
+    }
+
+    /// Runs the queue's NAPI instance once, if it is known.
+    #[inline]
+    pub(crate) fn poll(&self) {
+        if !self.ready {
+            return;
+        }
+        let mut byte = 0u8;
+        // SAFETY: the descriptor is open and the one byte is live. Nothing is expected to be read: a non-blocking
+        // read of an empty queue busy-polls once (`sk_busy_loop` in __skb_recv_udp, net/ipv4/udp.c).
+        unsafe {
+            libc::recv(
+                self.socket.as_raw_fd(),
+                (&raw mut byte).cast(),
+                1,
+                libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+            )
+        };
+    }
+
+    fn napi_id(&self) -> io::Result<libc::c_int> {
+        let mut id: libc::c_int = 0;
+        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the value and its length are live and belong together.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_INCOMING_NAPI_ID,
+                (&raw mut id).cast(),
+                &raw mut len,
+            )
+        };
+        if result == 0 {
+            Ok(id)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the value is a live c_int of the length given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,383 @@
+//! Requests: what an application asks of the engine between poll rounds. Step 1 (loan) and step 2 (send) of the
+//! data's path.
+
+use std::sync::Arc;
+
+use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::serial;
+use lm_protocol::wire::lm::LmHeader;
+
+use crate::arena::pages_len;
+use crate::engine::Engine;
+use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
+use crate::landing::Zone;
+use crate::memory::PACKET_HEADROOM;
+use crate::message::{LandingRegion, Message};
+use crate::nic::Nic;
+use crate::outbound::{Outbound, OutboundTerms, SendToken};
+use crate::peer::PeerId;
+use crate::region::SendRegion;
+use crate::release::Released;
+use crate::udp::Port;
+
+/// Front margin of a region made before its session's header length is known: the longest headers.
+const REGION_FRONT_MARGIN: u64 = 512;
+
+impl<N: Nic> Engine<N> {
+    /// Loans memory for a message of `len` bytes.
+    pub(crate) fn loan(&mut self, id: PeerId, len: u64) -> Result<SendRegion, LoanError> {
+        let layout = self.fixed.layout;
+        let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
+        let plain = peer.plain;
+        let terms = peer.outbound.as_ref().map(|outbound| outbound.terms);
+        if !plain && len <= u64::from(layout.payload_len()) {
+            // One fragment: eager.
+            let geometry = layout
+                .message(len)
+                .map_err(|_| LoanError::TooLarge { limit: 0 })?;
+            let frame = self
+                .transmit_frames
+                .take_for_message()
+                .ok_or(LoanError::WouldBlock)?;
+            let start = frame.into_address();
+            return Ok(SendRegion::new(
+                Arc::clone(&self.loaned),
+                Released::TransmitFrame(start),
+                start,
+                geometry,
+                len,
+                id,
+                true,
+            ));
+        }
+        let terms = terms.ok_or(LoanError::NoSession)?;
+        if len > terms.max_message_len {
+            return Err(LoanError::TooLarge {
+                limit: terms.max_message_len,
+            });
+        }
+        let geometry = match plain {
+            true => terms.layout.message(len),
+            false => terms.layout.session_message(len),
+        };
+        let geometry = geometry.map_err(|_| LoanError::TooLarge {
+            limit: terms.max_message_len,
+        })?;
+        let region_len = geometry.tx_region_len();
+        if pages_len(region_len) > self.send_arena.len() {
+            let strides = self.send_arena.len() / geometry.tx_stride().max(1);
+            return Err(LoanError::TooLarge {
+                limit: strides * u64::from(terms.layout.payload_len()),
+            });
+        }
+        let start = self
+            .send_arena
+            .allocate(region_len)
+            .ok_or(LoanError::WouldBlock)?;
+        let released = Released::SendRegion {
+            start,
+            len: region_len,
+        };
+        let mut region = SendRegion::new(
+            Arc::clone(&self.loaned),
+            released,
+            start,
+            geometry,
+            len,
+            id,
+            !plain,
+        );
+        region.zero_padding();
+        Ok(region)
+    }
+
+    /// Takes a message over, or gives it back with the reason.
+    // The error carries the region, as `std::sync::mpsc::SendError` carries its value.
+    #[allow(clippy::result_large_err)]
+    pub(crate) fn submit(
+        &mut self,
+        region: SendRegion,
+        tag: u64,
+        now_ns: u64,
+    ) -> Result<SendToken, TrySendError> {
+        let reason = match region.released {
+            // Another endpoint's memory: its addresses mean nothing here.
+            _ if !Arc::ptr_eq(&region.loaned, &self.loaned) => Err(SendError::UnknownPeer),
+            Some(Released::TransmitFrame(_)) => self.may_send_eager(region.peer),
+            _ => self.may_send_fragments(&region),
+        };
+        if let Err(reason) = reason {
+            return Err(TrySendError { region, reason });
+        }
+        let token = SendToken(self.next_token);
+        self.next_token += 1;
+        let index = region.peer.index;
+        let (released, start, geometry, len) = region.into_sent();
+        match released {
+            Released::TransmitFrame(address) => {
+                self.send_eager(index, address, start, &geometry, tag, token, now_ns);
+            }
+            _ => {
+                let peer = self.peers.at(index);
+                let outbound = peer
+                    .outbound
+                    .as_mut()
+                    .expect("the session was there a moment ago");
+                outbound.submit(
+                    &mut self.outgoing,
+                    &peer.addressing,
+                    (released, start, geometry, len),
+                    tag,
+                    token,
+                    now_ns,
+                );
+            }
+        }
+        Ok(token)
+    }
+
+    fn may_send_eager(&mut self, id: PeerId) -> Result<(), SendError> {
+        let peer = self.peers.named(id).ok_or(SendError::UnknownPeer)?;
+        if peer.eager_credit() == 0 {
+            // Watched while it waits, because the packet with more credit may get lost.
+            if !peer.eager_out.watched {
+                peer.eager_out.watched = true;
+                self.unconfirmed.push(id.index);
+            }
+            return Err(SendError::WouldBlock);
+        }
+        if let Some(general) = &self.general
+            && self.transmit[general.transmit].room() == 0
+        {
+            return Err(SendError::WouldBlock);
+        }
+        Ok(())
+    }
+
+    fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
+        if !self.outgoing.has_room() {
+            return Err(SendError::WouldBlock);
+        }
+        let peer = self.peers.named(region.peer).ok_or(SendError::UnknownPeer)?;
+        let outbound = peer.outbound.as_ref().ok_or(SendError::NoSession)?;
+        // A session that was granted anew may have another layout than the one that this region was cut for.
+        if *region.geometry.layout() != outbound.terms.layout {
+            return Err(SendError::NoSession);
+        }
+        if outbound.has_room() {
+            Ok(())
+        } else {
+            Err(SendError::WouldBlock)
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn send_eager(
+        &mut self,
+        index: u16,
+        address: u64,
+        start: u64,
+        geometry: &Geometry,
+        tag: u64,
+        token: SendToken,
+        now_ns: u64,
+    ) {
+        let answers = self.stream.sent();
+        let peer = self.peers.at(index);
+        let number = peer.eager_out.next;
+        let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);
+        let header = LmHeader::Eager {
+            sender_id,
+            number,
+            tag,
+        };
+        let fragment = geometry.fragment(0);
+        let packet = start + geometry.tx_frame_offset(0);
+        let mut bytes = [0u8; 128];
+        let header_len = peer
+            .addressing
+            .write_headers(&mut bytes, &header, usize::from(fragment.len))
+            .expect("128 bytes hold any header");
+        self.umem.copy_to(packet, &bytes[..header_len]);
+        let packet_len = u32::from(fragment.frame_len());
+        let in_kernel = match &self.general {
+            Some(general) => {
+                self.transmit[general.transmit].push(packet, packet_len);
+                true
+            }
+            None => {
+                // One queue only: the datagram (LM header and payload, already side by side) goes through the
+                // kernel's socket, which copies it before it returns.
+                let skip = u64::from(fragment.header_len) - lm_protocol::wire::lm::HEADER_LEN as u64;
+                let datagram = packet + skip;
+                let len = u64::from(packet_len) - skip;
+                let pointer = self.loaned.pointer(datagram, len);
+                // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside a transmit frame
+                // that the engine owns now; nobody writes it.
+                let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
+                if self.nic.udp_send(Port::Data, peer.data, bytes).is_err() {
+                    self.counters.control_send_errors += 1;
+                }
+                false
+            }
+        };
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, packet, packet_len);
+        }
+        let frame = self
+            .transmit_frames
+            .reclaim(address)
+            .expect("the region was a transmit frame");
+        if !peer.eager_out.watched {
+            peer.eager_out.watched = true;
+            self.unconfirmed.push(index);
+        }
+        self.transmit_frames.message_sent(
+            &mut peer.eager_out,
+            frame,
+            in_kernel,
+            token,
+            tag,
+            u32::from(fragment.len),
+            now_ns,
+        );
+        if let Some(general) = &self.general
+            && (answers || self.transmit[general.transmit].has_burst())
+            && let Err(error) = self.transmit[general.transmit].flush(&mut self.nic)
+        {
+            self.wake_error = Some(error);
+        }
+    }
+
+    /// Takes the next message, or the news that one stays incomplete.
+    pub(crate) fn take_message(&mut self) -> Result<Option<Message>, RecvError> {
+        if let Some(failure) = self.failures.pop_front() {
+            return Err(failure);
+        }
+        if let Some(message) = self.ready.pop_front() {
+            return Ok(Some(message));
+        }
+        if self.wake_error.take().is_some() {
+            return Err(RecvError::Link);
+        }
+        Ok(None)
+    }
+
+    /// A landing zone for a message of up to `len` bytes, chosen before the message comes.
+    pub(crate) fn landing_region(&mut self, len: u64) -> Result<LandingRegion, LoanError> {
+        let chunk_len = u64::from(self.fixed.chunk_len);
+        let landing = self.landing.as_mut().ok_or(LoanError::NoSession)?;
+        // The shape that I2 asks for, whatever payload length (at most a chunk) the session will have.
+        let total = REGION_FRONT_MARGIN + len + chunk_len + chunk_len;
+        if pages_len(total) > landing.arena.len() {
+            return Err(LoanError::TooLarge {
+                limit: landing.arena.len().saturating_sub(4 * chunk_len),
+            });
+        }
+        let start = landing.arena.allocate(total).ok_or(LoanError::WouldBlock)?;
+        Ok(LandingRegion {
+            loaned: Arc::clone(&self.loaned),
+            start,
+            len: total,
+        })
+    }
+
+    /// Hands a region over for the next announced message that fits. Another endpoint's region goes back to it: its
+    /// addresses would let the kernel write over messages here (I1).
+    pub(crate) fn choose_region(&mut self, mut region: LandingRegion) {
+        if let Some(landing) = &mut self.landing
+            && Arc::ptr_eq(&region.loaned, &self.loaned)
+        {
+            landing.chosen.push_back(Zone {
+                start: region.start,
+                len: region.len,
+            });
+            region.len = 0;
+        }
+    }
+
+    /// Takes a chosen region back that no message has used. `None`: a message has it.
+    pub(crate) fn unchoose_region(&mut self, start: u64) -> Option<LandingRegion> {
+        let landing = self.landing.as_mut()?;
+        let position = landing.chosen.iter().position(|zone| zone.start == start)?;
+        let zone = landing.chosen.remove(position)?;
+        Some(LandingRegion {
+            loaned: Arc::clone(&self.loaned),
+            start: zone.start,
+            len: zone.len,
+        })
+    }
+
+    /// Moves a message into a region that it did not land in (it was eager, or announced before the region was
+    /// handed over): the one copy that `recv_into` promises instead of failing.
+    /// A message that does not fit comes as it is.
+    pub(crate) fn copy_into_region(&mut self, message: Message, mut region: LandingRegion) -> Message {
+        let address = region.start + REGION_FRONT_MARGIN;
+        if message.len > region.len.saturating_sub(REGION_FRONT_MARGIN + PACKET_HEADROOM) {
+            return message;
+        }
+        self.umem.copy_within(message.address, address, message.len);
+        self.counters.user_copied_bytes += message.len;
+        let released = Released::Zone {
+            start: region.start,
+            len: region.len,
+        };
+        region.len = 0;
+        Message {
+            loaned: Arc::clone(&self.loaned),
+            released: Some(released),
+            address,
+            len: message.len,
+            peer: message.peer,
+            tag: message.tag,
+            number: message.number,
+            latency_ns: message.latency_ns,
+        }
+    }
+
+    /// Makes a peer that runs no LM: it gets plain UDP datagrams as IP fragments, unconfirmed.
+    pub(crate) fn make_plain(&mut self, index: u16, now_ns: u64) -> Result<(), ConnectError> {
+        let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)
+            .map_err(|error| ConnectError::Options(error.to_string()))?;
+        let terms = OutboundTerms {
+            key: 0,
+            layout,
+            window: lm_protocol::window::WindowShape::whole(crate::config::PLAIN_FRAGMENTS_MAX),
+            packet_limit: 0,
+            // The IP identification: not the same datagrams as an earlier run's.
+            first_message: crate::control::random_u64() as u16 as u32,
+            messages_in_flight: 4,
+            max_message_len: layout.max_message_len(),
+            lease_ns: u64::MAX,
+            channel: 0,
+            plain: true,
+        };
+        let peer = self.peers.at(index);
+        peer.plain = true;
+        peer.outbound = Some(Outbound::new(terms, now_ns));
+        if !self.senders.contains(&index) {
+            self.senders.push(index);
+        }
+        Ok(())
+    }
+
+    /// Messages handed over and not settled.
+    pub(crate) fn unconfirmed_messages(&mut self) -> u64 {
+        let mut count = 0;
+        for position in 0..self.senders.len() {
+            let index = self.senders[position];
+            count += self
+                .peers
+                .at(index)
+                .outbound
+                .as_ref()
+                .map_or(0, |outbound| outbound.unsettled() as u64);
+        }
+        for position in 0..self.unconfirmed.len() {
+            let index = self.unconfirmed[position];
+            let out = &self.peers.at(index).eager_out;
+            count += serial::distance(out.acknowledged, out.next).max(0) as u64;
+        }
+        count
+    }
+}

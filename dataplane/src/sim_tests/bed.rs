@@ -1,0 +1,388 @@
+//! The test bed: two engines on one simulated wire, under virtual time.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::session::Permit;
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::ethernet::MacAddr;
+
+use crate::config::{ConnectOptions, EndpointConfig, GENERAL_FRAMES, OUTGOING_MAX, TRANSMIT_FRAMES};
+use crate::engine::{Engine, Fixed};
+use crate::error::{ConnectError, LoanError, SendError, TrySendError};
+use crate::memory::{HugePages, Umem};
+use crate::message::Message;
+use crate::nic::Nic;
+use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::outbound::{Completion, Outcome, SendToken};
+use crate::peer::PeerId;
+use crate::region::SendRegion;
+use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
+
+pub(crate) const PORT: u16 = 7168;
+pub(crate) const IPS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
+/// Virtual time between two rounds.
+pub(crate) const ROUND_NS: u64 = 7_000;
+
+#[derive(Clone, Debug)]
+pub(crate) struct BedConfig {
+    pub(crate) mtu: u16,
+    pub(crate) window: u32,
+    /// General and landing queue of each host.
+    pub(crate) queues: [Queues; 2],
+    pub(crate) landing_len: u64,
+    pub(crate) send_len: u64,
+    pub(crate) max_message_len: u64,
+    pub(crate) ring_start: u32,
+    pub(crate) tx_in_flight: u32,
+    pub(crate) on_the_way: u32,
+    pub(crate) message_timeout: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) one_processor: bool,
+    pub(crate) wire: WireConfig,
+}
+
+pub(crate) const TWO_QUEUES: Queues = Queues {
+    general: Some(0),
+    landing: Some(1),
+};
+
+impl Default for BedConfig {
+    fn default() -> BedConfig {
+        BedConfig {
+            mtu: 1500,
+            window: 64,
+            queues: [TWO_QUEUES; 2],
+            landing_len: 2 << 20,
+            send_len: 2 << 20,
+            max_message_len: 8 << 20,
+            ring_start: 0u32.wrapping_sub(100),
+            tx_in_flight: 192,
+            on_the_way: 192,
+            message_timeout: Duration::from_secs(2),
+            lease: Duration::from_secs(5),
+            one_processor: false,
+            wire: WireConfig::default(),
+        }
+    }
+}
+
+pub(crate) struct Bed {
+    pub(crate) wire: Wire,
+    pub(crate) hosts: [Engine<SimNic>; 2],
+    pub(crate) now_ns: u64,
+}
+
+pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
+    SocketAddrV4::new(IPS[host], PORT)
+}
+
+impl Bed {
+    pub(crate) fn new(config: &BedConfig) -> Bed {
+        let endpoint = EndpointConfig {
+            mtu: Some(config.mtu),
+            window_fragments: config.window,
+            max_message_len: config.max_message_len,
+            landing_len: config.landing_len,
+            send_len: config.send_len,
+            tx_in_flight: config.tx_in_flight,
+            message_timeout: config.message_timeout,
+            ..EndpointConfig::default()
+        };
+        let link = LinkShape::IPV4;
+        let layout = Layout::new(WireMode::Lm, config.mtu, link).expect("an MTU of at least 576");
+        let plan = MemoryPlan::new(&endpoint, &layout, config.mtu).expect("a plan");
+        let umems = [0; 2].map(|_| Umem::new(plan.total_len(), HugePages::Off).expect("memory"));
+        let hosts = [0, 1].map(|host: usize| HostConfig {
+            ip: IPS[host],
+            port: PORT,
+            queues: 4,
+            mapping: umems[host].mapping().clone(),
+            chunk_len: plan.chunk_len,
+            ring_start: config.ring_start,
+        });
+        let wire_config = WireConfig {
+            mtu: u32::from(config.mtu),
+            ..config.wire
+        };
+        let (wire, nic_a, nic_b) = simnic::wire(wire_config, hosts);
+        let mut nics = [nic_a, nic_b].into_iter();
+        let mut umems = umems.into_iter();
+        let hosts = [0, 1].map(|host: usize| {
+            let mut nic = nics.next().expect("two");
+            let queues = config.queues[host];
+            let mut endpoint = endpoint.clone();
+            endpoint.general_queue = queues.general.unwrap_or(0);
+            if queues.landing.is_none() {
+                endpoint.landing_len = 0;
+            }
+            let parts = Parts::open(&mut nic, &endpoint, &plan, queues).expect("channels");
+            let fixed = Fixed {
+                sender_id: 0x1000 * (host as u64 + 1),
+                mac: MacAddr(simnic::mac_of(IPS[host])),
+                veth: true,
+                tx_queue_hint: queues
+                    .landing
+                    .map(|queue| queue as u16 + config.wire.queue_shift as u16),
+                link,
+                mtu: config.mtu,
+                layout,
+                chunk_len: plan.chunk_len,
+                window: WindowShape::new(config.window).expect("a power of two"),
+                one_processor: config.one_processor,
+                on_the_way: config.on_the_way,
+                transmit_registered_len: plan.landing_arena,
+            };
+            let permit = Permit {
+                max_message_len: config.max_message_len,
+                lease: config.lease,
+            };
+            let umem = umems.next().expect("two");
+            parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit))
+        });
+        let mut bed = Bed {
+            wire,
+            hosts,
+            now_ns: 1_000_000_000,
+        };
+        bed.round();
+        bed
+    }
+
+    /// One round of both engines; how much they did.
+    pub(crate) fn round(&mut self) -> usize {
+        self.now_ns += ROUND_NS;
+        let now_ns = self.now_ns;
+        self.hosts.iter_mut().map(|engine| engine.poll(now_ns)).sum()
+    }
+
+    pub(crate) fn rounds(&mut self, count: u32) {
+        for _ in 0..count {
+            self.round();
+        }
+    }
+
+    /// Lets virtual time pass while both engines run.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.now_ns + time.as_nanos() as u64;
+        while self.now_ns < end {
+            self.now_ns += 300_000;
+            self.round();
+        }
+    }
+
+    /// Runs one host alone.
+    pub(crate) fn alone(&mut self, host: usize, count: u32) {
+        for _ in 0..count {
+            self.now_ns += ROUND_NS;
+            self.hosts[host].poll(self.now_ns);
+        }
+    }
+
+    /// `host` learns where the other one is.
+    pub(crate) fn resolve(&mut self, host: usize) -> PeerId {
+        let engine = &mut self.hosts[host];
+        let to = data_address(1 - host);
+        let addressing = engine.addressing_to(to, simnic::mac_of(*to.ip()));
+        let index = engine
+            .peers
+            .find_or_add(to, &addressing, None, self.now_ns)
+            .expect("room for a peer");
+        engine.peers.id_of(index)
+    }
+
+    /// `host` asks the other one for a session, as [`crate::Endpoint::open_session`] does.
+    pub(crate) fn connect(&mut self, host: usize, options: &ConnectOptions) -> Result<PeerId, ConnectError> {
+        let peer = self.resolve(host);
+        let now_ns = self.now_ns;
+        self.hosts[host].end_session(peer.index, now_ns);
+        self.hosts[host].apply(peer.index, options, now_ns);
+        loop {
+            self.now_ns += 200_000;
+            self.round();
+            let now_ns = self.now_ns;
+            if let Some(outcome) = self.hosts[host].application_outcome(peer.index, now_ns) {
+                return outcome.map(|()| peer);
+            }
+        }
+    }
+
+    /// A session with everything at its default, for messages up to `len` bytes.
+    pub(crate) fn session(&mut self, host: usize, wire: WireMode, len: u64) -> PeerId {
+        let options = ConnectOptions {
+            wire,
+            max_message_len: len,
+            ..ConnectOptions::default()
+        };
+        self.connect(host, &options).expect("a session")
+    }
+
+    /// Loans, fills and submits, as far as there is room now.
+    pub(crate) fn try_send(
+        &mut self,
+        host: usize,
+        peer: PeerId,
+        payload: &[u8],
+        tag: u64,
+    ) -> Result<SendToken, SendError> {
+        let mut region = self.hosts[host].loan(peer, payload.len() as u64)?;
+        fill(&mut region, payload);
+        let now_ns = self.now_ns;
+        self.hosts[host]
+            .submit(region, tag, now_ns)
+            .map_err(|TrySendError { reason, .. }| reason)
+    }
+
+    /// Sends, running both engines while there is back-pressure.
+    pub(crate) fn send(&mut self, host: usize, peer: PeerId, payload: &[u8], tag: u64) -> SendToken {
+        for _ in 0..100_000 {
+            match self.try_send(host, peer, payload, tag) {
+                Ok(token) => return token,
+                Err(SendError::WouldBlock) => self.round(),
+                Err(error) => panic!("not sent: {error}"),
+            };
+        }
+        panic!("back-pressure for ever");
+    }
+
+    /// Runs both engines until `host` has a message.
+    pub(crate) fn recv(&mut self, host: usize) -> Message {
+        for _ in 0..100_000 {
+            if let Some(message) = self.hosts[host].take_message().expect("no failure") {
+                return message;
+            }
+            self.round();
+        }
+        panic!("no message");
+    }
+
+    /// Runs both engines until `host` has a completion.
+    pub(crate) fn completion(&mut self, host: usize) -> Completion {
+        for _ in 0..100_000 {
+            if let Some(completion) = self.hosts[host].completions.pop_front() {
+                return completion;
+            }
+            self.now_ns += 100_000;
+            self.round();
+        }
+        panic!("no completion");
+    }
+
+    /// Sends a message and sees it arrive and be confirmed.
+    pub(crate) fn exchange(&mut self, from: usize, peer: PeerId, payload: &[u8]) {
+        let tag = payload.len() as u64 ^ 0x7a67;
+        let token = self.send(from, peer, payload, tag);
+        let message = self.recv(1 - from);
+        assert!(message[..] == *payload, "{} bytes differ", payload.len());
+        assert_eq!(message.tag(), tag);
+        drop(message);
+        let completion = self.completion(from);
+        assert_eq!(
+            (completion.token, &completion.outcome),
+            (token, &Outcome::Delivered)
+        );
+    }
+
+    /// Everything was given back, and nothing is under way. Sessions may be open.
+    pub(crate) fn check_memory(&mut self) {
+        self.pass(Duration::from_millis(30));
+        for (host, engine) in self.hosts.iter_mut().enumerate() {
+            let posted = engine.general.as_ref().map_or(0, |general| {
+                general.fill.produced().wrapping_sub(general.received)
+            });
+            assert_eq!(
+                engine.frames.available() as u32 + posted,
+                GENERAL_FRAMES,
+                "general frames of host {host}"
+            );
+            assert_eq!(engine.frames_held, 0, "host {host}");
+            assert_eq!(
+                engine.transmit_frames.available(),
+                TRANSMIT_FRAMES as usize,
+                "transmit frames of host {host}"
+            );
+            assert_eq!(engine.send_arena.live(), 0, "send regions of host {host}");
+            assert!(engine.send_arena.is_whole(), "send arena of host {host}");
+            assert_eq!(
+                engine.outgoing.available(),
+                OUTGOING_MAX,
+                "outgoing messages of host {host}"
+            );
+            for transmit in &engine.transmit {
+                assert_eq!(transmit.in_flight(), 0, "queue {} of host {host}", transmit.queue);
+            }
+            if let Some(landing) = &engine.landing {
+                assert_eq!(landing.arena.live(), 0, "landing zones of host {host}");
+                assert!(landing.arena.is_whole(), "landing arena of host {host}");
+                assert!(landing.chosen.is_empty());
+                assert_eq!(landing.order.posted, landing.order.received, "host {host}");
+            }
+            assert!(engine.ready.is_empty() && engine.completions.is_empty());
+        }
+    }
+
+    /// Nothing was dropped, and no invariant violated.
+    pub(crate) fn check_clean(&self) {
+        for (host, engine) in self.hosts.iter().enumerate() {
+            for (name, count) in engine.counters.drops() {
+                assert_eq!(count, 0, "{name} of host {host}");
+            }
+            let counters = &engine.counters;
+            assert_eq!(counters.messages_failed, 0, "host {host}");
+            assert_eq!(counters.messages_incomplete, 0, "host {host}");
+            assert_eq!(counters.frames_exhausted, 0, "host {host}");
+            assert_eq!(counters.control_send_errors, 0, "host {host}");
+            assert_eq!(counters.landing_lost, 0, "host {host}");
+            for transmit in &engine.transmit {
+                let statistics = engine.nic.statistics(transmit.queue).expect("an open channel");
+                assert_eq!(
+                    (
+                        statistics.rx_dropped,
+                        statistics.rx_ring_full,
+                        statistics.tx_invalid_descriptors
+                    ),
+                    (0, 0, 0),
+                    "queue {} of host {host}",
+                    transmit.queue
+                );
+            }
+        }
+        let counters = self.wire.counters();
+        assert_eq!(
+            (counters.too_long, counters.stack_ignored, counters.socket_full),
+            (0, 0, 0)
+        );
+    }
+}
+
+/// Writes a message into a region, range by range.
+pub(crate) fn fill(region: &mut SendRegion, payload: &[u8]) {
+    let mut rest = payload;
+    for range in region.payloads_mut() {
+        let (now, later) = rest.split_at(range.len());
+        range.copy_from_slice(now);
+        rest = later;
+    }
+    assert!(rest.is_empty());
+}
+
+/// Bytes that no two places share by accident (splitmix64).
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 8);
+    let mut state = seed;
+    while bytes.len() < len {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bytes.extend_from_slice(&(z ^ (z >> 31)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Whether a loan failed for want of memory, which is no failure.
+pub(crate) fn is_back_pressure(error: &LoanError) -> bool {
+    *error == LoanError::WouldBlock
+}

@@ -1,0 +1,11 @@
+//! The poll engine on the simulated NIC: two engines, one wire, the real rings; no root, no threads, no clock.
+
+mod allocations;
+mod bed;
+mod copies;
+mod failures;
+mod hostile;
+mod resilience;
+mod scenarios;
+mod transfer;
+mod violations;

@@ -1,0 +1,274 @@
+//! Liveness where something is lost, late or somebody else's: nobody waits for ever, and nobody waits for a stranger.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::LmHeader;
+
+use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
+use crate::error::{SendError, TrySendError};
+use crate::nic::Nic;
+use crate::outbound::Outcome;
+use crate::udp::Port;
+
+fn addressing(src_ip: Ipv4Addr, dst_port: u16) -> Addressing {
+    Addressing {
+        src_mac: MacAddr([2; 6]),
+        dst_mac: MacAddr([2; 6]),
+        vlan: None,
+        src_ip,
+        dst_ip: IPS[1],
+        src_port: PORT,
+        dst_port,
+    }
+}
+
+fn eager(addressing: &Addressing, sender_id: u64, number: u32) -> Vec<u8> {
+    let header = LmHeader::Eager {
+        sender_id,
+        number,
+        tag: 5,
+    };
+    let mut packet = vec![0u8; 200];
+    let len = addressing.write_headers(&mut packet, &header, 20).expect("room");
+    packet.truncate(len + 20);
+    packet
+}
+
+/// Memory of one endpoint means nothing to another: its addresses would let the kernel write over messages.
+#[test]
+fn another_endpoints_regions_are_refused() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let there = bed.session(0, WireMode::Lm, 100_000);
+    let back = bed.session(1, WireMode::Lm, 100_000);
+    assert_eq!(there.index, back.index);
+    for len in [100, 50_000] {
+        let region = bed.hosts[0].loan(there, len).expect("memory");
+        let now_ns = bed.now_ns;
+        let TrySendError { reason, region } = bed.hosts[1].submit(region, 1, now_ns).expect_err("not ours");
+        assert_eq!(reason, SendError::UnknownPeer);
+        drop(region);
+    }
+    let region = bed.hosts[0].landing_region(50_000).expect("memory");
+    bed.hosts[1].choose_region(region);
+    assert!(
+        bed.hosts[1]
+            .landing
+            .as_ref()
+            .is_some_and(|landing| landing.chosen.is_empty())
+    );
+    bed.exchange(0, there, &noise(1, 50_000));
+    bed.check_memory();
+}
+
+/// A flood at the control port takes its turn and no more.
+#[test]
+fn control_datagrams_are_taken_a_few_at_a_time() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let to = SocketAddrV4::new(IPS[1], PORT + 1);
+    for n in 0..500 {
+        let sent = bed.hosts[0].nic.udp_send(Port::Control, to, &[n as u8; 9]);
+        sent.expect("room in the socket");
+    }
+    let mut worst = 0;
+    for _ in 0..200_000 {
+        let before = bed.hosts[1].counters.drops.malformed;
+        bed.round();
+        worst = worst.max(bed.hosts[1].counters.drops.malformed - before);
+        if bed.hosts[1].counters.drops.malformed == 500 {
+            break;
+        }
+    }
+    assert_eq!(bed.hosts[1].counters.drops.malformed, 500);
+    assert!(worst <= 64, "{worst} in one round");
+}
+
+/// Acknowledgements and credits leave although other traffic keeps every round busy.
+#[test]
+fn a_busy_receiver_answers() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 100_000);
+    let noise_packet = vec![0xffu8; 80];
+    for len in [10, 3 * 1448] {
+        let begin_ns = bed.now_ns;
+        bed.send(0, peer, &noise(2, len), 1);
+        while bed.hosts[0].completions.is_empty() {
+            let mut stray = noise_packet.clone();
+            let header = LmHeader::Missing {
+                session_key: 1,
+                message: 0,
+                ranges: 0,
+            };
+            let at = addressing(IPS[0], PORT);
+            let written = at.write_headers(&mut stray, &header, 0).expect("room");
+            bed.wire.inject(1, 0, &stray[..written]);
+            bed.round();
+            drop(bed.hosts[1].take_message().expect("no failure"));
+            assert!(bed.now_ns - begin_ns < 5_000_000, "no answer to {len} bytes");
+        }
+        assert_eq!(
+            bed.hosts[0].completions.pop_front().map(|c| c.outcome),
+            Some(Outcome::Delivered)
+        );
+    }
+}
+
+/// Answers that confirm nothing are no progress: a lost eager message is reported in time.
+#[test]
+fn a_lost_eager_message_is_reported_although_others_follow() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    bed.exchange(0, peer, b"first");
+    bed.wire.drop_next(0, 1);
+    let lost = bed.send(0, peer, b"lost", 1);
+    let begin_ns = bed.now_ns;
+    let ended = loop {
+        bed.send(0, peer, b"follows", 2);
+        bed.pass(Duration::from_millis(400));
+        if let Some(completion) = bed.hosts[0].completions.pop_front() {
+            break completion;
+        }
+        assert!(bed.now_ns - begin_ns < 4_000_000_000, "never reported");
+    };
+    assert_eq!((ended.token, ended.outcome), (lost, Outcome::TimedOut));
+    // The numbering begins anew, and everything works again.
+    while bed.hosts[0].completions.pop_front().is_some() {}
+    bed.exchange(0, peer, b"works again");
+}
+
+/// The acknowledgement is lost, not the message.
+#[test]
+fn a_lost_acknowledgement_is_asked_for() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    bed.exchange(0, peer, b"first");
+    bed.wire.drop_next(1, 1);
+    bed.send(0, peer, b"second", 2);
+    drop(bed.recv(1));
+    let begin_ns = bed.now_ns;
+    assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+    assert!(bed.now_ns - begin_ns < 600_000_000);
+    assert_eq!(
+        bed.hosts[1].counters.drops.eager_duplicate, 0,
+        "a question is no message"
+    );
+    assert!(bed.hosts[1].take_message().expect("no failure").is_none());
+}
+
+/// A credit is lost while the receiver says other things all the time.
+#[test]
+fn a_lost_credit_is_asked_for_although_the_peer_talks() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 1 << 20);
+    bed.exchange(0, peer, &noise(1, 50_000));
+    let back = bed.hosts[1].peers.find(data_address(0)).expect("known");
+    let back = bed.hosts[1].peers.id_of(back);
+    bed.send(0, peer, &noise(2, 200_000), 2);
+    bed.wire.set_filter({
+        let mut lost = 0;
+        move |from, packet| {
+            let credit = from == 1 && packet.get(42) == Some(&0x15);
+            lost += u32::from(credit);
+            // The announcement is confirmed before.
+            !(credit && (3..13).contains(&lost))
+        }
+    });
+    let begin_ns = bed.now_ns;
+    while !bed.hosts[0].completions.iter().any(|c| c.len == 200_000) {
+        let _ = bed.try_send(1, back, b"and now something else", 7);
+        bed.pass(Duration::from_millis(5));
+        bed.hosts[1].completions.clear();
+        drop(bed.hosts[0].take_message().expect("no failure"));
+        drop(bed.hosts[1].take_message().expect("no failure"));
+        // One is asked for every 20 ms. With the keepalive alone it takes 500 ms each.
+        assert!(bed.now_ns - begin_ns < 1_000_000_000, "stuck");
+    }
+}
+
+/// A receiver whose application did not poll for longer than its own time limit does not blame the sender, who
+/// waits for its credit.
+#[test]
+fn a_pause_of_our_own_is_no_stall() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 1 << 20);
+    bed.exchange(0, peer, &noise(1, 50_000));
+    let payload = noise(2, 200_000);
+    bed.send(0, peer, &payload, 2);
+    // Posted, and the credit that says so is lost.
+    bed.wire.drop_next(1, 1);
+    while bed.wire.counters().lost == 0 {
+        bed.round();
+    }
+    bed.now_ns += 3_000_000_000;
+    let message = bed.recv(1);
+    assert!(message[..] == payload[..]);
+    drop(message);
+    assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+    // It is forgiven once, not for ever: the sender dies, and the receiver is slow.
+    bed.send(0, peer, &payload, 3);
+    bed.rounds(3);
+    bed.wire.drop_next(0, 1_000_000);
+    let reported = (0..20).any(|_| {
+        bed.now_ns += 400_000_000;
+        let now_ns = bed.now_ns;
+        bed.hosts[1].poll(now_ns);
+        bed.hosts[1].counters.messages_incomplete > 0
+    });
+    assert!(reported);
+}
+
+/// One packet with a forged source must not make a receiver forget the incarnation that it knows.
+#[test]
+fn a_packet_of_another_incarnation_resets_nothing() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    for n in 0..5 {
+        bed.exchange(0, peer, &noise(n, 50));
+        bed.wire
+            .inject(1, 0, &eager(&addressing(IPS[0], PORT), 0xbad, 1 + n as u32));
+    }
+    bed.rounds(10);
+    assert_eq!(bed.hosts[1].counters.drops.eager_out_of_order, 5);
+    bed.check_memory();
+}
+
+/// Nobody has a broadcast or multicast address; an answer to one could reach many.
+#[test]
+fn impossible_senders_get_no_answer() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let sent = |bed: &Bed| bed.hosts[1].transmit.iter().map(|t| t.packets).sum::<u64>();
+    let (before, known) = (sent(&bed), bed.hosts[1].peers.len());
+    let real = addressing(Ipv4Addr::new(10, 9, 0, 77), PORT);
+    let forged = [
+        Addressing {
+            src_ip: Ipv4Addr::BROADCAST,
+            ..real
+        },
+        Addressing {
+            src_ip: Ipv4Addr::UNSPECIFIED,
+            ..real
+        },
+        Addressing {
+            src_ip: Ipv4Addr::new(224, 0, 0, 1),
+            ..real
+        },
+        Addressing { src_port: 0, ..real },
+        Addressing {
+            src_mac: MacAddr([0xff; 6]),
+            ..real
+        },
+    ];
+    for addressing in &forged {
+        bed.wire.inject(1, 0, &eager(addressing, 9, 0));
+    }
+    bed.pass(Duration::from_millis(5));
+    assert_eq!(bed.hosts[1].counters.drops.malformed, forged.len() as u64);
+    assert_eq!((sent(&bed), bed.hosts[1].peers.len()), (before, known));
+    bed.wire.inject(1, 0, &eager(&real, 9, 0));
+    bed.pass(Duration::from_millis(5));
+    assert_eq!((sent(&bed), bed.hosts[1].peers.len()), (before + 1, known + 1));
+    drop(bed.recv(1));
+}

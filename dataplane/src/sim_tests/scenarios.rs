@@ -1,0 +1,466 @@
+//! Stories: devices with one queue, regions chosen before, sessions that follow one another, back-pressure.
+
+use std::time::Duration;
+
+use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+
+use super::bed::{Bed, BedConfig, IPS, PORT, ROUND_NS, TWO_QUEUES, data_address, fill, noise};
+use crate::config::ConnectOptions;
+use crate::error::{ConnectError, LoanError, SendError};
+use crate::opening::Queues;
+use crate::outbound::Outcome;
+use crate::simnic::{self, Delivery, WireConfig};
+
+const ONE_QUEUE: Queues = Queues {
+    general: None,
+    landing: Some(0),
+};
+
+#[test]
+fn with_one_queue_small_traffic_takes_the_kernels_socket() {
+    let mut bed = Bed::new(&BedConfig {
+        queues: [ONE_QUEUE; 2],
+        ..BedConfig::default()
+    });
+    let there = bed.session(0, WireMode::Lm, 1 << 20);
+    let back = bed.session(1, WireMode::Lm, 1 << 20);
+    for len in [0, 1, 1448, 1449, 100_000, 1 << 20] {
+        bed.exchange(0, there, &noise(len as u64, len));
+        bed.exchange(1, back, &noise(len as u64 + 1, len));
+    }
+    // More small ones than are taken from the socket in one look.
+    for n in 0..150u64 {
+        bed.send(0, there, &noise(n, 300), n);
+    }
+    for n in 0..150u64 {
+        let message = bed.recv(1);
+        assert_eq!((message.tag(), &message[..]), (n, &noise(n, 300)[..]));
+        assert!(message.is_eager());
+    }
+    bed.rounds(100);
+    for host in &mut bed.hosts {
+        assert!(host.counters.one_copy_packets > 6 && host.counters.general_packets == 0);
+        host.completions.clear();
+    }
+    bed.check_memory();
+    bed.check_clean();
+}
+
+#[test]
+fn in_generic_mode_the_next_queue_reaches_the_landing_queue() {
+    let mut bed = Bed::new(&BedConfig {
+        wire: WireConfig {
+            queue_shift: 1,
+            ..WireConfig::default()
+        },
+        one_processor: true,
+        ..BedConfig::default()
+    });
+    let peer = bed.session(0, WireMode::Lm, 1 << 20);
+    for len in [10, 5000, 1 << 20] {
+        bed.exchange(0, peer, &noise(len as u64, len));
+    }
+    let extra = bed.hosts[0].transmit.last().expect("channels");
+    assert_eq!((extra.queue, bed.hosts[0].idle_rings.len()), (2, 1));
+    // The channel is opened once.
+    bed.session(0, WireMode::Lm, 1 << 20);
+    bed.exchange(0, peer, &noise(3, 50_000));
+    assert_eq!(bed.hosts[0].idle_rings.len(), 1);
+    bed.check_memory();
+    bed.check_clean();
+}
+
+/// Small traffic that a device delivers to another queue than the general one comes through the kernel's socket,
+/// also when many peers are known and much is posted for them.
+#[test]
+fn small_traffic_on_the_wrong_queue_comes_through_the_socket() {
+    let mut bed = Bed::new(&BedConfig {
+        queues: [
+            TWO_QUEUES,
+            Queues {
+                general: Some(1),
+                landing: Some(0),
+            },
+        ],
+        ..BedConfig::default()
+    });
+    for n in 0..100u16 {
+        let address = std::net::SocketAddrV4::new(IPS[0], 20_000 + n);
+        let addressing = bed.hosts[1].addressing_to(address, simnic::mac_of(IPS[0]));
+        let now_ns = bed.now_ns;
+        bed.hosts[1].peers.find_or_add(address, &addressing, None, now_ns);
+    }
+    let peer = bed.resolve(0);
+    bed.rounds(3);
+    for n in 0..300 {
+        bed.exchange(0, peer, &noise(n, 700));
+    }
+    assert_eq!(bed.hosts[1].counters.one_copy_packets, 300);
+    bed.check_memory();
+    bed.check_clean();
+}
+
+#[test]
+fn a_message_lands_in_the_region_chosen_for_it() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 1 << 20);
+    let payload = noise(9, 300_000);
+    let mut region = bed.hosts[1]
+        .landing_region(payload.len() as u64)
+        .expect("a region");
+    for _ in 0..3 {
+        let range = region.umem_range();
+        bed.hosts[1].choose_region(region);
+        let token = bed.send(0, peer, &payload, 5);
+        let message = bed.recv(1);
+        assert!(bed.hosts[1].unchoose_region(range.start).is_none());
+        assert!(range.contains(&message.umem_offset()));
+        assert_eq!(message[..], payload[..]);
+        assert_eq!(bed.completion(0).token, token);
+        region = message.into_region().expect("it landed");
+        assert_eq!(region.umem_range(), range);
+    }
+    assert_eq!(bed.hosts[1].counters.user_copied_bytes, 0);
+
+    // One that had landed before, and one that came eager: copied, and counted.
+    for len in [300_000usize, 400] {
+        bed.send(0, peer, &payload[..len], 6);
+        bed.completion(0);
+        let range = region.umem_range();
+        bed.hosts[1].choose_region(region);
+        let message = bed.recv(1);
+        let back = bed.hosts[1].unchoose_region(range.start).expect("not used");
+        let message = bed.hosts[1].copy_into_region(message, back);
+        assert!(range.contains(&message.umem_offset()));
+        assert_eq!(message[..], payload[..len]);
+        region = message.into_region().expect("it has the region now");
+    }
+    assert_eq!(bed.hosts[1].counters.user_copied_bytes, 300_400);
+
+    // One that is too long for the region: comes where it is.
+    let small = bed.hosts[1].landing_region(100).expect("a region");
+    let start = small.umem_range().start;
+    bed.hosts[1].choose_region(small);
+    bed.send(0, peer, &payload, 7);
+    let message = bed.recv(1);
+    let small = bed.hosts[1].unchoose_region(start).expect("not used");
+    let message = bed.hosts[1].copy_into_region(message, small);
+    assert!(message.umem_offset() != start && message[..] == payload[..]);
+    bed.completion(0);
+    assert!(matches!(
+        bed.hosts[1].landing_region(1 << 40),
+        Err(LoanError::TooLarge { .. })
+    ));
+    drop((message, region));
+    bed.check_memory();
+    bed.check_clean();
+}
+
+#[test]
+fn sessions_follow_one_another() {
+    let mut bed = Bed::new(&BedConfig::default());
+    for n in 0..10u64 {
+        let wire = [WireMode::Lm, WireMode::IpFrag][n as usize % 2];
+        let peer = bed.session(0, wire, 60_000);
+        bed.exchange(0, peer, &noise(n, 60_000));
+        bed.exchange(0, peer, &noise(n, 5_000));
+    }
+    assert_eq!(bed.hosts[1].counters.sessions_granted, 10);
+    assert_eq!(bed.hosts[1].counters.sessions_ended, 9);
+    // A region of an earlier session's layout does not fit the next one's.
+    let peer = bed.session(0, WireMode::Lm, 60_000);
+    let mut region = bed.hosts[0].loan(peer, 40_000).expect("memory");
+    fill(&mut region, &noise(1, 40_000));
+    bed.session(0, WireMode::IpFrag, 60_000);
+    let now_ns = bed.now_ns;
+    let refused = bed.hosts[0]
+        .submit(region, 0, now_ns)
+        .expect_err("another layout");
+    assert_eq!(refused.reason, SendError::NoSession);
+    drop(refused);
+    bed.check_memory();
+    bed.check_clean();
+}
+
+/// A region is loaned before the message's length is known, and cut to it: down to nothing.
+#[test]
+fn a_message_may_turn_out_shorter_than_its_region() {
+    for wire in [WireMode::Lm, WireMode::IpFrag] {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.session(0, wire, 60_000);
+        for len in [59_999usize, 2896, 2895, 1473, 1472, 1449, 1448, 10, 1, 0, 60_000] {
+            let payload = noise(len as u64, len);
+            let mut region = bed.hosts[0].loan(peer, 60_000).expect("memory");
+            region.truncate(len as u64);
+            fill(&mut region, &payload);
+            let now_ns = bed.now_ns;
+            bed.hosts[0].submit(region, 3, now_ns).expect("room");
+            let message = bed.recv(1);
+            assert!(message[..] == payload[..], "{wire:?}, {len} bytes");
+            drop(message);
+            assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+        }
+        bed.check_memory();
+        bed.check_clean();
+    }
+}
+
+#[test]
+fn what_the_receiver_cannot_hold_is_refused() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let options = ConnectOptions {
+        max_message_len: 9 << 20,
+        ..ConnectOptions::default()
+    };
+    assert!(matches!(
+        bed.connect(0, &options),
+        Err(ConnectError::Rejected { limit, .. }) if limit == 8 << 20
+    ));
+    let peer = bed.session(0, WireMode::Lm, 100_000);
+    assert_eq!(
+        bed.hosts[0].loan(peer, 100_001).expect_err("too long"),
+        LoanError::TooLarge { limit: 100_000 }
+    );
+    bed.check_memory();
+}
+
+#[test]
+fn landing_memory_grows_under_held_messages_and_under_our_own_sending() {
+    let mut bed = Bed::new(&BedConfig {
+        landing_len: 1 << 20,
+        max_message_len: 60 << 20,
+        send_len: 70 << 20,
+        on_the_way: u32::MAX,
+        tx_in_flight: 1024,
+        ..BedConfig::default()
+    });
+    let small = noise(1, 100_000);
+    let peer = bed.session(0, WireMode::Lm, 100_000);
+    bed.send(0, peer, &small, 1);
+    let held = bed.recv(1);
+    bed.completion(0);
+    let landing_len = |bed: &Bed| bed.hosts[1].landing.as_ref().expect("landing").arena.len();
+    let before = landing_len(&bed);
+
+    // Host 1 sends on the channel that is about to be built anew, and the wire is slow.
+    let back = bed.session(1, WireMode::Lm, 4 << 20);
+    let own = noise(2, 4 << 20);
+    bed.send(1, back, &own, 2);
+    bed.rounds(3);
+    let now_ns = bed.now_ns;
+    bed.hosts[0].end_session(peer.index, now_ns);
+    let peer = bed.session(0, WireMode::Lm, 30 << 20);
+    assert!(landing_len(&bed) > before && landing_len(&bed) >= 30 << 20);
+    let received = bed.recv(0);
+    assert_eq!(received[..], own[..]);
+    drop(received);
+    assert_eq!(bed.completion(1).outcome, Outcome::Delivered);
+
+    let large = noise(3, 30 << 20);
+    bed.send(0, peer, &large, 3);
+    let message = bed.recv(1);
+    assert!(message[..] == large[..], "after growing");
+    assert_eq!(held[..], small[..], "held all the while");
+    drop((message, held));
+    bed.completion(0);
+    bed.check_memory();
+    bed.check_clean();
+}
+
+#[test]
+fn an_idle_session_stays_alive() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 100_000);
+    bed.pass(Duration::from_secs(20));
+    bed.exchange(0, peer, &noise(1, 100_000));
+    assert_eq!(bed.hosts[1].counters.sessions_ended, 0);
+    bed.check_memory();
+    bed.check_clean();
+}
+
+#[test]
+fn back_pressure_is_a_result() {
+    let mut bed = Bed::new(&BedConfig {
+        wire: WireConfig {
+            delivery: Delivery::Manual,
+            ..WireConfig::default()
+        },
+        ..BedConfig::default()
+    });
+    let peer = bed.resolve(0);
+    let options = ConnectOptions {
+        messages_in_flight: 32,
+        max_message_len: 1 << 20,
+        ..ConnectOptions::default()
+    };
+    let peer = {
+        let connected = bed.connect(0, &options).expect("control packets need no channel");
+        assert_eq!(connected, peer);
+        connected
+    };
+    // Nothing leaves: every resource in turn runs out, and says so.
+    let mut refused = [0u32; 2];
+    for n in 0..4000u64 {
+        for (kind, len) in [(0, 100), (1, 20_000)] {
+            match bed.try_send(0, peer, &noise(n, len), n) {
+                Ok(_) => {}
+                Err(SendError::WouldBlock) => refused[kind] += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if n % 8 == 0 {
+            bed.round();
+        }
+    }
+    assert!(refused.iter().all(|&count| count > 3900), "{refused:?}");
+    // Regions that are never sent exhaust the send memory, and come back.
+    let mut regions = Vec::new();
+    let blocked = loop {
+        match bed.hosts[0].loan(peer, 20_000) {
+            Ok(region) => regions.push(region),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(blocked, LoanError::WouldBlock);
+    let mut frames = Vec::new();
+    while let Ok(region) = bed.hosts[0].loan(peer, 20) {
+        frames.push(region);
+    }
+    drop((regions, frames));
+    // The link moves again, and everything arrives.
+    let mut arrived = 0;
+    let wanted = 64 + 32;
+    for _ in 0..20_000 {
+        bed.wire.deliver(16);
+        bed.round();
+        while let Some(message) = bed.hosts[1].take_message().expect("no failure") {
+            assert_eq!(message[..], noise(message.tag(), message.len())[..]);
+            arrived += 1;
+        }
+        if bed.hosts[0].completions.len() >= wanted && bed.hosts[0].unconfirmed_messages() == 0 {
+            break;
+        }
+    }
+    assert_eq!(arrived, wanted);
+    assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
+    bed.hosts[0].completions.clear();
+    for _ in 0..200 {
+        bed.wire.deliver(16);
+        bed.now_ns += 100_000;
+        bed.round();
+    }
+    bed.check_memory();
+    bed.check_clean();
+}
+
+/// An application that takes nothing stops its sender, and nothing is lost.
+#[test]
+fn a_receiver_that_takes_nothing_stops_its_sender() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    let mut sent = 0u64;
+    let mut refused = 0;
+    while refused < 2000 {
+        match bed.try_send(0, peer, &sent.to_le_bytes(), sent) {
+            Ok(_) => {
+                sent += 1;
+                refused = 0;
+            }
+            Err(SendError::WouldBlock) => {
+                refused += 1;
+                bed.now_ns += ROUND_NS;
+                bed.round();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(sent > 1000, "{sent}");
+    // Credit comes back with the memory.
+    for taken in 0..12_000u64 {
+        if taken == sent {
+            bed.send(0, peer, &sent.to_le_bytes(), sent);
+            sent += 1;
+        }
+        let message = bed.recv(1);
+        assert_eq!(message[..], taken.to_le_bytes());
+        drop(message);
+        if sent < 12_000 && bed.try_send(0, peer, &sent.to_le_bytes(), sent).is_ok() {
+            sent += 1;
+        }
+        bed.hosts[0].completions.clear();
+    }
+    assert_eq!(sent, 12_000);
+    bed.rounds(100);
+    assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
+    bed.hosts[0].completions.clear();
+    bed.check_memory();
+    bed.check_clean();
+}
+
+/// An endpoint that has no landing memory: sends large messages, receives small ones.
+#[test]
+fn an_endpoint_without_landing_memory_refuses_sessions() {
+    let mut bed = Bed::new(&BedConfig {
+        queues: [
+            Queues {
+                general: Some(0),
+                landing: None,
+            },
+            TWO_QUEUES,
+        ],
+        ..BedConfig::default()
+    });
+    let peer = bed.session(0, WireMode::Lm, 300_000);
+    bed.exchange(0, peer, &noise(1, 300_000));
+    let refused = bed.connect(1, &ConnectOptions::default());
+    assert!(
+        matches!(refused, Err(ConnectError::Rejected { .. })),
+        "{refused:?}"
+    );
+    let back = bed.resolve(1);
+    bed.exchange(1, back, &noise(2, 1000));
+    assert_eq!(
+        bed.hosts[0].landing_region(10).expect_err("no landing memory"),
+        LoanError::NoSession
+    );
+    bed.check_memory();
+}
+
+/// What the sender's data port says is who it is.
+#[test]
+fn messages_name_their_sender() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.resolve(0);
+    bed.send(0, peer, b"hello", 3);
+    let message = bed.recv(1);
+    let from = message.peer();
+    assert_eq!(
+        bed.hosts[1].peers.named(from).map(|peer| peer.data),
+        Some(data_address(0))
+    );
+    bed.exchange(1, from, b"and back");
+    // A packet with a payload of its own sender's making, from a third host.
+    let header = LmHeader::Eager {
+        sender_id: 1,
+        number: 0,
+        tag: 12,
+    };
+    let addressing = Addressing {
+        src_mac: MacAddr([2; 6]),
+        dst_mac: MacAddr([2; 6]),
+        vlan: None,
+        src_ip: std::net::Ipv4Addr::new(10, 9, 0, 3),
+        dst_ip: IPS[1],
+        src_port: 999,
+        dst_port: PORT,
+    };
+    let mut packet = [0u8; 200];
+    let len = addressing.write_headers(&mut packet, &header, 50).expect("room");
+    assert_eq!(len, 42 + HEADER_LEN);
+    bed.wire.inject(1, 0, &packet[..len + 50]);
+    let message = bed.recv(1);
+    assert!(message.peer() != from && message.tag() == 12 && message.len() == 50);
+}

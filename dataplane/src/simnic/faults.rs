@@ -1,0 +1,120 @@
+//! What a test does to the wire and to the kernel's end: packets lost, changed, added.
+
+use std::fmt;
+
+use super::{HostGuard, Shared, Wire, lock};
+
+/// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
+type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
+
+/// What is to go wrong.
+#[derive(Default)]
+pub(super) struct Faults {
+    filter: Option<Filter>,
+    drop_next: [u32; 2],
+    /// Fragments to lose behind the gate, for each host that receives: logged, but never on the RX ring.
+    pub(super) lose_behind_gate: [u32; 2],
+    /// Channels that cannot be opened, for each host.
+    pub(super) refuse_channels: [u32; 2],
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("filter", &self.filter.is_some())
+            .field("drop_next", &self.drop_next)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Wire {
+    /// Loses the next `count` packets that host number `from` sends (0 or 1, as given to [`super::wire`]).
+    pub fn drop_next(&self, from: usize, count: u32) {
+        lock(&self.0).faults.drop_next[from] = count;
+    }
+
+    /// Shows every packet to `filter`, with the number of the host that sends it: the filter may change it, and it
+    /// crosses when the filter says `true`. Replaces an earlier filter. The filter must not use the wire itself.
+    pub fn set_filter(&self, filter: impl FnMut(usize, &mut Vec<u8>) -> bool + Send + 'static) {
+        lock(&self.0).faults.filter = Some(Box::new(filter));
+    }
+
+    /// Lets every packet cross unseen again.
+    pub fn clear_filter(&self) {
+        lock(&self.0).faults.filter = None;
+    }
+
+    /// Loses the next `count` fragments that the gate of host `to` redirects: logged, not received, not counted.
+    pub fn lose_behind_gate(&self, to: usize, count: u32) {
+        lock(&self.0).faults.lose_behind_gate[to] = count;
+    }
+
+    /// The next `count` attempts of a host to open a channel fail.
+    pub fn refuse_channels(&self, host: usize, count: u32) {
+        lock(&self.0).faults.refuse_channels[host] = count;
+    }
+
+    /// A packet from nowhere arrives at a queue of host number `to`: forged, repeated, foreign. No filter sees it.
+    pub fn inject(&self, to: usize, queue: u32, packet: &[u8]) {
+        let mut shared = lock(&self.0);
+        shared.packet.clear();
+        shared.packet.extend_from_slice(packet);
+        shared.arrive(to, queue);
+    }
+}
+
+impl HostGuard<'_> {
+    /// Whether the channel that is being opened is one of those that fail.
+    pub(super) fn refuses_channel(&mut self) -> bool {
+        let (host, faults) = (self.host, &mut self.shared.faults);
+        let refused = faults.refuse_channels[host] > 0;
+        faults.refuse_channels[host] -= u32::from(refused);
+        refused
+    }
+}
+
+impl Shared {
+    /// Whether `self.packet` of host `from` crosses the wire; a lost one is counted.
+    pub(super) fn crosses(&mut self, from: usize) -> bool {
+        let dropped = &mut self.faults.drop_next[from];
+        let crosses = if *dropped > 0 {
+            *dropped -= 1;
+            false
+        } else {
+            match &mut self.faults.filter {
+                Some(filter) => filter(from, &mut self.packet),
+                None => true,
+            }
+        };
+        match crosses {
+            true => self.counters.crossed += 1,
+            false => self.counters.lost += 1,
+        }
+        crosses
+    }
+}
+
+#[cfg(test)]
+impl Wire {
+    /// Puts a descriptor on a channel's RX ring that no packet belongs to.
+    pub(crate) fn push_descriptor(&self, host: usize, queue: u32, descriptor: crate::ring::Descriptor) {
+        let mut shared = lock(&self.0);
+        let channel = shared.hosts[host].channels[queue as usize].as_mut();
+        let rx = &mut channel.expect("an open channel").rx;
+        assert!(rx.free(1) > 0);
+        rx.write(0, descriptor);
+        rx.submit(1);
+    }
+
+    /// A channel's drop counters, to be changed.
+    pub(crate) fn with_statistics(
+        &self,
+        host: usize,
+        queue: u32,
+        change: impl FnOnce(&mut crate::xsk::XdpStatistics),
+    ) {
+        let mut shared = lock(&self.0);
+        let channel = shared.hosts[host].channels[queue as usize].as_mut();
+        change(&mut channel.expect("an open channel").statistics);
+    }
+}

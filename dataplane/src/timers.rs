@@ -1,0 +1,105 @@
+//! Timers: what happens because nothing happened. Driven by the engine's clock argument.
+
+use lm_protocol::wire::lm::LmHeader;
+
+use crate::control::AbortReason;
+use crate::engine::Engine;
+use crate::nic::Nic;
+use crate::outbound::Outcome;
+use crate::peer::EAGER_NEVER_NEXT;
+
+/// An announcement without an answer is repeated after this time.
+const REPEAT_AFTER_NS: u64 = 20_000_000;
+/// A peer that owes an acknowledgement of eager messages, or credit for more, is asked this often.
+const ASK_AFTER_NS: u64 = 250_000_000;
+/// A quiet session says that it is alive this often: several times within a lease.
+const KEEPALIVE_NS: u64 = 500_000_000;
+
+impl<N: Nic> Engine<N> {
+    /// Stage 10.
+    pub(crate) fn run_timers(&mut self, now_ns: u64) {
+        self.drive_admission(now_ns);
+        self.expire_leases(now_ns);
+        self.watch_inbound(now_ns);
+        for position in (0..self.senders.len()).rev() {
+            let index = self.senders[position];
+            self.watch_outbound(index, now_ns);
+        }
+        self.watch_eager(now_ns);
+        self.ask_for_probes(now_ns);
+    }
+
+    fn watch_inbound(&mut self, now_ns: u64) {
+        let limit_ns = self.config.message_timeout.as_nanos() as u64;
+        let Some(landing) = &self.landing else { return };
+        let Some(inbound) = &landing.inbound else { return };
+        if inbound.stalled_ns(now_ns) > limit_ns {
+            self.abort_inbound(AbortReason::Stalled, now_ns);
+        }
+    }
+
+    fn watch_outbound(&mut self, index: u16, now_ns: u64) {
+        let peer = self.peers.at(index);
+        let heard_ns = peer.heard_ns;
+        let Some(outbound) = &mut peer.outbound else {
+            return;
+        };
+        if outbound.terms.plain {
+            self.settle_outbound(index, None, now_ns);
+            return;
+        }
+        let silent_ns = now_ns.saturating_sub(heard_ns.max(outbound.heard_ns));
+        if silent_ns > outbound.terms.lease_ns {
+            self.drop_outbound(index, &Outcome::TimedOut, now_ns);
+            return;
+        }
+        // What else the peer says, on its eager messages for example, answers no announcement.
+        let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
+        let since_announcement = now_ns.saturating_sub(outbound.last_announce_ns);
+        let unanswered = outbound.announced != outbound.announced_confirmed
+            || (outbound.waits_for_receiver() && unanswered_ns > REPEAT_AFTER_NS);
+        if (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
+            outbound.announce_due = true;
+        }
+    }
+
+    fn watch_eager(&mut self, now_ns: u64) {
+        let limit_ns = self.config.message_timeout.as_nanos() as u64;
+        for position in (0..self.unconfirmed.len()).rev() {
+            let index = self.unconfirmed[position];
+            let id = self.peers.id_of(index);
+            let peer = self.peers.at(index);
+            let unanswered_ns = now_ns.saturating_sub(peer.eager_out.progress_ns);
+            let waits = peer.eager_out.oldest.is_some() || peer.eager_credit() == 0;
+            if waits && unanswered_ns > limit_ns {
+                while peer.eager_out.oldest.is_some() {
+                    let (completions, counters, failed) =
+                        (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+                    self.transmit_frames.settle_oldest(
+                        &mut peer.eager_out,
+                        id,
+                        Outcome::TimedOut,
+                        now_ns,
+                        |completion| Self::completed(completions, counters, failed, completion),
+                    );
+                }
+                peer.eager_out.begin_anew(now_ns);
+            }
+            if peer.eager_out.oldest.is_none() && peer.eager_credit() > 0 {
+                peer.eager_out.watched = false;
+                self.unconfirmed.swap_remove(position);
+            } else if unanswered_ns > ASK_AFTER_NS
+                && now_ns.saturating_sub(peer.eager_out.asked_ns) > ASK_AFTER_NS
+            {
+                // The answer that we wait for, or the one with new credit, may be lost.
+                peer.eager_out.asked_ns = now_ns;
+                let header = LmHeader::Eager {
+                    sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
+                    number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
+                    tag: 0,
+                };
+                self.send_packet(index, &header, &[]);
+            }
+        }
+    }
+}

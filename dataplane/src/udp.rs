@@ -1,0 +1,568 @@
+//! The two kernel UDP sockets of an endpoint: control (admission) and data (what the gate passes: the one-copy path).
+//!
+//! Both are non-blocking. ICMP errors are asked for (`IP_RECVERR`, ip(7)), because on an unconnected socket they are
+//! otherwise invisible: a host where no LM listens answers a request with *port unreachable*, and its address stands in
+//! the error queue.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use crate::memory::Umem;
+
+/// Receive and send allowance asked for, in bytes of kernel memory. The kernel charges some 2 KiB for a full packet, so
+/// this holds several thousand, a window's worth of the one-copy path and more.
+const SOCKET_ALLOWANCE_BYTES: libc::c_int = 8 << 20;
+
+/// How often an ephemeral pair is tried before giving up.
+const PAIR_ATTEMPTS: u32 = 64;
+
+/// Datagrams too long for the space given that one receive call skips at most.
+const MAX_SKIPPED: u32 = 64;
+
+/// Which socket of the pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Port {
+    /// Admission, on data port + 1.
+    Control,
+    /// What the gate passes for the data port.
+    Data,
+}
+
+/// What a receive call found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpEvent {
+    /// A datagram, whole, at the start of the space given.
+    Datagram {
+        /// The sender.
+        from: SocketAddrV4,
+        /// Payload length in bytes.
+        len: usize,
+    },
+    /// Nobody listens on the port there: an ICMP *port unreachable* came back for something sent from this socket.
+    Refused(SocketAddrV4),
+}
+
+/// One socket with what its error queue may still hold.
+#[derive(Debug)]
+struct Socket {
+    inner: UdpSocket,
+    /// Set when a call reported a pending ICMP error; the queue is read until it is empty.
+    errors_pending: Cell<bool>,
+}
+
+/// A pair of bound sockets: data on port P, control on P + 1.
+#[derive(Debug)]
+pub struct UdpPair {
+    data: Socket,
+    control: Socket,
+    local: SocketAddrV4,
+    truncated: Cell<u64>,
+}
+
+impl UdpPair {
+    /// Binds `port` and `port + 1` on `local`; port 0 takes any two neighbours that are free.
+    ///
+    /// # Errors
+    ///
+    /// See [`UdpError`].
+    pub fn bind(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+        if port == u16::MAX {
+            return Err(UdpError::NoControlPort);
+        }
+        if port != 0 {
+            return UdpPair::bind_ports(local, port);
+        }
+        let mut last = UdpError::NoControlPort;
+        for _ in 0..PAIR_ATTEMPTS {
+            let data = Socket::bind(SocketAddrV4::new(local, 0))?;
+            let port = data.port()?;
+            if port == u16::MAX {
+                continue;
+            }
+            match Socket::bind(SocketAddrV4::new(local, port + 1)) {
+                Ok(control) => return Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port))),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn bind_ports(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+        let data = Socket::bind(SocketAddrV4::new(local, port))?;
+        let control = Socket::bind(SocketAddrV4::new(local, port + 1))?;
+        Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port)))
+    }
+
+    fn new(data: Socket, control: Socket, local: SocketAddrV4) -> UdpPair {
+        UdpPair {
+            data,
+            control,
+            local,
+            truncated: Cell::new(0),
+        }
+    }
+
+    /// Address and port of the data socket; the control socket has the next port.
+    pub fn local(&self) -> SocketAddrV4 {
+        self.local
+    }
+
+    /// Port of the data socket.
+    pub fn data_port(&self) -> u16 {
+        self.local.port()
+    }
+
+    /// Port of the control socket.
+    pub fn control_port(&self) -> u16 {
+        self.local.port() + 1
+    }
+
+    /// Datagrams dropped because they were longer than the space given.
+    pub fn truncated(&self) -> u64 {
+        self.truncated.get()
+    }
+
+    /// Sends one datagram.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when the socket's allowance is used up: try later. Otherwise what sendto(2) says. An ICMP error about
+    /// an earlier datagram is not an error of this one: [`UdpPair::recv`] reports it.
+    pub fn send(&self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        let socket = self.socket(port);
+        let mut result = socket.inner.send_to(payload, to);
+        if let Err(error) = &result
+            && is_icmp_error(error)
+        {
+            // Either an older ICMP error, which the call reported instead of sending and thereby cleared, or this very
+            // destination has no route, which the second call says again.
+            socket.errors_pending.set(true);
+            result = socket.inner.send_to(payload, to);
+        }
+        result.map(|_| ())
+    }
+
+    /// Takes the next datagram or error, if there is one; a datagram longer than `space` is dropped and counted.
+    ///
+    /// # Errors
+    ///
+    /// What recvfrom(2) says; that there is nothing is `Ok(None)`.
+    pub fn recv(&self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
+        // SAFETY: `space` is exclusive and of that length.
+        unsafe { self.recv_raw(port, space.as_mut_ptr(), space.len()) }
+    }
+
+    /// As [`UdpPair::recv`], into the `len` bytes of the UMEM at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`UdpPair::recv`].
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    pub fn recv_into(&self, port: Port, umem: &Umem, addr: u64, len: u64) -> io::Result<Option<UdpEvent>> {
+        let space = umem.mapping().pointer(addr, len);
+        // SAFETY: `len` bytes of the mapping lie behind `space`; the call writes there as `Umem::copy_to` would, under the
+        // same rules.
+        unsafe { self.recv_raw(port, space.as_ptr(), len as usize) }
+    }
+
+    /// # Safety
+    ///
+    /// `len` bytes may be written at `space`, and nobody else accesses them meanwhile.
+    unsafe fn recv_raw(&self, port: Port, space: *mut u8, len: usize) -> io::Result<Option<UdpEvent>> {
+        let socket = self.socket(port);
+        for _ in 0..MAX_SKIPPED {
+            // SAFETY: the caller's promise.
+            match unsafe { socket.recv_from(space, len) } {
+                Ok((from, received)) if received <= len => {
+                    return Ok(Some(UdpEvent::Datagram { from, len: received }));
+                }
+                Ok(_) => self.truncated.set(self.truncated.get() + 1),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(if socket.errors_pending.get() {
+                        socket.next_refusal()?
+                    } else {
+                        None
+                    });
+                }
+                Err(error) if is_icmp_error(&error) => {
+                    socket.errors_pending.set(true);
+                    if let Some(event) = socket.next_refusal()? {
+                        return Ok(Some(event));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The socket's descriptor, to wait on: readable when [`UdpPair::recv`] has something.
+    pub fn fd(&self, port: Port) -> BorrowedFd<'_> {
+        self.socket(port).inner.as_fd()
+    }
+
+    fn socket(&self, port: Port) -> &Socket {
+        match port {
+            Port::Control => &self.control,
+            Port::Data => &self.data,
+        }
+    }
+}
+
+impl Socket {
+    fn bind(address: SocketAddrV4) -> Result<Socket, UdpError> {
+        let inner = UdpSocket::bind(address).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => UdpError::InUse(address),
+            io::ErrorKind::AddrNotAvailable => UdpError::NotLocal(*address.ip()),
+            io::ErrorKind::PermissionDenied => UdpError::Privilege(address.port()),
+            _ => UdpError::System {
+                call: "bind of a UDP socket",
+                source,
+            },
+        })?;
+        let socket = Socket {
+            inner,
+            errors_pending: Cell::new(false),
+        };
+        socket.configure().map_err(|source| UdpError::System {
+            call: "set-up of a UDP socket",
+            source,
+        })?;
+        Ok(socket)
+    }
+
+    fn configure(&self) -> io::Result<()> {
+        self.inner.set_nonblocking(true)?;
+        self.set_option(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+        for (forced, plain) in [
+            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+        ] {
+            // Beyond net.core.rmem_max only with CAP_NET_ADMIN; without it take what the limit allows.
+            if self
+                .set_option(libc::SOL_SOCKET, forced, SOCKET_ALLOWANCE_BYTES)
+                .is_err()
+            {
+                self.set_option(libc::SOL_SOCKET, plain, SOCKET_ALLOWANCE_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_option(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        // SAFETY: the value is a live c_int of the length given.
+        let result = unsafe {
+            libc::setsockopt(
+                self.inner.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    fn port(&self) -> Result<u16, UdpError> {
+        self.inner
+            .local_addr()
+            .map(|address| address.port())
+            .map_err(|source| UdpError::System {
+                call: "getsockname",
+                source,
+            })
+    }
+
+    /// Sender and *real* length of the next datagram, which may exceed `len` (`MSG_TRUNC`).
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes may be written at `space`, and nobody else accesses them meanwhile.
+    #[inline]
+    unsafe fn recv_from(&self, space: *mut u8, len: usize) -> io::Result<(SocketAddrV4, usize)> {
+        let mut from = empty_address();
+        let mut from_len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        // SAFETY: the space is the caller's promise; the address and its length are live locals.
+        let received = unsafe {
+            libc::recvfrom(
+                self.inner.as_raw_fd(),
+                space.cast(),
+                len,
+                libc::MSG_TRUNC | libc::MSG_DONTWAIT,
+                (&raw mut from).cast(),
+                &mut from_len,
+            )
+        };
+        if received < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((to_address(&from), received as usize))
+    }
+
+    /// Reads the error queue up to the next *port unreachable*; other ICMP errors are as good as silence and skipped.
+    fn next_refusal(&self) -> io::Result<Option<UdpEvent>> {
+        loop {
+            match self.next_error()? {
+                None => {
+                    self.errors_pending.set(false);
+                    return Ok(None);
+                }
+                Some((to, libc::ECONNREFUSED)) => return Ok(Some(UdpEvent::Refused(to))),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The oldest entry of the error queue: the destination of the datagram that it is about, and the errno.
+    fn next_error(&self) -> io::Result<Option<(SocketAddrV4, i32)>> {
+        let mut to = empty_address();
+        // Room for one IP_RECVERR message: sock_extended_err and the offender's address (ip(7)); u64 for alignment.
+        let mut control = [0_u64; 16];
+        // SAFETY: an all-zero msghdr is a valid one: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = (&raw mut to).cast();
+        message.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control) as _;
+        // SAFETY: name and control point to live, exclusive locals of the lengths given; there is no data part.
+        let received = unsafe {
+            libc::recvmsg(
+                self.inner.as_raw_fd(),
+                &mut message,
+                libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT,
+            )
+        };
+        if received < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock {
+                Ok(None)
+            } else {
+                Err(error)
+            };
+        }
+        let mut errno = 0;
+        // SAFETY: the message's control part is what recvmsg just wrote, and CMSG_* walk inside its length; the data of an
+        // IP_RECVERR message starts with a sock_extended_err, read unaligned.
+        unsafe {
+            let mut header = libc::CMSG_FIRSTHDR(&message);
+            while !header.is_null() {
+                if (*header).cmsg_level == libc::IPPROTO_IP && (*header).cmsg_type == libc::IP_RECVERR {
+                    let extended = libc::CMSG_DATA(header)
+                        .cast::<libc::sock_extended_err>()
+                        .read_unaligned();
+                    errno = extended.ee_errno as i32;
+                }
+                header = libc::CMSG_NXTHDR(&message, header);
+            }
+        }
+        Ok(Some((to_address(&to), errno)))
+    }
+}
+
+/// Errnos that `icmp_err_convert` (`net/ipv4/icmp.c`) makes of ICMP messages.
+fn is_icmp_error(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+                | libc::EOPNOTSUPP
+                | libc::EMSGSIZE
+                | libc::EPROTO
+                | libc::EACCES
+        )
+    )
+}
+
+fn empty_address() -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: 0,
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: 0 },
+        sin_zero: [0; 8],
+    }
+}
+
+fn to_address(raw: &libc::sockaddr_in) -> SocketAddrV4 {
+    SocketAddrV4::new(
+        Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr)),
+        u16::from_be(raw.sin_port),
+    )
+}
+
+/// Why the sockets could not be bound.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UdpError {
+    /// The port is taken.
+    InUse(SocketAddrV4),
+    /// The address is not one of this host.
+    NotLocal(Ipv4Addr),
+    /// A port below `net.ipv4.ip_unprivileged_port_start`.
+    Privilege(u16),
+    /// Data port 65535 leaves no control port, or no two neighbours are free.
+    NoControlPort,
+    /// Anything else.
+    System {
+        /// The call.
+        call: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for UdpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UdpError::InUse(address) => {
+                write!(
+                    f,
+                    "UDP {address} is taken; stop the program that has it (ss -lunp) or choose another --port"
+                )
+            }
+            UdpError::NotLocal(ip) => write!(f, "{ip} is not an address of this host"),
+            UdpError::Privilege(port) => {
+                write!(
+                    f,
+                    "no privilege for port {port}: CAP_NET_BIND_SERVICE is missing; choose a port above 1023"
+                )
+            }
+            UdpError::NoControlPort => {
+                f.write_str("no free port for control (data port + 1); choose a data port below 65535")
+            }
+            UdpError::System { call, source } => write!(f, "{call}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for UdpError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            UdpError::System { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::HugePages;
+    use std::time::{Duration, Instant};
+
+    fn wait_for(pair: &UdpPair, port: Port, space: &mut [u8]) -> Option<UdpEvent> {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < deadline {
+            if let Some(event) = pair.recv(port, space).expect("receive") {
+                return Some(event);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    #[test]
+    fn an_ephemeral_pair_takes_neighbours() {
+        let pair = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        assert_ne!(pair.data_port(), 0);
+        assert_eq!(pair.control_port(), pair.data_port() + 1);
+        let taken = UdpPair::bind(Ipv4Addr::LOCALHOST, pair.data_port());
+        assert!(matches!(taken, Err(UdpError::InUse(address)) if address == pair.local()));
+        assert!(matches!(
+            UdpPair::bind(Ipv4Addr::LOCALHOST, u16::MAX),
+            Err(UdpError::NoControlPort)
+        ));
+    }
+
+    #[test]
+    fn datagrams_arrive_on_their_port() {
+        let a = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        let b = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        let umem = Umem::new(4096, HugePages::Off).expect("a page");
+        let control = SocketAddrV4::new(Ipv4Addr::LOCALHOST, b.control_port());
+        a.send(Port::Control, control, b"request").expect("send");
+        a.send(Port::Data, b.local(), b"").expect("send");
+        let mut space = [0; 16];
+        let from = SocketAddrV4::new(Ipv4Addr::LOCALHOST, a.control_port());
+        assert_eq!(
+            wait_for(&b, Port::Control, &mut space),
+            Some(UdpEvent::Datagram { from, len: 7 })
+        );
+        assert_eq!(&space[..7], b"request");
+        assert_eq!(
+            wait_for(&b, Port::Data, &mut space),
+            Some(UdpEvent::Datagram {
+                from: a.local(),
+                len: 0
+            })
+        );
+        a.send(Port::Data, b.local(), b"into the UMEM").expect("send");
+        let event = b.recv_into(Port::Data, &umem, 100, 64).expect("receive");
+        assert_eq!(
+            event,
+            Some(UdpEvent::Datagram {
+                from: a.local(),
+                len: 13
+            })
+        );
+        assert_eq!(&umem.read_header::<14>(100), b"into the UMEM\0");
+    }
+
+    #[test]
+    fn a_datagram_too_long_is_dropped_and_counted() {
+        let a = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        let mut space = [0; 8];
+        a.send(Port::Data, a.local(), &[1; 9]).expect("send");
+        a.send(Port::Data, a.local(), &[2; 8]).expect("send");
+        assert_eq!(
+            wait_for(&a, Port::Data, &mut space),
+            Some(UdpEvent::Datagram {
+                from: a.local(),
+                len: 8
+            })
+        );
+        assert_eq!((space, a.truncated()), ([2; 8], 1));
+    }
+
+    #[test]
+    fn refusals_name_the_peer_and_lose_nothing() {
+        let bind = || UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
+        let (a, b, leaving, leaving_too) = (bind(), bind(), bind(), bind());
+        let (first, second) = (leaving.local(), leaving_too.local());
+        drop((leaving, leaving_too));
+        for to in [first, second, b.local()] {
+            a.send(Port::Data, to, b"anybody there?")
+                .expect("an earlier refusal is not this datagram's error");
+        }
+        let mut space = [0; 64];
+        let mut refused = [
+            wait_for(&a, Port::Data, &mut space),
+            wait_for(&a, Port::Data, &mut space),
+        ]
+        .map(|event| match event {
+            Some(UdpEvent::Refused(peer)) => peer,
+            other => panic!("expected a refusal, got {other:?}"),
+        });
+        let mut expected = [first, second];
+        refused.sort();
+        expected.sort();
+        assert_eq!(refused, expected);
+        assert_eq!(a.recv(Port::Data, &mut space).expect("receive"), None);
+        assert!(wait_for(&b, Port::Data, &mut space).is_some());
+    }
+}

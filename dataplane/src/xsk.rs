@@ -1,0 +1,548 @@
+//! An AF_XDP socket on one queue of one device: set-up, wake-ups, statistics, teardown.
+//!
+//! Set-up follows `net/xdp/xsk.c`: socket, `XDP_UMEM_REG`, ring lengths, ring mappings, bind. Each socket registers the
+//! memory for itself (a second UMEM on one queue is `EBUSY`; the same memory may be registered by sockets on several
+//! queues), so every queue has its own fill and completion ring.
+//!
+//! # Teardown
+//!
+//! A socket lives until its descriptor is closed *and* its ring mappings are gone, and even then the kernel releases the
+//! queue later, from a work item (`xp_release_deferred`). So: drop the rings, drop the [`Xsk`], in any order, and expect
+//! the next [`Xsk::open`] on that queue to find it busy for a moment; it retries for [`BIND_PATIENCE`]. The registered
+//! memory stays pinned by the kernel until then, mapped or not.
+
+mod error;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use error::{WakeError, XskError};
+
+use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
+use crate::ring::{
+    CompletionRing, Consumer, Descriptor, FillRing, Producer, RingMemory, RingOffsets, RxRing, TxRing,
+};
+
+/// How long [`Xsk::open`] tries again while the kernel still releases the queue's last socket.
+pub const BIND_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How the socket is to move packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BindMode {
+    /// Zero-copy where the driver can, else copy.
+    Auto,
+    /// The kernel copies between its own packets and the UMEM; works on every device.
+    #[default]
+    Copy,
+    /// The device reads and writes the UMEM itself, or an error.
+    ZeroCopy,
+}
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct XskConfig<'a> {
+    /// Index of the device.
+    pub interface_index: u32,
+    /// Receive queue whose packets a program may redirect here.
+    pub queue: u32,
+    /// The memory; kept alive by the socket.
+    pub mapping: &'a Arc<Mapping>,
+    /// Bytes of the memory to register, from its start; at most its length. Registered pages are pinned, so they cost
+    /// real memory.
+    pub registered_len: u64,
+    /// Length of a chunk in bytes, 2048 to 4096: what must follow a fill address inside the registered memory. A
+    /// packet longer than `chunk_len` - 256 is lost.
+    pub chunk_len: u32,
+    /// Fill ring length in entries, a power of two, as for the others.
+    pub fill_len: u32,
+    /// Completion ring length in entries: at least as many as packets in flight.
+    pub completion_len: u32,
+    /// RX ring length in entries: at least `fill_len`, or received packets can meet a full ring.
+    pub rx_len: u32,
+    /// TX ring length in entries.
+    pub tx_len: u32,
+    /// Copy or zero-copy.
+    pub bind: BindMode,
+    /// Let the kernel say when a wake-up is needed (`XDP_USE_NEED_WAKEUP`).
+    pub need_wakeup: bool,
+}
+
+/// The application's ends of a socket's rings. Each keeps the socket alive.
+#[derive(Debug)]
+pub struct Rings {
+    /// Frames to receive into.
+    pub fill: FillRing,
+    /// Packets received.
+    pub rx: RxRing,
+    /// Packets to send.
+    pub tx: TxRing,
+    /// Packets sent.
+    pub completion: CompletionRing,
+}
+
+/// Packets that the kernel lost on behalf of a socket, since it was opened: `struct xdp_statistics` of `linux/if_xdp.h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XdpStatistics {
+    /// In copy mode: packets longer than a chunk holds, *and* those that met an empty fill ring, which count below too.
+    pub rx_dropped: u64,
+    /// Invalid fill entries as far as the kernel counts them (in unaligned mode it skips them uncounted).
+    pub rx_invalid_descriptors: u64,
+    /// Invalid TX descriptors.
+    pub tx_invalid_descriptors: u64,
+    /// Received packets that met a full RX ring. Their fill entries come back in another order: reopen the socket.
+    pub rx_ring_full: u64,
+    /// Received packets that met an empty fill ring.
+    pub rx_fill_ring_empty: u64,
+    /// Times that the kernel found the TX ring empty.
+    pub tx_ring_empty: u64,
+}
+
+/// An open, bound AF_XDP socket.
+///
+/// Holds the descriptor and the memory; the rings are separate ([`Rings`]), so that the thread that polls owns them.
+#[derive(Debug)]
+pub struct Xsk {
+    // Field order is drop order: the descriptor closes before the memory may be unmapped.
+    fd: OwnedFd,
+    _mapping: Arc<Mapping>,
+    zero_copy: bool,
+    queue: u32,
+}
+
+impl Xsk {
+    /// Opens, registers, maps and binds.
+    ///
+    /// # Errors
+    ///
+    /// See [`XskError`]; a queue that is busy is tried again for [`BIND_PATIENCE`].
+    pub fn open(config: &XskConfig<'_>) -> Result<(Xsk, Rings), XskError> {
+        config.check()?;
+        let fd = open_socket()?;
+        register(&fd, config)?;
+        for (option, what, len) in [
+            (libc::XDP_UMEM_FILL_RING, "fill", config.fill_len),
+            (
+                libc::XDP_UMEM_COMPLETION_RING,
+                "completion",
+                config.completion_len,
+            ),
+            (libc::XDP_RX_RING, "RX", config.rx_len),
+            (libc::XDP_TX_RING, "TX", config.tx_len),
+        ] {
+            set_option(&fd, option, &len).map_err(|source| XskError::Ring {
+                ring: what,
+                len,
+                source,
+            })?;
+        }
+        let rings = map_rings(&fd, config)?;
+        allow_packets_in_flight(&fd);
+        bind(&fd, config)?;
+        let mut options = libc::xdp_options { flags: 0 };
+        option_into(&fd, libc::XDP_OPTIONS, &mut options).map_err(|source| XskError::System {
+            call: "getsockopt(XDP_OPTIONS)",
+            source,
+        })?;
+        let zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+        Ok((
+            Xsk {
+                fd,
+                _mapping: config.mapping.clone(),
+                zero_copy,
+                queue: config.queue,
+            },
+            rings,
+        ))
+    }
+
+    /// Whether the kernel moves packets without a copy, as it says itself (`XDP_OPTIONS`).
+    pub fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    /// The queue that the socket is bound to.
+    pub fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// What the kernel lost so far.
+    ///
+    /// # Errors
+    ///
+    /// What getsockopt(2) says; none are expected on a bound socket.
+    pub fn statistics(&self) -> io::Result<XdpStatistics> {
+        let mut raw = libc::xdp_statistics {
+            rx_dropped: 0,
+            rx_invalid_descs: 0,
+            tx_invalid_descs: 0,
+            rx_ring_full: 0,
+            rx_fill_ring_empty_descs: 0,
+            tx_ring_empty_descs: 0,
+        };
+        option_into(&self.fd, libc::XDP_STATISTICS, &mut raw)?;
+        Ok(XdpStatistics {
+            rx_dropped: raw.rx_dropped,
+            rx_invalid_descriptors: raw.rx_invalid_descs,
+            tx_invalid_descriptors: raw.tx_invalid_descs,
+            rx_ring_full: raw.rx_ring_full,
+            rx_fill_ring_empty: raw.rx_fill_ring_empty_descs,
+            tx_ring_empty: raw.tx_ring_empty_descs,
+        })
+    }
+
+    /// Lets the kernel send what is on the TX ring.
+    ///
+    /// In copy mode this call does the sending: up to 32 packets a call (`TX_BATCH_SIZE` of `net/xdp/xsk.c`), so call
+    /// again while descriptors are left. That the device is full or has more to do is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`WakeError::Down`] when the device went down, [`WakeError::Gone`] when it was removed, or what else sendto(2) says.
+    #[inline]
+    pub fn wake_tx(&self) -> Result<(), WakeError> {
+        // SAFETY: no bytes are passed; the descriptor is open.
+        let sent = unsafe {
+            libc::sendto(
+                self.fd.as_raw_fd(),
+                std::ptr::null(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null(),
+                0,
+            )
+        };
+        if sent >= 0 {
+            Ok(())
+        } else {
+            wake_result(io::Error::last_os_error())
+        }
+    }
+
+    /// Lets the driver look at the fill ring and deliver what waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Xsk::wake_tx`].
+    #[inline]
+    pub fn wake_rx(&self) -> Result<(), WakeError> {
+        // SAFETY: no bytes are taken; the descriptor is open.
+        let received = unsafe {
+            libc::recvfrom(
+                self.fd.as_raw_fd(),
+                std::ptr::null_mut(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        if received >= 0 {
+            Ok(())
+        } else {
+            wake_result(io::Error::last_os_error())
+        }
+    }
+}
+
+impl AsFd for Xsk {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cold]
+fn wake_result(error: io::Error) -> Result<(), WakeError> {
+    match error.raw_os_error() {
+        // EAGAIN: more to send than one call does, or the completion ring is full. EBUSY, ENOBUFS: the device's ring or
+        // the socket's send allowance is full for now. EINTR: nothing was lost, the next round asks again.
+        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(()),
+        Some(libc::ENETDOWN) => Err(WakeError::Down),
+        Some(libc::ENXIO | libc::ENODEV) => Err(WakeError::Gone),
+        _ => Err(WakeError::System(error)),
+    }
+}
+
+impl XskConfig<'_> {
+    fn check(&self) -> Result<(), XskError> {
+        let invalid = |what: &'static str, value: u64| Err(XskError::Invalid { what, value });
+        if !CHUNK_LEN_RANGE.contains(&self.chunk_len) {
+            return invalid(
+                "chunk length must be 2048 to 4096 bytes",
+                u64::from(self.chunk_len),
+            );
+        }
+        if self.registered_len < u64::from(self.chunk_len) || self.registered_len > self.mapping.len() {
+            return invalid(
+                "registered length must hold a chunk and lie in the mapping",
+                self.registered_len,
+            );
+        }
+        for len in [self.fill_len, self.completion_len, self.rx_len, self.tx_len] {
+            if !len.is_power_of_two() {
+                return invalid("ring lengths must be powers of two", u64::from(len));
+            }
+        }
+        Ok(())
+    }
+
+    /// Longest packet in bytes that a frame holds.
+    pub fn max_packet_len(&self) -> u32 {
+        self.chunk_len - PACKET_HEADROOM as u32
+    }
+}
+
+fn open_socket() -> Result<OwnedFd, XskError> {
+    // SAFETY: socket(2) takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        let source = io::Error::last_os_error();
+        return Err(match source.raw_os_error() {
+            Some(libc::EPERM) => XskError::Privilege,
+            Some(libc::EAFNOSUPPORT) => XskError::Unsupported,
+            _ => XskError::System {
+                call: "socket(AF_XDP)",
+                source,
+            },
+        });
+    }
+    // SAFETY: the descriptor was just opened and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn register(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
+    let registration = libc::xdp_umem_reg {
+        addr: config.mapping.base().as_ptr().addr() as u64,
+        len: config.registered_len,
+        chunk_size: config.chunk_len,
+        headroom: 0,
+        flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        tx_metadata_len: 0,
+    };
+    set_option(fd, libc::XDP_UMEM_REG, &registration).map_err(|source| match source.raw_os_error() {
+        // `xdp_umem_account_pages` says ENOBUFS when the locked-memory limit is exceeded.
+        Some(libc::ENOBUFS) => XskError::LockedMemory {
+            len: config.registered_len,
+        },
+        Some(libc::ENOMEM) => XskError::Memory {
+            len: config.registered_len,
+        },
+        _ => XskError::System {
+            call: "setsockopt(XDP_UMEM_REG)",
+            source,
+        },
+    })
+}
+
+fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
+    let zero = || libc::xdp_ring_offset {
+        producer: 0,
+        consumer: 0,
+        desc: 0,
+        flags: 0,
+    };
+    let mut offsets = libc::xdp_mmap_offsets {
+        rx: zero(),
+        tx: zero(),
+        fr: zero(),
+        cr: zero(),
+    };
+    option_into(fd, libc::XDP_MMAP_OFFSETS, &mut offsets).map_err(|source| XskError::System {
+        call: "getsockopt(XDP_MMAP_OFFSETS)",
+        source,
+    })?;
+    let map = |page_offset: u64, ring: &libc::xdp_ring_offset, entry_len: usize, len: u32| {
+        map_ring(fd, page_offset, ring, entry_len, len).map_err(|source| XskError::System {
+            call: "mmap of an AF_XDP ring",
+            source,
+        })
+    };
+    let (descriptor_len, address_len) = (size_of::<Descriptor>(), size_of::<u64>());
+    let (fill, fill_at) = map(
+        libc::XDP_UMEM_PGOFF_FILL_RING,
+        &offsets.fr,
+        address_len,
+        config.fill_len,
+    )?;
+    let (completion, completion_at) = map(
+        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
+        &offsets.cr,
+        address_len,
+        config.completion_len,
+    )?;
+    let (rx, rx_at) = map(
+        libc::XDP_PGOFF_RX_RING as u64,
+        &offsets.rx,
+        descriptor_len,
+        config.rx_len,
+    )?;
+    let (tx, tx_at) = map(
+        libc::XDP_PGOFF_TX_RING as u64,
+        &offsets.tx,
+        descriptor_len,
+        config.tx_len,
+    )?;
+    // SAFETY: the kernel laid the rings out as it said in XDP_MMAP_OFFSETS, with the lengths set before; each ring was
+    // mapped once, so these are the only ends of this program.
+    unsafe {
+        Ok(Rings {
+            fill: Producer::new(fill, fill_at, config.fill_len),
+            rx: Consumer::new(rx, rx_at, config.rx_len),
+            tx: Producer::new(tx, tx_at, config.tx_len),
+            completion: Consumer::new(completion, completion_at, config.completion_len),
+        })
+    }
+}
+
+fn map_ring(
+    fd: &OwnedFd,
+    page_offset: u64,
+    ring: &libc::xdp_ring_offset,
+    entry_len: usize,
+    len: u32,
+) -> io::Result<(Arc<RingMemory>, RingOffsets)> {
+    let offsets = RingOffsets {
+        producer: ring.producer as usize,
+        consumer: ring.consumer as usize,
+        flags: ring.flags as usize,
+        entries: ring.desc as usize,
+    };
+    let map_len = offsets.entries + len as usize * entry_len;
+    // SAFETY: a shared mapping at an address of the kernel's choice touches no existing memory. MAP_POPULATE saves the
+    // page faults on the data path.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            map_len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_POPULATE,
+            fd.as_raw_fd(),
+            page_offset as libc::off_t,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    // SAFETY: mmap just returned this range, and nobody else knows it.
+    let memory = unsafe { RingMemory::from_socket(base, map_len) };
+    Ok((Arc::new(memory), offsets))
+}
+
+fn bind(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
+    let mode = match config.bind {
+        BindMode::Auto => 0,
+        BindMode::Copy => libc::XDP_COPY,
+        BindMode::ZeroCopy => libc::XDP_ZEROCOPY,
+    };
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: mode
+            | if config.need_wakeup {
+                libc::XDP_USE_NEED_WAKEUP
+            } else {
+                0
+            },
+        sxdp_ifindex: config.interface_index,
+        sxdp_queue_id: config.queue,
+        sxdp_shared_umem_fd: 0,
+    };
+    let deadline = Instant::now() + BIND_PATIENCE;
+    loop {
+        // SAFETY: the address is a sockaddr_xdp of the length given.
+        let bound = unsafe {
+            libc::bind(
+                fd.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
+            )
+        };
+        if bound == 0 {
+            return Ok(());
+        }
+        let source = io::Error::last_os_error();
+        let queue = config.queue;
+        return Err(match source.raw_os_error() {
+            Some(libc::EBUSY) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+            Some(libc::EBUSY) => XskError::Busy { queue },
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if config.bind == BindMode::ZeroCopy => {
+                XskError::ZeroCopyUnsupported
+            }
+            Some(libc::ENODEV) => XskError::NoDevice {
+                index: config.interface_index,
+            },
+            Some(libc::ENETDOWN) => XskError::Down,
+            Some(libc::EINVAL) => XskError::Refused {
+                queue,
+                zero_copy: config.bind == BindMode::ZeroCopy,
+            },
+            _ => XskError::System {
+                call: "bind(AF_XDP)",
+                source,
+            },
+        });
+    }
+}
+
+/// Copy mode charges every packet in flight to the socket (`sock_alloc_send_skb` in net/xdp/xsk.c); the default
+/// allowance of 208 KiB ends at some 90 full packets. Without the privilege to exceed `net.core.wmem_max` the wake-up
+/// says EAGAIN earlier, and packets wait on the ring for the next one.
+fn allow_packets_in_flight(fd: &OwnedFd) {
+    let allowance: libc::c_int = 16 << 20;
+    for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
+        // SAFETY: the value is a live c_int of the length given.
+        unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const allowance).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+    }
+}
+
+fn set_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the value is a live `T` of the length given; the kernel reads it only.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_XDP,
+            option,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// `T` is one of libc's plain C structs of integers, so whatever the kernel writes is a valid value.
+fn option_into<T>(fd: &OwnedFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into the exclusive `value`, which is a struct of integers.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_XDP,
+            option,
+            std::ptr::from_mut(value).cast(),
+            &mut len,
+        )
+    };
+    match result {
+        0 if len as usize == size_of::<T>() => Ok(()),
+        // A kernel before 5.9 fills in the first version of these structs.
+        0 => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

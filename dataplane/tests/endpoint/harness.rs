@@ -1,0 +1,372 @@
+//! Two endpoints, each on a thread of its own inside the namespace of its host.
+#![allow(dead_code, unreachable_pub)] // each test program has its own copy and uses a part
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::{
+    Completion, ConnectOptions, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId, RecvError,
+    SendToken,
+};
+
+use crate::bed::{Namespace, Pair};
+
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PORT: u16 = 7168;
+pub const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub const B: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 2), PORT);
+/// Bytes in a fragment and in its headers at MTU 1500.
+pub const FRAGMENT: u64 = 1448;
+pub const HEADER: u64 = 66;
+/// Fragments in a window, by default.
+pub const WINDOW: u64 = 256;
+
+/// One bed at a time: each test takes both cores of a small machine.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A veth pair for endpoints.
+pub struct Bed {
+    pub pair: Pair,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Bed {
+    /// `None`: skipped.
+    pub fn new(queues: u32) -> Option<Bed> {
+        if !crate::bed::root() {
+            return None;
+        }
+        let alone = alone();
+        Some(Bed {
+            pair: Pair::new(queues),
+            _alone: alone,
+        })
+    }
+
+    /// Opens an endpoint on each host and runs both sides; each is polled until the other is done.
+    pub fn talk<X: Send, Y: Send>(
+        &self,
+        config_a: &EndpointConfig,
+        config_b: &EndpointConfig,
+        side_a: impl FnOnce(&mut Endpoint) -> X + Send,
+        side_b: impl FnOnce(&mut Endpoint) -> Y + Send,
+    ) -> (X, Y) {
+        both(
+            &self.pair.a,
+            &self.pair.b,
+            |start, over| run(config_a, side_a, start, over),
+            |start, over| run(config_b, side_b, start, over),
+        )
+    }
+
+    /// One bit in the mask of a receive queue: generic mode then keeps one processor for it (I3a).
+    pub fn one_cpu_per_queue(&self, queue: u32) {
+        for (namespace, device) in [(&self.pair.a, "va"), (&self.pair.b, "vb")] {
+            let mask = format!("class/net/{device}/queues/rx-{queue}/rps_cpus");
+            namespace.run(|| crate::bed::write_sysfs(&mask, "1"));
+        }
+    }
+}
+
+pub fn alone() -> MutexGuard<'static, ()> {
+    // A test that failed leaves nothing behind that others could see.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Both sides begin together.
+pub struct Start(Sender<()>, Mutex<Receiver<()>>);
+
+impl Start {
+    /// Waits for the other side to get as far.
+    pub fn meet(&self) {
+        let _ = self.0.send(());
+        let receiver = self.1.lock().expect("one waits at a time");
+        receiver.recv_timeout(PATIENCE).expect("the other side");
+    }
+
+    /// The same, while the endpoint is being polled.
+    pub fn meet_polling(&self, endpoint: &mut Endpoint) {
+        std::thread::scope(|scope| {
+            let met = scope.spawn(|| self.meet());
+            wait_until(endpoint, "the other side goes on", |_| met.is_finished());
+            met.join().expect("the other side");
+        });
+    }
+}
+
+/// Which side is done, in whatever way.
+pub struct Over<'a> {
+    mine: &'a AtomicBool,
+    other: &'a AtomicBool,
+}
+
+impl Over<'_> {
+    pub fn other(&self) -> bool {
+        self.other.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.mine.store(true, Ordering::Release);
+    }
+}
+
+/// Runs two sides on threads in their namespaces.
+pub fn both<X: Send, Y: Send>(
+    a: &Namespace,
+    b: &Namespace,
+    side_a: impl FnOnce(Start, Over<'_>) -> X + Send,
+    side_b: impl FnOnce(Start, Over<'_>) -> Y + Send,
+) -> (X, Y) {
+    let (over_a, over_b) = (AtomicBool::new(false), AtomicBool::new(false));
+    let ((to_a, from_b), (to_b, from_a)) = (channel(), channel());
+    std::thread::scope(|scope| {
+        let over = Over {
+            mine: &over_a,
+            other: &over_b,
+        };
+        let side = scope.spawn(|| a.run(move || side_a(Start(to_b, Mutex::new(from_b)), over)));
+        let over = Over {
+            mine: &over_b,
+            other: &over_a,
+        };
+        let y = b.run(move || side_b(Start(to_a, Mutex::new(from_a)), over));
+        match side.join() {
+            Ok(x) => (x, y),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+fn run<X>(config: &EndpointConfig, side: impl FnOnce(&mut Endpoint) -> X, start: Start, over: Over<'_>) -> X {
+    let mut endpoint = open(config);
+    start.meet();
+    let result = side(&mut endpoint);
+    over.mine.store(true, Ordering::Release);
+    wait_until(&mut endpoint, "the other side ends", |_| over.other());
+    result
+}
+
+pub fn open(config: &EndpointConfig) -> Endpoint {
+    Endpoint::open(config).unwrap_or_else(|error| panic!("{}: {error}", config.interface))
+}
+
+/// Polls until the condition holds.
+pub fn wait_until(endpoint: &mut Endpoint, what: &str, mut condition: impl FnMut(&mut Endpoint) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition(endpoint) {
+        assert!(
+            Instant::now() < deadline,
+            "waiting until {what}: {:?}",
+            endpoint.counters()
+        );
+        if endpoint.poll() == 0 {
+            endpoint.wait(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The sender's host: an ephemeral port.
+pub fn config_a() -> EndpointConfig {
+    EndpointConfig {
+        interface: "va".into(),
+        // Test programs share their cores: leave them when there is nothing to do.
+        idle: lm_dataplane::IdleStrategy {
+            spins: 200,
+            yields: 50,
+            ..Default::default()
+        },
+        ..EndpointConfig::default()
+    }
+}
+
+/// The receiver's.
+pub fn config_b() -> EndpointConfig {
+    EndpointConfig {
+        interface: "vb".into(),
+        port: PORT,
+        ..config_a()
+    }
+}
+
+/// For messages of up to `len` bytes.
+pub fn up_to(len: u64) -> ConnectOptions {
+    ConnectOptions {
+        max_message_len: len,
+        ..ConnectOptions::default()
+    }
+}
+
+/// Connects to B for messages of up to `len` bytes.
+pub fn connect(endpoint: &mut Endpoint, len: u64) -> PeerId {
+    endpoint
+        .connect(B, &up_to(len))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The content of message `tag`: no two fragments of any two are alike.
+pub fn content(tag: u64, len: u64) -> Vec<u8> {
+    let mut state = tag.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bytes = Vec::with_capacity(len as usize + 8);
+    while (bytes.len() as u64) < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len as usize);
+    bytes
+}
+
+/// Sends without a copy of the library's: written into the loaned region.
+pub fn send(endpoint: &mut Endpoint, peer: PeerId, tag: u64, bytes: &[u8]) -> SendToken {
+    let deadline = Instant::now() + PATIENCE;
+    let mut region = loop {
+        match endpoint.loan(peer, bytes.len() as u64) {
+            Ok(region) => break region,
+            Err(LoanError::WouldBlock) => endpoint.wait(Duration::from_millis(1)),
+            Err(error) => panic!("message {tag} of {}: {error}", bytes.len()),
+        }
+        assert!(
+            Instant::now() < deadline,
+            "no memory for message {tag}: {:?}",
+            endpoint.counters()
+        );
+    };
+    std::io::Write::write_all(&mut region, bytes).expect("the region is as long as was asked for");
+    assert_eq!(region.written(), bytes.len() as u64);
+    endpoint
+        .send(region, tag)
+        .unwrap_or_else(|error| panic!("message {tag}: {error}"))
+}
+
+pub fn recv(endpoint: &mut Endpoint) -> Message {
+    match endpoint.recv(Some(PATIENCE)) {
+        Ok(message) => message,
+        Err(error @ RecvError::TimedOut) => panic!("{error}: {:?}", endpoint.counters()),
+        Err(error) => panic!("{error}: {:?}", endpoint.counters()),
+    }
+}
+
+/// Checks every byte, and that the slice is where its kind of message has to be.
+pub fn check(endpoint: &Endpoint, message: &Message, tag: u64, len: u64) {
+    assert_eq!((message.tag(), message.len() as u64), (tag, len));
+    assert!(
+        **message == *content(tag, len),
+        "message {tag} of {len} bytes is not what was sent"
+    );
+    let landing = endpoint.landing_range();
+    let slice = message.umem_offset()..message.umem_offset() + len;
+    let inside = landing.start <= slice.start && slice.end <= landing.end;
+    assert_eq!(
+        inside,
+        !message.is_eager(),
+        "message {tag}: {slice:?} of {landing:?}"
+    );
+}
+
+/// Waits for the completion of everything sent, and takes the completions.
+pub fn settle(endpoint: &mut Endpoint) -> Vec<Completion> {
+    endpoint
+        .flush(PATIENCE)
+        .unwrap_or_else(|error| panic!("{error}: {:?}", endpoint.counters()));
+    completions(endpoint)
+}
+
+pub fn completions(endpoint: &mut Endpoint) -> Vec<Completion> {
+    std::iter::from_fn(|| endpoint.try_completion()).collect()
+}
+
+pub fn assert_delivered(completions: &[Completion], expected: &[(SendToken, u64, u64)]) {
+    let mut found: Vec<_> = completions.iter().map(|c| (c.token, c.tag, c.len)).collect();
+    let mut expected = expected.to_vec();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+    for completion in completions {
+        assert_eq!(completion.outcome, Outcome::Delivered, "{completion:?}");
+        assert!(completion.latency_ns > 0, "{completion:?}");
+    }
+}
+
+/// Nothing was dropped, nothing violated, nothing given up.
+pub fn assert_clean(endpoint: &Endpoint) {
+    let counters = endpoint.counters();
+    let dropped: Vec<_> = counters.drops().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(dropped, [], "{counters:?}");
+    assert_eq!(
+        counters.messages_incomplete + counters.messages_stalled,
+        0,
+        "{counters:?}"
+    );
+    assert_eq!(
+        counters.messages_failed + counters.frames_exhausted,
+        0,
+        "{counters:?}"
+    );
+    assert_eq!(counters.control_send_errors, 0, "{counters:?}");
+}
+
+/// What must have been put back after a message of `len` bytes: the tail of every window but the last.
+pub fn restored(len: u64) -> u64 {
+    let fragments = len.div_ceil(FRAGMENT).max(1);
+    (fragments.div_ceil(WINDOW) - 1) * HEADER
+}
+
+/// Three hosts on a switch: two senders (`va`, 10.77.0.1 and .3) and a receiver (`vb`, 10.77.0.2). The switch hands
+/// everything for the receiver to its queue 1, as steering by ports would.
+pub struct Switched {
+    pub senders: [Namespace; 2],
+    pub receiver: Namespace,
+    _switch: Namespace,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Switched {
+    /// `None`: skipped.
+    pub fn new() -> Option<Switched> {
+        if !crate::bed::root() {
+            return None;
+        }
+        let bed = Switched {
+            _alone: alone(),
+            senders: [Namespace::new(), Namespace::new()],
+            receiver: Namespace::new(),
+            _switch: Namespace::new(),
+        };
+        let switch = &bed._switch;
+        switch.ip("link add bridge type bridge mcast_snooping 0");
+        switch.ip("link set bridge addrgenmode none");
+        let hosts = [&bed.senders[0], &bed.receiver, &bed.senders[1]];
+        for (host, number) in hosts.into_iter().zip(1..) {
+            let device = if number == 2 { "vb" } else { "va" };
+            let queues = "numrxqueues 2 numtxqueues 2";
+            host.ip(&format!(
+                "link add {device} {queues} type veth peer name port{number} {queues} netns {}",
+                switch.path()
+            ));
+            for (namespace, device) in [(host, device), (switch, &format!("port{number}")[..])] {
+                namespace.ip(&format!("link set {device} addrgenmode none"));
+                namespace.ip(&format!("link set {device} up"));
+            }
+            switch.ip(&format!("link set port{number} master bridge"));
+            host.ip(&format!("address add 10.77.0.{number}/24 dev {device}"));
+        }
+        switch.ip("link set bridge up");
+        let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible").expect("sysfs");
+        let last: u32 = cpus
+            .trim()
+            .rsplit(['-', ','])
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("a number");
+        let all = format!("{:x}", (1_u128 << (last + 1)) - 1);
+        switch.run(|| crate::bed::write_sysfs("class/net/port2/queues/tx-1/xps_cpus", &all));
+        Some(bed)
+    }
+}

@@ -1,0 +1,163 @@
+//! Waiting, and the end: descriptors for poll(2), sleep, detaching, messages that outlive their endpoint.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::interface::Interface;
+use lm_dataplane::{Endpoint, IdleStrategy, RecvError};
+
+use crate::harness::{Bed, PATIENCE, check, config_a, config_b, connect, content, open, recv, send, settle};
+
+/// Whether poll(2) says that the endpoint's descriptor is readable within the time.
+fn readable(endpoint: &Endpoint, timeout: Duration) -> bool {
+    let mut entry = libc::pollfd {
+        fd: endpoint.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one live entry, and the number of entries says so.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, timeout.as_millis() as i32) };
+    assert!(ready >= 0, "{}", std::io::Error::last_os_error());
+    entry.revents & libc::POLLIN != 0
+}
+
+#[test]
+fn the_descriptor_tells_of_every_kind_of_message() {
+    // One queue: everything small comes by the kernel's socket.
+    for queues in [2, 1] {
+        let Some(bed) = Bed::new(queues) else { return };
+        bed.talk(
+            &config_a(),
+            &config_b(),
+            |a| {
+                let peer = connect(a, 1 << 20);
+                send(a, peer, 0, b"here");
+                for (tag, len) in [(1, 10), (2, 500_000), (3, 0)] {
+                    assert_eq!(*recv(a), *b"next");
+                    send(a, peer, tag, &content(tag, len));
+                    settle(a);
+                }
+            },
+            |b| {
+                // A request for a session is something to do as well.
+                assert!(readable(b, PATIENCE), "{queues} queues: the request");
+                let peer = recv(b).peer();
+                for (tag, len) in [(1, 10), (2, 500_000), (3, 0)] {
+                    b.send_copy(peer, b"next", 0).unwrap();
+                    settle(b);
+                    let deadline = Instant::now() + PATIENCE;
+                    let message = loop {
+                        assert!(readable(b, PATIENCE), "{queues} queues, message {tag}");
+                        assert!(
+                            Instant::now() < deadline,
+                            "readable for nothing: {:?}",
+                            b.counters()
+                        );
+                        if let Some(message) = b.try_recv().unwrap() {
+                            break message;
+                        }
+                    };
+                    check(b, &message, tag, len);
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn an_idle_endpoint_sleeps() {
+    let Some(bed) = Bed::new(2) else { return };
+    let config = lm_dataplane::EndpointConfig {
+        idle: IdleStrategy::default(),
+        ..config_b()
+    };
+    bed.pair.b.run(|| {
+        let mut b = open(&config);
+        // Past the spinning.
+        assert_eq!(
+            b.recv(Some(Duration::from_millis(100))).unwrap_err(),
+            RecvError::TimedOut
+        );
+        let (idle, before, begin) = (Duration::from_millis(300), cpu_time(), Instant::now());
+        assert_eq!(b.recv(Some(idle)).unwrap_err(), RecvError::TimedOut);
+        let (used, passed) = (cpu_time() - before, begin.elapsed());
+        assert!(passed >= idle && passed < idle + PATIENCE / 2, "{passed:?}");
+        assert!(used < passed * 3 / 10, "{used:?} of {passed:?}");
+    });
+}
+
+/// Processor time of this thread.
+fn cpu_time() -> Duration {
+    // SAFETY: all-zero bytes are a valid rusage, which holds integers only.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is live.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    assert_eq!(result, 0);
+    let time =
+        |t: libc::timeval| Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+#[test]
+fn a_message_outlives_its_endpoint_and_the_gate_does_not() {
+    let Some(bed) = Bed::new(2) else { return };
+    let program = |name: &str| Interface::by_name(name).unwrap().xdp_program;
+    let (small, large) = (1000, 3 << 20);
+    let (_, held) = crate::harness::both(
+        &bed.pair.a,
+        &bed.pair.b,
+        |start, _over| {
+            let mut a = open(&config_a());
+            assert!(program("va").is_some());
+            start.meet();
+            let peer = connect(&mut a, large);
+            send(&mut a, peer, 0, &content(0, small));
+            send(&mut a, peer, 1, &content(1, large));
+            settle(&mut a);
+            // A region that was never sent is no obstacle.
+            let unsent = a.loan(peer, large).unwrap();
+            drop(a);
+            assert_eq!(program("va"), None);
+            drop(unsent);
+        },
+        |start, over| {
+            let mut b = open(&config_b());
+            assert!(program("vb").is_some());
+            start.meet();
+            let mut held = [recv(&mut b), recv(&mut b)];
+            held.sort_by_key(|message| message.tag());
+            check(&b, &held[0], 0, small);
+            check(&b, &held[1], 1, large);
+            crate::harness::wait_until(&mut b, "the sender is gone", |_| over.other());
+            b.close();
+            assert_eq!(program("vb"), None);
+            // The queues are free for the next one although the messages are held.
+            let next = open(&config_b());
+            assert!(program("vb").is_some());
+            drop(next);
+            held
+        },
+    );
+    let reader = std::thread::spawn(move || {
+        assert!(*held[0] == *content(0, small) && *held[1] == *content(1, large));
+    });
+    reader.join().unwrap();
+}
+
+#[test]
+fn an_interface_has_one_endpoint() {
+    let Some(bed) = Bed::new(2) else { return };
+    bed.pair.b.run(|| {
+        let first = open(&config_b());
+        let another = lm_dataplane::EndpointConfig {
+            port: 0,
+            ..config_b()
+        };
+        let error = Endpoint::open(&another).unwrap_err().to_string();
+        assert!(error.contains("vb already has an XDP program"), "{error}");
+        // The first one is not harmed.
+        assert!(Interface::by_name("vb").unwrap().xdp_program.is_some());
+        drop(first);
+        open(&another);
+    });
+}

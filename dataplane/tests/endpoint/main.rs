@@ -1,0 +1,11 @@
+//! The public endpoint on the real kernel: veth pairs between namespaces, everything as an application sees it.
+
+#[path = "../bed/mod.rs"]
+mod bed;
+mod harness;
+
+mod life;
+mod messages;
+mod modes;
+mod sessions;
+mod wires;

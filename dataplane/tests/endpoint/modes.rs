@@ -1,0 +1,263 @@
+//! Native, generic and zero-copy mode; devices with one queue; MTUs.
+
+use lm_dataplane::interface::Interface;
+use lm_dataplane::{ConnectError, EffectiveMode, Endpoint, EndpointConfig, ModeRequest, OpenError, PeerId};
+
+use crate::harness::{
+    B, Bed, assert_clean, assert_delivered, check, config_a, config_b, connect, content, open, recv, send,
+    settle, up_to,
+};
+
+const LENGTHS: [u64; 6] = [0, 64, 1449, 7168, 100_000, 3 << 20];
+
+fn generic(config: EndpointConfig) -> EndpointConfig {
+    EndpointConfig {
+        mode: ModeRequest::Generic,
+        ..config
+    }
+}
+
+fn send_each(endpoint: &mut Endpoint, peer: PeerId, lengths: &[u64]) {
+    let mut sent = Vec::new();
+    for (tag, &len) in (0..).zip(lengths) {
+        sent.push((send(endpoint, peer, tag, &content(tag, len)), tag, len));
+    }
+    assert_delivered(&settle(endpoint), &sent);
+    assert_clean(endpoint);
+}
+
+fn receive_each(endpoint: &mut Endpoint, lengths: &[u64]) -> PeerId {
+    let mut peer = None;
+    let mut tags = Vec::new();
+    for _ in lengths {
+        let message = recv(endpoint);
+        check(endpoint, &message, message.tag(), lengths[message.tag() as usize]);
+        tags.push(message.tag());
+        peer = Some(message.peer());
+    }
+    tags.sort_unstable();
+    assert!(tags.iter().copied().eq(0..lengths.len() as u64), "{tags:?}");
+    assert_clean(endpoint);
+    peer.expect("at least one message")
+}
+
+/// A sends, then B.
+fn there_and_back(bed: &Bed, config_a: &EndpointConfig, config_b: &EndpointConfig, mode: EffectiveMode) {
+    bed.talk(
+        config_a,
+        config_b,
+        |a| {
+            assert_eq!(a.mode(), mode);
+            let peer = connect(a, 3 << 20);
+            send_each(a, peer, &LENGTHS);
+            receive_each(a, &LENGTHS);
+        },
+        |b| {
+            assert_eq!(b.mode(), mode);
+            let peer = receive_each(b, &LENGTHS);
+            b.open_session(peer, &up_to(3 << 20)).unwrap();
+            send_each(b, peer, &LENGTHS);
+        },
+    );
+}
+
+#[test]
+fn generic_mode_with_one_processor_for_the_landing_queue() {
+    // veth in generic mode delivers what queue 2 sends to queue 1.
+    let Some(bed) = Bed::new(3) else { return };
+    bed.one_cpu_per_queue(1);
+    there_and_back(
+        &bed,
+        &generic(config_a()),
+        &generic(config_b()),
+        EffectiveMode::CopyGeneric,
+    );
+}
+
+#[test]
+fn generic_mode_is_refused_where_two_processors_could_run_the_gate() {
+    let Some(bed) = Bed::new(3) else { return };
+    let (error, program) = bed.pair.b.run(|| {
+        let error = Endpoint::open(&generic(config_b())).unwrap_err().to_string();
+        (error, Interface::by_name("vb").unwrap().xdp_program)
+    });
+    assert!(
+        error.contains("one bit to /sys/class/net/vb/queues/rx-1/rps_cpus") && !error.contains('\n'),
+        "{error}"
+    );
+    assert_eq!(program, None, "nothing stays attached");
+    // Who only sends needs no mask.
+    let sender = EndpointConfig {
+        landing_len: 0,
+        ..generic(config_b())
+    };
+    let mode = bed.pair.b.run(|| open(&sender).mode());
+    assert_eq!(mode, EffectiveMode::CopyGeneric);
+}
+
+#[test]
+fn generic_mode_on_two_queues_names_what_is_missing() {
+    let Some(bed) = Bed::new(2) else { return };
+    bed.one_cpu_per_queue(1);
+    bed.talk(
+        &generic(config_a()),
+        &generic(config_b()),
+        |a| {
+            let error = a.connect(B, &up_to(1 << 20)).unwrap_err();
+            assert!(matches!(error, ConnectError::Queue { queue: 2, .. }), "{error:?}");
+            let error = error.to_string();
+            assert!(error.contains("at least 3 transmit queues"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+            // The grant was given back: small messages go on, and the receiver is free.
+            let small = lm_dataplane::ConnectOptions {
+                session: false,
+                ..up_to(0)
+            };
+            let peer = a.connect(B, &small).unwrap();
+            send_each(a, peer, &[100]);
+        },
+        |b| {
+            receive_each(b, &[100]);
+            crate::harness::wait_until(b, "the unused session ends", |b| b.counters().sessions_ended == 1);
+        },
+    );
+}
+
+#[test]
+fn zero_copy_on_veth_is_an_error_that_names_copy_mode() {
+    let Some(bed) = Bed::new(2) else { return };
+    let config = EndpointConfig {
+        mode: ModeRequest::ZeroCopy,
+        ..config_b()
+    };
+    let (error, program) = bed.pair.b.run(|| {
+        let error = Endpoint::open(&config).unwrap_err().to_string();
+        (error, Interface::by_name("vb").unwrap().xdp_program)
+    });
+    assert!(
+        error.contains("zero-copy") && error.contains("copy mode"),
+        "{error}"
+    );
+    assert!(!error.contains('\n'), "{error}");
+    assert_eq!(program, None, "nothing stays attached");
+}
+
+#[test]
+fn one_queue_lands_and_small_traffic_uses_the_kernels_socket() {
+    let Some(bed) = Bed::new(1) else { return };
+    bed.talk(
+        &config_a(),
+        &config_b(),
+        |a| {
+            let peer = connect(a, 3 << 20);
+            send_each(a, peer, &LENGTHS);
+            receive_each(a, &LENGTHS);
+            assert!(a.counters().one_copy_packets > 0);
+            assert_eq!(a.counters().general_packets, 0);
+        },
+        |b| {
+            let peer = receive_each(b, &LENGTHS);
+            b.open_session(peer, &up_to(3 << 20)).unwrap();
+            // Both landing sessions are open now.
+            assert_eq!(
+                (b.counters().sessions_granted, b.counters().sessions_ended),
+                (1, 0)
+            );
+            send_each(b, peer, &LENGTHS);
+            assert!(b.counters().one_copy_packets > 0);
+            assert_eq!(b.counters().general_packets, 0);
+        },
+    );
+}
+
+#[test]
+fn small_and_large_mtus() {
+    for mtu in [576_u16, 1400, 3498] {
+        let Some(bed) = Bed::new(2) else { return };
+        bed.pair.a.ip(&format!("link set va mtu {mtu}"));
+        bed.pair.b.ip(&format!("link set vb mtu {mtu}"));
+        let (fragment, stride) = (u64::from(mtu) - 52, (u64::from(mtu) - 52) / 8 * 8);
+        bed.talk(
+            &config_a(),
+            &config_b(),
+            |a| {
+                assert_eq!(
+                    a.mode(),
+                    EffectiveMode::CopyNative,
+                    "MTU {mtu}: {:?}",
+                    a.warnings()
+                );
+                assert_eq!(a.warnings(), [""; 0]);
+                let peer = connect(a, 3 << 20);
+                assert!(fragment >= stride);
+                send_each(a, peer, &[stride, stride + 1, 3 << 20]);
+                assert_eq!(
+                    a.counters().data_packets_sent,
+                    (stride + 1).div_ceil(stride) + (3_u64 << 20).div_ceil(stride)
+                );
+            },
+            |b| {
+                receive_each(b, &[stride, stride + 1, 3 << 20]);
+            },
+        );
+    }
+}
+
+#[test]
+fn a_chosen_mtu_is_kept_and_an_impossible_one_refused() {
+    let Some(bed) = Bed::new(2) else { return };
+    let at = |mtu, config| EndpointConfig {
+        mtu: Some(mtu),
+        ..config
+    };
+    // The smaller of both holds.
+    bed.talk(
+        &at(1500, config_a()),
+        &at(1000, config_b()),
+        |a| {
+            let peer = connect(a, 1 << 20);
+            send_each(a, peer, &[944, 945, 1 << 20]);
+        },
+        |b| {
+            receive_each(b, &[944, 945, 1 << 20]);
+        },
+    );
+    let error = bed
+        .pair
+        .b
+        .run(|| Endpoint::open(&at(1501, config_b())).unwrap_err());
+    assert!(matches!(error, OpenError::Config(_)));
+    assert!(error.to_string().contains("ip link set vb mtu 1501"), "{error}");
+    let error = bed
+        .pair
+        .b
+        .run(|| Endpoint::open(&at(500, config_b())).unwrap_err());
+    assert!(error.to_string().contains("576"), "{error}");
+}
+
+#[test]
+fn jumbo_frames_are_cut_to_what_a_frame_holds() {
+    let Some(bed) = Bed::new(3) else { return };
+    bed.one_cpu_per_queue(1);
+    bed.pair.a.ip("link set va mtu 9000");
+    bed.pair.b.ip("link set vb mtu 9000");
+    bed.talk(
+        &config_a(),
+        &config_b(),
+        |a| {
+            // veth runs no XDP program at this MTU.
+            assert_eq!(a.mode(), EffectiveMode::CopyGeneric);
+            let warnings = a.warnings().join("\n");
+            assert!(
+                warnings.contains("va has an MTU of 9000; LM uses 3498"),
+                "{warnings}"
+            );
+            assert!(warnings.contains("generic mode, which is slower"), "{warnings}");
+            let peer = connect(a, 3 << 20);
+            send_each(a, peer, &LENGTHS);
+        },
+        |b| {
+            receive_each(b, &LENGTHS);
+        },
+    );
+}

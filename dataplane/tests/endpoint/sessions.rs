@@ -1,0 +1,448 @@
+//! Sessions among real endpoints: both ways at once, several senders, peers that vanish.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::interface::Interface;
+use lm_dataplane::{
+    ConnectError, ConnectOptions, Endpoint, EndpointConfig, LoanError, Outcome, PeerId, RecvError,
+};
+use lm_protocol::control::RejectReason;
+use lm_protocol::session::Permit;
+
+use crate::bed::Namespace;
+use crate::harness::{
+    B, Bed, PATIENCE, Switched, assert_clean, assert_delivered, both, check, completions, config_a, config_b,
+    connect, content, open, recv, send, settle, up_to, wait_until,
+};
+
+/// How long a silent sender keeps the landing queue, in the tests that wait for its end.
+const LEASE: Duration = Duration::from_millis(500);
+/// Scheduling on a busy machine.
+const SLACK: Duration = Duration::from_secs(2);
+
+fn open_with_lease(config: &EndpointConfig) -> Endpoint {
+    let permit = Permit {
+        max_message_len: 1 << 20,
+        lease: LEASE,
+    };
+    Endpoint::open_with(config, Box::new(permit)).unwrap()
+}
+
+fn length(tag: u64) -> u64 {
+    [0, 1, 64, 1448, 1449, 3000, 7168, 20_000, 65_536, 371_000][tag as usize % 10]
+}
+
+/// Sends messages `0..count` and receives as many, as they come. Returns the most that were unconfirmed at once.
+fn exchange(endpoint: &mut Endpoint, peer: PeerId, count: u64, salt: u64) -> u64 {
+    let mut received = vec![false; count as usize];
+    let (mut next, mut settled, mut arrived, mut most) = (0, 0, 0, 0);
+    let deadline = Instant::now() + PATIENCE;
+    while settled < count || arrived < count {
+        assert!(
+            Instant::now() < deadline,
+            "{next} {settled} {arrived}: {:?}",
+            endpoint.counters()
+        );
+        let mut work = endpoint.poll();
+        while next < count {
+            let mut region = match endpoint.loan(peer, length(next)) {
+                Ok(region) => region,
+                Err(LoanError::WouldBlock) => break,
+                Err(error) => panic!("{error}"),
+            };
+            std::io::Write::write_all(&mut region, &content(next ^ salt, length(next))).unwrap();
+            if endpoint.try_send(region, next).is_err() {
+                break;
+            }
+            next += 1;
+            work += 1;
+        }
+        most = most.max(next - settled);
+        while let Some(completion) = endpoint.try_completion() {
+            assert_eq!(completion.outcome, Outcome::Delivered);
+            assert_eq!((completion.peer, completion.len), (peer, length(completion.tag)));
+            settled += 1;
+        }
+        while let Some(message) = endpoint.try_recv().unwrap() {
+            let tag = message.tag();
+            assert!(
+                !std::mem::replace(&mut received[tag as usize], true),
+                "message {tag} came twice"
+            );
+            assert_eq!(message.len() as u64, length(tag));
+            assert!(*message == content(tag ^ !salt, length(tag)), "message {tag}");
+            arrived += 1;
+        }
+        if work == 0 {
+            endpoint.wait(Duration::from_millis(1));
+        }
+    }
+    most
+}
+
+#[test]
+fn both_ways_at_once() {
+    let Some(bed) = Bed::new(2) else { return };
+    let options = ConnectOptions {
+        messages_in_flight: 256,
+        ..up_to(1 << 20)
+    };
+    let (most_a, most_b) = bed.talk(
+        &config_a(),
+        &config_b(),
+        |a| {
+            let peer = a.connect(B, &options).unwrap();
+            send(a, peer, 0, b"hello");
+            settle(a);
+            let most = exchange(a, peer, 600, 0);
+            assert_clean(a);
+            most
+        },
+        |b| {
+            let peer = recv(b).peer();
+            b.open_session(peer, &options).unwrap();
+            let most = exchange(b, peer, 600, !0);
+            assert_clean(b);
+            most
+        },
+    );
+    assert!(
+        most_a > 50 && most_b > 50,
+        "{most_a} and {most_b} in flight at most"
+    );
+}
+
+#[test]
+fn a_second_sender_waits_for_the_first_to_end() {
+    let Some(bed) = Switched::new() else { return };
+    let [first, second] = &bed.senders;
+    let (busy, granted) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let len = 200_000;
+    let receiving = || {
+        bed.receiver.run(|| {
+            let mut b = open(&config_b());
+            busy.wait();
+            for tag in 0..3 {
+                receive(&mut b, tag, len);
+            }
+            wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
+            assert_eq!(b.counters().sessions_granted, 2);
+            assert_clean(&b);
+        });
+    };
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(receiving);
+        let other = scope.spawn(|| {
+            second.run(|| {
+                let mut a = open(&config_a());
+                granted.wait();
+                let impatient = ConnectOptions {
+                    timeout: Duration::from_millis(300),
+                    ..up_to(len)
+                };
+                let error = a.connect(B, &impatient).unwrap_err();
+                let reason = RejectReason::Busy;
+                assert!(
+                    matches!(error, ConnectError::Rejected { reason: found, .. } if found == reason),
+                    "{error:?}"
+                );
+                assert!(error.to_string().contains("busy with another sender"), "{error}");
+                granted.wait();
+                // Asks again until the first has ended.
+                let patient = ConnectOptions {
+                    timeout: PATIENCE,
+                    ..up_to(len)
+                };
+                let peer = a.connect(B, &patient).unwrap();
+                let token = send(&mut a, peer, 2, &content(2, len));
+                assert_delivered(&settle(&mut a), &[(token, 2, len)]);
+            });
+        });
+        first.run(|| {
+            let mut a = open(&config_a());
+            busy.wait();
+            let peer = connect(&mut a, len);
+            send(&mut a, peer, 0, &content(0, len));
+            settle(&mut a);
+            granted.wait();
+            let refused = std::thread::scope(|scope| {
+                let refused = scope.spawn(|| granted.wait());
+                wait_until(&mut a, "the second was refused", |_| refused.is_finished());
+                refused.join()
+            });
+            assert!(refused.is_ok());
+            send(&mut a, peer, 1, &content(1, len));
+            settle(&mut a);
+            a.close();
+        });
+        other.join().unwrap();
+        receiver.join().unwrap();
+    });
+}
+
+/// A process that has an endpoint, until it is killed.
+struct Victim(Child);
+
+impl Victim {
+    /// Starts it and waits until it says that it is ready.
+    fn start(namespace: &Namespace, role: &str) -> Victim {
+        let mut victim = namespace.run(|| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--ignored", "--exact", "sessions::victim", "--nocapture"]);
+            Victim(
+                command
+                    .env("LM_VICTIM", role)
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap(),
+            )
+        });
+        let output = BufReader::new(victim.0.stdout.take().unwrap());
+        let ready = output.lines().any(|line| line.unwrap().contains("ready"));
+        assert!(ready, "the {role} ends early");
+        victim
+    }
+
+    /// SIGKILL: no farewell.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "no test: the process that other tests kill"]
+fn victim() {
+    let deadline = Instant::now() + PATIENCE;
+    match std::env::var("LM_VICTIM").as_deref() {
+        Ok("sender") => {
+            let mut a = open(&config_a());
+            let peer = connect(&mut a, 1 << 20);
+            println!("ready");
+            for tag in 0.. {
+                send(&mut a, peer, tag, &content(tag, 1 << 20));
+                assert!(Instant::now() < deadline, "nobody kills us");
+            }
+        }
+        Ok("receiver") => {
+            let mut b = open_with_lease(&config_b());
+            println!("ready");
+            while Instant::now() < deadline {
+                let _ = b.recv(Some(Duration::from_millis(100)));
+            }
+        }
+        _ => println!("needs LM_VICTIM"),
+    }
+}
+
+fn program_on(namespace: &Namespace, interface: &str) -> Option<u32> {
+    namespace
+        .run(|| Interface::by_name(interface))
+        .unwrap()
+        .xdp_program
+}
+
+#[test]
+fn a_killed_sender_leaves_the_queue_to_the_next() {
+    let Some(bed) = Bed::new(2) else { return };
+    bed.pair.b.run(|| {
+        let mut b = open_with_lease(&config_b());
+        let mut victim = std::thread::scope(|scope| {
+            let start = scope.spawn(|| Victim::start(&bed.pair.a, "sender"));
+            wait_until(&mut b, "the sender starts", |_| start.is_finished());
+            start.join().unwrap()
+        });
+        for tag in 0..3 {
+            receive(&mut b, tag, 1 << 20);
+        }
+        assert!(program_on(&bed.pair.a, "va").is_some());
+        victim.kill();
+        let killed = Instant::now();
+        assert_eq!(b.counters().sessions_ended, 0);
+        wait_until(&mut b, "the lease ends", |b| b.counters().sessions_ended == 1);
+        assert!(killed.elapsed() < LEASE + SLACK, "after {:?}", killed.elapsed());
+        // What was on its way is whole or reported, and what is whole is right.
+        let mut next = 3;
+        loop {
+            match b.try_recv() {
+                Ok(Some(message)) => check(&b, &message, next, 1 << 20),
+                Ok(None) => break,
+                Err(RecvError::Incomplete {
+                    tag, len, missing, ..
+                }) => {
+                    assert_eq!((tag, len), (next, 1 << 20));
+                    assert!(!missing.is_empty());
+                }
+                Err(error) => panic!("{error}"),
+            }
+            next += 1;
+        }
+        assert_eq!(b.counters().violations.total(), 0);
+        // The kernel takes the gate away with the process.
+        wait_until(&mut b, "the gate is gone", |_| {
+            program_on(&bed.pair.a, "va").is_none()
+        });
+        let sender = || {
+            bed.pair.a.run(|| {
+                let mut a = open(&config_a());
+                let peer = connect(&mut a, 1 << 20);
+                let token = send(&mut a, peer, 77, &content(77, 1 << 20));
+                assert_delivered(&settle(&mut a), &[(token, 77, 1 << 20)]);
+            });
+        };
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(sender);
+            receive(&mut b, 77, 1 << 20);
+            wait_until(&mut b, "the sender ends", |_| sender.is_finished());
+            sender.join().unwrap();
+        });
+    });
+}
+
+/// Hands over large and small messages that nobody will confirm, and waits for how they end.
+fn send_in_vain(a: &mut Endpoint, peer: PeerId, message_timeout: Duration) -> Vec<Outcome> {
+    let begin = Instant::now();
+    let large: Vec<_> = (0..3)
+        .map(|tag| send(a, peer, tag, &content(tag, 100_000)))
+        .collect();
+    let small: Vec<_> = (3..6).map(|tag| send(a, peer, tag, b"small")).collect();
+    let mut ended = Vec::new();
+    wait_until(a, "all have ended", |a| {
+        ended.extend(completions(a));
+        ended.len() == 6
+    });
+    let bound = LEASE.max(message_timeout) + SLACK;
+    assert!(begin.elapsed() < bound, "after {:?}", begin.elapsed());
+    let tokens = |completions: &mut dyn Iterator<Item = &lm_dataplane::Completion>| {
+        completions.map(|completion| completion.token).collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&mut ended.iter().filter(|c| c.tag < 3)), large);
+    assert_eq!(tokens(&mut ended.iter().filter(|c| c.tag >= 3)), small);
+    assert_eq!(a.counters().messages_failed, 6);
+    // Large ones first.
+    ended.sort_by_key(|completion| completion.tag);
+    ended.into_iter().map(|completion| completion.outcome).collect()
+}
+
+fn impatient(config: EndpointConfig) -> EndpointConfig {
+    EndpointConfig {
+        message_timeout: Duration::from_millis(400),
+        ..config
+    }
+}
+
+#[test]
+fn a_killed_receiver_is_noticed() {
+    let Some(bed) = Bed::new(2) else { return };
+    let mut victim = Victim::start(&bed.pair.b, "receiver");
+    bed.pair.a.run(|| {
+        let config = impatient(config_a());
+        let mut a = open(&config);
+        let peer = connect(&mut a, 1 << 20);
+        send(&mut a, peer, 9, &content(9, 100_000));
+        settle(&mut a);
+        victim.kill();
+        for outcome in send_in_vain(&mut a, peer, config.message_timeout) {
+            assert!(
+                matches!(outcome, Outcome::TimedOut | Outcome::SessionEnded),
+                "{outcome:?}"
+            );
+        }
+        assert_eq!(
+            a.flush(PATIENCE),
+            Err(lm_dataplane::SendError::Failed { messages: 6 })
+        );
+        let error = a.connect(B, &up_to(1 << 20)).unwrap_err();
+        assert!(matches!(error, ConnectError::NotListening { .. }), "{error:?}");
+        // The next receiver on that port is another one, and is reached.
+        let _next = Victim::start(&bed.pair.b, "receiver");
+        let peer = connect(&mut a, 1 << 20);
+        for (tag, len) in [(10, 100_000), (11, 5)] {
+            let token = send(&mut a, peer, tag, &content(tag, len));
+            assert_delivered(&settle(&mut a), &[(token, tag, len)]);
+        }
+    });
+}
+
+#[test]
+fn a_receiver_that_stands_still_is_noticed() {
+    let Some(bed) = Bed::new(2) else { return };
+    both(
+        &bed.pair.a,
+        &bed.pair.b,
+        |start, _over| {
+            let config = impatient(config_a());
+            let mut a = open(&config);
+            start.meet();
+            let peer = connect(&mut a, 1 << 20);
+            start.meet();
+            let outcomes = send_in_vain(&mut a, peer, config.message_timeout);
+            assert_eq!(outcomes, [const { Outcome::TimedOut }; 6]);
+        },
+        |start, over| {
+            let mut b = open_with_lease(&config_b());
+            start.meet();
+            wait_until(&mut b, "a session is granted", |b| {
+                b.counters().sessions_granted == 1
+            });
+            // The grant may have to be repeated before the sender has it.
+            start.meet_polling(&mut b);
+            let deadline = Instant::now() + PATIENCE;
+            while !over.other() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        },
+    );
+}
+
+#[test]
+fn a_receiver_that_leaves_says_so() {
+    let Some(bed) = Bed::new(2) else { return };
+    both(
+        &bed.pair.a,
+        &bed.pair.b,
+        |start, _over| {
+            let config = impatient(config_a());
+            let mut a = open(&config);
+            start.meet();
+            let peer = connect(&mut a, 1 << 20);
+            send(&mut a, peer, 9, &content(9, 100_000));
+            settle(&mut a);
+            start.meet();
+            let token = send(&mut a, peer, 10, &content(10, 100_000));
+            // It took the message and left at once: the message counts as delivered all the same.
+            assert_delivered(&settle(&mut a), &[(token, 10, 100_000)]);
+            wait_until(&mut a, "the session is over", |a| {
+                a.loan(peer, 100_000).err() == Some(LoanError::NoSession)
+            });
+        },
+        |start, over| {
+            // The session must be over long before its lease.
+            let mut b = open(&config_b());
+            start.meet();
+            recv(&mut b);
+            start.meet_polling(&mut b);
+            receive(&mut b, 10, 100_000);
+            b.close();
+            let begin = Instant::now();
+            while !over.other() {
+                assert!(begin.elapsed() < SLACK, "the sender does not notice");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        },
+    );
+}
+
+fn receive(endpoint: &mut Endpoint, tag: u64, len: u64) {
+    let message = recv(endpoint);
+    check(endpoint, &message, tag, len);
+}

@@ -1,0 +1,659 @@
+//! One story on both NICs: what the engine may expect of a [`Nic`], on the simulated one and on the kernel's.
+
+mod bed;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::{Duration, Instant};
+
+use bed::Pair;
+use lm_dataplane::interface::Interface;
+use lm_dataplane::kernel::{KernelNic, KernelNicConfig};
+use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
+use lm_dataplane::nic::{Channel, ChannelConfig, EffectiveMode, ModeRequest, Nic, NicError};
+use lm_dataplane::ring::Descriptor;
+use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
+use lm_dataplane::udp::{Port, UdpEvent};
+use lm_dataplane::xsk::XdpStatistics;
+use lm_ebpf::{CpuCheck, Role, SessionAdmission, Verdict};
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::LmHeader;
+
+const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const PORT: u16 = 7168;
+const KEY: u64 = 0x0123_4567_89ab_cdef;
+const HEADER_LEN: u64 = 66;
+const PAYLOAD_LEN: u64 = 1448;
+const COUNT: u32 = 40;
+/// Fragments in a window: all of the message.
+const WINDOW: u32 = 64;
+const ZONE: u64 = 8192;
+/// Where the general queue's frames begin.
+const GENERAL: u64 = 256 << 10;
+const REGISTERED: u64 = 512 << 10;
+
+/// A host under test: its NIC, memory, and channels on the general and the landing queue.
+struct Host<N> {
+    nic: N,
+    umem: Umem,
+    general: Channel,
+    landing: Channel,
+    /// Where another queue than the landing queue reaches the other host's landing queue: a channel on that one.
+    beside: Option<Channel>,
+    next_frame: u64,
+}
+
+fn channel(queue: u32, role: Role) -> ChannelConfig {
+    ChannelConfig {
+        queue,
+        role,
+        registered_len: REGISTERED,
+        fill_len: 64,
+        rx_len: 64,
+        tx_len: 64,
+        completion_len: 64,
+    }
+}
+
+impl<N: Nic> Host<N> {
+    fn new(mut nic: N, umem: Umem, shifted: bool) -> Host<N> {
+        let general = nic
+            .open_channel(&channel(0, Role::General))
+            .expect("general channel");
+        let landing = nic
+            .open_channel(&channel(1, Role::Landing))
+            .expect("landing channel");
+        let open = nic.open_channel(&channel(1, Role::None));
+        assert!(matches!(open, Err(NicError::ChannelOpen { queue: 1 })));
+        let beside = shifted.then(|| {
+            nic.tx_channel(&channel(2, Role::Landing))
+                .expect("a channel that only sends")
+        });
+        Host {
+            nic,
+            umem,
+            general,
+            landing,
+            beside,
+            next_frame: 0,
+        }
+    }
+
+    /// Sends one packet on the general (0) or landing (1) queue and waits for its completion.
+    fn send(&mut self, queue: u32, packet: &[u8]) {
+        let channel = match (queue, &mut self.beside) {
+            (0, _) => &mut self.general,
+            (_, None) => &mut self.landing,
+            (_, Some(beside)) => beside,
+        };
+        let address = GENERAL + 128 * 1024 + self.next_frame * 2048;
+        self.next_frame = (self.next_frame + 1) % 16;
+        self.umem.copy_to(address, packet);
+        assert!(channel.tx.free(1) > 0);
+        channel.tx.write(0, Descriptor::new(address, packet.len() as u32));
+        channel.tx.submit(1);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while channel.completion.available(1) == 0 {
+            if channel.tx.needs_wakeup() {
+                self.nic.wake_tx(channel.queue).expect("wake-up");
+            }
+            assert!(Instant::now() < deadline, "no completion");
+        }
+        assert_eq!(channel.completion.read(0), address);
+        channel.completion.release(1);
+    }
+}
+
+/// Polls until there is something; the simulated NIC has it at once.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn payload(index: u32) -> Vec<u8> {
+    (0..PAYLOAD_LEN)
+        .map(|at| (u64::from(index) * 37 + at * 11 + at / 256) as u8)
+        .collect()
+}
+
+fn packet(macs: [[u8; 6]; 2], header: LmHeader, payload: &[u8]) -> Vec<u8> {
+    let addressing = Addressing {
+        src_mac: MacAddr(macs[0]),
+        dst_mac: MacAddr(macs[1]),
+        vlan: None,
+        src_ip: A,
+        dst_ip: B,
+        src_port: PORT,
+        dst_port: PORT,
+    };
+    let mut packet = vec![0; 66 + payload.len()];
+    let len = addressing
+        .write_headers(&mut packet, &header, payload.len())
+        .expect("a legal packet");
+    packet[len..].copy_from_slice(payload);
+    packet
+}
+
+/// From host A to host B: a message that lands, packets that do not, small packets, datagrams, and a rebuilt channel.
+fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
+    let data = |message, index| {
+        packet(
+            macs,
+            LmHeader::Data {
+                session_key: KEY,
+                message,
+                index,
+                count: COUNT,
+            },
+            &payload(index),
+        )
+    };
+    let session = SessionAdmission {
+        key: KEY,
+        wire: lm_ebpf::Wire::Lm,
+        peer_ip: A,
+        peer_port: PORT,
+        local_ip: B,
+        header_len: HEADER_LEN as u16,
+        payload_len: PAYLOAD_LEN as u16,
+        window_fragments: WINDOW,
+        first_message: 5,
+    };
+    let mut log = b.nic.log(1).expect("the landing queue's log");
+    b.nic.open_session(1, &session).expect("a session");
+
+    // The zone's frames overlap; two more entries than fragments stay for later.
+    let address = |index: u32| ZONE + u64::from(index) * PAYLOAD_LEN - HEADER_LEN - PACKET_HEADROOM;
+    for position in 0..COUNT {
+        b.landing.fill.write(position, address(COUNT - 1 - position));
+    }
+    b.landing.fill.submit(COUNT);
+    b.nic.wake_rx(1).expect("wake-up");
+    log.set_posted(u64::from(COUNT));
+    log.set_message_limit(5);
+    assert_eq!(b.nic.passed_count(), 0);
+
+    for index in (0..COUNT).rev() {
+        a.send(1, &data(5, index));
+        if index == 10 {
+            a.send(1, &data(5, index)); // twice: the gate passes it to the socket
+        }
+    }
+    until("all fragments", || {
+        (b.landing.rx.available(64) == COUNT).then_some(())
+    });
+    assert!(b.nic.wait(Duration::ZERO).expect("wait"), "there is something");
+    assert_eq!(log.producer(), u64::from(COUNT));
+    for position in 0..COUNT {
+        let (received, entry) = (b.landing.rx.read(position), log.entry(u64::from(position)));
+        assert_eq!(
+            (entry.sequence, entry.message, entry.index),
+            (position, 5, COUNT - 1 - position)
+        );
+        assert_eq!(u32::from(entry.frame_len), received.len);
+        assert_eq!(received.start(), address(entry.index) + PACKET_HEADROOM);
+    }
+    b.landing.rx.release(COUNT);
+    for index in 0..COUNT {
+        let mut found = vec![0; PAYLOAD_LEN as usize];
+        b.umem
+            .copy_from(ZONE + u64::from(index) * PAYLOAD_LEN, &mut found);
+        assert!(found == payload(index), "fragment {index}");
+    }
+    assert_eq!(b.landing.fill.consumed(), b.landing.fill.produced());
+
+    // The duplicate, by way of the stack.
+    until("the counter", || (b.nic.passed_count() == 1).then_some(()));
+    let mut space = [0; 2048];
+    let (from, len) = until("the duplicate", || {
+        match b.nic.udp_recv(Port::Data, &mut space).expect("receive") {
+            Some(UdpEvent::Datagram { from, len }) => Some((from, len)),
+            Some(other) => panic!("{other:?}"),
+            None => None,
+        }
+    });
+    assert_eq!(
+        (from, len),
+        (SocketAddrV4::new(A, PORT), 24 + PAYLOAD_LEN as usize)
+    );
+    assert!(space[24..len] == payload(10));
+    assert!(
+        !b.nic.wait(Duration::ZERO).expect("wait"),
+        "there is nothing more"
+    );
+
+    // After the session nothing lands, whatever is posted.
+    b.nic.close_session(1).expect("closed");
+    b.landing.fill.write(0, address(3));
+    b.landing.fill.submit(1);
+    log.set_posted(u64::from(COUNT) + 1);
+    log.set_message_limit(6);
+    a.send(1, &data(6, 3));
+    until("a passed packet", || {
+        b.nic.udp_recv(Port::Data, &mut space).expect("receive")
+    });
+    assert_eq!((b.landing.rx.available(1), log.producer()), (0, u64::from(COUNT)));
+    let statistics = b.nic.statistics(1).expect("statistics");
+    assert_eq!(
+        XdpStatistics {
+            tx_ring_empty: 0,
+            ..statistics
+        },
+        XdpStatistics::default()
+    );
+
+    // A small message reaches the general queue, and is lost where no frame waits for it.
+    let eager = packet(
+        macs,
+        LmHeader::Eager {
+            sender_id: 9,
+            number: 1,
+            tag: 7,
+        },
+        b"small",
+    );
+    b.general.fill.write(0, GENERAL);
+    b.general.fill.submit(1);
+    a.send(0, &eager);
+    until("the small message", || {
+        (b.general.rx.available(1) == 1).then_some(())
+    });
+    let received = b.general.rx.read(0);
+    assert_eq!((received.base(), received.start()), (GENERAL, GENERAL + 256));
+    let mut found = vec![0; eager.len()];
+    b.umem.copy_from(received.start(), &mut found);
+    assert_eq!(found, eager, "headers and all");
+    b.general.rx.release(1);
+    a.send(0, &eager);
+    let expected = XdpStatistics {
+        rx_fill_ring_empty: 1,
+        rx_dropped: 1,
+        ..XdpStatistics::default()
+    };
+    until("the loss in the statistics", || {
+        let statistics = b.nic.statistics(0).expect("statistics");
+        (XdpStatistics {
+            tx_ring_empty: 0,
+            ..statistics
+        } == expected)
+            .then_some(())
+    });
+
+    // The neighbour's address, once the kernel has resolved it.
+    let neighbour = until("a neighbour", || b.nic.neighbour(A));
+    assert_eq!(neighbour, macs[0]);
+
+    // Datagrams, both ways; a port where nobody listens.
+    assert_eq!(
+        (a.nic.local(), b.nic.local()),
+        (SocketAddrV4::new(A, PORT), SocketAddrV4::new(B, PORT))
+    );
+    a.nic
+        .udp_send(Port::Control, SocketAddrV4::new(B, PORT + 1), b"request")
+        .expect("send");
+    let event = until("a request", || {
+        b.nic
+            .udp_recv_into(Port::Control, &b.umem, 100, 64)
+            .expect("receive")
+    });
+    assert_eq!(
+        event,
+        UdpEvent::Datagram {
+            from: SocketAddrV4::new(A, PORT + 1),
+            len: 7
+        }
+    );
+    assert_eq!(&b.umem.read_header::<7>(100), b"request");
+    b.nic
+        .udp_send(Port::Data, SocketAddrV4::new(A, PORT), &[7; 9000])
+        .expect("send");
+    let mut long = vec![0; 9000];
+    let event = until("a long datagram", || {
+        a.nic.udp_recv(Port::Data, &mut long).expect("receive")
+    });
+    assert_eq!(
+        event,
+        UdpEvent::Datagram {
+            from: SocketAddrV4::new(B, PORT),
+            len: 9000
+        }
+    );
+    let nobody = SocketAddrV4::new(B, 9999);
+    a.nic.udp_send(Port::Control, nobody, b"anybody?").expect("send");
+    let event = until("a refusal", || {
+        a.nic.udp_recv(Port::Control, &mut space).expect("receive")
+    });
+    assert_eq!(event, UdpEvent::Refused(nobody));
+
+    // A longer registration: the rings start anew, the log goes on.
+    let longer = ChannelConfig {
+        registered_len: b.umem.len(),
+        ..channel(1, Role::Landing)
+    };
+    b.landing = b.nic.rebuild_channel(b.landing, &longer).expect("rebuilt");
+    let far = b.umem.len() - 4096;
+    let base = log.producer();
+    b.nic
+        .open_session(
+            1,
+            &SessionAdmission {
+                key: KEY,
+                first_message: 6,
+                ..session
+            },
+        )
+        .expect("a session");
+    b.landing.fill.write(0, far);
+    b.landing.fill.submit(1);
+    log.set_posted(base + 1);
+    log.set_message_limit(6);
+    a.send(1, &data(6, 4));
+    until("a fragment far out", || {
+        (b.landing.rx.available(1) == 1).then_some(())
+    });
+    assert_eq!(b.landing.rx.read(0).base(), far);
+    assert_eq!((log.producer(), log.entry(base).index), (base + 1, 4));
+    b.landing.rx.release(1);
+
+    let counters = b.nic.gate_counters().expect("counters");
+    assert_eq!(counters.get(Verdict::RedirectLanding), u64::from(COUNT) + 1);
+    assert_eq!(counters.get(Verdict::RedirectGeneral), 2);
+    assert_eq!(counters.get(Verdict::PassOrder), 1);
+    assert_eq!(counters.get(Verdict::PassNoSession), 1);
+    assert_eq!(counters.get(Verdict::PassControl), 1);
+    b.nic.close_channel(b.landing).expect("closed");
+    assert!(matches!(
+        b.nic.wake_tx(1),
+        Err(lm_dataplane::xsk::WakeError::Gone)
+    ));
+}
+
+fn memory() -> Umem {
+    Umem::new(1 << 20, HugePages::Off).expect("memory")
+}
+
+fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<SimNic>) {
+    let (a, b) = (memory(), memory());
+    let host = |ip, umem: &Umem| HostConfig {
+        ip,
+        port: PORT,
+        queues: 3,
+        mapping: umem.mapping().clone(),
+        chunk_len: 4096,
+        ring_start,
+    };
+    let shifted = config.queue_shift != 0;
+    let (wire, nic_a, nic_b) = simnic::wire(config, [host(A, &a), host(B, &b)]);
+    (wire, Host::new(nic_a, a, shifted), Host::new(nic_b, b, shifted))
+}
+
+#[test]
+fn the_story_on_the_simulated_nic() {
+    for ring_start in [0, u32::MAX, u32::MAX - 20] {
+        for queue_shift in [0, 1] {
+            let config = WireConfig {
+                queue_shift,
+                ..WireConfig::default()
+            };
+            let (wire, a, b) = simulated(config, ring_start);
+            assert_eq!(a.nic.effective_mode(), EffectiveMode::Simulated);
+            story(a, b, [simnic::mac_of(A), simnic::mac_of(B)]);
+            let counters = wire.counters();
+            assert_eq!(
+                (counters.too_long, counters.stack_ignored, counters.socket_full),
+                (0, 0, 0)
+            );
+        }
+    }
+}
+
+fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &Umem) -> KernelNicConfig<'_> {
+    KernelNicConfig {
+        interface_index,
+        local_ip: ip,
+        port: PORT,
+        mode,
+        landing_queues: &[1],
+        // Generic mode here: this thread alone sends, and veth delivers inline.
+        cpu_check: CpuCheck::Caller(|_| Ok(())),
+        mapping: umem.mapping(),
+        chunk_len: 4096,
+        poll_queues: false,
+    }
+}
+
+fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
+    let pair = Pair::new(3);
+    let open = |namespace: &bed::Namespace, device: &str, ip| {
+        namespace.run(|| {
+            let interface = Interface::by_name(device).expect("the device");
+            let umem = memory();
+            let nic = KernelNic::open(&kernel_config(interface.index, ip, mode, &umem));
+            let nic = nic.unwrap_or_else(|error| panic!("{error}"));
+            let host = Host::new(nic, umem, effective == EffectiveMode::CopyGeneric);
+            assert_eq!(host.nic.effective_mode(), effective);
+            (host, interface)
+        })
+    };
+    let (a, va) = open(&pair.a, "va", A);
+    let (mut b, vb) = open(&pair.b, "vb", B);
+    // One gate an interface, one endpoint a port.
+    let second = |port| {
+        pair.a.run(|| {
+            KernelNic::open(&KernelNicConfig {
+                port,
+                ..kernel_config(va.index, A, mode, &memory())
+            })
+        })
+    };
+    assert!(matches!(second(0), Err(NicError::Attach(_))));
+    assert!(matches!(second(PORT), Err(NicError::Udp(_))));
+    let start = Instant::now();
+    assert!(
+        !b.nic.wait(Duration::from_millis(50)).expect("wait"),
+        "the link is silent"
+    );
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    pair.b.run(|| story(a, b, [va.mac, vb.mac])); // its rebuilt channel opens a socket there
+    let left = pair.a.run(|| Interface::by_name("va")).expect("va");
+    assert_eq!((left.xdp_program, left.up), (None, true));
+}
+
+#[test]
+fn the_story_on_the_kernels_nic_native() {
+    if bed::root() {
+        on_the_kernels_nic(ModeRequest::Copy, EffectiveMode::CopyNative);
+        on_the_kernels_nic(ModeRequest::Auto, EffectiveMode::CopyNative);
+    }
+}
+
+#[test]
+fn the_story_on_the_kernels_nic_generic() {
+    if bed::root() {
+        on_the_kernels_nic(ModeRequest::Generic, EffectiveMode::CopyGeneric);
+    }
+}
+
+#[test]
+fn zero_copy_on_veth_is_an_error() {
+    if !bed::root() {
+        return;
+    }
+    let pair = Pair::new(2);
+    pair.a.run(|| {
+        let index = Interface::by_name("va").expect("va").index;
+        let umem = memory();
+        let mut nic =
+            KernelNic::open(&kernel_config(index, A, ModeRequest::ZeroCopy, &umem)).expect("attached");
+        let error = nic
+            .open_channel(&channel(1, Role::Landing))
+            .expect_err("no zero-copy");
+        assert_eq!(
+            error.to_string(),
+            "the driver has no zero-copy for AF_XDP; use copy mode"
+        );
+        drop(nic);
+        assert_eq!(Interface::by_name("va").expect("va").xdp_program, None);
+    });
+}
+
+#[test]
+fn packets_cross_by_hand_and_in_turn() {
+    let config = WireConfig {
+        delivery: Delivery::Manual,
+        ..WireConfig::default()
+    };
+    let (wire, mut a, mut b) = simulated(config, u32::MAX - 2);
+    let eager = |number| {
+        packet(
+            [[2; 6]; 2],
+            LmHeader::Eager {
+                sender_id: 1,
+                number,
+                tag: 0,
+            },
+            &[number as u8; 8],
+        )
+    };
+    for offset in 0..8 {
+        b.general.fill.write(offset, GENERAL + u64::from(offset) * 4096);
+        a.umem.copy_to(u64::from(offset) * 2048, &eager(offset));
+        a.general
+            .tx
+            .write(offset, Descriptor::new(u64::from(offset) * 2048, 74));
+    }
+    b.general.fill.submit(8);
+    a.general.tx.submit(8);
+    a.nic.wake_tx(0).expect("wake-up");
+    assert_eq!(
+        (a.general.completion.available(8), b.general.rx.available(8)),
+        (0, 0)
+    );
+    assert!(wire.step());
+    assert_eq!(
+        (a.general.completion.available(8), b.general.rx.available(8)),
+        (1, 1)
+    );
+    assert_eq!(wire.deliver(100), 7);
+    assert!(!wire.step());
+    assert_eq!(
+        (a.general.completion.available(8), b.general.rx.available(9)),
+        (8, 8)
+    );
+    assert_eq!(wire.counters().crossed, 8);
+}
+
+#[test]
+fn the_simulated_nic_loses_as_the_kernel_does() {
+    let (wire, mut a, mut b) = simulated(WireConfig::default(), 0);
+    let eager = packet(
+        [[2; 6]; 2],
+        LmHeader::Eager {
+            sender_id: 1,
+            number: 1,
+            tag: 0,
+        },
+        &[1; 8],
+    );
+    // An RX ring of 2 and entries of which the first two are invalid.
+    let small = ChannelConfig {
+        rx_len: 2,
+        ..channel(0, Role::General)
+    };
+    b.general = b.nic.rebuild_channel(b.general, &small).expect("rebuilt");
+    let entries = [
+        REGISTERED - 4095,
+        1 << 48,
+        GENERAL,
+        GENERAL + 4096,
+        GENERAL + 8192,
+        GENERAL + 12288,
+    ];
+    for (offset, entry) in entries.into_iter().enumerate() {
+        b.general.fill.write(offset as u32, entry);
+    }
+    b.general.fill.submit(6);
+    for _ in 0..4 {
+        a.send(0, &eager);
+    }
+    let mut expected = XdpStatistics {
+        rx_ring_full: 2,
+        ..XdpStatistics::default()
+    };
+    let lost = |b: &Host<SimNic>| XdpStatistics {
+        tx_ring_empty: 0,
+        ..b.nic.statistics(0).expect("statistics")
+    };
+    assert_eq!(lost(&b), expected);
+    assert_eq!(
+        (b.general.rx.available(4), b.general.rx.read(1).base()),
+        (2, GENERAL + 4096)
+    );
+    b.general.rx.release(2);
+    a.send(0, &eager);
+    a.send(0, &eager);
+    assert_eq!(b.general.rx.available(4), 2);
+    assert_eq!(
+        b.general.rx.read(0).base(),
+        GENERAL + 8192,
+        "the lost packets' entry first"
+    );
+    assert_eq!(b.general.rx.read(1).base(), GENERAL + 12288);
+    b.general.rx.release(2);
+    a.send(0, &eager);
+    expected.rx_fill_ring_empty = 1;
+    expected.rx_dropped = 1;
+    assert_eq!(lost(&b), expected);
+    // Bad descriptors, and packets longer than the link takes.
+    for (offset, (address, len, options)) in [
+        (0, 0, 0),
+        (0, 4097, 0),
+        (REGISTERED - 10, 11, 0),
+        (0, 60, 1),
+        (0, 1519, 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        a.general.tx.write(
+            offset as u32,
+            Descriptor {
+                addr: address,
+                len,
+                options,
+            },
+        );
+    }
+    a.general.tx.submit(5);
+    a.nic.wake_tx(0).expect("wake-up");
+    let statistics = a.nic.statistics(0).expect("statistics");
+    assert_eq!(statistics.tx_invalid_descriptors, 4);
+    assert_eq!(
+        (wire.counters().too_long, a.general.completion.available(9)),
+        (1, 1)
+    );
+    a.general.completion.release(1);
+    // What no gate and no socket takes.
+    a.send(0, &[0xff; 60]);
+    assert_eq!(wire.counters().stack_ignored, 1);
+    // One wake-up sends 32.
+    for offset in 0..40 {
+        a.landing.tx.write(offset, Descriptor::new(0, 60));
+    }
+    a.landing.tx.submit(40);
+    a.nic.wake_tx(1).expect("wake-up");
+    assert_eq!(a.landing.completion.available(64), 32);
+    a.nic.wake_tx(1).expect("wake-up");
+    assert_eq!(a.landing.completion.available(64), 40);
+    assert!(matches!(
+        a.nic.open_channel(&channel(3, Role::None)),
+        Err(NicError::NoQueue { queue: 3, queues: 3 })
+    ));
+}
