@@ -1,1 +1,24 @@
-//! lm-send, lm-recv and the benchmark programs.
+//! The command-line tools: `lm-send`, `lm-recv` and `lm-bench`, and what they share.
+#![deny(unsafe_code)]
+
+#[expect(
+    unsafe_code,
+    reason = "a yardstick of its own: system calls, rings and packet memory"
+)]
+pub mod bare;
+pub mod cli;
+pub mod histogram;
+pub mod input;
+pub mod link;
+pub mod lm;
+pub mod meter;
+pub mod output;
+pub mod peer;
+pub mod recv;
+pub mod report;
+#[cfg(test)]
+mod scratch;
+pub mod send;
+pub mod signals;
+pub mod size;
+pub mod transfer;

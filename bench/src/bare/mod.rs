@@ -1,0 +1,200 @@
+//! A bare AF_XDP sender and receiver: what the kernel's interface gives on a bed when nothing is done but moving packets.
+//!
+//! It is the yardstick for the data plane, so it shares none of its code: its own rings ([`socket`](self)), its own XDP
+//! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
+//! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
+//! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
+
+mod frame;
+mod pace;
+mod pingpong;
+mod socket;
+mod stream;
+mod sys;
+
+use std::ffi::CString;
+use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+pub use frame::Mac;
+pub use pingpong::{PingArgs, PongArgs, ping, pong};
+pub use socket::Idle;
+pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
+pub use sys::Attach;
+
+/// Whose busy polling moves the packets of a receive queue into its socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BusyPoll {
+    /// Nobody's: the kernel's softirq does it.
+    Off,
+    /// The AF_XDP socket's own. Works where the driver gives the queue's NAPI id to its packets; on veth, where generic
+    /// receive offload was on before the program was attached.
+    Xsk,
+    /// A UDP socket's that has seen one datagram on that queue.
+    Udp,
+}
+
+/// The switches both sides have.
+#[derive(Debug, Clone, Args)]
+pub struct PortArgs {
+    /// Interface
+    #[arg(long, short)]
+    pub interface: String,
+    /// Queue of the AF_XDP socket
+    #[arg(long, short, default_value_t = 0)]
+    pub queue: u32,
+    /// Where the XDP program runs (receiving programs)
+    #[arg(long, value_enum, default_value_t = Attach::Native)]
+    pub mode: Attach,
+    /// UDP port of the packets; the one above it takes the datagram that teaches a UDP socket its queue
+    #[arg(long, default_value_t = 7300)]
+    pub port: u16,
+    /// What to do while there is nothing to do
+    #[arg(long, value_enum, default_value_t = Idle::Spin)]
+    pub idle: Idle,
+    /// Whose busy polling drives the receive queue
+    #[arg(long, value_enum, default_value_t = BusyPoll::Off)]
+    pub busy_poll: BusyPoll,
+    /// Packets that one round of busy polling takes
+    #[arg(long, default_value_t = 64)]
+    pub busy_budget: u32,
+    /// Packets or descriptors handled at a time
+    #[arg(long, default_value_t = 32)]
+    pub batch: u32,
+    /// Receive chunks in circulation: few stay in the processor's cache
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=4096))]
+    pub posted: u32,
+    /// Packets that one wake-up of the sender may move (XDP_MAX_TX_SKB_BUDGET; the kernel's 32 when not given)
+    #[arg(long)]
+    pub tx_budget: Option<u32>,
+    /// File with a counter through which the receiver paces the sender (the same on both sides, streams on one host)
+    #[arg(long)]
+    pub pace: Option<PathBuf>,
+}
+
+/// Whom a sending program talks to.
+#[derive(Debug, Clone, Args)]
+pub struct ToArgs {
+    /// IPv4 address of the receiver
+    #[arg(long)]
+    pub to: Ipv4Addr,
+    /// Ethernet address of the receiver
+    #[arg(long)]
+    pub to_mac: Mac,
+    /// IPv4 address to send from
+    #[arg(long)]
+    pub from: Ipv4Addr,
+    /// Ethernet address to send from
+    #[arg(long)]
+    pub from_mac: Mac,
+}
+
+impl ToArgs {
+    fn ends(&self, port: u16) -> frame::Ends {
+        frame::Ends {
+            source_mac: self.from_mac,
+            destination_mac: self.to_mac,
+            source: self.from,
+            destination: self.to,
+            port,
+        }
+    }
+}
+
+fn ifindex(name: &str) -> io::Result<u32> {
+    let c_name = CString::new(name)?;
+    // SAFETY: a live NUL-terminated string.
+    let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
+    if index == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("no interface is called {name}"),
+        ));
+    }
+    Ok(index)
+}
+
+/// The receiving end of a queue: program, socket, and the means to wait for packets.
+struct Port {
+    socket: socket::Socket,
+    idle: Idle,
+    poller: Poller,
+    budget: u32,
+    _redirect: sys::Redirect,
+}
+
+enum Poller {
+    Off,
+    Xsk { ready: bool },
+    Udp { socket: UdpSocket, ready: bool },
+}
+
+impl Port {
+    fn open(args: &PortArgs) -> io::Result<Port> {
+        let ifindex = ifindex(&args.interface)?;
+        let socket = socket::Socket::open(ifindex, args.queue, args.posted)?;
+        let redirect = socket::patiently(|| sys::Redirect::attach(ifindex, args.port, args.mode))?;
+        redirect.register(args.queue, socket.raw_fd())?;
+        if let Some(budget) = args.tx_budget {
+            socket.set_tx_budget(budget)?;
+        }
+        let poller = match args.busy_poll {
+            BusyPoll::Off => Poller::Off,
+            BusyPoll::Xsk => Poller::Xsk { ready: false },
+            BusyPoll::Udp => {
+                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
+                socket.set_nonblocking(true)?;
+                Poller::Udp { socket, ready: false }
+            }
+        };
+        Ok(Port {
+            socket,
+            idle: args.idle,
+            poller,
+            budget: args.busy_budget,
+            _redirect: redirect,
+        })
+    }
+
+    /// One step of waiting.
+    fn wait(&mut self) -> io::Result<()> {
+        match &mut self.poller {
+            Poller::Off => match self.idle {
+                Idle::Spin => std::hint::spin_loop(),
+                Idle::Yield => std::thread::yield_now(),
+                Idle::Poll => self.socket.sleep(),
+            },
+            Poller::Xsk { ready: true } => self.socket.busy_poll(),
+            Poller::Xsk { ready } => {
+                let fd = self.socket.raw_fd();
+                if socket::napi_id(fd)? != 0 {
+                    socket::prefer_busy_poll(fd, self.budget)?;
+                    *ready = true;
+                }
+            }
+            Poller::Udp { socket, ready } => {
+                let mut nothing = [0; 16];
+                let received = socket.recv(&mut nothing).is_ok();
+                if received && !*ready && socket::napi_id(socket.as_raw_fd())? != 0 {
+                    socket::prefer_busy_poll(socket.as_raw_fd(), self.budget)?;
+                    *ready = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
+    fn napi_id(&self) -> io::Result<u32> {
+        match &self.poller {
+            Poller::Off | Poller::Xsk { .. } => socket::napi_id(self.socket.raw_fd()),
+            Poller::Udp { socket, .. } => socket::napi_id(socket.as_raw_fd()),
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, copy mode, the first
+//! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
+//! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
+
+use std::io;
+use std::mem::{offset_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::sys::Mapping;
+
+/// Bytes of one chunk: a 1514-byte packet and the kernel's 256-byte headroom fit.
+pub(super) const CHUNK_LEN: u64 = 2048;
+/// Chunks for receiving, and as many again for sending.
+pub(super) const CHUNKS_EACH_WAY: u32 = 4096;
+const RING_LEN: u32 = CHUNKS_EACH_WAY;
+/// Bytes of sent packets that the kernel may hold for the socket.
+const SEND_BUFFER_LEN: i32 = 16 << 20;
+
+/// Where one of the four rings' memory begins in the socket's file (`XDP_*_PGOFF_*` of the kernel header).
+const RX_OFFSET: i64 = 0;
+const TX_OFFSET: i64 = 0x8000_0000;
+const FILL_OFFSET: i64 = 0x1_0000_0000;
+const COMPLETION_OFFSET: i64 = 0x1_8000_0000;
+
+/// One ring: the producer's and the consumer's index, then the entries. One side of each index is the kernel's.
+#[derive(Debug)]
+pub(super) struct Ring<T> {
+    memory: Mapping,
+    producer: *const AtomicU32,
+    consumer: *const AtomicU32,
+    entries: *mut T,
+    /// The index that we own, and the last value seen of the kernel's.
+    own: u32,
+    seen: u32,
+}
+
+// SAFETY: the pointers lead into `memory`, which moves along; nothing in a ring is bound to a thread.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T: Copy> Ring<T> {
+    fn new(fd: i32, file_offset: i64, offsets: &libc::xdp_ring_offset) -> io::Result<Ring<T>> {
+        let len = offsets.desc as usize + RING_LEN as usize * size_of::<T>();
+        let memory = Mapping::shared(fd, file_offset, len)?;
+        let base = memory.base();
+        // SAFETY: the kernel's offsets lie inside the mapping, whose length was computed from them; mappings are
+        // page-aligned and the kernel aligns indices to 4 and entries to 8 bytes.
+        let (producer, consumer, entries) = unsafe {
+            (
+                base.add(offsets.producer as usize),
+                base.add(offsets.consumer as usize),
+                base.add(offsets.desc as usize),
+            )
+        };
+        Ok(Ring {
+            producer: producer.cast(),
+            consumer: consumer.cast(),
+            entries: entries.cast(),
+            memory,
+            own: 0,
+            seen: 0,
+        })
+    }
+
+    fn producer(&self) -> &AtomicU32 {
+        // SAFETY: points to an aligned u32 in `memory`, which lives as long as `self`; both sides use it atomically.
+        unsafe { &*self.producer }
+    }
+
+    fn consumer(&self) -> &AtomicU32 {
+        // SAFETY: as for `producer`.
+        unsafe { &*self.consumer }
+    }
+
+    fn entry(&self, index: u32) -> *mut T {
+        debug_assert!(self.memory.len() >= RING_LEN as usize * size_of::<T>());
+        // SAFETY: the masked index is below RING_LEN, a power of two, for which the mapping was made.
+        unsafe { self.entries.add((index & (RING_LEN - 1)) as usize) }
+    }
+
+    // As the consumer (RX and completion ring).
+
+    /// Entries that wait, at most `max`.
+    pub(super) fn waiting(&mut self, max: u32) -> u32 {
+        let mut count = self.seen.wrapping_sub(self.own);
+        if count == 0 {
+            // Acquire pairs with the kernel's store-release of the producer index: entries are written before it.
+            self.seen = self.producer().load(Ordering::Acquire);
+            count = self.seen.wrapping_sub(self.own);
+        }
+        count.min(max)
+    }
+
+    /// The `n`-th entry that waits.
+    pub(super) fn read(&self, n: u32) -> T {
+        // SAFETY: `entry` is inside the ring, and below the producer index the kernel does not write.
+        unsafe { self.entry(self.own.wrapping_add(n)).read() }
+    }
+
+    /// Gives `count` entries back to the kernel.
+    pub(super) fn release(&mut self, count: u32) {
+        self.own = self.own.wrapping_add(count);
+        // Release: our reads of the entries happen before the kernel may see room for new ones.
+        self.consumer().store(self.own, Ordering::Release);
+    }
+
+    // As the producer (fill and TX ring).
+
+    /// Entries that may be written.
+    pub(super) fn room(&mut self) -> u32 {
+        // Acquire pairs with the kernel's store-release of the consumer index: it has read what we overwrite.
+        self.seen = self.consumer().load(Ordering::Acquire);
+        RING_LEN - self.own.wrapping_sub(self.seen)
+    }
+
+    /// True when the kernel has taken everything that was submitted.
+    pub(super) fn is_drained(&mut self) -> bool {
+        self.room() == RING_LEN
+    }
+
+    /// Writes the `n`-th entry after the last submitted one.
+    pub(super) fn write(&mut self, n: u32, value: T) {
+        // SAFETY: `entry` is inside the ring, and above the producer index the kernel does not read; callers stay
+        // below `room`.
+        unsafe { self.entry(self.own.wrapping_add(n)).write(value) }
+    }
+
+    /// Hands `count` written entries to the kernel.
+    pub(super) fn submit(&mut self, count: u32) {
+        self.own = self.own.wrapping_add(count);
+        // Release: the entries (and the packets they name) are written before the kernel sees the index.
+        self.producer().store(self.own, Ordering::Release);
+    }
+}
+
+/// How a program waits for packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Idle {
+    /// Look again at once.
+    Spin,
+    /// Give the core away once (`sched_yield`), then look again.
+    Yield,
+    /// Sleep in `poll(2)`.
+    Poll,
+}
+
+/// The socket, its memory and its rings.
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: OwnedFd,
+    memory: Mapping,
+    pub(super) fill: Ring<u64>,
+    pub(super) completion: Ring<u64>,
+    pub(super) rx: Ring<libc::xdp_desc>,
+    pub(super) tx: Ring<libc::xdp_desc>,
+}
+
+impl Socket {
+    /// Opens a socket bound to `queue` of the interface, in copy mode, with `posted` receive chunks on the
+    /// fill ring.
+    pub(super) fn open(ifindex: u32, queue: u32, posted: u32) -> io::Result<Socket> {
+        // SAFETY: creates a descriptor; no memory is involved.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just created, owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let raw = fd.as_raw_fd();
+        // A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
+        // sender after some ninety full frames, with EAGAIN.
+        set_option(raw, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)?;
+        let memory = Mapping::anonymous((CHUNK_LEN * 2 * u64::from(CHUNKS_EACH_WAY)) as usize)?;
+        // SAFETY: xdp_umem_reg is plain data for which zero is valid.
+        let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
+        registration.addr = memory.base() as u64;
+        registration.len = memory.len() as u64;
+        registration.chunk_size = CHUNK_LEN as u32;
+        set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
+        for ring in [
+            libc::XDP_UMEM_FILL_RING,
+            libc::XDP_UMEM_COMPLETION_RING,
+            libc::XDP_RX_RING,
+            libc::XDP_TX_RING,
+        ] {
+            set_option(raw, libc::SOL_XDP, ring, &RING_LEN)?;
+        }
+        let offsets: libc::xdp_mmap_offsets = option(raw, libc::XDP_MMAP_OFFSETS)?;
+        let mut socket = Socket {
+            fill: Ring::new(raw, FILL_OFFSET, &offsets.fr)?,
+            completion: Ring::new(raw, COMPLETION_OFFSET, &offsets.cr)?,
+            rx: Ring::new(raw, RX_OFFSET, &offsets.rx)?,
+            tx: Ring::new(raw, TX_OFFSET, &offsets.tx)?,
+            memory,
+            fd,
+        };
+        for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
+            socket.fill.write(chunk, u64::from(chunk) * CHUNK_LEN);
+        }
+        socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
+        patiently(|| socket.bind(ifindex, queue))?;
+        Ok(socket)
+    }
+
+    fn bind(&self, ifindex: u32, queue: u32) -> io::Result<()> {
+        // SAFETY: sockaddr_xdp is plain data for which zero is valid.
+        let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
+        address.sxdp_family = libc::AF_XDP as u16;
+        address.sxdp_ifindex = ifindex;
+        address.sxdp_queue_id = queue;
+        address.sxdp_flags = libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP;
+        // SAFETY: a live sockaddr_xdp with its length.
+        let result = unsafe {
+            libc::bind(
+                self.fd.as_raw_fd(),
+                ptr::from_ref(&address).cast(),
+                size_of::<libc::sockaddr_xdp>() as u32,
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The socket's descriptor.
+    pub(super) fn raw_fd(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+
+    /// Asks the kernel to send what is in the TX ring. It takes one budget's worth a call and says EAGAIN when more is
+    /// left; EBUSY and ENOBUFS mean that the device or its memory is full for the moment.
+    pub(super) fn wake_tx(&self) -> io::Result<()> {
+        // SAFETY: sends no bytes from memory: null with length 0.
+        let result =
+            unsafe { libc::sendto(self.raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0) };
+        if result >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS) => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    /// One round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
+    pub(super) fn busy_poll(&self) {
+        // SAFETY: receives no bytes into memory: null with length 0.
+        unsafe {
+            libc::recvfrom(
+                self.raw_fd(),
+                ptr::null_mut(),
+                0,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        };
+    }
+
+    /// Sleeps until a packet waits, 100 ms at most.
+    pub(super) fn sleep(&self) {
+        let mut waiting = libc::pollfd {
+            fd: self.raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&mut waiting, 1, 100) };
+    }
+
+    /// Writes `bytes` at `address` of the memory.
+    pub(super) fn copy_in(&self, address: u64, bytes: &[u8]) {
+        assert!(
+            address as usize + bytes.len() <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns the chunk (it is in no ring), so the kernel does not touch it.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.memory.base().add(address as usize),
+                bytes.len(),
+            )
+        };
+    }
+
+    /// Copies `N` bytes at `address` of the memory out.
+    pub(super) fn copy_out<const N: usize>(&self, address: u64) -> [u8; N] {
+        assert!(
+            address as usize + N <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns the chunk (its RX descriptor was read), so the kernel does not touch it.
+        unsafe {
+            self.memory
+                .base()
+                .add(address as usize)
+                .cast::<[u8; N]>()
+                .read_unaligned()
+        }
+    }
+
+    /// Packets that the kernel dropped at this socket, for any reason.
+    pub(super) fn dropped(&self) -> io::Result<u64> {
+        let statistics: libc::xdp_statistics = option(self.raw_fd(), libc::XDP_STATISTICS)?;
+        Ok(statistics.rx_dropped + statistics.rx_ring_full + statistics.rx_fill_ring_empty_descs)
+    }
+
+    /// Packets that one `wake_tx` may send (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.18; 32 when unset).
+    pub(super) fn set_tx_budget(&self, packets: u32) -> io::Result<()> {
+        const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
+        set_option(self.raw_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &packets)
+    }
+}
+
+/// Repeats what fails with EBUSY for up to a second: sockets and links of a program that has just ended are freed late.
+pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Makes non-blocking reads of `fd` poll the device queue that its last packet came from, `budget` packets a call.
+pub(super) fn prefer_busy_poll(fd: i32, budget: u32) -> io::Result<()> {
+    const SO_PREFER_BUSY_POLL: i32 = 69;
+    const SO_BUSY_POLL_BUDGET: i32 = 70;
+    let (microseconds, prefer) = (20_i32, 1_i32);
+    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &prefer)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;
+    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &(budget as i32))
+}
+
+/// The NAPI id that the kernel has noted for a socket; 0 when none.
+pub(super) fn napi_id(fd: i32) -> io::Result<u32> {
+    const SO_INCOMING_NAPI_ID: i32 = 56;
+    any_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID)
+}
+
+fn set_option<T: Copy>(fd: i32, level: i32, name: i32, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads size_of::<T>() bytes of a live plain value.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            name,
+            ptr::from_ref(value).cast(),
+            size_of::<T>() as u32,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+fn option<T: Copy>(fd: i32, name: i32) -> io::Result<T> {
+    any_option(fd, libc::SOL_XDP, name)
+}
+
+fn any_option<T: Copy>(fd: i32, level: i32, name: i32) -> io::Result<T> {
+    // SAFETY: used with plain integers and the plain-integer structs of if_xdp.h alone, for which zero is valid.
+    let mut value: T = unsafe { zeroed() };
+    let mut len = size_of::<T>() as u32;
+    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
+    let result = unsafe { libc::getsockopt(fd, level, name, ptr::from_mut(&mut value).cast(), &mut len) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(value)
+    }
+}
+
+const _: () = assert!(offset_of!(libc::xdp_desc, len) == 8 && size_of::<libc::xdp_desc>() == 16);

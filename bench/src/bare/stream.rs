@@ -1,0 +1,282 @@
+//! One-way stream of equal packets between two bare sockets.
+//!
+//! The sender keeps a bounded number of packets in flight: between its TX ring and their completion (which veth gives when
+//! the packet was consumed at the far end), or, with `--pace`, until the receiver has taken them. The receiver counts payload by its own
+//! clock, after a warm-up, and finds losses by the sequence number in each packet.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::frame::{HEADER_LEN, SEQUENCE_LEN};
+use super::pace::Pace;
+use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
+use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex};
+
+/// Arguments of `bare-send`.
+#[derive(Debug, Clone, Args)]
+pub struct SendArgs {
+    /// Switches of the port
+    #[command(flatten)]
+    pub port: PortArgs,
+    /// Receiver
+    #[command(flatten)]
+    pub to: ToArgs,
+    /// UDP payload of each packet in bytes
+    #[arg(long, default_value_t = 1472)]
+    pub payload: usize,
+    /// Seconds to send
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Packets that may be in flight
+    #[arg(long, default_value_t = 192)]
+    pub in_flight: u32,
+}
+
+/// What `bare-send` prints.
+#[derive(Debug, Serialize)]
+pub struct SendReport {
+    /// Name of the program.
+    pub program: &'static str,
+    /// Packets given to the kernel.
+    pub packets: u64,
+    /// By the sender's clock.
+    pub seconds: f64,
+    /// Calls that woke the kernel.
+    pub wake_ups: u64,
+}
+
+/// Runs `bare-send`.
+///
+/// # Errors
+///
+/// Anything the kernel says when the socket is made, and sending errors other than a full device.
+pub fn send(args: &SendArgs) -> io::Result<SendReport> {
+    let longest = CHUNK_LEN as usize - 256 - HEADER_LEN;
+    if !(SEQUENCE_LEN..=longest).contains(&args.payload) {
+        return Err(io::Error::other(format!(
+            "--payload must be {SEQUENCE_LEN} to {longest} bytes"
+        )));
+    }
+    let mut socket = Socket::open(ifindex(&args.port.interface)?, args.port.queue, args.port.posted)?;
+    if let Some(budget) = args.port.tx_budget {
+        socket.set_tx_budget(budget)?;
+    }
+    let headers = args.to.ends(args.port.port).headers(args.payload);
+    let first_chunk = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
+    let mut free: Vec<u64> = (0..u64::from(CHUNKS_EACH_WAY))
+        .map(|n| first_chunk + n * CHUNK_LEN)
+        .collect();
+    for &chunk in &free {
+        socket.copy_in(chunk, &headers);
+        socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
+    }
+    teach_queue(&mut socket, args, &mut free)?;
+    let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
+
+    let packet_len = (HEADER_LEN + args.payload) as u32;
+    let limit = args.in_flight.min(CHUNKS_EACH_WAY);
+    let mut unfinished = 0;
+    let mut sequence = 0_u64;
+    let mut wake_ups = 0;
+    let started = Instant::now();
+    let end = started + Duration::from_secs_f64(args.seconds);
+    while Instant::now() < end {
+        unfinished -= reap(&mut socket, &mut free);
+        let in_flight = match &pace {
+            Some(pace) => ((sequence - pace.taken()) as u32).min(limit),
+            None => unfinished,
+        };
+        let count = args.port.batch.min(limit - in_flight).min(socket.tx.room());
+        // Whole batches while there is traffic: one completion must not cost one system call.
+        if count < args.port.batch && in_flight > limit / 2 {
+            match args.port.idle {
+                Idle::Spin | Idle::Poll => std::hint::spin_loop(),
+                Idle::Yield => std::thread::yield_now(),
+            }
+        } else {
+            for n in 0..count {
+                let chunk = free.pop().expect("fewer packets in flight than chunks");
+                socket.copy_in(chunk + HEADER_LEN as u64, &sequence.to_be_bytes());
+                socket.tx.write(
+                    n,
+                    libc::xdp_desc {
+                        addr: chunk,
+                        len: packet_len,
+                        options: 0,
+                    },
+                );
+                sequence += 1;
+            }
+            socket.tx.submit(count);
+            unfinished += count;
+        }
+        if !socket.tx.is_drained() {
+            socket.wake_tx()?;
+            wake_ups += 1;
+        }
+    }
+    Ok(SendReport {
+        program: "bare-send",
+        packets: sequence,
+        seconds: started.elapsed().as_secs_f64(),
+        wake_ups,
+    })
+}
+
+/// Takes finished packets back; returns how many.
+fn reap(socket: &mut Socket, free: &mut Vec<u64>) -> u32 {
+    let done = socket.completion.waiting(u32::MAX);
+    for n in 0..done {
+        // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
+        free.push(socket.completion.read(n) & !(CHUNK_LEN - 1));
+    }
+    socket.completion.release(done);
+    done
+}
+
+/// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
+fn teach_queue(socket: &mut Socket, args: &SendArgs, free: &mut Vec<u64>) -> io::Result<()> {
+    let chunk = free.pop().expect("no chunk is in use yet");
+    socket.copy_in(chunk, &args.to.ends(args.port.port + 1).headers(SEQUENCE_LEN));
+    let len = (HEADER_LEN + SEQUENCE_LEN) as u32;
+    socket.tx.write(
+        0,
+        libc::xdp_desc {
+            addr: chunk,
+            len,
+            options: 0,
+        },
+    );
+    socket.tx.submit(1);
+    socket.wake_tx()?;
+    // This chunk keeps its own headers: it is not given back.
+    let deadline = Instant::now() + Duration::from_millis(200);
+    while socket.completion.waiting(1) == 0 && Instant::now() < deadline {
+        socket.wake_tx()?;
+        std::thread::yield_now();
+    }
+    let done = socket.completion.waiting(1);
+    socket.completion.release(done);
+    Ok(())
+}
+
+/// Arguments of `bare-recv`.
+#[derive(Debug, Clone, Args)]
+pub struct ReceiveArgs {
+    /// Switches of the port
+    #[command(flatten)]
+    pub port: PortArgs,
+    /// Seconds after the first packet that do not count
+    #[arg(long, default_value_t = 0.2)]
+    pub warmup: f64,
+    /// Seconds that count
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+}
+
+/// What `bare-recv` prints.
+#[derive(Debug, Serialize)]
+pub struct ReceiveReport {
+    /// Name of the program.
+    pub program: &'static str,
+    /// Payload received.
+    pub bytes: u64,
+    /// Packets received.
+    pub packets: u64,
+    /// Sequence numbers that did not come.
+    pub lost_packets: u64,
+    /// By the receiver's clock.
+    pub seconds: f64,
+    /// Payload over time.
+    pub gbit_per_s: f64,
+    /// Dropped by the kernel at this socket since it was opened.
+    pub dropped: u64,
+    /// Where the program ran.
+    pub mode: Attach,
+    /// How the receiver waited.
+    pub idle: Idle,
+    /// Who polled the queue.
+    pub busy_poll: BusyPoll,
+    /// The NAPI id that busy polling used; 0: none was known.
+    pub napi_id: u32,
+    /// Mean packets per look at the RX ring that found any.
+    pub packets_per_batch: f64,
+}
+
+/// Runs `bare-recv`: waits for the first packet, then measures.
+///
+/// # Errors
+///
+/// Anything the kernel says when socket and program are made.
+pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
+    let mut port = Port::open(&args.port)?;
+    let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
+    if let Some(pace) = &pace {
+        pace.set_taken(0);
+    }
+    ready();
+    let (mut bytes, mut packets, mut batches) = (0_u64, 0_u64, 0_u64);
+    let mut started: Option<Instant> = None;
+    let mut counts_from: Option<(Instant, u64)> = None;
+    let mut next = 0_u64;
+    loop {
+        let count = port.socket.rx.waiting(args.port.batch);
+        if count == 0 {
+            port.wait()?;
+            if let (Some(_), Some((from, _))) = (started, counts_from)
+                && from.elapsed().as_secs_f64() > args.seconds + 1.0
+            {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the sender stopped before the measurement ended",
+                ));
+            }
+            continue;
+        }
+        for n in 0..count {
+            let descriptor = port.socket.rx.read(n);
+            let sequence = port
+                .socket
+                .copy_out::<SEQUENCE_LEN>(descriptor.addr + HEADER_LEN as u64);
+            next = u64::from_be_bytes(sequence) + 1;
+            bytes += u64::from(descriptor.len) - HEADER_LEN as u64;
+            port.socket.fill.write(n, descriptor.addr & !(CHUNK_LEN - 1));
+        }
+        port.socket.rx.release(count);
+        port.socket.fill.submit(count);
+        if let Some(pace) = &pace {
+            pace.set_taken(next);
+        }
+        packets += u64::from(count);
+        batches += 1;
+        let now = Instant::now();
+        let started = *started.get_or_insert(now);
+        match counts_from {
+            None if (now - started).as_secs_f64() >= args.warmup => {
+                counts_from = Some((now, next));
+                (bytes, packets, batches) = (0, 0, 0);
+            }
+            Some((from, first)) if (now - from).as_secs_f64() >= args.seconds => {
+                let seconds = (now - from).as_secs_f64();
+                return Ok(ReceiveReport {
+                    program: "bare-recv",
+                    bytes,
+                    packets,
+                    lost_packets: (next - first).saturating_sub(packets),
+                    seconds,
+                    gbit_per_s: bytes as f64 * 8.0 / seconds / 1e9,
+                    dropped: port.socket.dropped()?,
+                    mode: args.port.mode,
+                    idle: args.port.idle,
+                    busy_poll: args.port.busy_poll,
+                    napi_id: port.napi_id()?,
+                    packets_per_batch: packets as f64 / batches as f64,
+                });
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `lm-bench`: the measuring programs, one subcommand each. Each prints one JSON object on standard output when it ends;
+//! receiving programs say `ready` on standard error once a sender may start.
+
+use std::io;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use lm_bench::cli::{self, Failure};
+use lm_bench::{bare, lm, peer};
+use serde::Serialize;
+
+/// Measuring programs for LM and what it is compared with
+///
+/// Start the receiving side first. Throughput is payload that arrived, by the receiver's clock; round trips are whole
+/// ones. `cargo xtask bench core` runs them in pairs and compares.
+#[derive(Parser)]
+#[command(name = "lm-bench", version)]
+struct Arguments {
+    /// Seconds after which a program that has not ended ends with an error
+    #[arg(long, global = true, default_value_t = 60.0)]
+    time_limit: f64,
+    #[command(subcommand)]
+    program: Program,
+}
+
+#[derive(Subcommand)]
+enum Program {
+    /// Kernel UDP: send messages as fast as the socket takes them
+    UdpSend(peer::SendArgs),
+    /// Kernel UDP: receive and count
+    UdpRecv(peer::ReceiveArgs),
+    /// Kernel UDP: measure round trips
+    UdpPing(peer::PingArgs),
+    /// Kernel UDP: answer until ended
+    UdpPong(peer::PongArgs),
+    /// LM: send messages as fast as the receiver's credit allows
+    LmStreamSend(lm::SendArgs),
+    /// LM: receive messages and count
+    LmStreamRecv(lm::ReceiveArgs),
+    /// LM: measure round trips
+    LmPing(lm::PingArgs),
+    /// LM: answer until ended
+    LmPong(lm::PongArgs),
+    /// Bare AF_XDP: send packets
+    BareSend(bare::SendArgs),
+    /// Bare AF_XDP: receive packets and count
+    BareRecv(bare::ReceiveArgs),
+    /// Bare AF_XDP: measure round trips
+    BarePing(bare::PingArgs),
+    /// Bare AF_XDP: answer until ended
+    BarePong(bare::PongArgs),
+}
+
+fn main() -> ExitCode {
+    let arguments = match cli::parse::<Arguments>("lm-bench", std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    end_after(arguments.time_limit);
+    match run(arguments.program) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            cli::complain("lm-bench", &failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(program: Program) -> Result<(), Failure> {
+    let system = |error: io::Error| Failure::new(cli::chain(&error));
+    match program {
+        Program::UdpSend(args) => print(&peer::send(&args).map_err(system)?),
+        Program::UdpRecv(args) => print(&peer::receive(&args, ready).map_err(system)?),
+        Program::UdpPing(args) => print(&peer::ping(&args).map_err(system)?),
+        Program::UdpPong(args) => peer::pong(&args, ready).map_err(system)?,
+        Program::LmStreamSend(args) => print(&lm::send(&args)?),
+        Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
+        Program::LmPing(args) => print(&lm::ping(&args)?),
+        Program::LmPong(args) => lm::pong(&args, ready)?,
+        Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
+        Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
+        Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
+        Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
+    }
+    Ok(())
+}
+
+fn ready() {
+    eprintln!("ready");
+}
+
+fn print(report: &impl Serialize) {
+    println!(
+        "{}",
+        serde_json::to_string(report).expect("a report is numbers and names")
+    );
+}
+
+/// A blocking `recv` has no time limit of its own, and giving it one would change what is measured.
+fn end_after(seconds: f64) {
+    let limit = Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0));
+    thread::spawn(move || {
+        thread::sleep(limit);
+        eprintln!(
+            "lm-bench: not finished after {} s (is the other side running?)",
+            limit.as_secs_f64()
+        );
+        std::process::exit(1);
+    });
+}

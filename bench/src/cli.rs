@@ -1,0 +1,346 @@
+//! What both tools take on their command line and how they end: options, one-line errors, exit codes.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, ValueEnum};
+use lm_dataplane::ModeRequest;
+
+use crate::output::describe;
+use crate::report::Report;
+
+/// Exit code of a run that did what it was asked.
+pub const EXIT_OK: u8 = 0;
+/// Exit code of a run that failed.
+pub const EXIT_FAILURE: u8 = 1;
+/// Exit code for a command line that makes no sense.
+pub const EXIT_USAGE: u8 = 2;
+/// Exit code of a run that was ended by Ctrl-C (SIGINT) or SIGTERM.
+pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// The part of the manual that both tools share, shown at the end of `--help`.
+pub const MANUAL_END: &str = "\
+REPORT
+  At the end a report goes to standard output, with --json as one JSON object
+  and nothing else there; everything else goes to standard error.
+    bytes, messages    payload confirmed (lm-send) or written out (lm-recv)
+    transfers          complete transfers
+    failed_transfers   transfers that broke under way
+    seconds            from the first transfer's request to the last one's end
+    gbit_per_s         payload bits in that time
+    mode               what the kernel reports: copy-native, zero-copy, ...
+    wire               lm or ipfrag; lm-recv: mixed for both, null for none
+    user_copied_bytes  payload bytes that user space copied
+    restored_bytes     bytes put back at window edges
+    latency_us         p50, p90, p99, p999, max of the completion time of
+                       messages, in microseconds, null when not measured.
+                       lm-send: until the receiver's confirmation;
+                       lm-recv: from the announcement until delivery
+    drops              what was dropped: {reason: count}
+    error              why the run failed; absent when it did not
+
+EXIT CODES
+  0    done
+  1    failed
+  2    wrong command line
+  130  ended by Ctrl-C or SIGTERM; nothing partial is left
+
+NOTES
+  Needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, or root. Data is neither
+  encrypted nor authenticated. Packets are taken before the host's firewall
+  and out of tcpdump's sight: use --pcap to see them. Sizes take the binary
+  suffixes K, M, G and T.";
+
+/// Options of `lm-send` and `lm-recv` alike.
+#[derive(Clone, Debug, Args)]
+pub struct LinkOptions {
+    /// Network interface to use [default: the route's]
+    ///
+    /// A physical port or a veth device; of a bond, bridge or VLAN device name the port below it. Attaching to the
+    /// interface of the default route can make its link blink on some drivers.
+    #[arg(long, short = 'i', value_name = "IF")]
+    pub interface: Option<String>,
+
+    /// How packets pass between driver and program
+    ///
+    /// auto takes the best that the driver offers. Demanding zero-copy, copy or generic and not getting it is an
+    /// error.
+    #[arg(long, value_enum, default_value_t = Mode::Auto, value_name = "MODE")]
+    pub mode: Mode,
+
+    /// Receive queue that large messages arrive on [default: 1, or 0 where there is only one]
+    #[arg(long, short = 'q', value_name = "N")]
+    pub queue: Option<u32>,
+
+    /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
+    pub mtu: Option<u16>,
+
+    /// Print a line of statistics to standard error every so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub stats: Option<Duration>,
+
+    /// Write every packet of this program to a pcap file
+    ///
+    /// tcpdump cannot see packets that are redirected to a program. Slows the transfer down.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+
+    /// Write the latency histogram to a file, in HdrHistogram's percentile text format (.hgrm), in microseconds
+    #[arg(long, value_name = "FILE")]
+    pub histogram: Option<PathBuf>,
+
+    /// Print the report as one JSON object on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Zero-copy where the driver has it, else native copy mode, else generic.
+    Auto,
+    /// The NIC writes into the message's memory.
+    ZeroCopy,
+    /// The driver runs the gate and the kernel copies once.
+    Copy,
+    /// The network stack runs the gate: any device, slower.
+    Generic,
+}
+
+impl From<Mode> for ModeRequest {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Auto => ModeRequest::Auto,
+            Mode::ZeroCopy => ModeRequest::ZeroCopy,
+            Mode::Copy => ModeRequest::Copy,
+            Mode::Generic => ModeRequest::Generic,
+        }
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "write a number of seconds from 0.01 to 86400".to_owned())
+}
+
+/// Why a tool ends without success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What and what to do about it, in one line.
+    pub text: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+impl Failure {
+    /// A failure of the run. `text` says what, and after a semicolon what to do.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Failure {
+            text: one_line(&text.into()),
+            code: EXIT_FAILURE,
+        }
+    }
+
+    /// A command line that makes no sense.
+    #[must_use]
+    pub fn usage(text: impl Into<String>) -> Self {
+        Failure {
+            code: EXIT_USAGE,
+            ..Failure::new(text)
+        }
+    }
+
+    /// Ctrl-C.
+    #[must_use]
+    pub fn interrupted() -> Self {
+        Failure {
+            code: EXIT_INTERRUPTED,
+            ..Failure::new("interrupted; nothing partial is left")
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An error and the errors behind it as one line, for errors that say more in their `source`.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text = format!("{text}: {inner}");
+        }
+        source = error.source();
+    }
+    one_line(&text)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Reads the command line. The `Err` is what to exit with at once: help and version were printed, or a usage error.
+///
+/// # Errors
+/// The exit code, after everything to say was said.
+pub fn parse<P: Parser>(tool: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
+    P::try_parse_from(arguments).map_err(|error| {
+        if error.use_stderr() {
+            complain(tool, &usage_line(&error.to_string()));
+            return ExitCode::from(EXIT_USAGE);
+        }
+        // `lm-send --help | head` closes the pipe early; that is no failure.
+        let _ = write!(std::io::stdout(), "{error}");
+        ExitCode::from(EXIT_OK)
+    })
+}
+
+/// clap's first paragraph says what is wrong (the values that would be right included), the others how to call the
+/// tool: this is made one line.
+fn usage_line(text: &str) -> String {
+    let what = text.split("\n\n").next().unwrap_or(text);
+    let what = one_line(what.strip_prefix("error: ").unwrap_or(what));
+    if what.contains("; ") {
+        what
+    } else {
+        format!("{}; see --help", what.trim_end_matches('.'))
+    }
+}
+
+/// Says how a run ended: the report on standard output (on standard error when that carries data), the reason of a
+/// failure on standard error. Gives the exit code.
+pub fn conclude(
+    tool: &str,
+    mut report: Report,
+    result: Result<(), Failure>,
+    json: bool,
+    stdout_is_data: bool,
+) -> ExitCode {
+    let code = result.as_ref().map_or_else(|failure| failure.code, |()| EXIT_OK);
+    if let Err(failure) = result {
+        complain(tool, &failure.text);
+        report.error = Some(failure.text);
+    }
+    let text = if json {
+        report.to_json()
+    } else {
+        report.to_string()
+    };
+    let written = if stdout_is_data {
+        writeln!(std::io::stderr(), "{text}")
+    } else {
+        writeln!(std::io::stdout(), "{text}")
+    };
+    match written {
+        Ok(()) => ExitCode::from(code),
+        Err(error) => {
+            complain(
+                tool,
+                &format!(
+                    "cannot write the report: {}; check standard output",
+                    describe(&error)
+                ),
+            );
+            ExitCode::from(code.max(EXIT_FAILURE))
+        }
+    }
+}
+
+/// One line on standard error in the name of the tool.
+pub fn complain(tool: &str, text: &str) {
+    // Nobody is left to tell when standard error is gone.
+    let _ = writeln!(std::io::stderr(), "{tool}: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Options {
+        #[command(flatten)]
+        link: LinkOptions,
+        #[arg(long)]
+        size: crate::size::ByteSize,
+    }
+
+    fn options(arguments: &[&str]) -> Result<Options, String> {
+        let arguments = [&["tool"], arguments].concat();
+        Options::try_parse_from(arguments).map_err(|error| usage_line(&error.to_string()))
+    }
+
+    #[test]
+    fn defaults() {
+        let options = options(&["--size", "1M"]).unwrap();
+        assert_eq!(options.size.bytes(), 1 << 20);
+        assert_eq!(options.link.mode, Mode::Auto);
+        assert!(options.link.interface.is_none() && options.link.queue.is_none() && !options.link.json);
+    }
+
+    #[test]
+    fn usage_errors_are_one_line_with_a_remedy() {
+        for (arguments, words) in [
+            (
+                &["--size", "1M", "--mode", "fast"][..],
+                "possible values: auto, zero-copy, copy, generic",
+            ),
+            (&[], "--size"),
+            (&["--size", "1X"], "write a whole number"),
+            (&["--size", "1", "--mtu", "100"], "--mtu"),
+            (&["--size", "1", "--stats", "0"], "number of seconds"),
+            (&["--size", "1", "--stats", "nan"], "number of seconds"),
+            (&["--size", "1", "--what"], "--what"),
+        ] {
+            let line = options(arguments).unwrap_err();
+            assert!(line.contains(words), "{line}");
+            assert!(
+                line.contains("; ") && !line.contains('\n') && !line.starts_with("error"),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn failures_have_one_line() {
+        assert_eq!(Failure::new("a\n  b; c").to_string(), "a b; c");
+        assert_eq!(Failure::interrupted().code, EXIT_INTERRUPTED);
+        assert_eq!(Failure::usage("x; y").code, EXIT_USAGE);
+    }
+
+    #[test]
+    fn a_chain_of_errors_is_one_line() {
+        #[derive(Debug)]
+        struct Outer(std::io::Error);
+        impl fmt::Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("cannot open")
+            }
+        }
+        impl std::error::Error for Outer {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        assert_eq!(
+            chain(&Outer(std::io::Error::other("no\nway"))),
+            "cannot open: no way"
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! From a tool's options to an endpoint, and from an endpoint's counters to a report.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
+use std::time::Duration;
+
+use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, PeerId, SendError};
+
+use crate::cli::{Failure, LinkOptions, chain, complain};
+use crate::output::describe;
+use crate::report::Report;
+use crate::transfer::wire::{CONTROL_TAG, Control};
+
+/// A message without progress for so long is given up. As long as a session's lease: the receiver's program also writes
+/// files, and a slow disk may keep it from answering for a while.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The part of an endpoint's configuration that both tools take from their options.
+#[must_use]
+pub fn endpoint_config(options: &LinkOptions) -> EndpointConfig {
+    EndpointConfig {
+        mode: options.mode.into(),
+        mtu: options.mtu,
+        landing_queue: options.queue,
+        capture: options.pcap.clone(),
+        message_timeout: MESSAGE_TIMEOUT,
+        ..EndpointConfig::default()
+    }
+}
+
+/// The interface of the default route.
+///
+/// # Errors
+/// When there is none.
+pub fn default_interface() -> Result<String, Failure> {
+    let interface = lm_dataplane::route::default_interface();
+    interface
+        .map(|interface| interface.name)
+        .map_err(|error| Failure::new(chain(&error)))
+}
+
+/// The interface that packets to `to` leave through.
+///
+/// # Errors
+/// When there is no route.
+pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
+    let hop = lm_dataplane::route::resolve(to, None).map_err(|error| Failure::new(chain(&error)))?;
+    let interface = lm_dataplane::interface::Interface::by_index(hop.interface_index);
+    interface
+        .map(|interface| interface.name)
+        .map_err(|error| Failure::new(chain(&error)))
+}
+
+/// Resolves `HOST[:PORT]` to an IPv4 address.
+///
+/// # Errors
+/// When the port is no port, the name is unknown, or has IPv6 addresses only.
+pub fn resolve(to: &str) -> Result<SocketAddrV4, Failure> {
+    let (host, port) = split(to)?;
+    let addresses = (host, port).to_socket_addrs();
+    let addresses = addresses.map_err(|_| {
+        Failure::new(format!(
+            "host {host} is unknown; check the name or give its address"
+        ))
+    })?;
+    let mut others = false;
+    for address in addresses {
+        match address {
+            SocketAddr::V4(address) => return Ok(address),
+            SocketAddr::V6(_) => others = true,
+        }
+    }
+    let what = if others {
+        "has IPv6 addresses only"
+    } else {
+        "has no address"
+    };
+    Err(Failure::new(format!("host {host} {what}; give an IPv4 address")))
+}
+
+fn split(to: &str) -> Result<(&str, u16), Failure> {
+    let (host, port) = match to.rsplit_once(':') {
+        // More than one colon: an IPv6 address, which the resolver then refuses with its own words.
+        Some((host, _)) if host.contains(':') => (to, None),
+        Some((host, port)) => (host, Some(port)),
+        None => (to, None),
+    };
+    if host.is_empty() {
+        return Err(Failure::usage(format!(
+            "--to {to} names no host; write HOST or HOST:PORT"
+        )));
+    }
+    let Some(port) = port else {
+        return Ok((host, DEFAULT_PORT));
+    };
+    match port.parse() {
+        // The next port is the control port.
+        Ok(number @ 1..=65_534) => Ok((host, number)),
+        _ => Err(Failure::usage(format!(
+            "--to {to} has no port from 1 to 65534; write HOST or HOST:PORT"
+        ))),
+    }
+}
+
+/// Sends a control message of a transfer, written straight into the packet's memory.
+///
+/// # Errors
+/// [`SendError::WouldBlock`] when there is no room now; otherwise the peer or the link is gone.
+pub fn try_send_control(endpoint: &mut Endpoint, peer: PeerId, control: &Control) -> Result<(), SendError> {
+    let bytes = control.encode();
+    let mut region = endpoint.loan(peer, bytes.len() as u64)?;
+    // Cannot fail: the region is as long as the message.
+    let _ = region.write_all(&bytes);
+    endpoint
+        .try_send(region, CONTROL_TAG)
+        .map(|_| ())
+        .map_err(|error| error.reason)
+}
+
+/// A report with everything that the endpoint itself knows. A capture that could not be written to its end is told on
+/// standard error: the transfer is none the worse for it.
+#[must_use]
+pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
+    if let Some(error) = endpoint.take_capture_error() {
+        complain(
+            tool,
+            &format!(
+                "the capture ended early: {}; choose another --pcap",
+                describe(&error)
+            ),
+        );
+    }
+    let counters = endpoint.counters();
+    Report {
+        mode: endpoint.mode().as_str().to_owned(),
+        user_copied_bytes: counters.user_copied_bytes,
+        restored_bytes: counters.restored_bytes,
+        drops: counters
+            .drops()
+            .filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| (reason.to_owned(), count))
+            .collect(),
+        ..Report::default()
+    }
+}
+
+/// Everything dropped so far.
+#[must_use]
+pub fn drop_count(endpoint: &Endpoint) -> u64 {
+    endpoint.counters().drops().map(|(_, count)| count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{EXIT_FAILURE, EXIT_USAGE};
+
+    #[test]
+    fn hosts_and_ports() {
+        assert_eq!(resolve("192.0.2.1").unwrap(), "192.0.2.1:7168".parse().unwrap());
+        assert_eq!(resolve("192.0.2.1:99").unwrap(), "192.0.2.1:99".parse().unwrap());
+        for (to, code) in [
+            ("", EXIT_USAGE),
+            (":7168", EXIT_USAGE),
+            ("192.0.2.1:", EXIT_USAGE),
+            ("192.0.2.1:0", EXIT_USAGE),
+            ("192.0.2.1:65535", EXIT_USAGE),
+            ("192.0.2.1:x", EXIT_USAGE),
+            ("::1", EXIT_FAILURE),
+            ("host.invalid", EXIT_FAILURE),
+        ] {
+            let failure = resolve(to).unwrap_err();
+            assert_eq!(failure.code, code, "{to}: {failure}");
+            assert!(failure.text.contains("; "), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! LM itself, measured as its users would use it: through [`lm_dataplane::Endpoint`] alone.
+//!
+//! A stream of messages of one length with several in flight, each written into loaned memory, and a ping-pong of one
+//! message. The counterparts over kernel UDP ([`crate::peer`]) do exactly as much with the payload: a sequence number at
+//! its start, nothing else.
+
+mod pingpong;
+mod stream;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
+
+use crate::cli::{Failure, Mode, chain};
+use crate::link;
+
+pub use pingpong::{PingArgs, PongArgs, ping, pong};
+pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
+
+/// Send and landing memory that a program takes at least, and for how many messages of the length measured.
+const MEMORY_LEN: u64 = 4 << 20;
+
+/// How an endpoint waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Idle {
+    /// Never gives its core away: both sides have one of their own.
+    Spin,
+    /// The endpoint's default: spin, then yield, then sleep.
+    Default,
+}
+
+/// Options of an endpoint.
+#[derive(Debug, Clone, Args)]
+pub struct EndpointArgs {
+    /// Network interface [default: the route's]
+    #[arg(long, short, value_name = "IF")]
+    pub interface: Option<String>,
+    /// How packets pass between driver and program
+    #[arg(long, value_enum, default_value_t = Mode::Auto)]
+    pub mode: Mode,
+    /// How to wait
+    #[arg(long, value_enum, default_value_t = Idle::Spin)]
+    pub idle: Idle,
+    /// Leave the receive queues to the kernel's softirq instead of polling them
+    #[arg(long)]
+    pub no_queue_polling: bool,
+    /// Packets handed to the driver and not yet completed
+    #[arg(long, default_value_t = EndpointConfig::default().tx_in_flight)]
+    pub tx_in_flight: u32,
+    /// Fragments in a window
+    #[arg(long, default_value_t = EndpointConfig::default().window_fragments)]
+    pub window: u32,
+}
+
+impl EndpointArgs {
+    /// Opens an endpoint that sends or receives `messages` of `message_len` bytes at a time.
+    fn open(
+        &self,
+        towards: Option<Ipv4Addr>,
+        port: u16,
+        message_len: u64,
+        messages: u32,
+    ) -> Result<Endpoint, Failure> {
+        let interface = match (&self.interface, towards) {
+            (Some(name), _) => name.clone(),
+            (None, Some(to)) => link::interface_towards(to)?,
+            (None, None) => link::default_interface()?,
+        };
+        // Headers between the fragments and zone margins come to less than an eighth and 16 KiB a message.
+        let memory = u64::from(messages) * (message_len + message_len / 8 + (16 << 10));
+        let config = EndpointConfig {
+            interface,
+            mode: self.mode.into(),
+            port,
+            window_fragments: self.window,
+            max_message_len: message_len.max(1 << 20),
+            landing_len: memory.max(MEMORY_LEN),
+            send_len: memory.max(MEMORY_LEN),
+            tx_in_flight: self.tx_in_flight,
+            poll_queues: !self.no_queue_polling,
+            idle: match self.idle {
+                Idle::Spin => IdleStrategy::SPIN,
+                Idle::Default => IdleStrategy::default(),
+            },
+            ..EndpointConfig::default()
+        };
+        let endpoint = Endpoint::open(&config).map_err(|error| Failure::new(chain(&error)))?;
+        for warning in endpoint.warnings() {
+            eprintln!("lm-bench: {warning}");
+        }
+        Ok(endpoint)
+    }
+}
+
+/// Connects, with a session only where messages do not fit one packet.
+fn connect(
+    endpoint: &mut Endpoint,
+    to: SocketAddrV4,
+    message_len: u64,
+    messages_in_flight: u32,
+) -> Result<PeerId, Failure> {
+    let options = |session| ConnectOptions {
+        max_message_len: message_len,
+        messages_in_flight,
+        timeout: Duration::from_secs(3),
+        session,
+        ..ConnectOptions::default()
+    };
+    let failed = |error| Failure::new(chain(&error));
+    let peer = endpoint.connect(to, &options(false)).map_err(failed)?;
+    if endpoint.max_message_len(peer) < message_len {
+        endpoint.open_session(peer, &options(true)).map_err(failed)?;
+    }
+    Ok(peer)
+}

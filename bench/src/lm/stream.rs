@@ -1,0 +1,253 @@
+//! One-way stream of messages between two endpoints.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use lm_dataplane::{Endpoint, LoanError, Message, PeerId, RecvError, SendError};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{EndpointArgs, connect};
+use crate::cli::{Failure, chain};
+use crate::link;
+use crate::size::ByteSize;
+
+/// Each message begins with a 64-bit sequence number.
+const SEQUENCE_LEN: usize = 8;
+/// Tag of messages that carry a report instead of payload.
+const REPORT: u64 = u64::MAX;
+
+/// A stream that is silent for so long has ended.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Arguments of `lm-stream-send`.
+#[derive(Debug, Clone, Args)]
+pub struct SendArgs {
+    /// The receiving endpoint
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub to: String,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
+    /// Message length
+    #[arg(long, default_value = "64K")]
+    pub message_size: ByteSize,
+    /// Seconds to send
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Messages that may be unconfirmed
+    #[arg(long, default_value_t = 16)]
+    pub in_flight: u32,
+}
+
+/// What `lm-stream-send` prints.
+#[derive(Debug, Serialize)]
+pub struct SendReport {
+    /// Name of the program.
+    pub program: &'static str,
+    /// Payload handed over.
+    pub bytes: u64,
+    /// Messages handed over.
+    pub messages: u64,
+    /// By the sender's clock.
+    pub seconds: f64,
+    /// Mode in effect.
+    pub mode: &'static str,
+    /// The receiver's report; `{}` when none came.
+    pub receiver: Value,
+}
+
+/// Arguments of `lm-stream-recv`.
+#[derive(Debug, Clone, Args)]
+pub struct ReceiveArgs {
+    /// UDP port for data; control has the next one
+    #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
+    pub port: u16,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
+    /// Longest message to expect
+    #[arg(long, default_value = "64K")]
+    pub message_size: ByteSize,
+    /// Seconds after the first message that do not count
+    #[arg(long, default_value_t = 0.2)]
+    pub warmup: f64,
+    /// Seconds that count
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Messages to have landing memory for
+    #[arg(long, default_value_t = 32)]
+    pub in_flight: u32,
+}
+
+/// What `lm-stream-recv` prints.
+#[derive(Debug, Serialize)]
+pub struct ReceiveReport {
+    /// Name of the program.
+    pub program: &'static str,
+    /// Payload received.
+    pub bytes: u64,
+    /// Messages received.
+    pub messages: u64,
+    /// Sequence numbers that did not come, and messages reported incomplete.
+    pub lost_messages: u64,
+    /// By the receiver's clock.
+    pub seconds: f64,
+    /// Payload over time.
+    pub gbit_per_s: f64,
+    /// Mode in effect.
+    pub mode: &'static str,
+    /// Payload bytes that user space copied since the start.
+    pub user_copied_bytes: u64,
+}
+
+/// Runs `lm-stream-send`. It ends early, without error, when the receiver has gone after the first message.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened or the receiver not be reached.
+pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
+    let len = args.message_size.bytes();
+    if len < SEQUENCE_LEN as u64 {
+        return Err(Failure::usage(format!(
+            "--message-size must be {SEQUENCE_LEN} bytes at least"
+        )));
+    }
+    let to = link::resolve(&args.to)?;
+    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
+    let peer = connect(&mut endpoint, to, len, args.in_flight)?;
+    let mode = endpoint.mode().as_str();
+    let mut messages = 0_u64;
+    let started = Instant::now();
+    let end = started + Duration::from_secs_f64(args.seconds);
+    while Instant::now() < end {
+        match send_one(&mut endpoint, peer, len, messages) {
+            Ok(()) => messages += 1,
+            Err(_) if messages > 0 => break,
+            Err(error) => return Err(Failure::new(chain(&error))),
+        }
+        while endpoint.try_completion().is_some() {}
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let receiver = await_report(&mut endpoint);
+    Ok(SendReport {
+        program: "lm-stream-send",
+        bytes: messages * len,
+        messages,
+        seconds,
+        mode,
+        receiver,
+    })
+}
+
+/// Writes one message into loaned memory and hands it over, polling while there is back-pressure.
+fn send_one(endpoint: &mut Endpoint, peer: PeerId, len: u64, number: u64) -> Result<(), SendError> {
+    let mut region = loop {
+        match endpoint.loan(peer, len) {
+            Ok(region) => break region,
+            Err(LoanError::WouldBlock) => drop(endpoint.poll()),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let first = region.payloads_mut().next();
+    if let Some(bytes) = first.and_then(|payload| payload.first_chunk_mut::<SEQUENCE_LEN>()) {
+        *bytes = number.to_be_bytes();
+    }
+    endpoint.send(region, number).map(drop)
+}
+
+fn await_report(endpoint: &mut Endpoint) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+        match endpoint.recv(Some(left)) {
+            Ok(message) if message.tag() == REPORT => {
+                return serde_json::from_slice(&message).unwrap_or_default();
+            }
+            Err(RecvError::TimedOut | RecvError::Link) => break,
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Value::Object(serde_json::Map::new())
+}
+
+/// Runs `lm-stream-recv`: waits for the first message, measures, and sends the sender its report.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened or the interface goes away.
+pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport, Failure> {
+    let mut endpoint = args
+        .endpoint
+        .open(None, args.port, args.message_size.bytes(), args.in_flight)?;
+    ready();
+    let (mut bytes, mut messages, mut incomplete) = (0_u64, 0_u64, 0_u64);
+    let mut started: Option<Instant> = None;
+    let mut counts_from: Option<(Instant, u64)> = None;
+    loop {
+        let silence = started.map(|_| SILENCE);
+        let message = match endpoint.recv(silence) {
+            Ok(message) => message,
+            Err(RecvError::TimedOut) => {
+                return Err(Failure::new(
+                    "the sender stopped before the measurement ended; let it send for longer",
+                ));
+            }
+            Err(RecvError::Incomplete { .. }) => {
+                incomplete += 1;
+                continue;
+            }
+            Err(error) => return Err(Failure::new(chain(&error))),
+        };
+        let Some(next) = sequence_of(&message).map(|sequence| sequence + 1) else {
+            continue;
+        };
+        let peer = message.peer();
+        bytes += message.len() as u64;
+        messages += 1;
+        drop(message);
+        let now = Instant::now();
+        let started = *started.get_or_insert(now);
+        match counts_from {
+            None if (now - started).as_secs_f64() >= args.warmup => {
+                counts_from = Some((now, next));
+                (bytes, messages) = (0, 0);
+            }
+            Some((from, first)) if (now - from).as_secs_f64() >= args.seconds => {
+                let seconds = (now - from).as_secs_f64();
+                let report = ReceiveReport {
+                    program: "lm-stream-recv",
+                    bytes,
+                    messages,
+                    lost_messages: (next - first).saturating_sub(messages).max(incomplete),
+                    seconds,
+                    gbit_per_s: bytes as f64 * 8.0 / seconds / 1e9,
+                    mode: endpoint.mode().as_str(),
+                    user_copied_bytes: endpoint.counters().user_copied_bytes,
+                };
+                tell(&mut endpoint, peer, &report);
+                return Ok(report);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn sequence_of(message: &Message) -> Option<u64> {
+    message
+        .first_chunk::<SEQUENCE_LEN>()
+        .map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+/// Sends the report to the sender; where it does not get there, the sender prints none.
+fn tell(endpoint: &mut Endpoint, peer: PeerId, report: &ReceiveReport) {
+    let Ok(text) = serde_json::to_vec(report) else {
+        return;
+    };
+    // The sender's own stream goes on meanwhile: what still arrives is dropped here.
+    if endpoint.send_copy(peer, &text, REPORT).is_ok() {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < deadline && endpoint.try_completion().is_none() {
+            while let Ok(Some(_)) = endpoint.try_recv() {}
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! `lm-recv`: takes transfers from other hosts and writes them out of the messages' own memory.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use lm_admission::{Cidr, Policy};
+use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, Message, PeerId, RecvError, SendError};
+
+use crate::cli::{self, Failure, LinkOptions, MANUAL_END};
+use crate::link;
+use crate::meter::Meter;
+use crate::output::Output;
+use crate::report::Report;
+use crate::signals::Interrupt;
+use crate::size::{ByteSize, approximate};
+use crate::transfer::incoming::{Event, Receiver, Taken};
+use crate::transfer::outgoing::REPEAT_EVERY;
+use crate::transfer::wire::{Control, TransferId};
+
+const TOOL: &str = "lm-recv";
+
+/// How long to sleep when nothing comes, before timers and signals are looked at again.
+const IDLE_MAX: Duration = Duration::from_millis(10);
+
+/// How long the last answers may take to be confirmed before the program ends.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
+/// Refusals shown per second; a hostile sender can cause any number of them.
+const REFUSALS_SHOWN_EVERY: Duration = Duration::from_millis(200);
+
+const ABOUT: &str = "Receives files that lm-send sends, over AF_XDP";
+
+const LONG_ABOUT: &str = "\
+Receives files that lm-send sends, over AF_XDP: each message arrives in one contiguous piece of this program's \
+memory and is written from there.
+
+The receiver chooses the names. With --output DIR (default: the current directory) transfers become \
+transfer-000001, transfer-000002 and so on, the first free number each; with --output FILE one transfer becomes \
+that file; with - they go to standard output one behind the other, and so they do with a FIFO or a character device.
+
+A file has its final name only when it is complete. Until then it is called .NAME.partial-PID, and it is removed when \
+the transfer fails. Nothing is overwritten without --force.
+
+Examples:
+  lm-recv --interface eth1        take whatever comes into this directory
+  lm-recv --output big.img --count 1 --allow 10.0.0.0/24
+  lm-recv --output - --count 1 | tar -x";
+
+/// The command line of `lm-recv`.
+#[derive(Clone, Debug, Parser)]
+#[command(name = TOOL, version, about = ABOUT, long_about = LONG_ABOUT, after_long_help = MANUAL_END)]
+pub struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
+
+    /// UDP port for data; the next one is used for control
+    #[arg(long, short = 'p', default_value_t = DEFAULT_PORT, value_name = "PORT",
+          value_parser = clap::value_parser!(u16).range(1..=65_534))]
+    port: u16,
+
+    /// Where transfers go: a file, a directory (which gets transfer-000001 and so on), or - for standard output
+    #[arg(long, short = 'o', default_value = ".", value_name = "FILE|DIR|-")]
+    output: PathBuf,
+
+    /// End after so many complete transfers [default: run until Ctrl-C]
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Refuse larger messages; memory for one is taken when a sender asks for it
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    max_message_size: ByteSize,
+
+    /// Take transfers from these addresses only; may be given more than once [default: from everybody]
+    #[arg(long, value_name = "CIDR")]
+    allow: Vec<Cidr>,
+
+    /// Overwrite the file of --output
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs the tool; what `main` returns.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let options: Options = match cli::parse(TOOL, arguments) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
+    match Tool::open(&options) {
+        Ok(tool) => tool.run(),
+        Err(failure) => {
+            cli::complain(TOOL, &failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+struct Tool {
+    endpoint: Endpoint,
+    receiver: Receiver<PeerId, Message>,
+    meter: Meter,
+    interrupt: Interrupt,
+    options: Options,
+    refusal_shown: Option<Instant>,
+    refusals_hidden: u64,
+}
+
+impl Tool {
+    fn open(options: &Options) -> Result<Self, Failure> {
+        if options.output == Path::new("-") && options.link.json {
+            return Err(Failure::usage(
+                "--json and --output - both want standard output; write to a file instead",
+            ));
+        }
+        if options.max_message_size.bytes() == 0 {
+            return Err(Failure::usage(
+                "--max-message-size 0 refuses everything; name a larger size",
+            ));
+        }
+        let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
+        let output = Output::new(&options.output, options.force).map_err(|error| Failure::new(error.text))?;
+        let meter = Meter::new(TOOL, &options.link, Instant::now())?;
+        let policy = Policy {
+            allow: options.allow.clone(),
+            max_message_len: options.max_message_size.bytes(),
+        };
+        let config = EndpointConfig {
+            interface: match &options.link.interface {
+                Some(name) => name.clone(),
+                None => link::default_interface()?,
+            },
+            port: options.port,
+            max_message_len: policy.max_message_len,
+            ..link::endpoint_config(&options.link)
+        };
+        let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))
+            .map_err(|error| Failure::new(cli::chain(&error)))?;
+        for warning in endpoint.warnings() {
+            cli::complain(TOOL, &format!("warning: {warning}"));
+        }
+        let allowed = if options.allow.is_empty() {
+            " from everybody (see --allow)"
+        } else {
+            ""
+        };
+        cli::complain(
+            TOOL,
+            &format!(
+                "listening on {} port {}{allowed}, mode {}",
+                config.interface,
+                options.port,
+                endpoint.mode()
+            ),
+        );
+        let receiver = Receiver::new(output, policy);
+        let options = options.clone();
+        Ok(Tool {
+            endpoint,
+            receiver,
+            meter,
+            interrupt,
+            options,
+            refusal_shown: None,
+            refusals_hidden: 0,
+        })
+    }
+
+    fn run(mut self) -> ExitCode {
+        let ended = self.receive();
+        self.receiver.stop(Instant::now());
+        self.tell();
+        self.say_farewell();
+        let result = ended.and(self.meter.finish());
+        self.report(result)
+    }
+
+    /// Receives until the count is reached, a signal comes, or the endpoint fails.
+    fn receive(&mut self) -> Result<(), Failure> {
+        loop {
+            if self.interrupt.is_set() {
+                return Err(Failure::interrupted());
+            }
+            let now = Instant::now();
+            match self.endpoint.try_recv() {
+                Ok(Some(message)) => self.take(message, now),
+                Ok(None) => self.endpoint.wait(IDLE_MAX),
+                Err(error @ RecvError::Incomplete { peer, .. }) => {
+                    self.receiver
+                        .on_incomplete(peer, &format!("{}; send again", cli::chain(&error)), now);
+                }
+                Err(error) => return Err(Failure::new(cli::chain(&error))),
+            }
+            self.receiver.poll_timeout(now);
+            self.send_replies();
+            self.tell();
+            let endpoint = &self.endpoint;
+            self.meter.tick(now, || link::drop_count(endpoint));
+            if self
+                .options
+                .count
+                .is_some_and(|count| self.receiver.totals().transfers >= count)
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message, now: Instant) {
+        let Tool {
+            endpoint,
+            receiver,
+            interrupt,
+            meter,
+            ..
+        } = self;
+        let (peer, tag, latency_ns) = (message.peer(), message.tag(), message.latency_ns());
+        let Some(from) = endpoint.peer_address(peer) else {
+            // Its place in the table of peers was taken by another; it can neither be judged nor answered.
+            return receiver.note_stray(tag);
+        };
+        // A sender that waits for the end of a long write must not think that we are gone.
+        let transfer = TransferId::from_data_tag(tag).map(|(transfer, _)| transfer);
+        let mut speak_at = now + REPEAT_EVERY;
+        let mut between = || {
+            endpoint.poll();
+            let now = Instant::now();
+            if let Some(transfer) = transfer.filter(|_| now >= speak_at) {
+                speak_at = now + REPEAT_EVERY;
+                // When there is no room for it now, the next one is a second away.
+                let _ = link::try_send_control(endpoint, peer, &Control::Alive { transfer });
+            }
+            !interrupt.is_set()
+        };
+        let taken = receiver.on_message(peer, *from.ip(), tag, message, now, &mut between);
+        if taken == Taken::Data {
+            meter.latency.record_ns(latency_ns);
+        }
+        meter.bytes = receiver.totals().bytes;
+        meter.messages = receiver.totals().messages;
+    }
+
+    fn send_replies(&mut self) {
+        while let Some((peer, control)) = self.receiver.take_reply() {
+            match link::try_send_control(&mut self.endpoint, peer, &control) {
+                Ok(_) => {}
+                Err(SendError::WouldBlock) => {
+                    self.receiver.return_reply(peer, control);
+                    break;
+                }
+                // A peer that is gone asks no more; the others go on.
+                Err(error) => self.tell_refusal(&format!("cannot answer: {}", cli::chain(&error))),
+            }
+        }
+        // The receiver confirms what it gets; nobody here waits for it.
+        while self.endpoint.try_completion().is_some() {}
+    }
+
+    /// Tells the user what happened, on standard error.
+    fn tell(&mut self) {
+        while let Some(event) = self.receiver.take_event() {
+            match event {
+                Event::Started { .. } => {
+                    let announced = self.receiver.announced_bytes();
+                    self.meter
+                        .expect((announced > 0).then_some(self.meter.bytes + announced));
+                }
+                Event::Finished { name, bytes } => {
+                    self.meter
+                        .say(&format!("received {}: {name}", approximate(bytes)));
+                }
+                Event::Failed { from, text } => {
+                    self.meter.say(&format!("transfer from {from} failed: {text}"))
+                }
+                Event::Refused { from, text } => self.tell_refusal(&format!("refused {from}: {text}")),
+            }
+        }
+    }
+
+    fn tell_refusal(&mut self, text: &str) {
+        let now = Instant::now();
+        if self
+            .refusal_shown
+            .is_some_and(|shown| now < shown + REFUSALS_SHOWN_EVERY)
+        {
+            self.refusals_hidden += 1;
+            return;
+        }
+        self.refusal_shown = Some(now);
+        match std::mem::take(&mut self.refusals_hidden) {
+            0 => self.meter.say(text),
+            hidden => self
+                .meter
+                .say(&format!("{text} ({hidden} more refusals not shown)")),
+        }
+    }
+
+    /// Lets the last answers arrive: their senders wait for them.
+    fn say_farewell(&mut self) {
+        let until = Instant::now() + FAREWELL_MAX;
+        self.send_replies();
+        while self.receiver.has_replies() && Instant::now() < until {
+            self.endpoint.wait(IDLE_MAX);
+            self.endpoint.poll();
+            self.send_replies();
+        }
+        // A sender that left without confirming is no failure of ours.
+        let _ = self
+            .endpoint
+            .flush(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// The report, the reason of a failure, and the exit code.
+    fn report(mut self, result: Result<(), Failure>) -> ExitCode {
+        let totals = *self.receiver.totals();
+        let mut report = Report {
+            transfers: totals.transfers,
+            failed_transfers: totals.failed_transfers,
+            wire: match totals.wires {
+                [false, false] => None,
+                [true, false] => Some("lm"),
+                [false, true] => Some("ipfrag"),
+                [true, true] => Some("mixed"),
+            },
+            ..link::report(TOOL, &mut self.endpoint)
+        };
+        for (reason, count) in [
+            ("stray_message", totals.stray_data),
+            ("stray_control", totals.stray_control),
+        ] {
+            if count > 0 {
+                report.drops.insert(reason.to_owned(), count);
+            }
+        }
+        let seconds = match (totals.first_start, totals.last_end) {
+            (Some(start), Some(end)) => end.saturating_duration_since(start).as_secs_f64(),
+            _ => 0.0,
+        };
+        report.set_measured(totals.bytes, totals.messages, seconds, &self.meter.latency);
+        // Detach before the last word: whoever reads it may start the next program at once.
+        drop(self.endpoint);
+        cli::conclude(
+            TOOL,
+            report,
+            result,
+            self.options.link.json,
+            self.options.output == Path::new("-"),
+        )
+    }
+}

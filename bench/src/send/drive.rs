@@ -1,0 +1,291 @@
+//! The loop of a transfer: reads pieces of the input into send regions, hands them over, and hears what comes back. One
+//! [`round`](Tool::round) is everything that must not wait; it also runs between the reads of a slow input.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Instant;
+
+use lm_dataplane::{Completion, LoanError, Outcome as MessageOutcome, SendRegion};
+use lm_protocol::geometry::Wire;
+
+use super::{FAREWELL_MAX, IDLE_MAX, Tool};
+use crate::cli::{self, Failure};
+use crate::link;
+use crate::output::describe;
+use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
+use crate::transfer::wire::{CONTROL_TAG, Control, Refusal, TransferId};
+
+/// What became of a piece that was to be read.
+enum Filled {
+    /// The region holds a whole message; a stream's last one may be shorter than the piece.
+    Whole(SendRegion),
+    /// The stream ended before the piece's first byte.
+    End,
+    /// The transfer ended meanwhile: the receiver said so.
+    Over,
+}
+
+impl Tool {
+    /// One transfer, from START to RESULT.
+    pub(super) fn send_transfer(&mut self, transfer: TransferId) -> Result<(), Failure> {
+        let ipfrag = self.shape.wire == Wire::IpFrag;
+        let mut outgoing = Outgoing::new(transfer, self.shape.plan, ipfrag, Instant::now());
+        let sent = self.drive(&mut outgoing);
+        if sent.is_err()
+            && let Some(abort) = outgoing.abort()
+        {
+            // The receiver would notice by itself, only later.
+            let _ = link::try_send_control(&mut self.endpoint, self.peer, &abort);
+            let _ = self.endpoint.flush(FAREWELL_MAX);
+        }
+        sent
+    }
+
+    fn drive(&mut self, outgoing: &mut Outgoing) -> Result<(), Failure> {
+        loop {
+            let mut worked = self.round(outgoing)?;
+            if let Some(outcome) = outgoing.outcome() {
+                self.judge(outcome)?;
+                return self.settle(outgoing);
+            }
+            worked |= self.hand_over(outgoing)?;
+            if !worked {
+                self.endpoint.wait(IDLE_MAX);
+            }
+        }
+    }
+
+    /// One file as plain datagrams: nobody is asked, and a message is done when it has left.
+    pub(super) fn send_plain(&mut self) -> Result<(), Failure> {
+        let mut outgoing = Outgoing::unasked(self.shape.plan, Instant::now());
+        while outgoing.next_piece().is_some() || self.in_flight > 0 {
+            let mut worked = self.round(&mut outgoing)?;
+            worked |= self.hand_over(&mut outgoing)?;
+            if !worked {
+                self.endpoint.wait(IDLE_MAX);
+            }
+        }
+        self.settle(&mut outgoing)
+    }
+
+    /// Polls the endpoint, hears answers, counts completions, says what is due. Returns whether there was any work.
+    fn round(&mut self, outgoing: &mut Outgoing) -> Result<bool, Failure> {
+        if self.interrupt.is_set() {
+            return Err(Failure::interrupted());
+        }
+        let now = Instant::now();
+        // Answers first: when a session ends, the receiver's reason is better than the bare fact.
+        let mut worked = self.take_answers(outgoing, now)?;
+        if outgoing.outcome().is_some() {
+            return Ok(true);
+        }
+        worked |= self.take_completions(outgoing, now)?;
+        outgoing.poll_timeout(now);
+        if let Some(control) = outgoing.poll_control(now) {
+            // Without room for it now it is said again a second later.
+            let _ = link::try_send_control(&mut self.endpoint, self.peer, &control);
+            worked = true;
+        }
+        let endpoint = &self.endpoint;
+        self.meter.tick(now, || link::drop_count(endpoint));
+        Ok(worked)
+    }
+
+    /// Reads the next piece and sends it, when there is one and the window and the memory have room.
+    fn hand_over(&mut self, outgoing: &mut Outgoing) -> Result<bool, Failure> {
+        if self.in_flight >= self.shape.window {
+            return Ok(false);
+        }
+        let Some(piece) = outgoing.next_piece() else {
+            return Ok(false);
+        };
+        let Some(region) = self.loan(piece.len)? else {
+            return Ok(false);
+        };
+        match self.fill(region, piece, outgoing)? {
+            Filled::Whole(region) => {
+                let len = region.len();
+                self.endpoint
+                    .send(region, piece.tag)
+                    .map_err(|error| Failure::new(cli::chain(&error)))?;
+                self.in_flight += 1;
+                outgoing.handed(len, Instant::now());
+                if len < piece.len {
+                    outgoing.input_ended(Instant::now());
+                }
+            }
+            Filled::End => outgoing.input_ended(Instant::now()),
+            Filled::Over => {}
+        }
+        Ok(true)
+    }
+
+    /// Memory for a message; `None`: none is free until another message is confirmed.
+    fn loan(&mut self, len: u64) -> Result<Option<SendRegion>, Failure> {
+        match self.endpoint.loan(self.peer, len) {
+            Ok(region) => Ok(Some(region)),
+            Err(LoanError::WouldBlock) => Ok(None),
+            Err(error) => Err(Failure::new(cli::chain(&error))),
+        }
+    }
+
+    /// Reads the piece into `region`, with rounds in between.
+    fn fill(
+        &mut self,
+        mut region: SendRegion,
+        piece: Piece,
+        outgoing: &mut Outgoing,
+    ) -> Result<Filled, Failure> {
+        let input = Rc::clone(&self.input);
+        let mut broken = None;
+        let filled = input.fill(
+            region.payloads_mut(),
+            piece.offset,
+            &mut || match self.round(outgoing) {
+                Ok(_) => outgoing.outcome().is_none(),
+                Err(failure) => {
+                    broken = Some(failure);
+                    false
+                }
+            },
+        );
+        if let Some(failure) = broken {
+            return Err(failure);
+        }
+        let filled = match filled {
+            Ok(filled) => filled,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Filled::Over),
+            Err(error) => return Err(self.cannot_read(&error)),
+        };
+        if filled == piece.len {
+            return Ok(Filled::Whole(region));
+        }
+        if input.len().is_some() {
+            let name = self.options.file.display();
+            let text =
+                format!("{name} became shorter while it was sent; send it again when nobody writes it");
+            return Err(Failure::new(text));
+        }
+        match (filled, piece.offset) {
+            (0, 0) => Err(Failure::new("the input is empty; there is nothing to send")),
+            (0, _) => Ok(Filled::End),
+            _ => {
+                region.truncate(filled);
+                Ok(Filled::Whole(region))
+            }
+        }
+    }
+
+    fn cannot_read(&self, error: &io::Error) -> Failure {
+        let name = self.options.file.display();
+        Failure::new(format!(
+            "cannot read {name}: {}; check the file and its disk",
+            describe(error)
+        ))
+    }
+
+    /// Hears what the receiver says. Polls the endpoint at least once.
+    fn take_answers(&mut self, outgoing: &mut Outgoing, now: Instant) -> Result<bool, Failure> {
+        let mut any = false;
+        loop {
+            match self.endpoint.try_recv() {
+                Ok(Some(message)) => {
+                    any = true;
+                    // Others than the receiver have nothing to say here.
+                    if message.peer() == self.peer
+                        && message.tag() == CONTROL_TAG
+                        && let Ok(control) = Control::parse(&message)
+                    {
+                        outgoing.handle(control, now);
+                    }
+                }
+                Ok(None) => return Ok(any),
+                Err(error) => return Err(Failure::new(cli::chain(&error))),
+            }
+        }
+    }
+
+    /// Counts the messages that ended.
+    fn take_completions(&mut self, outgoing: &mut Outgoing, now: Instant) -> Result<bool, Failure> {
+        let mut any = false;
+        while let Some(completion) = self.endpoint.try_completion() {
+            any = true;
+            if completion.tag != CONTROL_TAG {
+                self.in_flight = self.in_flight.saturating_sub(1);
+                self.count(&completion)?;
+                outgoing.heard(now);
+            }
+        }
+        Ok(any)
+    }
+
+    fn count(&mut self, completion: &Completion) -> Result<(), Failure> {
+        let index = completion.tag as u32;
+        let why = match &completion.outcome {
+            MessageOutcome::Delivered => {
+                self.meter.latency.record_ns(completion.latency_ns);
+                None
+            }
+            MessageOutcome::Sent => None,
+            MessageOutcome::Incomplete { missing } => {
+                let fragments: u64 = missing
+                    .iter()
+                    .map(|range| u64::from(range.end - range.start))
+                    .sum();
+                Some(format!(
+                    "{fragments} fragments of message {index} were lost; check the link and send again"
+                ))
+            }
+            MessageOutcome::SessionEnded => {
+                Some("the receiver ended the session; start it and send again".to_owned())
+            }
+            _ => Some(format!(
+                "message {index} was not confirmed in time; check that lm-recv still runs and send again"
+            )),
+        };
+        match why {
+            Some(why) => Err(Failure::new(why)),
+            None => {
+                self.meter.bytes += completion.len;
+                self.meter.messages += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Result<(), Failure> {
+        let to = &self.options.to;
+        match outcome {
+            Outcome::Complete => Ok(()),
+            Outcome::Refused {
+                refusal: Refusal::Version,
+                text,
+            } => Err(Failure::new(format!("the receiver at {to} {text}"))),
+            Outcome::Refused { text, .. } => Err(Failure::new(format!("{to} refuses the transfer: {text}"))),
+            Outcome::Failed { text, .. } => Err(Failure::new(format!("the transfer to {to} failed: {text}"))),
+            Outcome::Silent => {
+                let text = format!("{to} stopped answering; check that lm-recv still runs and send again");
+                Err(Failure::new(text))
+            }
+        }
+    }
+
+    /// The transfer is complete. Waits a moment for what the receiver's endpoint still has to confirm, so that every
+    /// message has its latency, and counts what the receiver's RESULT said rather than what was confirmed by then.
+    fn settle(&mut self, outgoing: &mut Outgoing) -> Result<(), Failure> {
+        self.last_end = Instant::now();
+        let until = self.last_end + FAREWELL_MAX;
+        while self.in_flight > 0 && Instant::now() < until {
+            if !self.take_completions(outgoing, Instant::now())? && self.endpoint.poll() == 0 {
+                self.endpoint.wait(IDLE_MAX);
+            }
+        }
+        self.in_flight = 0;
+        let (messages, bytes) = outgoing.handed_over();
+        self.ended_messages += messages;
+        self.ended_bytes += bytes;
+        self.meter.messages = self.ended_messages;
+        self.meter.bytes = self.ended_bytes;
+        Ok(())
+    }
+}

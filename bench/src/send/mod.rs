@@ -1,0 +1,200 @@
+//! `lm-send`: reads a file straight into send regions and sends it to another host.
+
+mod drive;
+mod shape;
+
+use std::ffi::OsString;
+use std::net::SocketAddrV4;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId};
+use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
+
+pub use self::shape::Options;
+use self::shape::Shape;
+use crate::cli::{self, Failure};
+use crate::input::Input;
+use crate::link;
+use crate::meter::Meter;
+use crate::report::Report;
+use crate::signals::Interrupt;
+use crate::transfer::wire::TransferId;
+
+const TOOL: &str = "lm-send";
+
+/// How long to sleep when nothing comes, before timers and signals are looked at again.
+const IDLE_MAX: Duration = Duration::from_millis(10);
+
+/// How long the word that the transfer is given up may take to be confirmed.
+const FAREWELL_MAX: Duration = Duration::from_millis(300);
+
+/// How long to try to reach the receiver, and to wait for a queue that another sender uses: longer than the lease of a
+/// sender that was killed.
+const CONNECT_MAX: Duration = Duration::from_secs(6);
+
+/// Runs the tool; what `main` returns.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let options: Options = match cli::parse(TOOL, arguments) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
+    match Tool::open(options) {
+        Ok(tool) => tool.run(),
+        Err(failure) => {
+            cli::complain(TOOL, &failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+struct Tool {
+    endpoint: Endpoint,
+    peer: PeerId,
+    /// No LM at the other end: plain datagrams.
+    plain: bool,
+    input: Rc<Input>,
+    shape: Shape,
+    meter: Meter,
+    interrupt: Interrupt,
+    in_flight: u32,
+    /// Messages and payload bytes of complete transfers.
+    ended_messages: u64,
+    ended_bytes: u64,
+    transfers: u64,
+    failed_transfers: u64,
+    first_start: Instant,
+    last_end: Instant,
+    options: Options,
+}
+
+impl Tool {
+    fn open(options: Options) -> Result<Self, Failure> {
+        let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
+        let to = link::resolve(&options.to)?;
+        let input = Input::open(&options.file).map_err(Failure::new)?;
+        let shape = Shape::new(&options, input.len())?;
+        let meter = Meter::new(TOOL, &options.link, Instant::now())?;
+        let config = EndpointConfig {
+            interface: match &options.link.interface {
+                Some(name) => name.clone(),
+                None => link::interface_towards(*to.ip())?,
+            },
+            // A sender gets answers only, and they are small.
+            landing_len: 0,
+            send_len: shape.send_memory(),
+            ..link::endpoint_config(&options.link)
+        };
+        let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
+        let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))
+            .map_err(|error| Failure::new(cli::chain(&error)))?;
+        for warning in endpoint.warnings() {
+            cli::complain(TOOL, &format!("warning: {warning}"));
+        }
+        let (peer, plain) = connect(&mut endpoint, to, &shape)?;
+        if plain {
+            cli::complain(
+                TOOL,
+                &format!("no LM at {to}: sending plain UDP datagrams, which nobody confirms"),
+            );
+        }
+        meter.expect(input.len().map(|len| len.saturating_mul(shape.repeat)));
+        let now = Instant::now();
+        Ok(Tool {
+            endpoint,
+            peer,
+            plain,
+            input: Rc::new(input),
+            shape,
+            meter,
+            interrupt,
+            in_flight: 0,
+            ended_messages: 0,
+            ended_bytes: 0,
+            transfers: 0,
+            failed_transfers: 0,
+            first_start: now,
+            last_end: now,
+            options,
+        })
+    }
+
+    fn run(mut self) -> ExitCode {
+        let mut transfer = TransferId::from_random(random());
+        let mut result = Ok(());
+        for _ in 0..self.shape.repeat {
+            let sent = if self.plain {
+                self.send_plain()
+            } else {
+                self.send_transfer(transfer)
+            };
+            match sent {
+                Ok(()) => self.transfers += 1,
+                Err(failure) => {
+                    self.last_end = Instant::now();
+                    self.failed_transfers += 1;
+                    result = Err(failure);
+                    break;
+                }
+            }
+            transfer = transfer.next();
+        }
+        let result = result.and(self.meter.finish());
+        self.report(result)
+    }
+
+    /// The report, the reason of a failure, and the exit code.
+    fn report(mut self, result: Result<(), Failure>) -> ExitCode {
+        let wire = if self.shape.wire == Wire::Lm {
+            "lm"
+        } else {
+            "ipfrag"
+        };
+        let mut report = Report {
+            transfers: self.transfers,
+            failed_transfers: self.failed_transfers,
+            wire: Some(wire),
+            ..link::report(TOOL, &mut self.endpoint)
+        };
+        let seconds = self.last_end.duration_since(self.first_start).as_secs_f64();
+        report.set_measured(
+            self.meter.bytes,
+            self.meter.messages,
+            seconds,
+            &self.meter.latency,
+        );
+        // Detach before the last word: whoever reads it may start the next program at once.
+        drop(self.endpoint);
+        cli::conclude(TOOL, report, result, self.options.link.json, false)
+    }
+}
+
+/// Reaches the receiver; `true`: there is none, and plain datagrams will do.
+fn connect(endpoint: &mut Endpoint, to: SocketAddrV4, shape: &Shape) -> Result<(PeerId, bool), Failure> {
+    let options = ConnectOptions {
+        wire: shape.wire,
+        max_message_len: shape.longest_message(),
+        messages_in_flight: shape.window,
+        timeout: CONNECT_MAX,
+        session: true,
+    };
+    let failure = |error: &ConnectError| Failure::new(cli::chain(error));
+    match endpoint.connect(to, &options) {
+        Ok(peer) => Ok((peer, false)),
+        Err(ConnectError::NotListening { .. } | ConnectError::Unreachable { .. })
+            if shape.wire == Wire::IpFrag =>
+        {
+            let peer = endpoint.connect_plain(to).map_err(|error| failure(&error))?;
+            Ok((peer, true))
+        }
+        Err(error) => Err(failure(&error)),
+    }
+}
+
+/// A number that differs from run to run, so that a receiver never takes a new sender's transfer for an old one.
+fn random() -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() as u32
+}

@@ -1,0 +1,18 @@
+//! A *transfer*: one file, or standard input until its end, as one or more messages.
+//!
+//! ```text
+//!  sender                                   receiver
+//!    │ ── START (shape) ───────────────────────▶ │  may it come? opens the destination
+//!    │ ◀─────────────────────── READY / REFUSED ─ │
+//!    │ ── data 0, 1, 2 … (tag = number, index) ─▶ │  written at index * message_len
+//!    │ ── END (count; when not known before) ──▶ │
+//!    │ ◀──────────────────── RESULT (written) ─── │  only this is success; ALIVE until then
+//! ```
+//!
+//! Control messages may be repeated and their answers are the same (START → READY, END → RESULT); a sender repeats
+//! them once a second. Data may overtake them: messages of one fragment travel on another channel than long ones.
+
+pub mod incoming;
+pub mod outgoing;
+pub mod progress;
+pub mod wire;

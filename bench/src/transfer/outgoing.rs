@@ -1,0 +1,506 @@
+//! The sender's side of one transfer: what to say, which message comes next, how it ended.
+
+use std::time::{Duration, Instant};
+
+use super::wire::{Control, Plan, Refusal, Status, TransferId};
+
+/// A question without an answer is asked again after this.
+pub const REPEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// A receiver that is asked and says nothing for so long is gone. A busy one says ALIVE every second.
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// The next message to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its tag.
+    pub tag: u64,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many bytes it has; at most so many when the input's end is not known.
+    pub len: u64,
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The receiver has every byte.
+    Complete,
+    /// The receiver did not want it.
+    Refused {
+        /// Why, for programs.
+        refusal: Refusal,
+        /// Why and what to do, in the receiver's words.
+        text: String,
+    },
+    /// It broke under way.
+    Failed {
+        /// How, for programs.
+        status: Status,
+        /// Why and what to do.
+        text: String,
+    },
+    /// The receiver stopped answering.
+    Silent,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// START was or is to be said.
+    Asking,
+    /// READY came; messages are handed over.
+    Sending,
+    /// Like `Sending`, to a host that says nothing.
+    Unasked,
+    /// All messages are handed over; RESULT is awaited.
+    Ending,
+    Over(Outcome),
+}
+
+/// One transfer being sent.
+#[derive(Debug)]
+pub struct Outgoing {
+    transfer: TransferId,
+    plan: Plan,
+    ipfrag: bool,
+    phase: Phase,
+    /// Messages handed over, which is the next one's index.
+    messages: u64,
+    bytes: u64,
+    /// When to say something (again).
+    speak_at: Instant,
+    last_heard: Instant,
+}
+
+impl Outgoing {
+    /// A transfer that begins now.
+    #[must_use]
+    pub fn new(transfer: TransferId, plan: Plan, ipfrag: bool, now: Instant) -> Self {
+        let phase = Phase::Asking;
+        Outgoing {
+            transfer,
+            plan,
+            ipfrag,
+            phase,
+            messages: 0,
+            bytes: 0,
+            speak_at: now,
+            last_heard: now,
+        }
+    }
+
+    /// A transfer that nobody was asked about and nobody confirms: it only cuts the input into pieces.
+    #[must_use]
+    pub fn unasked(plan: Plan, now: Instant) -> Self {
+        // Never spoken: the number is of no consequence.
+        let mut outgoing = Outgoing::new(TransferId::from_random(0), plan, true, now);
+        outgoing.phase = Phase::Unasked;
+        outgoing
+    }
+
+    /// The end, once there is one.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Outcome> {
+        match &self.phase {
+            Phase::Over(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// Messages and bytes handed over so far.
+    #[must_use]
+    pub fn handed_over(&self) -> (u64, u64) {
+        (self.messages, self.bytes)
+    }
+
+    /// The message to send next; `None` before READY and after the last one.
+    #[must_use]
+    pub fn next_piece(&self) -> Option<Piece> {
+        if !self.is_sending() {
+            return None;
+        }
+        // `Plan` bounds the count; `handed` ends a transfer of unknown length before the index runs out.
+        let index = u32::try_from(self.messages).ok()?;
+        let left = self
+            .plan
+            .total_len
+            .map_or(self.plan.message_len, |total| total - self.bytes);
+        let len = left.min(self.plan.message_len);
+        Some(Piece {
+            tag: self.transfer.data_tag(index),
+            offset: self.bytes,
+            len,
+        })
+    }
+
+    /// The piece went on its way with `len` bytes.
+    pub fn handed(&mut self, len: u64, now: Instant) {
+        self.messages += 1;
+        self.bytes += len;
+        if self.plan.total_len == Some(self.bytes) {
+            // The receiver can tell the end by itself: ask only if it says nothing.
+            self.finish_sending(now + REPEAT_EVERY, now);
+        } else if self.messages > u64::from(u32::MAX) {
+            let text = "more than 2^32 messages; use a larger --message-size".to_owned();
+            self.phase = Phase::Over(Outcome::Failed {
+                status: Status::Aborted,
+                text,
+            });
+        }
+    }
+
+    /// The input, whose length was not known, is at its end.
+    pub fn input_ended(&mut self, now: Instant) {
+        if self.is_sending() && self.plan.total_len.is_none() {
+            self.finish_sending(now, now);
+        }
+    }
+
+    fn is_sending(&self) -> bool {
+        matches!(self.phase, Phase::Sending | Phase::Unasked)
+    }
+
+    fn finish_sending(&mut self, speak_at: Instant, now: Instant) {
+        self.phase = Phase::Ending;
+        self.speak_at = speak_at;
+        self.last_heard = now;
+    }
+
+    /// A sign of life other than a control message: a data message was confirmed.
+    pub fn heard(&mut self, now: Instant) {
+        self.last_heard = now;
+    }
+
+    /// What to say now, if anything. Repeats itself until answered.
+    pub fn poll_control(&mut self, now: Instant) -> Option<Control> {
+        if now < self.speak_at {
+            return None;
+        }
+        self.speak_at = now + REPEAT_EVERY;
+        let transfer = self.transfer;
+        match self.phase {
+            Phase::Asking => Some(Control::Start {
+                transfer,
+                ipfrag: self.ipfrag,
+                plan: self.plan,
+            }),
+            Phase::Sending => Some(Control::Alive { transfer }),
+            Phase::Ending => Some(self.end(Status::Complete)),
+            Phase::Unasked | Phase::Over(_) => None,
+        }
+    }
+
+    /// What to say when giving up before the end; `None` when the receiver knows of nothing or of the end.
+    #[must_use]
+    pub fn abort(&self) -> Option<Control> {
+        match self.phase {
+            Phase::Over(Outcome::Complete | Outcome::Refused { .. }) => None,
+            _ => Some(self.end(Status::Aborted)),
+        }
+    }
+
+    fn end(&self, status: Status) -> Control {
+        Control::End {
+            transfer: self.transfer,
+            status,
+            bytes: self.bytes,
+            messages: self.messages,
+        }
+    }
+
+    /// Notices that the receiver has been silent for too long while it owed an answer.
+    pub fn poll_timeout(&mut self, now: Instant) {
+        let owed = matches!(self.phase, Phase::Asking | Phase::Ending);
+        if owed && now.saturating_duration_since(self.last_heard) > SILENCE_MAX {
+            self.phase = Phase::Over(Outcome::Silent);
+        }
+    }
+
+    /// Takes in what the receiver says. Messages about other transfers, and kinds that only senders say, change
+    /// nothing.
+    pub fn handle(&mut self, control: Control, now: Instant) {
+        if control.transfer() != self.transfer || matches!(self.phase, Phase::Over(_)) {
+            return;
+        }
+        match control {
+            Control::Ready { .. } => {
+                self.last_heard = now;
+                if self.phase == Phase::Asking {
+                    self.phase = Phase::Sending;
+                    self.speak_at = now + REPEAT_EVERY;
+                }
+            }
+            Control::Alive { .. } => self.last_heard = now,
+            Control::Refused { refusal, text, .. } if self.phase == Phase::Asking => {
+                self.phase = Phase::Over(Outcome::Refused { refusal, text });
+            }
+            Control::Result {
+                status,
+                bytes,
+                messages,
+                text,
+                ..
+            } => {
+                self.phase = Phase::Over(self.judge(status, (bytes, messages), text));
+            }
+            Control::Start { .. } | Control::End { .. } | Control::Refused { .. } => {}
+        }
+    }
+
+    /// Success only when the receiver wrote exactly what was sent, and all of it was sent.
+    fn judge(&self, status: Status, written: (u64, u64), text: String) -> Outcome {
+        if status != Status::Complete {
+            return Outcome::Failed { status, text };
+        }
+        if self.phase == Phase::Ending && written == (self.bytes, self.messages) {
+            return Outcome::Complete;
+        }
+        let text = format!(
+            "it reports {} bytes in {} messages where {} in {} were sent; send again",
+            written.0, written.1, self.bytes, self.messages
+        );
+        Outcome::Failed {
+            status: Status::Inconsistent,
+            text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: TransferId = TransferId::new(7).unwrap();
+
+    fn outgoing(total_len: Option<u64>, now: Instant) -> Outgoing {
+        Outgoing::new(ID, Plan::new(total_len, 10).unwrap(), false, now)
+    }
+
+    fn ready(outgoing: &mut Outgoing, now: Instant) {
+        outgoing.handle(Control::Ready { transfer: ID }, now);
+    }
+
+    fn result(status: Status, bytes: u64, messages: u64) -> Control {
+        Control::Result {
+            transfer: ID,
+            status,
+            bytes,
+            messages,
+            text: "why; what to do".into(),
+        }
+    }
+
+    #[test]
+    fn a_file_goes_piece_by_piece() {
+        let now = Instant::now();
+        let mut outgoing = outgoing(Some(25), now);
+        assert_eq!(outgoing.next_piece(), None);
+        assert!(matches!(outgoing.poll_control(now), Some(Control::Start { .. })));
+        assert_eq!(outgoing.poll_control(now), None);
+        ready(&mut outgoing, now);
+        for (index, offset, len) in [(0, 0, 10), (1, 10, 10), (2, 20, 5)] {
+            let piece = Piece {
+                tag: ID.data_tag(index),
+                offset,
+                len,
+            };
+            assert_eq!(outgoing.next_piece(), Some(piece));
+            outgoing.handed(len, now);
+        }
+        assert_eq!(outgoing.next_piece(), None);
+        assert_eq!(
+            outgoing.poll_control(now),
+            None,
+            "the receiver sees the end by itself"
+        );
+        assert_eq!(outgoing.outcome(), None, "handed over is not delivered");
+        let later = now + REPEAT_EVERY;
+        assert_eq!(
+            outgoing.poll_control(later),
+            Some(Control::End {
+                transfer: ID,
+                status: Status::Complete,
+                bytes: 25,
+                messages: 3
+            })
+        );
+        outgoing.handle(result(Status::Complete, 25, 3), later);
+        assert_eq!(outgoing.outcome(), Some(&Outcome::Complete));
+        assert_eq!(outgoing.abort(), None);
+    }
+
+    #[test]
+    fn standard_input_ends_with_end() {
+        let now = Instant::now();
+        let mut outgoing = outgoing(None, now);
+        ready(&mut outgoing, now);
+        outgoing.handed(10, now);
+        assert_eq!(
+            outgoing.next_piece(),
+            Some(Piece {
+                tag: ID.data_tag(1),
+                offset: 10,
+                len: 10
+            })
+        );
+        outgoing.handed(3, now);
+        outgoing.input_ended(now);
+        let end = Control::End {
+            transfer: ID,
+            status: Status::Complete,
+            bytes: 13,
+            messages: 2,
+        };
+        assert_eq!(outgoing.poll_control(now), Some(end.clone()));
+        assert_eq!(outgoing.poll_control(now + REPEAT_EVERY), Some(end));
+    }
+
+    #[test]
+    fn start_is_repeated_and_given_up() {
+        let now = Instant::now();
+        let mut outgoing = outgoing(Some(25), now);
+        let mut asked = 0;
+        for second in 0..=10 {
+            let now = now + Duration::from_secs(second);
+            outgoing.poll_timeout(now);
+            asked += u32::from(outgoing.poll_control(now).is_some());
+        }
+        assert_eq!(asked, 11);
+        outgoing.poll_timeout(now + SILENCE_MAX + Duration::from_millis(1));
+        assert_eq!(outgoing.outcome(), Some(&Outcome::Silent));
+    }
+
+    #[test]
+    fn a_busy_receiver_is_waited_for() {
+        let mut now = Instant::now();
+        let mut outgoing = outgoing(Some(10), now);
+        ready(&mut outgoing, now);
+        outgoing.handed(10, now);
+        for _ in 0..5 {
+            now += SILENCE_MAX;
+            outgoing.handle(Control::Alive { transfer: ID }, now);
+            outgoing.poll_timeout(now);
+        }
+        assert_eq!(outgoing.outcome(), None);
+    }
+
+    #[test]
+    fn a_slow_input_says_alive() {
+        let now = Instant::now();
+        let mut outgoing = outgoing(None, now);
+        ready(&mut outgoing, now);
+        let later = now + REPEAT_EVERY;
+        assert_eq!(
+            outgoing.poll_control(later),
+            Some(Control::Alive { transfer: ID })
+        );
+        outgoing.poll_timeout(now + 100 * SILENCE_MAX);
+        assert_eq!(
+            outgoing.outcome(),
+            None,
+            "while sending, the endpoint watches the peer"
+        );
+    }
+
+    #[test]
+    fn bad_ends() {
+        let now = Instant::now();
+        let refused = Control::Refused {
+            transfer: ID,
+            refusal: Refusal::Exists,
+            text: "x".into(),
+        };
+        let mut asking = outgoing(Some(20), now);
+        asking.handle(refused.clone(), now);
+        assert!(matches!(
+            asking.outcome(),
+            Some(Outcome::Refused {
+                refusal: Refusal::Exists,
+                ..
+            })
+        ));
+
+        // A receiver that claims more, less or earlier than it can have is not believed.
+        for (handed, claim) in [
+            (20, (10, 1)),
+            (20, (20, 1)),
+            (20, (30, 3)),
+            (10, (10, 1)),
+            (10, (20, 2)),
+        ] {
+            let mut sending = outgoing(Some(20), now);
+            ready(&mut sending, now);
+            sending.handle(refused.clone(), now);
+            for _ in 0..handed / 10 {
+                sending.handed(10, now);
+            }
+            sending.handle(result(Status::Complete, claim.0, claim.1), now);
+            let outcome = sending.outcome();
+            assert!(
+                matches!(
+                    outcome,
+                    Some(Outcome::Failed {
+                        status: Status::Inconsistent,
+                        ..
+                    })
+                ),
+                "{claim:?}: {outcome:?}"
+            );
+        }
+
+        let mut sending = outgoing(Some(20), now);
+        ready(&mut sending, now);
+        sending.handle(result(Status::WriteFailed, 0, 0), now);
+        assert_eq!(
+            sending.outcome(),
+            Some(&Outcome::Failed {
+                status: Status::WriteFailed,
+                text: "why; what to do".into()
+            })
+        );
+        assert_eq!(sending.next_piece(), None);
+    }
+
+    #[test]
+    fn other_transfers_change_nothing() {
+        let now = Instant::now();
+        let mut outgoing = outgoing(Some(20), now);
+        let other = TransferId::new(8).unwrap();
+        outgoing.handle(Control::Ready { transfer: other }, now);
+        assert_eq!(outgoing.next_piece(), None);
+        assert!(outgoing.abort().is_some());
+    }
+
+    proptest! {
+        /// Whatever a hostile receiver says and when, nothing panics, pieces tile the file, and success is only
+        /// reported when everything was handed over.
+        #[test]
+        fn hostile_receiver(total in 1u64..60, steps in proptest::collection::vec((0u8..8, 0u64..70, 0u64..8), 0..60)) {
+            let mut now = Instant::now();
+            let mut outgoing = outgoing(Some(total), now);
+            let mut sent = 0;
+            for (kind, a, b) in steps {
+                now += Duration::from_millis(a * 50);
+                match kind {
+                    0 => ready(&mut outgoing, now),
+                    1 => outgoing.handle(result(Status::Complete, a, b), now),
+                    2 if a == 0 => outgoing.handle(result(Status::Incomplete, a, b), now),
+                    3 => outgoing.handle(Control::Alive { transfer: ID }, now),
+                    4 => outgoing.input_ended(now),
+                    _ => if let Some(piece) = outgoing.next_piece() {
+                        prop_assert_eq!(piece.offset, sent);
+                        prop_assert!(piece.len > 0 && piece.offset + piece.len <= total);
+                        sent += piece.len;
+                        outgoing.handed(piece.len, now);
+                    }
+                }
+                outgoing.poll_timeout(now);
+                let _ = outgoing.poll_control(now);
+            }
+            if outgoing.outcome() == Some(&Outcome::Complete) {
+                prop_assert_eq!(sent, total);
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What goes wrong between two hosts: each case is told in one line with a remedy, exits with a code above 0, and leaves
+//! nothing attached and nothing half-written.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, names, wait_until};
+use lm_protocol::control::ControlMessage;
+use rustix::process::Signal;
+
+fn nothing_attached(bed: &Bed) {
+    assert!(!bed.has_program(Host::Sender), "a program is left on the sender");
+    assert!(
+        !bed.has_program(Host::Receiver),
+        "a program is left on the receiver"
+    );
+}
+
+#[test]
+fn the_receiver_refuses() {
+    let Some(bed) = Bed::new() else { return };
+    let file = bed.file("file", 200_000);
+    let file = file.to_str().unwrap();
+    let out = bed.path("out");
+    let out_text = out.to_str().unwrap();
+
+    // Too large, told by the admission of the session.
+    let receiver = bed.recv(&["--output", out_text, "--max-message-size", "64K"]);
+    bed.send_to_end(&[file]).expect_error("65536");
+    // The same receiver still takes what it likes; the output exists then.
+    bed.send_to_end(&["--message-size", "64K", file]).expect_code(0);
+    bed.send_to_end(&["--message-size", "64K", file])
+        .expect_error("exists");
+    assert!(fs::read(&out).unwrap() == content(200_000));
+    receiver.interrupt().expect_code(130);
+
+    // Known at the start.
+    bed.recv_to_end(&["--interface", INTERFACE, "--output", out_text])
+        .expect_error("--force");
+    let receiver = bed.recv(&["--output", out_text, "--force", "--count", "1"]);
+    let other = bed.path("other");
+    fs::write(&other, b"other").unwrap();
+    bed.send_to_end(&[other.to_str().unwrap()]).expect_code(0);
+    receiver.end().expect_code(0);
+    assert_eq!(fs::read(&out).unwrap(), b"other");
+
+    // Not allowed.
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--allow", "192.0.2.0/24"]);
+    bed.send_to_end(&[file]).expect_error("allow");
+    receiver.interrupt().expect_code(130);
+    assert!(names(&directory).is_empty());
+    nothing_attached(&bed);
+}
+
+#[test]
+fn the_disk_is_full() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("tiny");
+    let file = bed.file("file", 200_000);
+    // `ip netns exec` gives the program a mount namespace of its own: the mount goes away with it.
+    let mut command = bed.command(Host::Receiver, "sh");
+    command.args([
+        "-c",
+        r#"mount -t tmpfs -o size=100k tmpfs "$1" && exec "$2" --interface "$3" --output "$1""#,
+        "sh",
+    ]);
+    command
+        .arg(&directory)
+        .args([env!("CARGO_BIN_EXE_lm-recv"), INTERFACE]);
+    let receiver = Tool::start(command);
+    receiver.wait_for_line("listening on");
+    bed.send_to_end(&[file.to_str().unwrap()])
+        .expect_error("are free in");
+    // Nobody knows the length of a stream: it fails under way.
+    let mut sender = bed.send(&["--json", "--message-size", "64K", "-"]);
+    let _ = sender.stdin().write_all(&content(200_000));
+    sender.end().expect_error("no space left");
+    // A smaller one fits then: nothing was left over.
+    let small = bed.file("small", 90_000);
+    bed.send_to_end(&[small.to_str().unwrap()]).expect_code(0);
+    receiver.interrupt().expect_code(130);
+    nothing_attached(&bed);
+}
+
+#[test]
+fn interfaces_that_cannot_be_used() {
+    let Some(bed) = Bed::new() else { return };
+    let file = bed.file("file", 1000);
+    let file = file.to_str().unwrap();
+    bed.recv_to_end(&["--interface", "nothing0"])
+        .expect_error("nothing0");
+    bed.send_to_end(&["--interface", "nothing0", file])
+        .expect_error("nothing0");
+
+    for (kind, name, arguments) in [
+        ("vlan", "vlan7", "link lm0 type vlan id 7"),
+        ("bridge", "br0", "type bridge"),
+        ("bond", "bond7", "type bond"),
+    ] {
+        if !bed.try_ip(Host::Receiver, &format!("link add {name} {}", arguments)) {
+            println!("NOT IN THIS KERNEL: {kind} devices");
+            continue;
+        }
+        bed.ip(Host::Receiver, &format!("link set {name} up"));
+        // Only the VLAN device has a port here; it is the one to use.
+        bed.recv_to_end(&["--interface", name])
+            .expect_error(if kind == "vlan" { INTERFACE } else { name });
+        bed.ip(Host::Receiver, &format!("link delete {name}"));
+    }
+
+    // Another program is attached: ours, of another receiver.
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    let second = bed.recv_to_end(&["--interface", INTERFACE, "--port", "9000"]);
+    second.expect_error("lm_gate");
+    // It did no harm.
+    bed.send_to_end(&[file]).expect_code(0);
+    receiver.interrupt().expect_code(130);
+
+    // veth has no zero-copy.
+    bed.recv_to_end(&["--interface", INTERFACE, "--mode", "zero-copy"])
+        .expect_error("zero-copy");
+    bed.ip(Host::Receiver, "link set lm0 mtu 500");
+    bed.recv_to_end(&["--interface", INTERFACE]).expect_error("MTU");
+    nothing_attached(&bed);
+}
+
+#[test]
+fn no_privilege() {
+    let Some(bed) = Bed::new() else { return };
+    let mut command = bed.command(Host::Receiver, "setpriv");
+    command.args([
+        "--reuid",
+        "65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+    ]);
+    command.args([
+        env!("CARGO_BIN_EXE_lm-recv"),
+        "--interface",
+        INTERFACE,
+        "--output",
+        "/tmp",
+    ]);
+    let ended = Tool::start(command).end();
+    ended.expect_error("CAP_");
+    nothing_attached(&bed);
+}
+
+#[test]
+fn nobody_is_there() {
+    let Some(bed) = Bed::new() else { return };
+    let file = bed.file("file", 1000);
+    let file = file.to_str().unwrap();
+    bed.send_to_end(&[file]).expect_error("lm-recv");
+    let mut command = bed.command(Host::Sender, env!("CARGO_BIN_EXE_lm-send"));
+    command.args(["--to", "10.77.0.99", file]);
+    Tool::start(command).end().expect_error("10.77.0.99");
+    let mut command = bed.command(Host::Sender, env!("CARGO_BIN_EXE_lm-send"));
+    command.args(["--to", "192.0.2.1", file]);
+    Tool::start(command).end().expect_error("192.0.2.1");
+    nothing_attached(&bed);
+}
+
+#[test]
+fn inputs_that_cannot_be_sent() {
+    let Some(bed) = Bed::new() else { return };
+    let empty = bed.file("empty", 0);
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap()]);
+    for (path, words) in [
+        (bed.path("missing").as_path(), "does not exist"),
+        (&empty, "is empty"),
+        (&directory, "is a directory"),
+    ] {
+        bed.send_to_end(&[path.to_str().unwrap()]).expect_error(words);
+    }
+    // Standard input shows it only when it is read.
+    bed.send_to_end(&["-"]).expect_error("is empty");
+    receiver.interrupt().expect_code(130);
+    assert!(names(&directory).is_empty());
+}
+
+#[test]
+fn another_version() {
+    let Some(bed) = Bed::new() else { return };
+    let file = bed.file("file", 1000);
+    let socket = bed.udp_socket(Host::Receiver, &format!("{RECEIVER}:7169"));
+    let sender = bed.send(&["--json", file.to_str().unwrap()]);
+    let mut request = [0; 2048];
+    let (len, from) = socket.recv_from(&mut request).unwrap();
+    // A receiver of another version answers with a header of its own version.
+    let (id, _) = ControlMessage::parse(&request[..len]).unwrap();
+    let mut answer = request[..len].to_vec();
+    answer[0] = (answer[0] & 0x0f) | 0x70;
+    assert_eq!(u32::from_be_bytes(answer[4..8].try_into().unwrap()), id);
+    socket.send_to(&answer, from).unwrap();
+    sender.end().expect_error("version");
+    nothing_attached(&bed);
+}
+
+/// A killed process leaves no program attached, and the next one starts as if nothing had been.
+#[test]
+fn killed() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("in");
+    let output = directory.to_str().unwrap();
+    let receiver = bed.recv(&["--output", output]);
+    assert!(bed.has_program(Host::Receiver));
+    receiver.signal(Signal::KILL);
+    assert_eq!(receiver.end().status.code(), None);
+    wait_until("the program is still attached", || {
+        !bed.has_program(Host::Receiver)
+    });
+
+    let receiver = bed.recv(&["--output", output]);
+    let mut sender = bed.send(&["--message-size", "64K", "-"]);
+    let mut stdin = sender.stdin();
+    stdin.write_all(&content(200_000)).unwrap();
+    wait_until("no partial file", || !names(&directory).is_empty());
+    sender.signal(Signal::KILL);
+    sender.end();
+    wait_until("the program is still attached", || !bed.has_program(Host::Sender));
+    // The next sender waits for the dead one's lease and is served; the partial file goes.
+    let file = bed.file("file", 100_000);
+    bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
+    receiver.wait_for_line("failed");
+    wait_until("a partial file is left", || {
+        names(&directory).iter().all(|name| !name.starts_with('.'))
+    });
+    receiver.interrupt().expect_code(130);
+    nothing_attached(&bed);
+}
+
+#[test]
+fn interrupted() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("in");
+    let output = directory.to_str().unwrap();
+    for stop_sender in [true, false] {
+        let receiver = bed.recv(&["--output", output, "--json"]);
+        let mut sender = bed.send(&["--json", "--message-size", "64K", "-"]);
+        let mut stdin = sender.stdin();
+        stdin.write_all(&content(200_000)).unwrap();
+        wait_until("no partial file", || !names(&directory).is_empty());
+        if stop_sender {
+            let sent = sender.interrupt();
+            sent.expect_code(130);
+            assert!(sent.json()["error"].as_str().unwrap().contains("interrupted"));
+            receiver.wait_for_line("the sender gave up");
+            assert!(names(&directory).is_empty());
+            receiver.interrupt().expect_code(130);
+        } else {
+            let received = receiver.interrupt();
+            received.expect_code(130);
+            assert_eq!(received.json()["failed_transfers"], 1);
+            assert!(names(&directory).is_empty());
+            wait_until("the sender does not notice", || sender.has_ended());
+            sender.end().expect_error("stopped");
+        }
+        nothing_attached(&bed);
+    }
+}
+
+/// Noise on both ports, before and during a transfer.
+#[test]
+fn hostile_packets() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--output", directory.to_str().unwrap(), "--json"]);
+    let socket = bed.udp_socket(Host::Sender, &format!("{SENDER}:0"));
+    let noise = thread::spawn(move || {
+        let bytes = content(2_000_000);
+        for (n, chunk) in bytes.chunks(997).enumerate() {
+            let mut packet = chunk[..chunk.len().min(1 + n % 997)].to_vec();
+            // Every type of a good version, so that each parser gets something to chew.
+            packet[0] = 0x10 | (n % 16) as u8;
+            if let [_, _, high, low, ..] = &mut packet[..] {
+                [*high, *low] = (chunk.len().min(1 + n % 997).saturating_sub(24) as u16).to_be_bytes();
+            }
+            let port = 7168 + (n / 16) % 2;
+            let _ = socket.send_to(&packet, format!("{RECEIVER}:{port}"));
+            if n % 64 == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    let file = bed.file("file", 3_000_000);
+    for number in 1..=3 {
+        let sent = bed.send_to_end(&["--message-size", "200K", file.to_str().unwrap()]);
+        sent.expect_code(0);
+        let received = fs::read(directory.join(format!("transfer-{number:06}"))).unwrap();
+        assert!(received == content(3_000_000));
+    }
+    noise.join().unwrap();
+    receiver.interrupt().expect_code(130);
+    assert_eq!(names(&directory).len(), 3);
+    nothing_attached(&bed);
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    let Some(bed) = Bed::new() else { return };
+    for (output, words) in [("/nowhere/x", "no such file"), ("/proc/x", "cannot write")] {
+        assert!(!Path::new(output).exists());
+        bed.recv_to_end(&["--interface", INTERFACE, "--output", output])
+            .expect_error(words);
+    }
+    // Read-only even for root.
+    let directory = bed.directory("ro");
+    let mut command = bed.command(Host::Receiver, "sh");
+    command.args([
+        "-c",
+        r#"mount -t tmpfs -o ro tmpfs "$1" && exec "$2" --interface lm0 --output "$1""#,
+        "sh",
+    ]);
+    command.arg(&directory).arg(env!("CARGO_BIN_EXE_lm-recv"));
+    Tool::start(command).end().expect_error("read-only");
+    nothing_attached(&bed);
+}

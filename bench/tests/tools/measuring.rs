@@ -1,0 +1,210 @@
+//! `lm-bench`: every pair of programs on real hosts. Speeds are not judged here, only that what is counted is true.
+
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
+
+fn lm_bench(bed: &Bed, host: Host, line: &str) -> Command {
+    let mut command = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
+    command.args(["--time-limit", "15"]).args(line.split_whitespace());
+    command
+}
+
+/// Starts the receiving program, which says when it is ready.
+fn receiver(bed: &Bed, line: &str) -> Tool {
+    let tool = Tool::start(lm_bench(bed, Host::Receiver, line));
+    tool.wait_for_line("ready");
+    tool
+}
+
+fn sender(bed: &Bed, line: &str) -> Value {
+    let ended = Tool::start(lm_bench(bed, Host::Sender, line)).end();
+    ended.expect_code(0).json()
+}
+
+/// Runs a stream; gives the receiver's and the sender's report.
+fn stream(bed: &Bed, receiving: &str, sending: &str) -> (Value, Value) {
+    let receiver = receiver(bed, &format!("{receiving} --warmup 0.05 --seconds 0.2"));
+    let sent = sender(bed, &format!("{sending} --seconds 1"));
+    (receiver.end().expect_code(0).json(), sent)
+}
+
+fn mac(bed: &Bed, host: Host) -> String {
+    let text = bed.ip(host, &format!("-o link show dev {INTERFACE}"));
+    let after = text.split("link/ether ").nth(1).expect("an Ethernet device");
+    after.split_whitespace().next().expect("an address").to_owned()
+}
+
+/// Whom a bare program on the sending host talks to.
+fn bare_addresses(bed: &Bed) -> String {
+    let (from, to) = (mac(bed, Host::Sender), mac(bed, Host::Receiver));
+    format!("--from {SENDER} --from-mac {from} --to {RECEIVER} --to-mac {to}")
+}
+
+fn number(report: &Value, name: &str) -> u64 {
+    report[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {report}"))
+}
+
+#[test]
+fn udp_stream_counts_what_arrived() {
+    let Some(bed) = Bed::new() else { return };
+    let to = format!("{RECEIVER}:7400");
+    let (received, sent) = stream(
+        &bed,
+        &format!("udp-recv --bind {to}"),
+        &format!("udp-send --to {to} --message-size 1M"),
+    );
+    let (bytes, packets) = (number(&received, "bytes"), number(&received, "packets"));
+    // 1 MiB goes as 17 datagrams of 61,680 or 61,681 bytes.
+    assert!(
+        packets > 0 && bytes.div_ceil(packets).abs_diff(61_681) <= 1,
+        "{received}"
+    );
+    assert!(packets <= number(&sent, "packets"), "{received} {sent}");
+    assert_eq!(
+        sent["receiver"]["bytes"], received["bytes"],
+        "the sender has the receiver's report"
+    );
+}
+
+#[test]
+fn udp_stream_without_sender_ends() {
+    let Some(bed) = Bed::new() else { return };
+    let to = format!("{RECEIVER}:7400");
+    let receiver = receiver(&bed, &format!("udp-recv --bind {to} --seconds 10"));
+    sender(
+        &bed,
+        &format!("udp-send --to {to} --message-size 1K --seconds 0.1"),
+    );
+    let ended = receiver.end();
+    assert!(
+        ended.expect_code(1).stderr.contains("the sender stopped"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn bare_streams_lose_nothing() {
+    let Some(bed) = Bed::new() else { return };
+    let pace = bed.path("pace");
+    for (mode, busy_poll, sender_queue, receiver_queue) in [
+        ("native", "off", 1, 1),
+        ("native", "udp", 1, 1),
+        ("generic", "off", 0, 0),
+    ] {
+        let both = format!("--interface {INTERFACE} --pace {}", pace.display());
+        let (received, sent) = stream(
+            &bed,
+            &format!("bare-recv {both} --mode {mode} --queue {receiver_queue} --busy-poll {busy_poll}"),
+            &format!(
+                "bare-send {both} --queue {sender_queue} --payload 1000 {}",
+                bare_addresses(&bed)
+            ),
+        );
+        let packets = number(&received, "packets");
+        assert!(packets > 0, "{mode} {busy_poll}: {received}");
+        assert_eq!(
+            number(&received, "bytes"),
+            packets * 1000,
+            "{mode} {busy_poll}: {received}"
+        );
+        assert_eq!(
+            number(&received, "lost_packets"),
+            0,
+            "{mode} {busy_poll}: {received}"
+        );
+        assert_eq!(number(&received, "dropped"), 0, "{mode} {busy_poll}: {received}");
+        assert!(
+            packets <= number(&sent, "packets"),
+            "{mode} {busy_poll}: {received} {sent}"
+        );
+        let polled = number(&received, "napi_id") > 0;
+        assert_eq!(polled, busy_poll == "udp", "{mode} {busy_poll}: {received}");
+        wait_until("the program stayed attached", || !bed.has_program(Host::Receiver));
+    }
+}
+
+#[test]
+fn a_killed_bare_program_leaves_nothing_attached() {
+    let Some(bed) = Bed::new() else { return };
+    let receiver = receiver(&bed, &format!("bare-pong --interface {INTERFACE} --mode native"));
+    assert!(bed.has_program(Host::Receiver));
+    receiver.signal(Signal::KILL);
+    receiver.end();
+    wait_until("the program stayed attached", || !bed.has_program(Host::Receiver));
+}
+
+#[test]
+fn lm_streams_lose_and_copy_nothing() {
+    let Some(bed) = Bed::new() else { return };
+    for (message_size, len) in [("1K", 1 << 10), ("64K", 1 << 16), ("1M", 1_u64 << 20)] {
+        let both = format!("--interface {INTERFACE} --message-size {message_size}");
+        let (received, sent) = stream(
+            &bed,
+            &format!("lm-stream-recv {both}"),
+            &format!("lm-stream-send {both} --to {RECEIVER}"),
+        );
+        let messages = number(&received, "messages");
+        assert!(messages > 0, "{message_size}: {received}");
+        assert_eq!(
+            number(&received, "bytes"),
+            messages * len,
+            "{message_size}: {received}"
+        );
+        assert_eq!(
+            number(&received, "lost_messages"),
+            0,
+            "{message_size}: {received}"
+        );
+        assert_eq!(
+            number(&received, "user_copied_bytes"),
+            0,
+            "{message_size}: {received}"
+        );
+        assert_eq!(
+            sent["receiver"]["bytes"], received["bytes"],
+            "{message_size}: the sender has the report"
+        );
+    }
+}
+
+#[test]
+fn round_trips_are_whole_and_ordered() {
+    let Some(bed) = Bed::new() else { return };
+    let bare = format!("--interface {INTERFACE} --mode native");
+    let to = format!("{RECEIVER}:7400");
+    let programs = [
+        (format!("udp-pong --bind {to}"), format!("udp-ping --to {to}")),
+        (
+            format!("udp-pong --bind {to} --spin"),
+            format!("udp-ping --to {to} --spin"),
+        ),
+        (
+            format!("bare-pong {bare}"),
+            format!("bare-ping {bare} {}", bare_addresses(&bed)),
+        ),
+        (
+            format!("lm-pong --interface {INTERFACE}"),
+            format!("lm-ping --interface {INTERFACE} --to {RECEIVER}"),
+        ),
+    ];
+    for (answering, asking) in programs {
+        let answering = receiver(&bed, &answering);
+        let report = sender(&bed, &format!("{asking} --count 500"));
+        assert_eq!(number(&report, "count"), 500, "{report}");
+        let at = |name: &str| report["rtt_us"][name].as_f64().unwrap();
+        assert!(at("min") > 0.5, "no round trip is that short: {report}");
+        let ordered = ["min", "p50", "p90", "p99", "p999", "max"].map(at);
+        assert!(ordered.is_sorted(), "{report}");
+        answering.signal(Signal::TERM);
+        answering.end();
+        wait_until("a program stayed attached", || {
+            !bed.has_program(Host::Receiver) && !bed.has_program(Host::Sender)
+        });
+    }
+}
