@@ -1,0 +1,207 @@
+//! One host of a bed: a network namespace, entered by threads and programs.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use super::program::{Launch, Program};
+use super::{INTERFACE, Side, ethtool, ip};
+
+/// Where `ip netns` keeps its namespaces.
+pub(super) const NAMESPACE_DIR: &str = "/run/netns";
+
+/// A host of a [`Bed`](super::Bed).
+#[derive(Debug)]
+pub struct Host {
+    name: String,
+    side: Side,
+}
+
+impl Host {
+    pub(super) fn new(name: String, side: Side) -> Host {
+        Host { name, side }
+    }
+
+    /// The namespace's name, as `ip netns exec` takes it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The address of [`INTERFACE`] on this host.
+    pub fn address(&self) -> Ipv4Addr {
+        self.side.address()
+    }
+
+    pub(super) fn open(&self) -> Result<File> {
+        let path = PathBuf::from(NAMESPACE_DIR).join(&self.name);
+        File::open(&path).with_context(|| format!("cannot open the namespace {}", path.display()))
+    }
+
+    /// Runs `work` on a thread of its own inside this host, with this host's `/sys`. Sockets it opens stay in
+    /// this host wherever they are used later.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = self.open()?;
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(|| {
+                enter_namespace(namespace.as_fd()).context("cannot enter the namespace")?;
+                work()
+            });
+            entered
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Starts a program in this host.
+    pub fn spawn(&self, launch: Launch) -> Result<Program> {
+        launch.spawn_in(Some(self))
+    }
+
+    /// Writes a setting under `/sys` or `/proc/sys` as this host sees it.
+    pub fn write_file(&self, path: &str, value: &str) -> Result<()> {
+        self.enter(|| {
+            std::fs::write(path, value).with_context(|| format!("cannot write {value:?} to {path}"))
+        })
+    }
+
+    /// Reads a file under `/sys` or `/proc` as this host sees it, without the white space at its end.
+    pub fn read_file(&self, path: &str) -> Result<String> {
+        self.enter(|| {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+            Ok(text.trim_end().to_owned())
+        })
+    }
+
+    /// Receive packet steering of one queue: the CPUs of `mask` take its packets; 0 switches it off.
+    /// In generic mode a landing queue's mask must be a single bit (invariant I3).
+    pub fn set_rps(&self, queue: u32, mask: u64) -> Result<()> {
+        self.write_file(&queue_file(queue, "rps_cpus"), &cpu_mask(mask))
+    }
+
+    /// Threaded NAPI for the interface. On a veth without an XDP program it needs GRO, see
+    /// [`Self::set_features`].
+    pub fn set_threaded_napi(&self, on: bool) -> Result<()> {
+        self.write_file(
+            &format!("/sys/class/net/{INTERFACE}/threaded"),
+            if on { "1" } else { "0" },
+        )
+    }
+
+    /// A `pfifo` queueing discipline with room for `packets`.
+    pub fn set_pfifo(&self, packets: u32) -> Result<()> {
+        let limit = packets.to_string();
+        ip::traffic_control(
+            &self.name,
+            &[
+                "qdisc", "replace", "dev", INTERFACE, "root", "pfifo", "limit", &limit,
+            ],
+        )
+    }
+
+    /// Switches interface features by the names that `ethtool -k` shows, for example `("rx-gro", true)`.
+    pub fn set_features(&self, wanted: &[(&str, bool)]) -> Result<()> {
+        self.enter(|| ethtool::set_features(INTERFACE, wanted))
+    }
+
+    /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).
+    pub fn switch_segmentation_offloads(&self, on: bool) -> Result<()> {
+        self.enter(|| {
+            let features = ethtool::features(INTERFACE)?;
+            let wanted: Vec<(&str, bool)> = features
+                .iter()
+                .filter(|feature| feature.changeable && feature.joins_packets())
+                .map(|feature| (feature.name.as_str(), on))
+                .collect();
+            ethtool::set_features(INTERFACE, &wanted)
+        })
+    }
+
+    /// Whether an XDP program is attached to the interface, as `ip link` shows it.
+    pub fn has_xdp_program(&self) -> Result<bool> {
+        let output = ip::iproute2("ip")
+            .args(["-n", &self.name, "-d", "link", "show", INTERFACE])
+            .output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).contains("prog/xdp"))
+    }
+}
+
+fn queue_file(queue: u32, file: &str) -> String {
+    format!("/sys/class/net/{INTERFACE}/queues/rx-{queue}/{file}")
+}
+
+/// A CPU mask as sysfs takes it: groups of 32 bits, hexadecimal, separated by commas.
+fn cpu_mask(mask: u64) -> String {
+    if mask >> 32 == 0 {
+        format!("{mask:x}")
+    } else {
+        format!("{:x},{:08x}", mask >> 32, mask & 0xffff_ffff)
+    }
+}
+
+/// Moves the calling thread (or the only thread of a forked child) into a network namespace, with a `/sys` that
+/// shows it, as `ip netns exec` does. Allocates nothing, so it may run between `fork` and `exec`.
+pub(super) fn enter_namespace(namespace: BorrowedFd<'_>) -> std::io::Result<()> {
+    const ROOT: &CStr = c"/";
+    const SYS: &CStr = c"/sys";
+    const SYSFS: &CStr = c"sysfs";
+    move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
+    // SAFETY: `unshare_unsafe` is unsafe because CLONE_FILES and CLONE_FS can surprise code that shares
+    // descriptors or the working folder between threads. CLONE_NEWNS implies CLONE_FS only: this thread gets its
+    // own working folder and umask, equal to the old ones, and nothing here relies on changing the shared ones.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    // Without this the mount below would spread to the machine's own mount namespace.
+    mount_change(
+        ROOT,
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )?;
+    // sysfs shows the interfaces of the namespace it was mounted from: put a new one over the old.
+    mount(
+        SYSFS,
+        SYS,
+        SYSFS,
+        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
+        None,
+    )?;
+    Ok(())
+}
+
+/// Whether a UDP socket is bound to `port` in the network namespace of process `pid`.
+pub(super) fn udp_port_bound(pid: u32, port: u16) -> bool {
+    // proc_pid_net(5): one line per socket, second column `ADDRESS:PORT` in hexadecimal.
+    ["udp", "udp6"].iter().any(|table| {
+        std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("net").join(table))
+            .is_ok_and(|text| text.lines().skip(1).any(|line| local_port(line) == Some(port)))
+    })
+}
+
+fn local_port(line: &str) -> Option<u16> {
+    let (_, port) = line.split_whitespace().nth(1)?.rsplit_once(':')?;
+    u16::from_str_radix(port, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_written_in_groups_of_32_bits() {
+        assert_eq!(cpu_mask(0), "0");
+        assert_eq!(cpu_mask(0b10), "2");
+        assert_eq!(cpu_mask(1 << 32), "1,00000000");
+        assert_eq!(cpu_mask(u64::MAX), "ffffffff,ffffffff");
+    }
+
+    #[test]
+    fn ports_are_read_from_the_kernels_table() {
+        let line = "  482: 020012C6:1C01 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1234 2 0 0";
+        assert_eq!(local_port(line), Some(0x1c01));
+        assert_eq!(local_port(""), None);
+        assert_eq!(local_port("   sl  local_address rem_address"), None);
+    }
+}

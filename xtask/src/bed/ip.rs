@@ -1,0 +1,90 @@
+//! The `ip` and `tc` commands of iproute2: many settings in one process through `ip -batch`.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Fails with the remedy if iproute2 is not installed.
+pub fn require_installed() -> Result<()> {
+    for (tool, flag) in [("ip", "-V"), ("tc", "-V")] {
+        let found = Command::new(tool)
+            .arg(flag)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        if !found.is_ok_and(|status| status.success()) {
+            bail!(
+                "the command `{tool}` is missing; install iproute2 (Debian, Ubuntu: apt-get install iproute2)"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Runs one `ip` command per line, in `namespace` if given; stops at the first that fails and names it.
+pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
+    let mut ip = iproute2("ip");
+    if let Some(namespace) = namespace {
+        ip.args(["-n", namespace]);
+    }
+    let mut child = ip
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start `ip`; install iproute2")?;
+    let mut input = commands.join("\n");
+    input.push('\n');
+    // A failing `ip` may close its end early; its own message says more than the broken pipe.
+    let _ = child
+        .stdin
+        .take()
+        .expect("stdin is piped")
+        .write_all(input.as_bytes());
+    let output = child.wait_with_output().context("`ip` ended unexpectedly")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    // `ip` ends its message with "Command failed -:LINE".
+    let line = message
+        .rsplit_once("-:")
+        .and_then(|(_, line)| line.trim().parse::<usize>().ok());
+    let failed = line
+        .and_then(|line| commands.get(line.wrapping_sub(1)))
+        .map_or("", String::as_str);
+    bail!(
+        "`ip {failed}` failed: {}",
+        message.lines().next().unwrap_or("no message")
+    )
+}
+
+/// Runs `tc` in a namespace.
+pub fn traffic_control(namespace: &str, arguments: &[&str]) -> Result<()> {
+    let output = iproute2("tc")
+        .args(["-n", namespace])
+        .args(arguments)
+        .output()
+        .context("cannot start `tc`; install iproute2")?;
+    if !output.status.success() {
+        bail!(
+            "`tc {}` failed: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+                .lines()
+                .next()
+                .unwrap_or("no message")
+        );
+    }
+    Ok(())
+}
+
+/// A command in a process group of its own: a Ctrl-C at the terminal must not end an `ip` that is cleaning up.
+pub(super) fn iproute2(tool: &str) -> Command {
+    let mut command = Command::new(tool);
+    command.process_group(0).stdin(Stdio::null());
+    command
+}

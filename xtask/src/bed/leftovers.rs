@@ -1,0 +1,185 @@
+//! What must not outlive this process: programs, namespaces, temporary folders.
+//!
+//! Each is registered before it is made and removed when its [`Registered`] is dropped. When a signal ends the
+//! process, no destructor runs; a thread of [`watch_signals`] then removes what is registered, programs first.
+//! From that moment nothing new can be registered, so the main thread cannot make a namespace behind its back.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, pidfd_send_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::{INTERFACE, ip};
+
+/// Something to remove.
+#[derive(Debug)]
+pub enum Leftover {
+    /// A running program, by its pidfd: a number could name another process by now.
+    Process(Arc<OwnedFd>),
+    /// A network namespace, by name. Its interfaces go with it.
+    Namespace(String),
+    /// A folder with everything in it.
+    Folder(PathBuf),
+}
+
+impl Leftover {
+    /// Programs before the namespaces they run in, folders last.
+    fn order(&self) -> u8 {
+        match self {
+            Leftover::Process(_) => 0,
+            Leftover::Namespace(_) => 1,
+            Leftover::Folder(_) => 2,
+        }
+    }
+
+    fn remove(&self) {
+        match self {
+            Leftover::Process(pidfd) => {
+                // Fails only for a process that has ended already.
+                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                wait_for_end(pidfd, Duration::from_secs(5));
+            }
+            Leftover::Namespace(name) => remove_namespace(name),
+            Leftover::Folder(path) => {
+                let _ = std::fs::remove_dir_all(path);
+            }
+        }
+    }
+}
+
+/// Waits until the process has ended; `false` when it has not within `limit`.
+pub(super) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
+    let end = std::time::Instant::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        // A pidfd becomes readable when its process ends (pidfd_open(2)).
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Registry {
+    closed: bool,
+    next: u64,
+    entries: BTreeMap<u64, Leftover>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+    closed: false,
+    next: 0,
+    entries: BTreeMap::new(),
+});
+
+fn registry() -> MutexGuard<'static, Registry> {
+    // A panic while the lock was held leaves a usable map, and cleaning up matters most then.
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a [`Leftover`] registered; removes it when dropped.
+#[derive(Debug)]
+#[must_use = "dropping it removes the thing it stands for"]
+pub struct Registered(u64);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // The lock is released before the removal: killing a program may take a while.
+        let entry = registry().entries.remove(&self.0);
+        if let Some(entry) = entry {
+            entry.remove();
+        }
+    }
+}
+
+/// Registers something that is about to be made. Fails once a signal has started the removal.
+pub fn register(leftover: Leftover) -> Result<Registered> {
+    let mut registry = registry();
+    if registry.closed {
+        bail!("interrupted");
+    }
+    let number = registry.next;
+    registry.next += 1;
+    registry.entries.insert(number, leftover);
+    Ok(Registered(number))
+}
+
+/// A fresh folder under `parent`, removed with everything in it when the second value is dropped.
+pub fn temporary_folder(parent: &std::path::Path, purpose: &str) -> Result<(PathBuf, Registered)> {
+    static FOLDERS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = FOLDERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = parent.join(format!("{purpose}-{}-{number}", std::process::id()));
+    let registered = register(Leftover::Folder(path.clone()))?;
+    std::fs::create_dir_all(&path)
+        .map_err(|error| anyhow::anyhow!("cannot make {}: {error}", path.display()))?;
+    Ok((path, registered))
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP remove everything registered, then end the process as the signal
+/// would have. Calling it again does nothing.
+pub fn watch_signals() -> Result<()> {
+    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+    let started = STARTED.get_or_init(|| {
+        let mut signals =
+            signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|e| e.to_string())?;
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                if let Some(signal) = signals.forever().next() {
+                    remove_everything();
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+            })
+            .map_err(|e| e.to_string())?;
+        Ok(())
+    });
+    started.clone().map_err(anyhow::Error::msg)
+}
+
+/// Sleeps until a signal ends the process.
+pub fn wait_for_signal() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+fn remove_everything() {
+    let mut registry = registry();
+    registry.closed = true;
+    let mut entries: Vec<Leftover> = std::mem::take(&mut registry.entries).into_values().collect();
+    entries.sort_by_key(Leftover::order);
+    for entry in entries {
+        entry.remove();
+    }
+}
+
+/// Removes a namespace and the interface in it; quiet if there is none.
+pub(super) fn remove_namespace(name: &str) {
+    // The interface first: a namespace that is removed with a veth in it lives on until the kernel's own
+    // clean-up has run, and the other end with it.
+    for arguments in [
+        vec!["-n", name, "link", "del", INTERFACE],
+        vec!["netns", "del", name],
+    ] {
+        let _ = ip::iproute2("ip")
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
+}

@@ -1,0 +1,264 @@
+//! Test beds: two hosts on one machine, made of network namespaces and joined by a veth pair.
+//!
+//! ```text
+//!   namespace lmx-<pid>-<n>-left            namespace lmx-<pid>-<n>-right
+//!  ┌───────────────────────────┐           ┌───────────────────────────┐
+//!  │ programs (one core each)  │           │ programs (one core each)  │
+//!  │ lm0  198.18.0.1/24        │───veth────│ lm0  198.18.0.2/24        │
+//!  └───────────────────────────┘           └───────────────────────────┘
+//! ```
+//!
+//! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
+//! unwinds. Ctrl-C and SIGTERM are covered by [`leftovers::watch_signals`]. Only `kill -9` leaves something
+//! behind: the programs die with their parent (`PR_SET_PDEATHSIG`), and the namespaces carry the process id in
+//! their name, so that the next bed anywhere on the machine removes those of dead processes.
+//!
+//! The addresses are of 198.18.0.0/15, set aside for measurements between networks (RFC 2544, RFC 6890).
+
+pub mod ethtool;
+pub mod host;
+pub mod ip;
+pub mod leftovers;
+pub mod program;
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result};
+
+pub use host::Host;
+pub use program::{Launch, Output, Program};
+
+use leftovers::{Leftover, Registered};
+
+/// The interface's name on both hosts of a bed.
+pub const INTERFACE: &str = "lm0";
+
+/// Every namespace of a bed is named `<PREFIX>-<pid>-<number>-<side>`.
+const NAMESPACE_PREFIX: &str = "lmx";
+
+/// The two ends of a bed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// 198.18.0.1, by habit the sender's.
+    Left,
+    /// 198.18.0.2, by habit the receiver's.
+    Right,
+}
+
+impl Side {
+    const fn name(self) -> &'static str {
+        match self {
+            Side::Left => "left",
+            Side::Right => "right",
+        }
+    }
+
+    /// The address of this side's interface.
+    pub const fn address(self) -> Ipv4Addr {
+        match self {
+            Side::Left => Ipv4Addr::new(198, 18, 0, 1),
+            Side::Right => Ipv4Addr::new(198, 18, 0, 2),
+        }
+    }
+}
+
+/// What a bed shall look like. The default is the bed of the measurements: MTU 1500, two queues each way,
+/// segmentation offloads off, no receive packet steering, the kernel's own queueing discipline.
+#[derive(Clone, Debug)]
+pub struct BedConfig {
+    /// MTU of both interfaces, in bytes.
+    pub mtu: u16,
+    /// Receive and transmit queues of both interfaces. XDP needs as many receive queues on one side as there
+    /// are transmit queues on the other, so there is one number for all four.
+    pub queues: u32,
+    /// Whether TSO, GSO, GRO and their relatives stay on. Off by default: with them on, 64 KiB segments cross a
+    /// veth pair without ever becoming packets, and nothing that is measured says anything about a network.
+    pub segmentation_offloads: bool,
+    /// Generic receive offload, set before any XDP program is attached; `None` leaves it as
+    /// `segmentation_offloads` put it. Threaded NAPI on a veth needs it on.
+    pub gro: Option<bool>,
+    /// Threaded NAPI on both interfaces.
+    pub threaded_napi: bool,
+    /// Receive packet steering of the left host's queues: CPU mask of queue 0, 1, … (missing or 0 = off).
+    pub rps_left: Vec<u64>,
+    /// The same for the right host.
+    pub rps_right: Vec<u64>,
+    /// `Some(n)`: a `pfifo` queueing discipline with room for n packets on both interfaces. veth has none by
+    /// itself, and its ring of 256 packets then drops what does not fit.
+    pub pfifo_packets: Option<u32>,
+    /// `Some(n)`: the interfaces' `txqueuelen`.
+    pub tx_queue_len: Option<u32>,
+}
+
+impl Default for BedConfig {
+    fn default() -> Self {
+        BedConfig {
+            mtu: 1500,
+            queues: 2,
+            segmentation_offloads: false,
+            gro: None,
+            threaded_napi: false,
+            rps_left: Vec::new(),
+            rps_right: Vec::new(),
+            pfifo_packets: None,
+            tx_queue_len: None,
+        }
+    }
+}
+
+/// Two connected hosts. A [`Program`] may outlive its bed: the kernel keeps the nameless namespace until the
+/// program ends, which its own drop sees to. So no order of drops leaks anything.
+#[derive(Debug)]
+pub struct Bed {
+    left: Host,
+    right: Host,
+    _namespaces: [Registered; 2],
+}
+
+impl Bed {
+    /// Makes a bed. Needs root and iproute2; says which of them is missing.
+    pub fn new(config: &BedConfig) -> Result<Bed> {
+        static BEDS: AtomicU32 = AtomicU32::new(0);
+        require_root("make network namespaces")?;
+        ip::require_installed()?;
+        leftovers::watch_signals().context("cannot watch for Ctrl-C")?;
+        remove_stale();
+
+        let number = BEDS.fetch_add(1, Ordering::Relaxed);
+        let name = |side: Side| {
+            format!(
+                "{NAMESPACE_PREFIX}-{}-{number}-{}",
+                std::process::id(),
+                side.name()
+            )
+        };
+        let (left, right) = (name(Side::Left), name(Side::Right));
+        // Registered before they exist: what is registered and was never made is harmless to remove.
+        let namespaces = [
+            leftovers::register(Leftover::Namespace(left.clone()))?,
+            leftovers::register(Leftover::Namespace(right.clone()))?,
+        ];
+        let queues = format!("numrxqueues {0} numtxqueues {0}", config.queues);
+        ip::batch(
+            None,
+            &[
+                format!("netns add {left}"),
+                format!("netns add {right}"),
+                format!(
+                    "link add {INTERFACE} netns {left} mtu {mtu} {queues} type veth \
+                     peer name {INTERFACE} netns {right} mtu {mtu} {queues}",
+                    mtu = config.mtu
+                ),
+            ],
+        )
+        .context("cannot make the two hosts")?;
+        let bed = Bed {
+            left: Host::new(left, Side::Left),
+            right: Host::new(right, Side::Right),
+            _namespaces: namespaces,
+        };
+        for (host, rps) in [(&bed.left, &config.rps_left), (&bed.right, &config.rps_right)] {
+            bed.configure(host, config, rps)
+                .with_context(|| format!("cannot set up host {}", host.name()))?;
+        }
+        Ok(bed)
+    }
+
+    fn configure(&self, host: &Host, config: &BedConfig, rps: &[u64]) -> Result<()> {
+        // IPv6 would send router solicitations and multicast reports of its own into every measurement.
+        host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
+            .ok();
+        if !config.segmentation_offloads {
+            host.switch_segmentation_offloads(false)?;
+        }
+        let mut commands = vec![
+            "link set lo up".to_owned(),
+            format!("addr add {}/24 dev {INTERFACE}", host.address()),
+        ];
+        if let Some(len) = config.tx_queue_len {
+            commands.push(format!("link set {INTERFACE} txqueuelen {len}"));
+        }
+        commands.push(format!("link set {INTERFACE} up"));
+        ip::batch(Some(host.name()), &commands)?;
+        if let Some(on) = config.gro {
+            host.set_features(&[("rx-gro", on)])?;
+        }
+        if config.threaded_napi {
+            host.set_threaded_napi(true)?;
+        }
+        if let Some(packets) = config.pfifo_packets {
+            host.set_pfifo(packets)?;
+        }
+        for (queue, &mask) in (0..).zip(rps) {
+            host.set_rps(queue, mask)?;
+        }
+        Ok(())
+    }
+
+    /// The host with address 198.18.0.1.
+    pub fn left(&self) -> &Host {
+        &self.left
+    }
+
+    /// The host with address 198.18.0.2.
+    pub fn right(&self) -> &Host {
+        &self.right
+    }
+}
+
+/// Fails with the remedy unless the process is root.
+pub fn require_root(to_do_what: &str) -> Result<()> {
+    anyhow::ensure!(
+        rustix::process::geteuid().is_root(),
+        "not root: only root may {to_do_what}; run the same command with sudo, or in a root shell"
+    );
+    Ok(())
+}
+
+/// Removes the namespaces of beds whose process is dead. Failures are left to the next bed.
+fn remove_stale() {
+    let Ok(entries) = std::fs::read_dir(host::NAMESPACE_DIR) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if owner_of(&name).is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+            leftovers::remove_namespace(&name);
+        }
+    }
+}
+
+/// The process id in a bed's namespace name; `None` for namespaces of others.
+fn owner_of(name: &str) -> Option<u32> {
+    let mut parts = name.split('-');
+    if parts.next()? != NAMESPACE_PREFIX {
+        return None;
+    }
+    let pid = parts.next()?.parse().ok()?;
+    let _number: u32 = parts.next()?.parse().ok()?;
+    let side = parts.next()?;
+    (matches!(side, "left" | "right") && parts.next().is_none()).then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_beds_have_an_owner() {
+        assert_eq!(owner_of("lmx-4711-0-left"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-12-right"), Some(4711));
+        for foreign in [
+            "lmx",
+            "lmx-4711",
+            "lmx-4711-0",
+            "lmx-x-0-left",
+            "lmx-4711-0-top",
+            "lmx-1-0-left-2",
+            "lmB-1-0-left",
+        ] {
+            assert_eq!(owner_of(foreign), None, "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Programs of a bed: each on its own core, with a time limit, its output collected, gone with its parent.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::Host;
+use super::host::{enter_namespace, udp_port_bound};
+use super::leftovers::{Leftover, Registered, register, wait_for_end};
+
+/// A program keeps at most this much of each stream, in bytes; the rest is read and dropped.
+const KEPT_OUTPUT_LEN: usize = 16 << 20;
+
+/// How long a program may take to end after SIGTERM before it is killed.
+const TERMINATION_LIMIT: Duration = Duration::from_secs(5);
+
+/// What to run: a program, its arguments, its core and its time limit.
+#[derive(Debug)]
+pub struct Launch {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    core: Option<usize>,
+    time_limit: Duration,
+    stdout: Option<std::fs::File>,
+}
+
+impl Launch {
+    /// `program` without arguments, on any core, for a minute at most.
+    pub fn new(program: impl Into<PathBuf>) -> Launch {
+        let time_limit = Duration::from_secs(60);
+        Launch {
+            program: program.into(),
+            arguments: Vec::new(),
+            core: None,
+            time_limit,
+            stdout: None,
+        }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl Into<OsString>) -> Launch {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Launch {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Pins the program to one core.
+    #[must_use]
+    pub fn core(mut self, core: usize) -> Launch {
+        self.core = Some(core);
+        self
+    }
+
+    /// Kills the program when it runs longer.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Launch {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Sends standard output to a file instead of collecting it.
+    #[must_use]
+    pub fn stdout_to(mut self, file: std::fs::File) -> Launch {
+        self.stdout = Some(file);
+        self
+    }
+
+    /// The command as a user would type it.
+    pub fn command_line(&self) -> String {
+        let words =
+            std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str));
+        words
+            .map(|word| word.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    /// Starts the program in the machine's own network.
+    pub fn spawn(self) -> Result<Program> {
+        self.spawn_in(None)
+    }
+
+    /// Starts the program, in `host` if given. It ends when the *thread* that calls this ends
+    /// (`PR_SET_PDEATHSIG` looks at threads): start programs from the thread that waits for them.
+    pub(super) fn spawn_in(self, host: Option<&Host>) -> Result<Program> {
+        let name = self
+            .program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let namespace = host.map(Host::open).transpose()?;
+        let cores = self.core.map(|core| {
+            let mut set = CpuSet::new();
+            set.set(core);
+            set
+        });
+        let parent = rustix::process::getpid();
+        let mut command = Command::new(&self.program);
+        // A process group of its own: Ctrl-C reaches this process alone, which then ends its programs.
+        command
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        match self.stdout {
+            Some(file) => command.stdout(file),
+            None => command.stdout(Stdio::piped()),
+        };
+        // SAFETY: between fork and exec the closure makes system calls only and allocates nothing: the namespace
+        // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // The parent may have ended before the line above: then nobody would ever send that signal.
+                if rustix::process::getppid() != Some(parent) {
+                    return Err(rustix::io::Errno::SRCH.into());
+                }
+                if let Some(namespace) = &namespace {
+                    enter_namespace(namespace.as_fd())?;
+                }
+                if let Some(cores) = &cores {
+                    sched_setaffinity(None, cores)?;
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(|error| {
+            anyhow!(
+                "cannot start {}: {error}{}",
+                self.program.display(),
+                remedy(&error)
+            )
+        })?;
+        let pid = Pid::from_child(&child);
+        let registered = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(anyhow::Error::from)
+            .and_then(|pidfd| {
+                let pidfd = Arc::new(pidfd);
+                Ok((register(Leftover::Process(pidfd.clone()))?, pidfd))
+            });
+        let (registered, pidfd) = match registered {
+            Ok(both) => both,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error.context(format!("cannot watch {name}")));
+            }
+        };
+        let stdout = child.stdout.take().map(Collector::start);
+        let stderr = Collector::start(child.stderr.take().expect("stderr is piped"));
+        let deadline = Instant::now() + self.time_limit;
+        Ok(Program {
+            name,
+            child,
+            pidfd,
+            deadline,
+            time_limit: self.time_limit,
+            stdout,
+            stderr,
+            _registered: registered,
+        })
+    }
+}
+
+fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "; is it built and named rightly?",
+        std::io::ErrorKind::PermissionDenied => "; namespaces and their /sys need root with CAP_SYS_ADMIN",
+        std::io::ErrorKind::InvalidInput => "; does the machine have that core?",
+        _ => "",
+    }
+}
+
+/// A started program. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    pidfd: Arc<OwnedFd>,
+    deadline: Instant,
+    time_limit: Duration,
+    stdout: Option<Collector>,
+    stderr: Collector,
+    _registered: Registered,
+}
+
+impl Program {
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the program ends by itself. Running past its time limit is an error, and so is an exit code
+    /// other than 0; both come with the end of what the program said.
+    pub fn finish(self) -> Result<Output> {
+        let name = self.name.clone();
+        let output = self.outcome()?;
+        if !output.status.success() {
+            bail!("{name} failed ({}){}", output.status, output.last_words());
+        }
+        Ok(output)
+    }
+
+    /// Like [`Self::finish`], but any exit status is fine.
+    pub fn outcome(mut self) -> Result<Output> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if !wait_for_end(&self.pidfd, left) {
+            self.signal(Signal::KILL);
+            let (name, limit) = (self.name.clone(), self.time_limit);
+            let words = self.reap()?.last_words();
+            bail!(
+                "{name} ran longer than its limit of {} s and was killed{words}",
+                limit.as_secs_f64()
+            );
+        }
+        self.reap()
+    }
+
+    /// Asks the program to end (SIGTERM) and waits for it; kills it if it does not listen. Any exit status is fine.
+    pub fn stop(mut self) -> Result<Output> {
+        self.signal(Signal::TERM);
+        if !wait_for_end(&self.pidfd, TERMINATION_LIMIT) {
+            self.signal(Signal::KILL);
+        }
+        self.reap()
+    }
+
+    /// Sends a signal; a program that has ended already does not mind.
+    pub fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// Waits until the program (or anybody in its network) has bound UDP `port`. An error if it ends before.
+    pub fn await_udp_port(&mut self, port: u16) -> Result<()> {
+        let pid = self.id();
+        self.await_that(&format!("bound UDP port {port}"), |_| udp_port_bound(pid, port))
+    }
+
+    /// Waits until the program has written `text` to standard error or standard output.
+    pub fn await_text(&mut self, text: &str) -> Result<()> {
+        self.await_that(&format!("said {text:?}"), |program| {
+            program.stderr.text().contains(text)
+                || program
+                    .stdout
+                    .as_ref()
+                    .is_some_and(|out| out.text().contains(text))
+        })
+    }
+
+    fn await_that(&mut self, what: &str, is_so: impl Fn(&Program) -> bool) -> Result<()> {
+        loop {
+            if is_so(self) {
+                return Ok(());
+            }
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .context("cannot ask for the program's state")?
+            {
+                self.stderr.drained_within(Duration::from_secs(1));
+                let output = Output {
+                    status,
+                    stdout: String::new(),
+                    stderr: self.stderr.text(),
+                };
+                bail!(
+                    "{} ended ({status}) before it {what}{}",
+                    self.name,
+                    output.last_words()
+                );
+            }
+            if Instant::now() >= self.deadline {
+                bail!(
+                    "{} has not {what} within {} s",
+                    self.name,
+                    self.time_limit.as_secs_f64()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn reap(&mut self) -> Result<Output> {
+        let status = self.child.wait().context("cannot wait for the program")?;
+        // What the program started itself may hold the pipes open: their ends are waited for, but not for ever.
+        let limit = Duration::from_secs(1);
+        self.stderr.drained_within(limit);
+        let stdout = self.stdout.as_mut().map_or_else(String::new, |stdout| {
+            stdout.drained_within(limit);
+            stdout.text()
+        });
+        Ok(Output {
+            status,
+            stdout,
+            stderr: self.stderr.text(),
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a program left.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Its standard output; empty if that went to a file.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Standard output as one JSON object.
+    pub fn json(&self) -> Result<serde_json::Value> {
+        serde_json::from_str(self.stdout.trim())
+            .with_context(|| format!("not the JSON object that was expected: {:?}", self.stdout.trim()))
+    }
+
+    /// `: ` and the last lines of standard error, or nothing.
+    fn last_words(&self) -> String {
+        let lines: Vec<&str> = self
+            .stderr
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
+        if lines.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", lines[lines.len().saturating_sub(5)..].join(" | "))
+        }
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own, so that the program never waits for us.
+#[derive(Debug)]
+struct Collector {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Collector {
+    fn start(mut pipe: impl Read + Send + 'static) -> Collector {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let kept = bytes.clone();
+        let reader = std::thread::spawn(move || {
+            let mut part = [0_u8; 8192];
+            while let Ok(len @ 1..) = pipe.read(&mut part) {
+                let mut kept: std::sync::MutexGuard<'_, Vec<u8>> =
+                    kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let room = KEPT_OUTPUT_LEN.saturating_sub(kept.len());
+                kept.extend_from_slice(&part[..len.min(room)]);
+            }
+        });
+        Collector {
+            bytes,
+            reader: Some(reader),
+        }
+    }
+
+    fn drained_within(&mut self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.reader.as_ref().is_some_and(JoinHandle::is_finished) {
+            let _ = self.reader.take().map(JoinHandle::join);
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}

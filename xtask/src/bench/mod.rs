@@ -1,0 +1,372 @@
+//! `cargo xtask bench`: contenders side by side, in turns, on fresh and identical beds.
+//!
+//! A [`Comparison`] has one quantity and several [`Contender`]s. One *round* measures every contender once, each
+//! on a bed of its own; every other round goes backwards, so that a slow drift of the machine hits all alike.
+//! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
+//! What is compared with what, by which programs and settings, is [`recipes`].
+
+mod memory;
+pub mod recipes;
+mod yardsticks;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, BedConfig};
+use crate::machine::{self, ResultFile};
+use crate::stats::Summary;
+use crate::table::Table;
+use crate::workspace::Programs;
+
+/// Measure LM beside kernel UDP and bare AF_XDP.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    suite: Suite,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Suite {
+    /// Throughput and round trips on a veth pair, beside kernel UDP and a bare AF_XDP sender and receiver.
+    ///
+    /// Takes some minutes and both of two cores; leave the machine alone meanwhile. Prints a table of medians with
+    /// the quartiles' spread, and whether each target is met. A target that is missed is no error.
+    Core {
+        /// Rounds: how often every contender is measured.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+        pairs: u32,
+        /// Also keep everything, with every single sample, in this file.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only comparisons whose key contains this text.
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
+}
+
+/// What a number means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Payload bits per nanosecond: more is better.
+    GbitPerSecond,
+    /// A duration: less is better.
+    Microseconds,
+    /// An amount of memory: less is better.
+    Mebibytes,
+}
+
+impl Unit {
+    const fn name(self) -> &'static str {
+        match self {
+            Unit::GbitPerSecond => "Gbit/s",
+            Unit::Microseconds => "µs",
+            Unit::Mebibytes => "MiB",
+        }
+    }
+}
+
+/// One measurement: the number, and whatever the programs reported, for the JSON file.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The number, in the comparison's unit.
+    pub value: f64,
+    /// The programs' own reports.
+    pub report: Value,
+}
+
+/// Starts programs on a bed and returns what they measured.
+pub type Measure = Box<dyn Fn(&Bed, &Programs) -> Result<Sample>>;
+
+/// One way to do what is compared.
+pub struct Contender {
+    /// As the table names it.
+    pub name: &'static str,
+    /// Its bed: a fresh one for every sample.
+    pub bed: BedConfig,
+    /// Measures once.
+    pub measure: Measure,
+}
+
+impl std::fmt::Debug for Contender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Contender")
+            .field("name", &self.name)
+            .field("bed", &self.bed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the first contender has to reach.
+#[derive(Clone, Copy, Debug)]
+pub enum Target {
+    /// First contender / named contender, median of the rounds' ratios, at least this.
+    RatioAtLeast(&'static str, f64),
+    /// The same, at most this.
+    RatioAtMost(&'static str, f64),
+    /// The first contender's own median, at most this.
+    AtMost(f64),
+    /// First contender / named contender differs from 1 by at most this.
+    Within(&'static str, f64),
+}
+
+/// Contenders for one quantity; the first is the one the targets are about.
+#[derive(Debug)]
+pub struct Comparison {
+    /// Its name in JSON, stable.
+    pub key: &'static str,
+    /// Its name in the table.
+    pub title: &'static str,
+    /// The unit of every sample.
+    pub unit: Unit,
+    /// Who is measured, in this order.
+    pub contenders: Vec<Contender>,
+    /// What is asked of the first.
+    pub targets: Vec<Target>,
+    /// More rounds than this say nothing new; `None`: as many as wanted.
+    pub most_rounds: Option<u32>,
+}
+
+/// A comparison that has been measured.
+#[derive(Debug)]
+pub struct Measured {
+    /// Its name in JSON.
+    pub key: &'static str,
+    /// Its name in the table.
+    pub title: &'static str,
+    /// The unit of every sample.
+    pub unit: Unit,
+    /// Per contender: name, summary, the programs' reports.
+    pub results: Vec<(&'static str, Summary, Vec<Value>)>,
+    targets: Vec<Target>,
+}
+
+impl Comparison {
+    /// Measures every contender `rounds` times (or [`Comparison::most_rounds`]), in turns. `progress` hears what is about to be measured.
+    pub fn measure(self, rounds: u32, programs: &Programs, progress: impl Fn(&str)) -> Result<Measured> {
+        let rounds = self.most_rounds.map_or(rounds, |most| most.min(rounds));
+        let mut samples: Vec<Vec<Sample>> = self.contenders.iter().map(|_| Vec::new()).collect();
+        for round in 0..rounds {
+            let mut order: Vec<usize> = (0..self.contenders.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let contender = &self.contenders[index];
+                progress(&format!(
+                    "{}, round {} of {rounds}: {}",
+                    self.title,
+                    round + 1,
+                    contender.name
+                ));
+                let sample = Bed::new(&contender.bed).and_then(|bed| (contender.measure)(&bed, programs));
+                samples[index].push(sample.with_context(|| format!("{}: {}", self.title, contender.name))?);
+            }
+        }
+        let results = self.contenders.iter().zip(samples).map(|(contender, samples)| {
+            let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
+            let summary =
+                Summary::of(&values).with_context(|| format!("{} yielded no number", contender.name))?;
+            Ok((
+                contender.name,
+                summary,
+                samples.into_iter().map(|sample| sample.report).collect(),
+            ))
+        });
+        let results = results.collect::<Result<_>>()?;
+        Ok(Measured {
+            key: self.key,
+            title: self.title,
+            unit: self.unit,
+            results,
+            targets: self.targets,
+        })
+    }
+}
+
+impl Measured {
+    /// The first contender's value over `name`'s, round by round.
+    pub fn ratio_to(&self, name: &str) -> Option<Summary> {
+        let (_, first, _) = self.results.first()?;
+        let (_, other, _) = self.results.iter().find(|(contender, ..)| *contender == name)?;
+        let ratios: Vec<f64> = first
+            .samples
+            .iter()
+            .zip(&other.samples)
+            .map(|(a, b)| a / b)
+            .collect();
+        Summary::of(&ratios)
+    }
+
+    /// Per target: what was asked, what was reached, whether that is enough.
+    fn verdicts(&self) -> Vec<(String, f64, bool)> {
+        let verdict = |target: &Target| match *target {
+            Target::RatioAtLeast(name, least) => {
+                let reached = self.ratio_to(name)?.median;
+                Some((format!("≥ {least} × {name}"), reached, reached >= least))
+            }
+            Target::RatioAtMost(name, most) => {
+                let reached = self.ratio_to(name)?.median;
+                Some((format!("≤ {most} × {name}"), reached, reached <= most))
+            }
+            Target::AtMost(most) => {
+                let reached = self.results.first()?.1.median;
+                Some((format!("≤ {most} {}", self.unit.name()), reached, reached <= most))
+            }
+            Target::Within(name, most) => {
+                let reached = self.ratio_to(name)?.median;
+                Some((
+                    format!("{name} ± {:.0} %", most * 100.0),
+                    reached,
+                    (reached - 1.0).abs() <= most,
+                ))
+            }
+        };
+        self.targets.iter().filter_map(verdict).collect()
+    }
+
+    /// Adds this comparison's lines to a table of [`table`].
+    pub fn add_to(&self, table: &mut Table) {
+        for (number, (name, summary, _)) in self.results.iter().enumerate() {
+            let ratio = if number == 0 { None } else { self.ratio_to(name) };
+            table.row([
+                if number == 0 {
+                    self.title.to_owned()
+                } else {
+                    String::new()
+                },
+                (*name).to_owned(),
+                format!("{:.2} {}", summary.median, self.unit.name()),
+                format!("±{:.0} %", summary.spread() * 100.0),
+                ratio.map_or_else(String::new, |ratio| format!("{:.2} ×", ratio.median)),
+            ]);
+        }
+    }
+
+    /// As it is kept in JSON files.
+    pub fn to_json(&self) -> Value {
+        let contenders = self
+            .results
+            .iter()
+            .enumerate()
+            .map(|(number, (name, summary, reports))| {
+                let mut entry = summary.to_json();
+                entry["name"] = json!(name);
+                entry["reports"] = json!(reports);
+                if number > 0 {
+                    entry["lm_ratio"] = self.ratio_to(name).map_or(Value::Null, |ratio| ratio.to_json());
+                }
+                entry
+            });
+        let targets = self
+            .verdicts()
+            .into_iter()
+            .map(|(asked, reached, met)| json!({"asked": asked, "reached": reached, "met": met}));
+        json!({
+            "key": self.key,
+            "title": self.title,
+            "unit": self.unit.name(),
+            "contenders": contenders.collect::<Vec<_>>(),
+            "targets": targets.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The table of measured comparisons.
+pub fn table() -> Table {
+    Table::new(&["", "contender", "median", "spread", "LM is"])
+}
+
+/// Says in plain words what a veth pair can and cannot show.
+pub const ABOUT_VETH: &str = "\
+A veth pair has no zero-copy mode: here the kernel copies every packet once on its way into the receiver's memory
+and once out of the sender's, for LM as for UDP, and no NIC takes work off the CPU. So these figures compare
+software paths on one machine and say nothing about a network. Segmentation offloads are off for everyone: with
+them on, kernel TCP and UDP move 64 KiB segments over a veth that never become packets, and win.";
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> Result<()> {
+    let Suite::Core {
+        pairs,
+        json: file,
+        only,
+    } = arguments.suite;
+    crate::bed::require_root("make network namespaces")?;
+    let mut comparisons = recipes::core();
+    comparisons.retain(|comparison| only.as_deref().is_none_or(|text| comparison.key.contains(text)));
+    ensure!(
+        !comparisons.is_empty(),
+        "no comparison has a key like that; without --only all are measured"
+    );
+    let file = file.as_deref().map(ResultFile::create).transpose()?;
+    let programs = Programs::build()?;
+    let mut measured = Vec::new();
+    for comparison in comparisons {
+        measured.push(comparison.measure(pairs, &programs, |what| eprintln!("  {what}"))?);
+    }
+
+    let mut results = table();
+    let mut targets = Table::new(&["target", "asked", "reached", ""]);
+    for comparison in &measured {
+        comparison.add_to(&mut results);
+        for (asked, reached, met) in comparison.verdicts() {
+            let verdict = if met { "met" } else { "MISSED" };
+            targets.row([comparison.title, &asked, &format!("{reached:.2}"), verdict]);
+        }
+    }
+    println!(
+        "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
+    );
+    println!("{targets}\n{ABOUT_VETH}");
+    if let Some(file) = file {
+        let all = json!({
+            "suite": "core",
+            "rounds": pairs,
+            "machine": machine::describe(),
+            "comparisons": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
+        });
+        file.write(&all)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(targets: Vec<Target>) -> Measured {
+        let result = |name, samples: &[f64]| (name, Summary::of(samples).unwrap(), Vec::new());
+        Measured {
+            key: "k",
+            title: "t",
+            unit: Unit::GbitPerSecond,
+            // The medians' ratio is 1; the median of the rounds' ratios is 2.
+            results: vec![result("LM", &[2.0, 4.0, 8.0]), result("UDP", &[1.0, 2.0, 16.0])],
+            targets,
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        assert_eq!(measured(vec![]).ratio_to("UDP").unwrap().median, 2.0);
+        assert_eq!(measured(vec![]).ratio_to("nobody"), None);
+    }
+
+    #[test]
+    fn verdicts_compare_with_what_was_asked() {
+        let targets = vec![
+            Target::RatioAtLeast("UDP", 1.8),
+            Target::RatioAtLeast("UDP", 2.2),
+            Target::RatioAtMost("UDP", 1.9),
+            Target::AtMost(4.0),
+            Target::Within("UDP", 0.1),
+        ];
+        let met: Vec<bool> = measured(targets)
+            .verdicts()
+            .into_iter()
+            .map(|(_, _, met)| met)
+            .collect();
+        assert_eq!(met, [true, false, false, true, false]);
+    }
+}

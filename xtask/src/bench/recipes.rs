@@ -1,0 +1,376 @@
+//! What `cargo xtask bench core` compares, and by which programs and settings: the *recipe*.
+//!
+//! Every sample has a fresh bed, one receiver and one sender, each on a core of its own. The programs are those of
+//! `lm-bench`, in release mode; a receiver says `ready` on standard error as soon as a sender may start. All beds are
+//! the same [`BedConfig::default`]: two queues each way, no receive packet steering, no threaded NAPI, veth's own
+//! queueing. So the kernel's rows are the kernel's plain default, and what LM does to be fast it does itself:
+//!
+//! - XDP in the driver (native mode), where one CPU at a time runs a queue's program (invariant I3);
+//! - queue 0 carries small messages; the sender's core runs the receiver's kernel work inline, which is the shortest way
+//!   for a single packet;
+//! - where packets come in bulk the receiving core runs that work itself, by busy polling the queue through a UDP socket
+//!   that knows the queue's NAPI instance: the two cores then work side by side;
+//! - at most 192 packets in flight (veth's ring takes 256), 32 descriptors for each system call;
+//! - sender and receiver spin: a sleeping receiver costs a wake-up of tens of microseconds.
+//!
+//! `bench/RECIPE.md` tells how the same is done on real hosts.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{Comparison, Contender, Sample, Target, Unit, memory, yardsticks};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Side};
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// How long one throughput sample lasts, in seconds of the receiver's clock.
+pub(super) const SECONDS: f64 = 1.0;
+/// How long the sender goes on: its start, the receiver's warm-up, and some to spare.
+const SENDING_SECONDS: f64 = SECONDS + 1.0;
+/// Round trips of one sample.
+const ROUND_TRIPS: u32 = 20_000;
+/// Messages that LM's sender has under way. A window of packets is shared by them, so short messages need many.
+const MESSAGES_IN_FLIGHT: u32 = 64;
+/// Payload of a full UDP datagram that fits one packet of 1500 bytes.
+const FULL_PACKET: u32 = 1472;
+const PORT: u16 = 7168;
+/// Names that several comparisons share.
+const UDP_BLOCKING: &str = "kernel UDP, blocking";
+const UDP_SPINNING: &str = "kernel UDP, spinning";
+const BARE: &str = "bare AF_XDP";
+/// LM shall reach this part of what bare AF_XDP moves.
+const PART_OF_BARE: f64 = 0.85;
+/// How far our kernel programs may be from iperf3 and sockperf.
+const AGREEMENT: f64 = 0.10;
+
+/// What a sender and a receiver reported, as the JSON objects they printed.
+#[derive(Debug)]
+struct Reports {
+    /// The sender's, or the pinging side's.
+    sender: serde_json::Value,
+    /// The receiver's; `null` for one that was stopped.
+    receiver: serde_json::Value,
+}
+
+/// Starts `receiver` on the right host, waits until it is ready, runs `sender` on the left host to its end.
+/// A receiver with an end of its own is waited for; otherwise (`stop`) it is stopped.
+fn receive_and_send(
+    bed: &Bed,
+    programs: &Programs,
+    receiver: &[String],
+    sender: &[String],
+    stop: bool,
+) -> Result<Reports> {
+    let [sending, receiving] = two_cores();
+    let lm_bench = programs.path("lm-bench");
+    let limit = Duration::from_secs(30);
+    let launch = |words: &[String], core| Launch::new(&lm_bench).args(words).core(core).time_limit(limit);
+    let mut receiver = bed.right().spawn(launch(receiver, receiving))?;
+    receiver.await_text("ready")?;
+    let sender = bed.left().spawn(launch(sender, sending))?.finish()?.json()?;
+    let receiver = if stop {
+        receiver.stop()?;
+        serde_json::Value::Null
+    } else {
+        receiver.finish()?.json()?
+    };
+    Ok(Reports { sender, receiver })
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The receiver's `gbit_per_s` counts.
+fn stream_sample(reports: Reports) -> Result<Sample> {
+    let value = reports.receiver["gbit_per_s"].as_f64();
+    Ok(Sample {
+        value: value.context("the receiver reported no gbit_per_s")?,
+        report: json!({"sender": reports.sender, "receiver": reports.receiver}),
+    })
+}
+
+/// The pinging side's median counts.
+fn round_trip_sample(reports: Reports) -> Result<Sample> {
+    let value = reports.sender["rtt_us"]["p50"].as_f64();
+    Ok(Sample {
+        value: value.context("the sender reported no rtt_us.p50")?,
+        report: reports.sender,
+    })
+}
+
+fn receiver_address() -> String {
+    format!("{}:{PORT}", Side::Right.address())
+}
+
+/// The kernel's rows mean nothing where an XDP program looks at every packet.
+fn require_plain(bed: &Bed) -> Result<()> {
+    let plain = !bed.left().has_xdp_program()? && !bed.right().has_xdp_program()?;
+    ensure!(plain, "an XDP program is attached on the bed of a kernel row");
+    Ok(())
+}
+
+/// Kernel UDP as any program uses it: blocking calls, the kernel's own settings.
+fn udp_stream(message_len: u32) -> Contender {
+    let to = receiver_address();
+    let receiver = words(&format!("udp-recv --bind {to} --seconds {SECONDS}"));
+    let sender = words(&format!(
+        "udp-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS}"
+    ));
+    Contender {
+        name: UDP_BLOCKING,
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            require_plain(bed)?;
+            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+        }),
+    }
+}
+
+fn udp_round_trip(spin: bool) -> Contender {
+    let to = receiver_address();
+    let flag = if spin { " --spin" } else { "" };
+    let count = if spin { ROUND_TRIPS } else { ROUND_TRIPS / 4 };
+    let answering = words(&format!("udp-pong --bind {to}{flag}"));
+    let asking = words(&format!(
+        "udp-ping --to {to} --message-size 64 --count {count}{flag}"
+    ));
+    Contender {
+        name: if spin { UDP_SPINNING } else { UDP_BLOCKING },
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            require_plain(bed)?;
+            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
+        }),
+    }
+}
+
+fn lm_stream(message_len: u32) -> Contender {
+    let to = receiver_address();
+    let receiver = words(&format!(
+        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
+         --in-flight {}",
+        2 * MESSAGES_IN_FLIGHT
+    ));
+    let sender = words(&format!(
+        "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
+         --seconds {SENDING_SECONDS} --in-flight {MESSAGES_IN_FLIGHT}"
+    ));
+    Contender {
+        name: "LM",
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+        }),
+    }
+}
+
+fn lm_round_trip() -> Contender {
+    let to = receiver_address();
+    let answering = words(&format!("lm-pong --interface {INTERFACE} --port {PORT}"));
+    let asking = words(&format!(
+        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS}"
+    ));
+    Contender {
+        name: "LM",
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
+        }),
+    }
+}
+
+/// Whom a bare sender on the left host talks to, as its options.
+fn bare_addresses(bed: &Bed) -> Result<Vec<String>> {
+    let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
+    let (left, right) = (bed.left(), bed.right());
+    Ok(words(&format!(
+        "--to {} --to-mac {} --from {} --from-mac {}",
+        right.address(),
+        mac(right)?,
+        left.address(),
+        mac(left)?
+    )))
+}
+
+/// The most that packets of this payload reach without any protocol: the best recipe found for two cores.
+fn bare_stream(payload: u32) -> Contender {
+    Contender {
+        name: BARE,
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            let pace = PaceFile::new();
+            let both = format!(
+                "--interface {INTERFACE} --queue 1 --pace {}",
+                pace.path().display()
+            );
+            let receiver = words(&format!(
+                "bare-recv {both} --mode native --busy-poll udp --seconds {SECONDS}"
+            ));
+            let mut sender = words(&format!(
+                "bare-send {both} --payload {payload} --seconds {SENDING_SECONDS} --in-flight 192"
+            ));
+            sender.extend(bare_addresses(bed)?);
+            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+        }),
+    }
+}
+
+fn bare_round_trip() -> Contender {
+    Contender {
+        name: BARE,
+        bed: BedConfig::default(),
+        measure: Box::new(|bed, programs| {
+            let both = format!("--interface {INTERFACE} --queue 0 --mode native");
+            let answering = words(&format!("bare-pong {both}"));
+            let mut asking = words(&format!("bare-ping {both} --payload 64 --count {ROUND_TRIPS}"));
+            asking.extend(bare_addresses(bed)?);
+            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
+        }),
+    }
+}
+
+/// The file through which a bare receiver paces its sender; removed afterwards.
+struct PaceFile(PathBuf);
+
+impl PaceFile {
+    fn new() -> PaceFile {
+        PaceFile(std::env::temp_dir().join(format!("lm-bench-pace-{}", std::process::id())))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for PaceFile {
+    fn drop(&mut self) {
+        // A receiver that did not start has made none.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Streams of messages of one length: LM and kernel UDP.
+fn streams(key: &'static str, title: &'static str, message_len: u32, ratio: f64) -> Comparison {
+    Comparison {
+        key,
+        title,
+        unit: Unit::GbitPerSecond,
+        contenders: vec![lm_stream(message_len), udp_stream(message_len)],
+        targets: vec![Target::RatioAtLeast(UDP_BLOCKING, ratio)],
+        most_rounds: None,
+    }
+}
+
+/// Adds bare AF_XDP with the packets that such messages make.
+fn with_bare(mut comparison: Comparison, message_len: u32) -> Comparison {
+    comparison
+        .contenders
+        .push(bare_stream(message_len.min(FULL_PACKET)));
+    comparison.targets.push(Target::RatioAtLeast(BARE, PART_OF_BARE));
+    comparison
+}
+
+/// 64 KiB messages, as `cargo xtask run` shows them.
+pub fn throughput_64k() -> Comparison {
+    streams("throughput_64k", "throughput, 64 KiB", 65_536, 1.8)
+}
+
+/// 64-byte round trips, as `cargo xtask run` shows them.
+pub fn round_trip_64() -> Comparison {
+    Comparison {
+        key: "round_trip_64",
+        title: "round trip, 64 B, p50",
+        unit: Unit::Microseconds,
+        contenders: vec![lm_round_trip(), udp_round_trip(true), udp_round_trip(false)],
+        targets: vec![
+            Target::RatioAtMost(UDP_SPINNING, 0.70),
+            Target::RatioAtMost(UDP_BLOCKING, 0.10),
+        ],
+        most_rounds: None,
+    }
+}
+
+/// Our kernel program beside the one everybody knows; nothing where that is not installed.
+fn agreement(
+    key: &'static str,
+    title: &'static str,
+    unit: Unit,
+    ours: Contender,
+    other: Option<Contender>,
+) -> Option<Comparison> {
+    let other = other?;
+    let targets = vec![Target::Within(other.name, AGREEMENT)];
+    Some(Comparison {
+        key,
+        title,
+        unit,
+        contenders: vec![ours, other],
+        targets,
+        most_rounds: None,
+    })
+}
+
+/// Everything of `cargo xtask bench core`.
+pub fn core() -> Vec<Comparison> {
+    let mut round_trip = round_trip_64();
+    round_trip.contenders.push(bare_round_trip());
+    let mut comparisons = vec![
+        with_bare(streams("throughput_1k", "throughput, 1 KiB", 1024, 3.0), 1024),
+        with_bare(streams("throughput_7168", "throughput, 7168 B", 7168, 2.2), 7168),
+        with_bare(throughput_64k(), 65_536),
+        with_bare(
+            streams_for_show("throughput_1m", "throughput, 1 MiB", 1 << 20),
+            1 << 20,
+        ),
+        round_trip,
+        memory::one_gibibyte(),
+    ];
+    let datagram = |len: u32| len.min(65_507);
+    comparisons.extend(
+        [
+            agreement(
+                "check_1k",
+                "check: UDP, 1 KiB",
+                Unit::GbitPerSecond,
+                udp_stream(1024),
+                yardsticks::iperf3(1024),
+            ),
+            agreement(
+                "check_64k",
+                "check: UDP, 64 KiB",
+                Unit::GbitPerSecond,
+                udp_stream(65_536),
+                yardsticks::iperf3(datagram(65_536)),
+            ),
+            agreement(
+                "check_round_trip",
+                "check: UDP spinning, 64 B",
+                Unit::Microseconds,
+                udp_round_trip(true),
+                yardsticks::sockperf(true),
+            ),
+            agreement(
+                "check_round_trip_blocking",
+                "check: UDP blocking, 64 B",
+                Unit::Microseconds,
+                udp_round_trip(false),
+                yardsticks::sockperf(false),
+            ),
+        ]
+        .into_iter()
+        .flatten(),
+    );
+    comparisons
+}
+
+/// As [`streams`], with no target beside UDP.
+fn streams_for_show(key: &'static str, title: &'static str, message_len: u32) -> Comparison {
+    Comparison {
+        targets: Vec::new(),
+        ..streams(key, title, message_len, 0.0)
+    }
+}

@@ -1,0 +1,62 @@
+//! The command line: what `cargo xtask --help` shows, and the one place where errors become lines and exit codes.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::{bench, dist, hold, run as demonstration, verify};
+
+/// Builds, tests, demonstrates and measures this repository.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, max_term_width = 110)]
+#[command(
+    after_help = "Commands that make network namespaces need root and iproute2. Everything they make is removed\n\
+                        again at the end, after an error, and on Ctrl-C."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(demonstration::Arguments),
+    Test(verify::TestArguments),
+    Bench(bench::Arguments),
+    Bed(hold::Arguments),
+    Gate(verify::GateArguments),
+    /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
+    ///
+    /// Runs every step even if one fails, then says which did and what to do.
+    Ci,
+    Dist(dist::Arguments),
+    #[command(hide = true)]
+    UdpReceive(demonstration::UdpReceiveArguments),
+}
+
+/// Parses the command line and runs the command. Exit code 0: done; 1: failed, with one line on standard error;
+/// 2: wrong usage.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Run(arguments) => demonstration::run(&arguments),
+        Command::Test(arguments) => verify::test(&arguments),
+        Command::Bench(arguments) => bench::run(arguments),
+        Command::Bed(arguments) => hold::run(&arguments),
+        Command::Gate(arguments) => verify::gate(&arguments),
+        Command::Ci => verify::ci(),
+        Command::Dist(arguments) => dist::dist(&arguments),
+        Command::UdpReceive(arguments) => demonstration::udp_receive(&arguments),
+    }
+}

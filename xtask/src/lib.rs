@@ -1,0 +1,18 @@
+//! Automation of this repository: test beds, `run`, `test`, `bench`, the gate's build, checks, the tarball.
+//!
+//! `cargo xtask --help` is the manual. Everything here starts commands and programs and judges what they report;
+//! no crate of the product is linked in, so the automation builds even when the product does not.
+
+pub mod bed;
+pub mod bench;
+pub mod cli;
+pub mod content;
+pub mod dist;
+pub mod hold;
+pub mod machine;
+pub mod run;
+pub mod size;
+pub mod stats;
+pub mod table;
+pub mod verify;
+pub mod workspace;

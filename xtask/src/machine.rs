@@ -1,0 +1,118 @@
+//! What a result file says about the machine it was measured on, and how it is written.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+/// Kernel, processor, cores and time of this measurement.
+pub fn describe() -> Value {
+    let processor = std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    });
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let since_epoch = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    json!({
+        "kernel": kernel.trim(),
+        "processor": processor,
+        "cores": cores(),
+        "unix_time_s": since_epoch.as_secs(),
+        "revision": revision(),
+    })
+}
+
+/// Cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Two different cores for a sender and a receiver; the same one twice on a machine with one.
+pub fn two_cores() -> [usize; 2] {
+    let allowed = rustix::thread::sched_getaffinity(None).ok();
+    let mut cores = (0..1024).filter(|&core| allowed.as_ref().is_some_and(|set| set.is_set(core)));
+    let first = cores.next().unwrap_or(0);
+    [first, cores.next().unwrap_or(first)]
+}
+
+fn revision() -> Option<String> {
+    let mut git = std::process::Command::new("git");
+    git.current_dir(crate::workspace::root())
+        .args(["describe", "--always", "--dirty"]);
+    let output = git.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A result file that is written whole or not at all. Opened before anything is measured: that it cannot be
+/// written is better learnt then than after ten minutes.
+#[derive(Debug)]
+pub struct ResultFile {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+}
+
+impl ResultFile {
+    /// Opens `PATH.part` beside the file.
+    pub fn create(path: &Path) -> Result<ResultFile> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".part");
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).with_context(|| {
+            format!(
+                "cannot write {}; name a file in a folder that exists",
+                path.display()
+            )
+        })?;
+        Ok(ResultFile {
+            path: path.to_owned(),
+            partial,
+            file,
+        })
+    }
+
+    /// Writes the result and gives the file its name.
+    pub fn write(mut self, value: &Value) -> Result<()> {
+        (|| {
+            self.file.write_all(format!("{value:#}\n").as_bytes())?;
+            std::fs::rename(&self.partial, &self.path)
+        })()
+        .with_context(|| format!("cannot write {}", self.path.display()))?;
+        eprintln!("kept in {}", self.path.display());
+        Ok(())
+    }
+}
+
+impl Drop for ResultFile {
+    fn drop(&mut self) {
+        // After a successful write there is no such file any more.
+        let _ = std::fs::remove_file(&self.partial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_files_appear_whole_or_not_at_all() {
+        let folder = std::env::temp_dir().join(format!("xtask-result-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("r.json");
+        drop(ResultFile::create(&path).unwrap());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        ResultFile::create(&path)
+            .unwrap()
+            .write(&json!({"a": 1}))
+            .unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\n  \"a\": 1\n}\n");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let error = ResultFile::create(Path::new("/no/such/folder/r.json")).unwrap_err();
+        assert!(format!("{error:#}").contains("/no/such/folder/r.json"));
+    }
+}

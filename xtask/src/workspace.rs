@@ -1,0 +1,79 @@
+//! The workspace: where it is, how its programs are built, and which ones there are.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The folder with the workspace's `Cargo.toml`.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+}
+
+/// The cargo that started this program, or the one on the path.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end with its output shown; an exit code other than 0 is an error that names it.
+pub fn run(command: &mut Command) -> Result<()> {
+    let line = command_line(command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed ({status}); its own message is above");
+    }
+    Ok(())
+}
+
+/// The command as a user would type it.
+pub fn command_line(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = std::iter::once(program).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Where cargo puts what it builds: `CARGO_TARGET_DIR`, cargo's configuration or `target/`, as cargo itself says.
+pub fn target_dir() -> Result<PathBuf> {
+    let output = cargo()
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start `cargo metadata`")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("`cargo metadata` failed")?;
+    let folder = metadata["target_directory"]
+        .as_str()
+        .context("`cargo metadata` names no target directory")?;
+    Ok(PathBuf::from(folder))
+}
+
+/// The release builds of the tools.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    folder: PathBuf,
+}
+
+impl Programs {
+    /// Builds the tools in release mode.
+    pub fn build() -> Result<Programs> {
+        eprintln!("building the tools (release)");
+        run(cargo().args(["build", "--release", "--quiet", "--package", "lm-bench", "--bins"]))?;
+        Ok(Programs {
+            folder: target_dir()?.join("release"),
+        })
+    }
+
+    /// The path of `lm-send`, `lm-recv` or `lm-bench`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}

@@ -1,0 +1,145 @@
+//! The command line: refusals with a remedy, and the ordinary UDP receiver of `run --wire ipfrag`.
+
+use std::net::UdpSocket;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use xtask::bed::{Bed, BedConfig, Launch};
+
+fn skipped() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return false;
+    }
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "not root, and CI=true allows no skipped test"
+    );
+    println!("SKIPPED: not root; network namespaces need it");
+    true
+}
+
+/// A folder of this test, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(purpose: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("xtask-{purpose}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The only line a failing command says, and its exit code.
+fn refusal(output: &Output) -> (String, Option<i32>) {
+    let text = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+    assert_eq!(text.lines().count(), 1, "one line: {text}");
+    (text, output.status.code())
+}
+
+#[test]
+fn users_who_are_not_root_are_told_what_to_do() {
+    let folder = Folder::new("cli");
+    // The build's folder may be closed to other users.
+    let program = folder.0.join("xtask");
+    std::fs::copy(env!("CARGO_BIN_EXE_xtask"), &program).unwrap();
+    for command in [&["run"][..], &["bed"], &["bench", "core"]] {
+        let mut xtask = Command::new(&program);
+        if rustix::process::geteuid().is_root() {
+            xtask.uid(65534).gid(65534);
+        }
+        let (line, code) = refusal(&xtask.args(command).output().unwrap());
+        assert!(
+            line.starts_with("error: not root") && line.contains("sudo"),
+            "{line}"
+        );
+        assert_eq!(code, Some(1));
+    }
+}
+
+#[test]
+fn a_machine_without_iproute2_is_told_what_to_install() {
+    if skipped() {
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .arg("bed")
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let (line, code) = refusal(&output);
+    assert!(line.contains("install iproute2"), "{line}");
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn an_unwritable_result_file_is_refused_before_anything_runs() {
+    if skipped() {
+        return;
+    }
+    for command in [&["run"][..], &["bench", "core"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .args(command)
+            .args(["--json", "/no/such/folder/result.json"])
+            .output()
+            .unwrap();
+        let (line, code) = refusal(&output);
+        assert!(line.contains("/no/such/folder/result.json"), "{line}");
+        assert_eq!(code, Some(1));
+    }
+}
+
+#[test]
+fn an_interface_without_a_peer_is_wrong_usage() {
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["run", "--interface", "lo"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--peer"));
+}
+
+#[test]
+fn the_ordinary_udp_receiver_keeps_what_arrives() {
+    if skipped() {
+        return;
+    }
+    let folder = Folder::new("udp");
+    let received = folder.0.join("received");
+    let bed = Bed::new(&BedConfig::default()).unwrap();
+    let content: Vec<u8> = (0..300_000_u32)
+        .flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes())
+        .collect();
+    for sent_len in [content.len(), content.len() - 1] {
+        let to = (bed.right().address(), 7168);
+        let receiver = Launch::new(env!("CARGO_BIN_EXE_xtask"))
+            .args([
+                "udp-receive",
+                "--bind",
+                "198.18.0.2:7168",
+                "--bytes",
+                &content.len().to_string(),
+                "--output",
+            ])
+            .arg(&received)
+            .time_limit(Duration::from_secs(30));
+        let mut receiver = bed.right().spawn(receiver).unwrap();
+        receiver.await_udp_port(7168).unwrap();
+        let socket = bed.left().enter(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
+        for datagram in content[..sent_len].chunks(65_507) {
+            socket.send_to(datagram, to).unwrap();
+        }
+        // One byte too few, and the receiver ends by its idle limit.
+        let report = receiver.finish().unwrap().json().unwrap();
+        assert_eq!(report["bytes"], sent_len);
+        assert_eq!(report["datagrams"], sent_len.div_ceil(65_507));
+        assert_eq!(std::fs::read(&received).unwrap(), content[..sent_len]);
+    }
+}
