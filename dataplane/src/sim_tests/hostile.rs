@@ -241,12 +241,12 @@ fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
     packet(dice, to, PORT, &header, &payload)
 }
 
-/// A real packet, repeated with some of its header changed; its payload stays. Behind a fragment's key nothing is
-/// changed: that would be another fragment of the session.
+/// A real packet, repeated with some of its header changed; its payload stays. Behind the key of a fragment or an
+/// announcement nothing is changed: that would be another one of the session, and nobody could tell.
 fn mutated(dice: &mut Dice, packet: &[u8]) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     let is_fragment = bytes.get(20).is_some_and(|b| b & 0x3f != 0);
-    let is_data = is_fragment || bytes.get(UDP_HEADERS_LEN) == Some(&0x11);
+    let is_data = is_fragment || matches!(bytes.get(UDP_HEADERS_LEN), Some(&(0x11 | 0x14)));
     let end = match (is_fragment, is_data) {
         // The message begins right behind IP's header, in all but the first.
         (true, _) => UDP_HEADERS_LEN - 8,

@@ -76,14 +76,8 @@ fn expect(mut bed: Bed, violation: Violation) {
             Err(failure) => break failure,
         }
     };
-    assert!(matches!(
-        failure,
-        RecvError::Incomplete {
-            number: 1,
-            tag: 2,
-            ..
-        }
-    ));
+    // Its number is drawn by chance on the ipfrag wire; the tag is the sender's.
+    assert!(matches!(failure, RecvError::Incomplete { tag: 2, .. }));
     let found: BTreeMap<_, _> = bed.hosts[1].counters.violations.iter().collect();
     for kind in Violation::ALL {
         assert_eq!(found[kind.as_str()], u64::from(kind == violation), "{kind:?}");
