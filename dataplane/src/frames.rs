@@ -35,20 +35,27 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct FramePool {
     start: u64,
-    frame_len: u32,
+    /// log2 of a frame's length: positions are asked for several times for every packet, and a division is felt.
+    frame_shift: u32,
     count: u32,
     free: Vec<u32>,
 }
 
 impl FramePool {
-    /// `count` frames of `frame_len` bytes each, one after the other from UMEM address `start`.
+    /// `count` frames of `frame_len` bytes each, a power of two, one after the other from UMEM address `start`.
     pub(crate) fn new(start: u64, frame_len: u32, count: u32) -> FramePool {
+        assert!(frame_len.is_power_of_two(), "frames of {frame_len} bytes");
         FramePool {
             start,
-            frame_len,
+            frame_shift: frame_len.ilog2(),
             count,
             free: (0..count).rev().collect(),
         }
+    }
+
+    #[inline]
+    fn at(&self, index: u64) -> u64 {
+        self.start + (index << self.frame_shift)
     }
 
     /// Takes a free frame.
@@ -56,14 +63,14 @@ impl FramePool {
     pub(crate) fn take(&mut self) -> Option<Frame> {
         let index = self.free.pop()?;
         Some(Frame {
-            address: self.start + u64::from(index) * u64::from(self.frame_len),
+            address: self.at(u64::from(index)),
         })
     }
 
     /// Gives a frame back.
     #[inline]
     pub(crate) fn put(&mut self, frame: Frame) {
-        let index = (frame.address - self.start) / u64::from(self.frame_len);
+        let index = (frame.address - self.start) >> self.frame_shift;
         assert!(
             self.free.len() < self.count as usize,
             "more frames came back than there are"
@@ -76,9 +83,9 @@ impl FramePool {
     #[inline]
     pub(crate) fn reclaim(&self, address: u64) -> Option<Frame> {
         let offset = address.checked_sub(self.start)?;
-        let index = offset / u64::from(self.frame_len);
+        let index = offset >> self.frame_shift;
         (index < u64::from(self.count)).then(|| Frame {
-            address: self.start + index * u64::from(self.frame_len),
+            address: self.at(index),
         })
     }
 
@@ -87,14 +94,14 @@ impl FramePool {
     pub(crate) fn reclaim_index(&self, index: usize) -> Frame {
         debug_assert!(index < self.count as usize);
         Frame {
-            address: self.start + index as u64 * u64::from(self.frame_len),
+            address: self.at(index as u64),
         }
     }
 
     /// Position of the frame in which `address` lies.
     #[inline]
     pub(crate) fn index_of(&self, address: u64) -> Option<usize> {
-        let index = address.checked_sub(self.start)? / u64::from(self.frame_len);
+        let index = address.checked_sub(self.start)? >> self.frame_shift;
         (index < u64::from(self.count)).then_some(index as usize)
     }
 
@@ -107,7 +114,7 @@ impl FramePool {
     /// First byte behind the last frame.
     #[cfg(test)]
     pub(crate) fn end(&self) -> u64 {
-        self.start + u64::from(self.frame_len) * u64::from(self.count)
+        self.at(u64::from(self.count))
     }
 
     /// Number of frames, free or not.

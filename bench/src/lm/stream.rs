@@ -57,6 +57,9 @@ pub struct SendReport {
     pub receiver: Value,
 }
 
+/// The receiver looks at its clock once in so many bytes: for each small message it would be felt.
+const BYTES_PER_LOOK: u64 = 16 << 10;
+
 /// Arguments of `lm-stream-recv`.
 #[derive(Debug, Clone, Args)]
 pub struct ReceiveArgs {
@@ -182,6 +185,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
     ready();
     let (mut bytes, mut messages, mut incomplete) = (0_u64, 0_u64, 0_u64);
     let mut started: Option<Instant> = None;
+    let mut since_look = 0_u64;
     let mut counts_from: Option<(Instant, u64)> = None;
     loop {
         let silence = started.map(|_| SILENCE);
@@ -204,7 +208,12 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
         let peer = message.peer();
         bytes += message.len() as u64;
         messages += 1;
+        since_look += message.len() as u64;
         drop(message);
+        if started.is_some() && since_look < BYTES_PER_LOOK {
+            continue;
+        }
+        since_look = 0;
         let now = Instant::now();
         let started = *started.get_or_insert(now);
         match counts_from {

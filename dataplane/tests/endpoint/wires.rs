@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use lm_dataplane::{ConnectError, ConnectOptions, EndpointConfig, LoanError, Outcome};
@@ -72,6 +73,21 @@ fn ip_fragments_land_as_well() {
     );
 }
 
+/// Makes room for so many bytes, beyond the system's limit.
+fn receive_buffer(socket: &UdpSocket, len: libc::c_int) {
+    // SAFETY: the value is a live c_int of the length given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            (&raw const len).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// The receiver is the kernel: it reassembles what comes last fragment first.
 #[test]
 fn an_ordinary_socket_receives_whole_datagrams() {
@@ -116,6 +132,9 @@ fn an_ordinary_socket_receives_whole_datagrams() {
         |start, _over| {
             let socket = UdpSocket::bind(to).unwrap();
             socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            // All of them fit although nobody reads: on a busy machine this thread may come late, and the kernel drops
+            // what the default does not hold.
+            receive_buffer(&socket, 4 << 20);
             start.meet();
             let mut space = vec![0; 70_000];
             for (tag, &len) in (0..).zip(&lengths) {

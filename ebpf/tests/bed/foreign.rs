@@ -6,10 +6,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const PROG_LOAD: i64 = 5;
 const OBJ_GET_INFO_BY_FD: i64 = 15;
 const LINK_CREATE: i64 = 28;
+const LINK_DETACH: i64 = 34;
 
 pub(crate) struct Program {
     program: OwnedFd,
-    _link: OwnedFd,
+    link: OwnedFd,
 }
 
 /// bpf(2) with an attribute of 32-bit words that makes a descriptor or returns 0.
@@ -59,7 +60,7 @@ impl Program {
         );
         // SAFETY: as above.
         let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        Program { program, _link: link }
+        Program { program, link }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -72,5 +73,12 @@ impl Program {
             ],
         );
         info[1]
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Closing is not enough at once: a child that another test is starting holds a copy until it runs its program.
+        bpf(LINK_DETACH, &mut [words(self.link.as_raw_fd() as u32, 0)]);
     }
 }

@@ -32,8 +32,19 @@ pub(super) const SECONDS: f64 = 1.0;
 const SENDING_SECONDS: f64 = SECONDS + 1.0;
 /// Round trips of one sample.
 const ROUND_TRIPS: u32 = 20_000;
-/// Messages that LM's sender has under way. A window of packets is shared by them, so short messages need many.
-const MESSAGES_IN_FLIGHT: u32 = 64;
+/// Messages that LM's sender has under way. A window of packets is shared by them, so short messages need many; but what
+/// is under way should stay in the core's cache: 64 KiB messages run 3 to 8 % faster by 16 than by 64.
+const fn messages_in_flight(message_len: u32) -> u32 {
+    const TOGETHER: u32 = 1 << 20;
+    let count = TOGETHER / message_len;
+    if count < 4 {
+        4
+    } else if count > 64 {
+        64
+    } else {
+        count
+    }
+}
 /// Payload of a full UDP datagram that fits one packet of 1500 bytes.
 const FULL_PACKET: u32 = 1472;
 const PORT: u16 = 7168;
@@ -150,14 +161,15 @@ fn udp_round_trip(spin: bool) -> Contender {
 
 fn lm_stream(message_len: u32) -> Contender {
     let to = receiver_address();
+    let in_flight = messages_in_flight(message_len);
     let receiver = words(&format!(
         "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
          --in-flight {}",
-        2 * MESSAGES_IN_FLIGHT
+        2 * in_flight
     ));
     let sender = words(&format!(
         "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {SENDING_SECONDS} --in-flight {MESSAGES_IN_FLIGHT}"
+         --seconds {SENDING_SECONDS} --in-flight {in_flight}"
     ));
     Contender {
         name: "LM",
