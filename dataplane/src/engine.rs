@@ -469,7 +469,9 @@ impl<N: Nic> Engine<N> {
         if let Some(landing) = &mut self.landing
             && let Some(inbound) = &mut landing.inbound
         {
-            let ring_len = landing.rx.ring_len();
+            // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
+            // then used again while it is in the cache.
+            let posted_max = (landing.rx.ring_len()).min(self.fixed.on_the_way.saturating_mul(2));
             let awaited = inbound.awaits_packets();
             inbound.post(
                 &mut landing.fill,
@@ -477,7 +479,7 @@ impl<N: Nic> Engine<N> {
                 &mut landing.order,
                 &mut landing.arena,
                 &mut landing.chosen,
-                ring_len,
+                posted_max,
             );
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() {

@@ -256,8 +256,8 @@ impl Inbound {
         true
     }
 
-    /// Posts as many fill entries as rings, memory and I5 allow, in the session's packet order. Regions that
-    /// the application chose (`chosen`) are used before the arena.
+    /// Posts as many fill entries as rings, memory and I5 allow, in the session's packet order, so that at most
+    /// `posted_max` are out. Regions that the application chose (`chosen`) are used before the arena.
     pub(crate) fn post(
         &mut self,
         fill: &mut FillRing,
@@ -265,11 +265,11 @@ impl Inbound {
         order: &mut ChannelOrder,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
-        rx_ring_len: u32,
+        posted_max: u32,
     ) -> u32 {
-        // I3d: the RX ring has room for everything that is posted.
+        // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
         let in_ring = (order.posted - order.received) as u32;
-        let room = rx_ring_len.saturating_sub(in_ring);
+        let room = posted_max.saturating_sub(in_ring);
         let room = fill.free(room.min(fill.ring_len())).min(room);
         let window_len = self.terms.window.fragments();
         let mut written = 0;
