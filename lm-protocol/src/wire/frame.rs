@@ -79,6 +79,7 @@ impl Frame<'_> {
     }
 
     /// The addressing of this frame, as its sender wrote it (`.reversed()` for a reply); `None` without ports.
+    #[inline]
     pub fn addressing(&self) -> Option<Addressing> {
         let (src_port, dst_port) = self.ports()?;
         Some(Addressing {
@@ -101,6 +102,7 @@ impl Frame<'_> {
 /// # Errors
 ///
 /// [`ParseError`]: the first thing that is wrong, from the outside in.
+#[inline]
 pub fn parse_frame(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
     let (ethernet, rest) = EthernetRepr::parse(bytes)?;
     if ethernet.ethertype != ETHERTYPE_IPV4 {
