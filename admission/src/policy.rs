@@ -117,6 +117,7 @@ mod tests {
             max_message_len,
             window: WindowShape::DEFAULT,
             messages_in_flight: 1,
+            paced: false,
         });
         let from = SocketAddrV4::new(SENDER, 40_001);
         Grantor::new(&[1]).handle(from, 7, &request, Time::ZERO, policy, &mut Willing)

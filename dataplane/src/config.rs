@@ -20,6 +20,8 @@ pub(crate) const TRANSMIT_FRAMES_FOR_CONTROL: u32 = 128;
 pub(crate) const TRANSMIT_RING_LEN: u32 = 2048;
 /// Fill and RX ring of a landing channel, in descriptors: 2^15 fragments of 1448 bytes are 45 MiB.
 pub(crate) const LANDING_RING_LEN: u32 = 1 << 15;
+/// The same on veth, where no more than twice [`ON_THE_WAY_PACED`] are ever posted: short rings stay in the cache.
+pub(crate) const LANDING_RING_LEN_VETH: u32 = 2048;
 /// Peers that an endpoint knows at once; a silent one makes room for a new one.
 pub(crate) const PEERS_MAX: usize = 1024;
 /// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
@@ -40,8 +42,9 @@ pub(crate) const LANDING_LEN_SHARED: u64 = 48 << 20;
 /// several drivers keep another 320 at its end (`skb_shared_info`), so 3500 works and 3520 does not.
 pub(crate) const MTU_MAX: u16 = 3498;
 
-/// General frames posted at once, for each peer: more than its eager credit, few enough to stay in the cache.
-pub(crate) const GENERAL_FRAMES_PER_PEER: u32 = 256;
+/// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
+/// cache.
+pub(crate) const GENERAL_FRAMES_SPARE: u32 = 128;
 /// General frames that are never posted: datagrams of the kernel's socket are received into them, and come however
 /// many peers the general channel posts for.
 pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
@@ -49,6 +52,9 @@ pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
 pub(crate) const PLAIN_IN_FLIGHT: u32 = 128;
 /// Packets on the way to a veth device.
 pub(crate) const ON_THE_WAY_VETH: u32 = 192;
+/// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
+/// while the next credit is under way.
+pub(crate) const ON_THE_WAY_PACED: u32 = 2 * ON_THE_WAY_VETH;
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
 pub(crate) const PLAIN_FRAGMENTS_MAX: u32 = 128;
@@ -121,10 +127,12 @@ pub struct EndpointConfig {
     /// Memory for messages being sent, in bytes.
     pub send_len: u64,
     /// Packets handed to the driver and not yet completed, per channel. Completions are looked at only when half of
-    /// these are out: the kernel writes that cache line for every packet.
+    /// these are out: the kernel writes that cache line for every packet. On veth 192 at most: a completion means there
+    /// that the packet has left the ring of 256 entries at the far end.
     pub tx_in_flight: u32,
     /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
-    /// between can hold. 192 on veth, whose ring has 256 entries, when `None`, and as many as are posted elsewhere.
+    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 384 from a sender that counts its
+    /// completions there, and as many as are posted elsewhere.
     pub packets_on_the_way: Option<u32>,
     /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
     /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.

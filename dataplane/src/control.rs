@@ -195,6 +195,7 @@ impl<N: Nic> Engine<N> {
             max_message_len: options.max_message_len,
             window: self.fixed.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+            paced: self.fixed.paced,
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
@@ -496,7 +497,7 @@ impl<N: Nic> Engine<N> {
         }
         // Its place in the list is the channel's name, so the new one must take it.
         let (tx, completion) = self.transmit.remove(transmit).into_rings();
-        let config = landing_channel(queue, registered_len);
+        let config = landing_channel(queue, registered_len, self.fixed.landing_ring_len);
         let old = Channel {
             queue,
             fill,
@@ -658,6 +659,7 @@ impl<N: Nic> Landing for Engine<N> {
             prefix: 0,
             first_message,
             messages_in_flight,
+            on_the_way: self.fixed.on_the_way.of(request.paced),
             max_message_len: request.max_message_len,
             registered_len: 0,
             one_processor: self.fixed.one_processor,
@@ -738,13 +740,13 @@ impl<N: Nic> Landing for Engine<N> {
 }
 
 /// The rings and the role of a landing channel.
-pub(crate) fn landing_channel(queue: u32, registered_len: u64) -> ChannelConfig {
+pub(crate) fn landing_channel(queue: u32, registered_len: u64, ring_len: u32) -> ChannelConfig {
     ChannelConfig {
         queue,
         role: Role::Landing,
         registered_len,
-        fill_len: LANDING_RING_LEN,
-        rx_len: LANDING_RING_LEN,
+        fill_len: ring_len,
+        rx_len: ring_len,
         tx_len: TRANSMIT_RING_LEN,
         completion_len: TRANSMIT_RING_LEN,
     }

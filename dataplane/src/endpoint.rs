@@ -14,10 +14,13 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 
 use crate::capture::Capture;
-use crate::config::{ConnectOptions, EndpointConfig, MTU_MAX, ON_THE_WAY_VETH};
+use crate::config::{
+    ConnectOptions, EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_MAX, ON_THE_WAY_PACED,
+    ON_THE_WAY_VETH,
+};
 use crate::control::random_u64;
 use crate::counters::Counters;
-use crate::engine::{Engine, Fixed};
+use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
 use crate::idle::{Idle, IdleStep};
 use crate::interface::Interface;
@@ -138,7 +141,15 @@ impl Endpoint {
             ));
         }
 
-        let parts = Parts::open(&mut nic, config, &plan, queues)?;
+        let mut config = config.clone();
+        let landing_ring_len = match veth {
+            true => LANDING_RING_LEN_VETH,
+            false => LANDING_RING_LEN,
+        };
+        if veth {
+            config.tx_in_flight = config.tx_in_flight.min(ON_THE_WAY_VETH);
+        }
+        let parts = Parts::open(&mut nic, &config, &plan, queues, landing_ring_len)?;
         if nic.effective_mode() == EffectiveMode::ZeroCopy && parts.landing.is_some() {
             return Err(OpenError::Config(format!(
                 "landing in zero-copy mode is not supported by this version; use copy mode on {}",
@@ -160,9 +171,22 @@ impl Endpoint {
             chunk_len: plan.chunk_len,
             window,
             one_processor: generic,
-            on_the_way: config
-                .packets_on_the_way
-                .unwrap_or(if veth { ON_THE_WAY_VETH } else { u32::MAX }),
+            paced: veth,
+            on_the_way: match config.packets_on_the_way {
+                Some(packets) => OnTheWay {
+                    paced: packets,
+                    unpaced: packets,
+                },
+                None if veth => OnTheWay {
+                    paced: ON_THE_WAY_PACED,
+                    unpaced: ON_THE_WAY_VETH,
+                },
+                None => OnTheWay {
+                    paced: u32::MAX,
+                    unpaced: u32::MAX,
+                },
+            },
+            landing_ring_len,
             transmit_registered_len: plan.landing_arena,
         };
         let capture = match &config.capture {
@@ -173,12 +197,13 @@ impl Endpoint {
             None => None,
         };
         let landing_start = plan.landing_arena;
-        let mut engine = parts.into_engine(nic, config.clone(), fixed, umem, &plan, admit);
+        let idle = Idle::new(config.idle);
+        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
         engine.capture = capture;
         let mut endpoint = Endpoint {
             engine,
             clock: Instant::now(),
-            idle: Idle::new(config.idle),
+            idle,
             interface,
             warnings,
             landing_start,

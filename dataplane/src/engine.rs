@@ -29,7 +29,7 @@ use crate::arena::Arena;
 use crate::capture::Capture;
 use crate::channel::Transmit;
 use crate::config::{
-    EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_PER_PEER, RECEIVE_BURST, TRANSMIT_BURST,
+    EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE, RECEIVE_BURST, TRANSMIT_BURST,
 };
 use crate::control::{Applying, CONTROL_PER_LOOK, Grants, Leaving};
 use crate::counters::Counters;
@@ -42,7 +42,7 @@ use crate::message::Message;
 use crate::nic::Nic;
 use crate::outbound::{Completion, OutgoingTable};
 use crate::packets::DATAGRAMS_PER_LOOK;
-use crate::peer::Peers;
+use crate::peer::{EAGER_CREDIT_PACED, Peers};
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
 use crate::udp::Port;
@@ -107,6 +107,21 @@ pub(crate) struct Told {
     pub(crate) changed_ns: u64,
 }
 
+/// Packets that a sender may have on the way to us.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnTheWay {
+    /// From a sender that bounds by itself what lies in the path's queues.
+    pub(crate) paced: u32,
+    /// From any other.
+    pub(crate) unpaced: u32,
+}
+
+impl OnTheWay {
+    pub(crate) fn of(&self, paced: bool) -> u32 {
+        if paced { self.paced } else { self.unpaced }
+    }
+}
+
 /// Constants of the endpoint, fixed at open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fixed {
@@ -124,8 +139,10 @@ pub(crate) struct Fixed {
     pub(crate) chunk_len: u32,
     pub(crate) window: WindowShape,
     pub(crate) one_processor: bool,
-    /// Packets that a sender may have on the way to us.
-    pub(crate) on_the_way: u32,
+    /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
+    pub(crate) paced: bool,
+    pub(crate) on_the_way: OnTheWay,
+    pub(crate) landing_ring_len: u32,
     /// What a channel that only sends registers: everything before the landing arena.
     pub(crate) transmit_registered_len: u64,
 }
@@ -450,7 +467,7 @@ impl<N: Nic> Engine<N> {
         if let Some(general) = &mut self.general {
             // The frames used last come first, and only as many as the peers' credits allow: a short list of
             // frames stays in the cache.
-            let target = GENERAL_FRAMES_PER_PEER * (1 + self.peers.len() as u32);
+            let target = GENERAL_FRAMES_SPARE + EAGER_CREDIT_PACED * self.peers.len().max(1) as u32;
             let posted = general.fill.produced().wrapping_sub(general.received);
             let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
             let wanted = target.saturating_sub(posted).min(free);
@@ -471,7 +488,7 @@ impl<N: Nic> Engine<N> {
         {
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
-            let posted_max = (landing.rx.ring_len()).min(self.fixed.on_the_way.saturating_mul(2));
+            let posted_max = (landing.rx.ring_len()).min(inbound.terms.on_the_way.saturating_mul(2));
             let awaited = inbound.awaits_packets();
             inbound.post(
                 &mut landing.fill,

@@ -158,6 +158,8 @@ pub(crate) struct InboundTerms {
     pub(crate) prefix: u8,
     pub(crate) first_message: u32,
     pub(crate) messages_in_flight: u32,
+    /// Packets that the sender may have on the way.
+    pub(crate) on_the_way: u32,
     pub(crate) max_message_len: u64,
     pub(crate) registered_len: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).

@@ -151,6 +151,7 @@ impl Parts {
         config: &EndpointConfig,
         plan: &MemoryPlan,
         queues: Queues,
+        landing_ring_len: u32,
     ) -> Result<Parts, OpenError> {
         let mut transmit = Vec::with_capacity(8);
         let mut general = None;
@@ -180,7 +181,7 @@ impl Parts {
         let mut landing = None;
         if let Some(queue) = queues.landing {
             let registered_len = plan.landing_arena + plan.landing_len;
-            let channel = nic.open_channel(&landing_channel(queue, registered_len))?;
+            let channel = nic.open_channel(&landing_channel(queue, registered_len, landing_ring_len))?;
             let log = nic.log(queue)?;
             let at = log.producer();
             landing = Some(LandingSide {

@@ -15,7 +15,7 @@ use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::frames::Frame;
 use crate::message::Message;
 use crate::nic::Nic;
-use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_NEVER_NEXT, EagerIn};
+use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn};
 use crate::release::Released;
 use crate::udp::{Port, UdpEvent};
 
@@ -24,7 +24,7 @@ pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 /// A sender with fewer packets of credit left is told of more at once.
 const LOW_CREDIT: u32 = 16;
 /// So much more credit is told at once: a third of what may be on the way on veth.
-const CREDIT_STEP: u32 = 64;
+const CREDIT_STEP: u32 = 96;
 /// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
 const ANNOUNCEMENTS_PER_PACKET: usize = 64;
 
@@ -125,13 +125,14 @@ impl<N: Nic> Engine<N> {
                 sender_id,
                 number,
                 tag,
+                paced,
             } => {
                 let address = self.address_in_umem(payload);
                 let len = payload.len() as u64;
                 self.take_eager(
                     frame,
                     addressing,
-                    (sender_id, number, tag),
+                    (sender_id, number, tag, paced),
                     (address, len),
                     now_ns,
                 );
@@ -178,7 +179,7 @@ impl<N: Nic> Engine<N> {
         &mut self,
         frame: Frame,
         addressing: Addressing,
-        (sender_id, number, tag): (u64, u32, u64),
+        (sender_id, number, tag, paced): (u64, u32, u64, bool),
         (address, len): (u64, u64),
         now_ns: u64,
     ) {
@@ -210,6 +211,7 @@ impl<N: Nic> Engine<N> {
         }
         let eager = &mut peer.eager_in;
         eager.last_ns = now_ns;
+        eager.paced = paced;
         if !peer.acknowledgement_due {
             peer.acknowledgement_due = true;
             self.acknowledge.push_back(index);
@@ -359,8 +361,11 @@ impl<N: Nic> Engine<N> {
                 break;
             };
             let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET).saturating_sub(self.frames_held);
-            let allowance = EAGER_CREDIT_MAX.min(free / 4);
             let eager = &self.peers.at(index).eager_in;
+            let allowance = match eager.paced {
+                true => EAGER_CREDIT_PACED.min(free / 4),
+                false => EAGER_CREDIT_MAX.min(free / 4),
+            };
             let limit = serial::later(eager.told_limit, eager.next.wrapping_add(allowance));
             let quiet = now_ns.saturating_sub(eager.last_ns) >= patience_ns(idle);
             let owed = eager.unacknowledged() > 0 || eager.repeat;
@@ -395,7 +400,7 @@ impl<N: Nic> Engine<N> {
         let Some(landing) = &mut self.landing else { return };
         let Some(inbound) = &landing.inbound else { return };
         let told = &mut landing.told;
-        let limit = inbound.credit(self.fixed.on_the_way);
+        let limit = inbound.credit(inbound.terms.on_the_way);
         let more = limit.wrapping_sub(told.packet_limit);
         let left = told.packet_limit.wrapping_sub(inbound.received_packets());
         let settled = inbound.delivered.wrapping_sub(told.delivered);

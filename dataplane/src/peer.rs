@@ -24,10 +24,12 @@ pub(crate) const EAGER_CREDIT_INITIAL: u32 = 64;
 /// Eager messages that a peer may have unacknowledged at most.
 /// veth's ring has 256 entries, and the sender's credit is what keeps it from overflowing.
 pub(crate) const EAGER_CREDIT_MAX: u32 = 192;
+/// The same from a peer whose own transmit completions do that.
+pub(crate) const EAGER_CREDIT_PACED: u32 = 2 * EAGER_CREDIT_MAX;
 /// How old the number of the empty message is that asks where the receiver is: never the next one.
 pub(crate) const EAGER_NEVER_NEXT: u32 = 1 << 30;
 /// Acknowledge at the latest after this many eager messages.
-pub(crate) const EAGER_ACK_EVERY: u32 = 48;
+pub(crate) const EAGER_ACK_EVERY: u32 = 96;
 
 /// Our eager messages to a peer.
 #[derive(Debug)]
@@ -96,6 +98,8 @@ pub(crate) struct EagerIn {
     pub(crate) told_limit: u32,
     /// When the last one arrived.
     pub(crate) last_ns: u64,
+    /// Its transmit completions bound what it has on the way.
+    pub(crate) paced: bool,
     /// Something was dropped that the peer may be waiting for: say again where we are.
     pub(crate) repeat: bool,
 }

@@ -190,6 +190,7 @@ impl<N: Nic> Engine<N> {
             sender_id,
             number,
             tag,
+            paced: self.fixed.paced,
         };
         let fragment = geometry.fragment(0);
         let packet = start + geometry.tx_frame_offset(0);

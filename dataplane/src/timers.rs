@@ -97,6 +97,7 @@ impl<N: Nic> Engine<N> {
                     sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
                     number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
                     tag: 0,
+                    paced: self.fixed.paced,
                 };
                 self.send_packet(index, &header, &[]);
             }

@@ -256,6 +256,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
             sender_id: 9,
             number: 1,
             tag: 7,
+            paced: false,
         },
         b"small",
     );
@@ -518,6 +519,7 @@ fn packets_cross_by_hand_and_in_turn() {
                 sender_id: 1,
                 number,
                 tag: 0,
+                paced: false,
             },
             &[number as u8; 8],
         )
@@ -559,6 +561,7 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
             sender_id: 1,
             number: 1,
             tag: 0,
+            paced: false,
         },
         &[1; 8],
     );

@@ -22,7 +22,7 @@
 
 use crate::geometry::{GeometryError, IpVersion, Layout, LinkShape, Wire};
 use crate::window::{WindowError, WindowShape};
-use crate::wire::lm::{self, LmError, LmHeader};
+use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
 use core::fmt;
 use core::time::Duration;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
@@ -54,7 +54,7 @@ const ANY_QUEUE: u16 = 0xffff;
 /// ```text
 ///  0               8       10      12  13  14  15  16              24      28      32
 /// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
-/// |   sender id   |data pt|  mtu  |wir|fam|tag| 0 | max msg len   |window |in flt |
+/// |   sender id   |data pt|  mtu  |wir|fam|tag|flg| max msg len   |window |in flt |
 /// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,9 @@ pub struct Request {
     pub window: WindowShape,
     /// Messages that it would like to have under way at once.
     pub messages_in_flight: u32,
+    /// Flag 1: the sender counts what it has on the way by its own transmit completions; see
+    /// [`FLAG_PACED`](crate::wire::lm::FLAG_PACED).
+    pub paced: bool,
 }
 
 /// LM_ACQ_OK: "the LM_REQ request is accepted".
@@ -295,7 +298,7 @@ struct RawRequest {
     wire: u8,
     family: u8,
     vlan_tags: u8,
-    reserved: u8,
+    flags: u8,
     max_message_len: U64,
     window_fragments: U32,
     messages_in_flight: U32,
@@ -514,7 +517,7 @@ impl From<Request> for RawRequest {
             wire: request.wire.to_u8(),
             family: request.link.ip.to_u8(),
             vlan_tags: request.link.vlan_tags,
-            reserved: 0,
+            flags: if request.paced { FLAG_PACED } else { 0 },
             max_message_len: U64::new(request.max_message_len),
             window_fragments: U32::new(request.window.fragments()),
             messages_in_flight: U32::new(request.messages_in_flight),
@@ -535,6 +538,7 @@ impl TryFrom<RawRequest> for Request {
             max_message_len: raw.max_message_len.get(),
             window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
             messages_in_flight: raw.messages_in_flight.get(),
+            paced: raw.flags & FLAG_PACED != 0,
         })
     }
 }

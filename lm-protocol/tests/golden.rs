@@ -172,9 +172,10 @@ fn bytes_of_every_lm_header() {
                 sender_id: 0x0102_0304_0506_0708,
                 number: 0x1112_1314,
                 tag: 0x2122_2324_3132_3334,
+                paced: true,
             },
             1,
-            "12 00 00 01 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+            "12 01 00 01 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
         ),
         (
             LmHeader::EagerAck {
@@ -245,6 +246,7 @@ fn bytes_of_every_control_message() {
                 max_message_len: 65_507,
                 window: WindowShape::new(64).unwrap(),
                 messages_in_flight: 4,
+                paced: false,
             }),
             "1f 00 00 20 aa bb cc dd 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
              01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 00 \

@@ -27,6 +27,7 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             sender_id: key,
             number: a,
             tag: u64::from(b) << 32 | u64::from(c),
+            paced: c & 1 == 1,
         },
         2 => LmHeader::EagerAck {
             sender_id: key,
@@ -339,6 +340,7 @@ fn headers_that_do_not_fit_are_refused() {
         sender_id: 1,
         number: 2,
         tag: 3,
+        paced: false,
     };
     let mut out = [0xaa; 66];
     assert_eq!(
@@ -371,6 +373,7 @@ fn mistakes_are_named() {
         sender_id: 1,
         number: 2,
         tag: 3,
+        paced: false,
     };
     let mut good = vec![0; 66 + 8];
     address.write_headers(&mut good, &header, 8).unwrap();

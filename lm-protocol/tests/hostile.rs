@@ -81,6 +81,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 sender_id: 1,
                 number: 2,
                 tag: 3,
+                paced: false,
             },
             7,
         ),

@@ -8,8 +8,10 @@ use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 
-use crate::config::{ConnectOptions, EndpointConfig, GENERAL_FRAMES, OUTGOING_MAX, TRANSMIT_FRAMES};
-use crate::engine::{Engine, Fixed};
+use crate::config::{
+    ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_FRAMES,
+};
+use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
@@ -37,6 +39,7 @@ pub(crate) struct BedConfig {
     pub(crate) ring_start: u32,
     pub(crate) tx_in_flight: u32,
     pub(crate) on_the_way: u32,
+    pub(crate) paced: bool,
     pub(crate) message_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) one_processor: bool,
@@ -60,6 +63,7 @@ impl Default for BedConfig {
             ring_start: 0u32.wrapping_sub(100),
             tx_in_flight: 192,
             on_the_way: 192,
+            paced: false,
             message_timeout: Duration::from_secs(2),
             lease: Duration::from_secs(5),
             one_processor: false,
@@ -117,7 +121,7 @@ impl Bed {
             if queues.landing.is_none() {
                 endpoint.landing_len = 0;
             }
-            let parts = Parts::open(&mut nic, &endpoint, &plan, queues).expect("channels");
+            let parts = Parts::open(&mut nic, &endpoint, &plan, queues, LANDING_RING_LEN).expect("channels");
             let fixed = Fixed {
                 sender_id: 0x1000 * (host as u64 + 1),
                 mac: MacAddr(simnic::mac_of(IPS[host])),
@@ -131,7 +135,12 @@ impl Bed {
                 chunk_len: plan.chunk_len,
                 window: WindowShape::new(config.window).expect("a power of two"),
                 one_processor: config.one_processor,
-                on_the_way: config.on_the_way,
+                paced: config.paced,
+                on_the_way: OnTheWay {
+                    paced: config.on_the_way.saturating_mul(2),
+                    unpaced: config.on_the_way,
+                },
+                landing_ring_len: LANDING_RING_LEN,
                 transmit_registered_len: plan.landing_arena,
             };
             let permit = Permit {

@@ -151,6 +151,7 @@ fn control(dice: &mut Dice, key: u64) -> ControlMessage {
             max_message_len: number(dice),
             window: window(dice),
             messages_in_flight: number(dice) as u32,
+            paced: false,
         }),
     }
 }
@@ -179,6 +180,7 @@ fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
             sender_id: words[0],
             number: words[1] as u32,
             tag: words[2],
+            paced: false,
         },
         2 => LmHeader::EagerAck {
             // The real one's now and then.

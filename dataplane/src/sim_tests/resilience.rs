@@ -31,6 +31,7 @@ fn eager(addressing: &Addressing, sender_id: u64, number: u32) -> Vec<u8> {
         sender_id,
         number,
         tag: 5,
+        paced: false,
     };
     let mut packet = vec![0u8; 200];
     let len = addressing.write_headers(&mut packet, &header, 20).expect("room");

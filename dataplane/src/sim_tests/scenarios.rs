@@ -447,6 +447,7 @@ fn messages_name_their_sender() {
         sender_id: 1,
         number: 0,
         tag: 12,
+        paced: false,
     };
     let addressing = Addressing {
         src_mac: MacAddr([2; 6]),

@@ -25,7 +25,7 @@ use zerocopy::byteorder::network_endian::U16;
 ///     src_port: 40_000,
 ///     dst_port: 7168,
 /// };
-/// let header = LmHeader::Eager { sender_id: 1, number: 0, tag: 9 };
+/// let header = LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false };
 /// let mut packet = [0; 128];
 /// let header_len = addressing.write_headers(&mut packet, &header, 5)?;
 /// packet[header_len..header_len + 5].copy_from_slice(b"hello");

@@ -41,6 +41,9 @@ pub const TYPE_ANNOUNCE: u8 = 4;
 pub const TYPE_CREDIT: u8 = 5;
 /// Type of a MISSING packet.
 pub const TYPE_MISSING: u8 = 6;
+/// Flag of an EAGER packet: its sender counts what it has on the way by its own transmit completions, so that more
+/// credit does not mean more packets in the path's queues at once.
+pub const FLAG_PACED: u8 = 1;
 /// Type of the admission messages on the control port; see [`crate::control`].
 pub const TYPE_CONTROL: u8 = 15;
 
@@ -50,7 +53,7 @@ pub const TYPE_CONTROL: u8 = 15;
 pub struct RawHeader {
     /// `version << 4 | type`.
     pub version_type: u8,
-    /// 0 in version 1.
+    /// [`FLAG_PACED`] in EAGER packets, 0 in all others.
     pub flags: u8,
     /// Bytes behind the header.
     pub payload_len: U16,
@@ -94,6 +97,8 @@ pub enum LmHeader {
         number: u32,
         /// The application's tag.
         tag: u64,
+        /// [`FLAG_PACED`].
+        paced: bool,
     },
     /// Which eager messages arrived, and how many more may come.
     EagerAck {
@@ -222,6 +227,7 @@ impl LmHeader {
                 sender_id,
                 number,
                 tag,
+                ..
             } => (sender_id, number, (tag >> 32) as u32, tag as u32),
             LmHeader::EagerAck {
                 sender_id,
@@ -250,7 +256,10 @@ impl LmHeader {
         };
         let raw = RawHeader {
             version_type: VERSION << 4 | self.packet_type(),
-            flags: 0,
+            flags: match *self {
+                LmHeader::Eager { paced: true, .. } => FLAG_PACED,
+                _ => 0,
+            },
             payload_len: U16::new(payload_len),
             key: U64::new(key),
             a: U32::new(a),
@@ -292,6 +301,7 @@ impl LmHeader {
                 sender_id: key,
                 number: a,
                 tag: u64::from(b) << 32 | u64::from(c),
+                paced: raw.flags & FLAG_PACED != 0,
             },
             TYPE_EAGER_ACK => LmHeader::EagerAck {
                 sender_id: key,
@@ -342,7 +352,7 @@ impl LmHeader {
 /// ```
 /// use lm_protocol::wire::lm::{self, LmError, LmHeader};
 ///
-/// let header = LmHeader::Eager { sender_id: 1, number: 2, tag: 3 };
+/// let header = LmHeader::Eager { sender_id: 1, number: 2, tag: 3, paced: false };
 /// let mut packet = header.encode(5).to_vec();
 /// packet.extend_from_slice(b"hello");
 /// assert_eq!(lm::parse_datagram(&packet), Ok((header, &b"hello"[..])));

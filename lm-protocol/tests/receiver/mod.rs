@@ -27,6 +27,7 @@ pub(crate) fn request(sender_id: u64) -> Request {
         max_message_len: 1 << 20,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
+        paced: false,
     }
 }
 
