@@ -118,6 +118,7 @@ mod tests {
             window: WindowShape::DEFAULT,
             messages_in_flight: 1,
             paced: false,
+            delivery: Default::default(),
         });
         let from = SocketAddrV4::new(SENDER, 40_001);
         Grantor::new(&[1]).handle(from, 7, &request, Time::ZERO, policy, &mut Willing)

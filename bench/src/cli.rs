@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::ModeRequest;
+use lm_dataplane::{Delivery, ModeRequest};
 
 use crate::output::describe;
 use crate::report::Report;
@@ -40,6 +40,8 @@ REPORT
                        messages, in microseconds, null when not measured.
                        lm-send: until the receiver's confirmation;
                        lm-recv: from the announcement until delivery
+    missing_bytes      payload bytes lost in messages that were delivered
+                       without them (--delivery partial)
     drops              what was dropped: {reason: count}
     error              why the run failed; absent when it did not
 
@@ -97,6 +99,28 @@ pub struct LinkOptions {
     /// Print the report as one JSON object on standard output
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--delivery`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeliveryOption {
+    /// A message that loses a fragment is given up.
+    Unreliable,
+    /// Lost fragments are sent again.
+    #[default]
+    Reliable,
+    /// What came is delivered; lost parts are zeros.
+    Partial,
+}
+
+impl From<DeliveryOption> for Delivery {
+    fn from(option: DeliveryOption) -> Self {
+        match option {
+            DeliveryOption::Unreliable => Delivery::Unreliable,
+            DeliveryOption::Reliable => Delivery::Reliable,
+            DeliveryOption::Partial => Delivery::Partial,
+        }
+    }
 }
 
 /// `--mode`.

@@ -134,6 +134,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
     Report {
         mode: endpoint.mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
+        missing_bytes: counters.missing_bytes,
         restored_bytes: counters.restored_bytes,
         drops: counters
             .drops()

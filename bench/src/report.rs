@@ -33,6 +33,8 @@ pub struct Report {
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (rule I5).
     pub restored_bytes: u64,
+    /// Payload bytes that are missing of messages which were delivered without them (partial delivery); they are zeros.
+    pub missing_bytes: u64,
     /// Completion time per message in microseconds. Sender: from handing the message over to the receiver's confirmation.
     /// Receiver: from the announcement or first packet to delivery. `null` when nothing was measured.
     pub latency_us: LatencySummary,
@@ -100,6 +102,13 @@ impl fmt::Display for Report {
             "\nuser space copied {} payload bytes and restored {} bytes at window edges",
             self.user_copied_bytes, self.restored_bytes
         )?;
+        if self.missing_bytes > 0 {
+            write!(
+                f,
+                "\n{} payload bytes were lost and are zeros",
+                self.missing_bytes
+            )?;
+        }
         write!(f, "\ndrops:")?;
         if self.drops.is_empty() {
             write!(f, " none")?;
@@ -124,6 +133,7 @@ mod tests {
             wire: Some("lm"),
             user_copied_bytes: 0,
             restored_bytes: 264,
+            missing_bytes: 0,
             drops: BTreeMap::from([("no_session".to_owned(), 3)]),
             ..Report::default()
         };
@@ -150,6 +160,7 @@ mod tests {
                 "messages",
                 "mode",
                 "restored_bytes",
+                "missing_bytes",
                 "seconds",
                 "transfers",
                 "user_copied_bytes",

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 
 use crate::memory::HugePages;
@@ -180,6 +181,9 @@ pub struct ConnectOptions {
     pub max_message_len: u64,
     /// Messages that will be announced and unconfirmed at once.
     pub messages_in_flight: u32,
+    /// What is to become of messages of which fragments are lost. With `ipfrag`, whose packets carry no session key, it is
+    /// always [`Delivery::Unreliable`].
+    pub delivery: Delivery,
     /// How long to try.
     pub timeout: Duration,
     /// Whether to ask for a landing session now. Without one only messages of one fragment can be sent.
@@ -192,6 +196,7 @@ impl Default for ConnectOptions {
             wire: Wire::Lm,
             max_message_len: 1 << 20,
             messages_in_flight: 8,
+            delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
             session: true,
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lm_ebpf::{Role, SessionAdmission};
 use lm_protocol::control::{ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request};
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{
     Admit, Applicant, ApplicantState, Application, CloseReason, Farewell, FarewellState, Grantor, Landing,
@@ -25,9 +26,10 @@ use crate::config::{
 };
 use crate::engine::{Engine, LandingSide, Told, time};
 use crate::error::{ConnectError, RecvError};
-use crate::landing::{ChannelOrder, Inbound, InboundTerms, Violation};
+use crate::landing::{ChannelOrder, GivenUp, Inbound, InboundTerms, Violation};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::peer::PeerId;
 use crate::udp::{Port, UdpEvent};
 
 /// A control datagram is shorter than this.
@@ -41,7 +43,7 @@ const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
 /// Reports of incomplete messages kept for an application that does not ask; the counter knows of all.
 const FAILURES_MAX: usize = 1024;
 /// Missing ranges reported in one packet.
-const RANGES_MAX: usize = 64;
+pub(crate) const RANGES_MAX: usize = 64;
 
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
@@ -196,6 +198,7 @@ impl<N: Nic> Engine<N> {
             window: self.fixed.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             paced: self.fixed.paced,
+            delivery: delivery_of(options),
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
@@ -294,6 +297,7 @@ impl<N: Nic> Engine<N> {
                 first_message: grant.first_message,
                 messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
                 max_message_len: grant.max_message_len,
+                delivery: delivery_of(options),
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,
@@ -541,6 +545,39 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
+    /// Builds the landing channel anew while its session goes on: what was posted is void, so that a message which waits
+    /// for nothing else can be shown (I1).
+    pub(crate) fn rebuild_under_session(&mut self, now_ns: u64) {
+        let Some(landing) = &mut self.landing else { return };
+        let (queue, registered_len) = (landing.queue, landing.registered_len);
+        let (told, Some(mut inbound)) = (landing.told, landing.inbound.take()) else {
+            return;
+        };
+        // I4: no CPU is inside the gate with the session. What it accepted until then is on the ring, and is not looked
+        // at: its sender is asked for it again.
+        let closed = self.nic.close_session(queue).is_ok();
+        if !closed || self.rebuild_landing(registered_len).is_err() {
+            // The zones stay quarantined, and every later request is refused.
+            self.counters.landing_lost += 1;
+            self.report_given_up(&mut inbound);
+            return;
+        }
+        let Some(landing) = &mut self.landing else { return };
+        inbound.forget_entries(&mut landing.arena, &self.umem);
+        let resumed = SessionAdmission {
+            first_message: inbound.unsettled_from(),
+            ..inbound.terms.admission
+        };
+        if self.nic.open_session(queue, &resumed).is_err() {
+            self.counters.landing_lost += 1;
+        }
+        landing.statistics = self.nic.statistics(queue).unwrap_or_default();
+        inbound.resume(&mut landing.log);
+        landing.told = told;
+        landing.inbound = Some(inbound);
+        self.show_landed(now_ns);
+    }
+
     /// Ends our own sessions that sent on a channel which is gone.
     fn end_sessions_on(&mut self, channel: usize) {
         for position in (0..self.senders.len()).rev() {
@@ -555,39 +592,53 @@ impl<N: Nic> Engine<N> {
     /// Reports messages that were given up, to the application and to their sender.
     fn report_given_up(&mut self, inbound: &mut Inbound) -> Vec<crate::landing::Zone> {
         let (given_up, zones) = inbound.give_up();
-        let peer = inbound.terms.peer;
+        let (peer, key) = (inbound.terms.peer, inbound.terms.key);
+        self.counters.repair(std::mem::take(&mut inbound.repair));
         for message in given_up {
-            let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
-            let ranges = message.missing.len().min(RANGES_MAX);
-            for (at, range) in message.missing.iter().take(ranges).enumerate() {
-                let encoded = MissingRange {
-                    first: range.start,
-                    len: range.end - range.start,
-                }
-                .encode();
-                payload[at * MissingRange::LEN..][..MissingRange::LEN].copy_from_slice(&encoded);
+            // To a sender that repeats what is missing this would be a request.
+            if inbound.terms.delivery != Delivery::Reliable {
+                self.report_missing(peer, key, &message);
             }
-            let header = LmHeader::Missing {
-                session_key: inbound.terms.key,
-                message: message.number,
-                ranges: ranges as u32,
-            };
-            if self.peers.named(peer).is_some() {
-                self.send_packet(peer.index, &header, &payload[..ranges * MissingRange::LEN]);
-            }
-            self.counters.messages_incomplete += 1;
-            if self.failures.len() == FAILURES_MAX {
-                self.failures.pop_front();
-            }
-            self.failures.push_back(RecvError::Incomplete {
-                peer,
-                number: message.number,
-                tag: message.tag,
-                len: message.len,
-                missing: message.missing,
-            });
+            self.report_incomplete(peer, message);
         }
         zones
+    }
+
+    /// Tells the sender what is missing of a message that is settled without it.
+    pub(crate) fn report_missing(&mut self, peer: PeerId, session_key: u64, message: &GivenUp) {
+        let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
+        let ranges = message.missing.len().min(RANGES_MAX);
+        for (at, range) in message.missing.iter().take(ranges).enumerate() {
+            let encoded = MissingRange {
+                first: range.start,
+                len: range.end - range.start,
+            }
+            .encode();
+            payload[at * MissingRange::LEN..][..MissingRange::LEN].copy_from_slice(&encoded);
+        }
+        let header = LmHeader::Missing {
+            session_key,
+            message: message.number,
+            ranges: ranges as u32,
+        };
+        if self.peers.named(peer).is_some() {
+            self.send_packet(peer.index, &header, &payload[..ranges * MissingRange::LEN]);
+        }
+    }
+
+    /// Tells the application that a message was given up.
+    pub(crate) fn report_incomplete(&mut self, peer: PeerId, message: GivenUp) {
+        self.counters.messages_incomplete += 1;
+        if self.failures.len() == FAILURES_MAX {
+            self.failures.pop_front();
+        }
+        self.failures.push_back(RecvError::Incomplete {
+            peer,
+            number: message.number,
+            tag: message.tag,
+            len: message.len,
+            missing: message.missing,
+        });
     }
 }
 
@@ -636,6 +687,7 @@ impl<N: Nic> Landing for Engine<N> {
             Wire::IpFrag => random_u64() as u32,
         };
         let hint = self.fixed.tx_queue_hint;
+        let on_the_way = self.fixed.on_the_way.of(request.paced);
         let admission = SessionAdmission {
             key,
             wire: match request.wire {
@@ -659,10 +711,13 @@ impl<N: Nic> Landing for Engine<N> {
             prefix: 0,
             first_message,
             messages_in_flight,
-            on_the_way: self.fixed.on_the_way.of(request.paced),
+            on_the_way,
+            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            delivery: request.delivery,
             max_message_len: request.max_message_len,
             registered_len: 0,
             one_processor: self.fixed.one_processor,
+            admission,
         };
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
@@ -716,6 +771,10 @@ impl<N: Nic> Landing for Engine<N> {
         };
         let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
         let leftover = !inbound.is_idle() || landing.order.posted != landing.order.received;
+        if !leftover {
+            // I1: every posted entry was used.
+            inbound.free_quarantined(&mut landing.arena);
+        }
         if leftover {
             let registered_len = landing.registered_len;
             let zones = self.report_given_up(&mut inbound);
@@ -736,6 +795,14 @@ impl<N: Nic> Landing for Engine<N> {
         }
         self.counters.sessions_ended += 1;
         delivered
+    }
+}
+
+/// The delivery that a session has. IP fragments carry no session key, so there is no way to repeat one.
+fn delivery_of(options: &ConnectOptions) -> Delivery {
+    match options.wire {
+        Wire::Lm => options.delivery,
+        Wire::IpFrag => Delivery::Unreliable,
     }
 }
 

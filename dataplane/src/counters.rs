@@ -1,6 +1,6 @@
 //! Counters: what an endpoint did, and why packets were dropped. Every drop moves exactly one named counter.
 
-use crate::landing::Violation;
+use crate::landing::{RepairCounters, Violation};
 
 macro_rules! drops {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
@@ -33,8 +33,16 @@ drops! {
     eager_out_of_order,
     /// An announcement that is not the next one, or asks for more than was granted.
     announcement_refused,
-    /// A fragment that the gate did not accept.
+    /// A fragment of no session of ours that the gate did not accept.
     fragment_passed,
+    /// A fragment that had arrived before.
+    fragment_duplicate,
+    /// A fragment of a message that is settled.
+    fragment_stale,
+    /// A fragment that contradicts its message's announcement.
+    fragment_implausible,
+    /// A fragment for which no memory was free; it was asked for again.
+    fragment_no_room,
     /// The table of peers is full of peers that are owed something.
     peer_table_full,
     /// The sender's Ethernet address is not known yet.
@@ -86,7 +94,8 @@ pub struct Counters {
     pub messages_incomplete: u64,
     /// Messages given up because nothing came for too long.
     pub messages_stalled: u64,
-    /// Payload bytes that this library copied: `send_copy`, and `recv_into` when a message lies elsewhere.
+    /// Payload bytes that this library copied: `send_copy`, `recv_into` when a message lies elsewhere, and fragments that
+    /// were lost or shifted by a loss.
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (invariant I5).
     pub restored_bytes: u64,
@@ -94,6 +103,20 @@ pub struct Counters {
     pub data_packets_sent: u64,
     /// Fragments landed.
     pub landing_packets: u64,
+    /// Payload bytes that are missing of messages which were delivered without them.
+    pub missing_bytes: u64,
+    /// Fragments that landed in the slot of another, because of a loss.
+    pub fragments_displaced: u64,
+    /// Fragments asked for again; each request counts.
+    pub fragments_requested: u64,
+    /// Fragments sent again on request.
+    pub fragments_resent: u64,
+    /// Eager messages sent again.
+    pub eager_resent: u64,
+    /// Fragments that came by the one-copy path, and were of use.
+    pub fragments_one_copy: u64,
+    /// Messages that were copied out of their landing zone, since packets were lost that were to use it up.
+    pub messages_copied_out: u64,
     /// Packets received on the general channel.
     pub general_packets: u64,
     /// Packets that came through the kernel's data socket.
@@ -119,6 +142,19 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what a landing session did about losses.
+    pub(crate) fn repair(&mut self, repair: RepairCounters) {
+        self.fragments_displaced += repair.displaced;
+        self.fragments_requested += repair.requested;
+        self.fragments_one_copy += repair.datagrams;
+        self.messages_copied_out += repair.copied_out;
+        self.user_copied_bytes += repair.copied_bytes;
+        self.drops.fragment_duplicate += repair.duplicate;
+        self.drops.fragment_stale += repair.stale;
+        self.drops.fragment_implausible += repair.implausible;
+        self.drops.fragment_no_room += repair.no_room;
+    }
+
     /// Everything that went wrong, by name: drops and violations.
     pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.drops.iter().chain(self.violations.iter())

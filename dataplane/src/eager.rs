@@ -151,6 +151,7 @@ impl TransmitFrames {
         // An answer that confirms nothing new is no progress: what it does not confirm may be lost.
         if serial::precedes(out.acknowledged, next) || out.oldest.is_none() {
             out.progress_ns = now_ns;
+            out.resends = 0;
         }
         while serial::precedes(out.acknowledged, next) {
             self.settle_oldest(out, peer, Outcome::Delivered, now_ns, &mut settled);
@@ -190,6 +191,19 @@ impl TransmitFrames {
             latency_ns: now_ns.saturating_sub(done.submitted_ns),
             outcome,
         });
+    }
+
+    /// An unacknowledged message: UMEM address of its frame, length in bytes, whether the kernel still has it, and the next
+    /// one in number order.
+    pub(crate) fn unacknowledged(&self, index: u32) -> (u64, u32, bool, Option<u32>) {
+        let record = &self.records[index as usize];
+        let address = self.pool.reclaim_index(index as usize).into_address();
+        (address, record.len, record.in_kernel, record.next)
+    }
+
+    /// An unacknowledged message goes to the kernel once more.
+    pub(crate) fn sent_again(&mut self, index: u32) {
+        self.records[index as usize].in_kernel = true;
     }
 
     #[inline]

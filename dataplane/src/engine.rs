@@ -6,7 +6,7 @@
 //!              3 general channel: eager messages, acknowledgements, announcements, credits
 //!              4 landing channel: fragments                                       (landing.rs)
 //!              5 kernel UDP sockets: admission, and what the gate passed on       (control.rs)
-//!              6 fill entries for announced messages, free general frames
+//!              6 what time brings to messages with losses; fill entries for announced messages, free general frames
 //!              7 acknowledgements and credits that are due, announcements
 //!              8 fragments within credit                                          (outbound.rs)
 //!              9 flush: one wake-up per channel
@@ -249,6 +249,7 @@ impl<N: Nic> Engine<N> {
         work += self.receive_general(now_ns);
         work += self.receive_landing(now_ns);
         work += self.look_at_sockets(now_ns);
+        self.care(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
         work += self.send_fragments();
@@ -394,17 +395,22 @@ impl<N: Nic> Engine<N> {
             return 0;
         }
         self.counters.landing_packets += u64::from(burst.packets);
-        if burst.window_ended {
-            // I3: no packet may have been dropped between the gate and the ring. One look per burst, before
-            // anything of it is shown.
-            let statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-            if !same_drops(&statistics, &landing.statistics) {
-                self.abort_inbound(crate::landing::Violation::Statistics.into(), now_ns);
-                return burst.packets as usize;
-            }
-            self.deliver_landed(now_ns);
+        if burst.window_ended || inbound.has_landed() {
+            self.show_landed(now_ns);
         }
         burst.packets as usize
+    }
+
+    /// Gives whole messages to the application, if no packet was dropped between the gate and the ring (I3): one look
+    /// per burst, before anything of it is shown.
+    pub(crate) fn show_landed(&mut self, now_ns: u64) {
+        let Some(landing) = &mut self.landing else { return };
+        let statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        if same_drops(&statistics, &landing.statistics) {
+            self.deliver_landed(now_ns);
+        } else {
+            self.abort_inbound(crate::landing::Violation::Statistics.into(), now_ns);
+        }
     }
 
     fn deliver_landed(&mut self, now_ns: u64) {
@@ -420,6 +426,13 @@ impl<N: Nic> Engine<N> {
                 let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
                 capture.landed(&self.umem, &addressing, &inbound.terms, &landed);
             }
+            let missing = landed.missing_bytes(&inbound.terms.layout);
+            for range in &missing {
+                // What lies there is an earlier message's, perhaps another sender's.
+                self.umem
+                    .zero(landed.address + range.start, range.end - range.start);
+                self.counters.missing_bytes += range.end - range.start;
+            }
             self.counters.messages_received += 1;
             self.counters.bytes_received += landed.len;
             self.ready.push_back(Message {
@@ -433,6 +446,7 @@ impl<N: Nic> Engine<N> {
                 peer: inbound.terms.peer,
                 tag: landed.tag,
                 number: landed.number,
+                missing,
                 latency_ns: now_ns.saturating_sub(landed.announced_ns),
             });
         }
@@ -444,7 +458,10 @@ impl<N: Nic> Engine<N> {
         // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
         // general channel.
         self.round = self.round.wrapping_add(1);
-        if self.general.is_some() && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
+        let repairs = (self.landing.as_ref())
+            .and_then(|landing| landing.inbound.as_ref())
+            .is_some_and(Inbound::needs_care);
+        if self.general.is_some() && !repairs && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
             return 0;
         }
         let passed = self.nic.passed_count();
@@ -488,7 +505,6 @@ impl<N: Nic> Engine<N> {
         {
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
-            let posted_max = (landing.rx.ring_len()).min(inbound.terms.on_the_way.saturating_mul(2));
             let awaited = inbound.awaits_packets();
             inbound.post(
                 &mut landing.fill,
@@ -496,7 +512,7 @@ impl<N: Nic> Engine<N> {
                 &mut landing.order,
                 &mut landing.arena,
                 &mut landing.chosen,
-                posted_max,
+                &self.umem,
             );
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() {
@@ -516,6 +532,7 @@ impl<N: Nic> Engine<N> {
             let channel = &mut self.transmit[outbound.terms.channel];
             let capture = &mut self.capture;
             // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
+            let resent = outbound.resent;
             for _ in 0..2 {
                 let sent = outbound.transmit(
                     &mut self.outgoing,
@@ -536,6 +553,7 @@ impl<N: Nic> Engine<N> {
                     self.wake_error = Some(error);
                 }
             }
+            self.counters.fragments_resent += outbound.resent - resent;
         }
         self.counters.data_packets_sent += u64::from(count);
         count as usize

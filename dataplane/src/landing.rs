@@ -15,27 +15,35 @@
 //! Those tail bytes are saved when `hi` has arrived, the entry of `lo'` is posted only after that, and they are
 //! put back when `lo'` has its RX descriptor (invariant I5). Everything else needs no copy.
 //!
-//! What makes a message final (I1, I3): the n-th descriptor and the n-th log entry agree on place, length,
-//! message and index; the header of each window's lowest fragment, which nothing has overwritten yet, names
-//! the same; and the kernel's drop counters did not move. Anything else is a violation: nothing of the session
-//! is shown, the channel is built anew.
+//! What makes a message final (I1, I3): the n-th descriptor lies at the n-th posted entry and has the length of the
+//! n-th log entry; the header in each window's lowest slot, which nothing has overwritten yet, names what the log
+//! says; no entry is posted that could still write there; and the kernel's drop counters did not move. Anything else
+//! is a violation: nothing of the session is shown, the channel is built anew.
+//!
+//! A lost packet shifts those behind it by a slot (*displacement*). The log says which fragment is where, so
+//! [`repair`] moves it to its place, and entries that are posted from then on are aimed where they will be met.
+
+mod pairing;
+mod repair;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_ebpf::Log;
-use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_ebpf::{Log, SessionAdmission};
+use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
+use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
-use lm_protocol::wire::lm::HEADER_LEN;
-use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::zone::ZoneShape;
 
 use crate::arena::Arena;
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
 use crate::memory::{PACKET_HEADROOM, Umem, fill_address_is_valid};
 use crate::peer::PeerId;
-use crate::ring::{FillRing, RxRing};
+use crate::ring::FillRing;
+
+use repair::Held;
+pub(crate) use repair::{Remedy, RepairCounters};
 
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
@@ -106,14 +114,33 @@ struct Arriving {
     zone: Option<Zone>,
     /// `R`: UMEM address of the first payload byte.
     payload: u64,
-    /// Positions (transmit order) whose fill entry is posted.
+    /// Packets of the session before this message's first.
+    base: u64,
+    /// Positions (transmit order) whose fill entry is posted, or never will be.
     posted: u32,
-    /// Positions whose RX descriptor was taken.
-    received: u32,
+    /// Positions whose fill entry was used, or never will be. Nothing can be written to their places any more but at
+    /// saved tails.
+    consumed: u32,
+    /// Which fragments are here.
+    arrivals: Arrivals,
+    /// When to ask for those that are missing.
+    timer: RequestTimer,
+    /// Fragments of it that wait for their place to be free.
+    held: u32,
+    /// When something was first found to be missing.
+    missing_ns: Option<u64>,
     /// When a window's lowest entry may be posted and which tail is where (I5).
     rule: TailRule,
     /// Saved tails; [`TailRule::slot`] says which window uses which.
-    tails: [[u8; TAIL_LEN_MAX]; 2],
+    tails: [Tail; 2],
+}
+
+/// The last bytes of a window while the header of the next window's lowest frame may be written over them.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    bytes: [u8; TAIL_LEN_MAX],
+    /// The fragment that it belongs to is in its place.
+    valid: bool,
 }
 
 impl Arriving {
@@ -124,10 +151,24 @@ impl Arriving {
         self.payload.wrapping_add_signed(header.start) - u64::from(terms.prefix)
             ..self.payload.wrapping_add_signed(header.end)
     }
+
+    fn fragment_count(&self) -> u32 {
+        self.geometry.fragment_count()
+    }
+
+    /// Packets of the session up to this message's last.
+    fn end(&self) -> u64 {
+        self.base + u64::from(self.fragment_count())
+    }
+
+    /// Every fragment is in its place, and nothing can be written there any more (I1).
+    fn is_final(&self) -> bool {
+        self.consumed == self.fragment_count() && self.arrivals.is_complete() && self.held == 0
+    }
 }
 
-/// A message whose every byte has arrived.
-#[derive(Clone, Copy, Debug)]
+/// A message whose every byte has arrived, or with a map of those that have.
+#[derive(Clone, Debug)]
 pub(crate) struct Landed {
     pub(crate) zone: Zone,
     pub(crate) address: u64,
@@ -135,6 +176,25 @@ pub(crate) struct Landed {
     pub(crate) number: u32,
     pub(crate) tag: u64,
     pub(crate) announced_ns: u64,
+    /// Fragment indices that are not there, ascending: partial delivery.
+    pub(crate) missing: Vec<Range<u32>>,
+}
+
+impl Landed {
+    /// Byte ranges of the message that are not there.
+    pub(crate) fn missing_bytes(&self, layout: &Layout) -> Vec<Range<u64>> {
+        let Ok(geometry) = layout.session_message(self.len) else {
+            return Vec::new();
+        };
+        self.missing
+            .iter()
+            .map(|range| {
+                let end = geometry.rx_payload_range(range.end - 1).end;
+                geometry.rx_payload_range(range.start).start..end.min(self.len)
+            })
+            .filter(|range| !range.is_empty())
+            .collect()
+    }
 }
 
 /// A message that was given up: which fragments did not arrive where they should.
@@ -160,10 +220,35 @@ pub(crate) struct InboundTerms {
     pub(crate) messages_in_flight: u32,
     /// Packets that the sender may have on the way.
     pub(crate) on_the_way: u32,
+    /// Fill entries that may be posted at once.
+    pub(crate) posted_max: u32,
+    pub(crate) delivery: Delivery,
     pub(crate) max_message_len: u64,
     pub(crate) registered_len: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
     pub(crate) one_processor: bool,
+    /// What the gate was told, to tell it again when the channel is built anew.
+    pub(crate) admission: SessionAdmission,
+}
+
+/// A posted fill entry, or a position that will never have one.
+#[derive(Clone, Copy, Debug)]
+struct Aim {
+    /// UMEM address at which its packet will begin; [`Aim::SKIPPED`]: none was posted.
+    start: u64,
+    number: u32,
+    position: u32,
+}
+
+impl Aim {
+    const SKIPPED: u64 = u64::MAX;
+}
+
+/// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
+#[derive(Clone, Copy, Debug)]
+struct Quarantined {
+    zone: Zone,
+    number: u32,
 }
 
 /// The active session of the landing channel, and its place in the channel's order.
@@ -172,21 +257,35 @@ pub(crate) struct Inbound {
     pub(crate) terms: InboundTerms,
     messages: VecDeque<Arriving>,
     complete: VecDeque<Landed>,
+    /// Fill entries in the order of posting, with the positions that were left out among them.
+    aims: VecDeque<Aim>,
+    /// Entries in `aims`.
+    outstanding: u32,
     /// First message in `messages` that is not fully posted.
     posting: usize,
     /// Next message number to be announced.
     pub(crate) announced: u32,
     /// All messages before this number are settled.
     pub(crate) delivered: u32,
-    /// Cumulative packets posted and received since the session began (mod 2^32).
-    pub(crate) posted_packets: u32,
-    received_packets: u32,
+    /// Packets of the announced messages.
+    announced_packets: u64,
+    /// All packets before this one have been accepted by the gate or overtaken by one that was.
+    accepted: u64,
+    /// The sender says that it has sent so many packets, and when it said so.
+    claim: Option<(u64, u64)>,
+    /// Message and position of the last packet that the gate accepted.
+    last: Option<(u32, u32)>,
+    /// Something is missing, or lies in the wrong place.
+    troubled: bool,
+    held: Held,
+    quarantined: Vec<Quarantined>,
     /// Last packet or announcement, for the message's time limit.
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
     forgiven: bool,
     processor: Option<u8>,
     pub(crate) restored_bytes: u64,
+    pub(crate) repair: RepairCounters,
 }
 
 /// Counts of the landing channel that outlive a session: its n-th packet is the log's n-th entry.
@@ -209,15 +308,23 @@ impl Inbound {
             terms,
             messages: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
+            aims: VecDeque::with_capacity(terms.posted_max as usize),
+            outstanding: 0,
             posting: 0,
             announced: terms.first_message,
             delivered: terms.first_message,
-            posted_packets: 0,
-            received_packets: 0,
+            announced_packets: 0,
+            accepted: 0,
+            claim: None,
+            last: None,
+            troubled: false,
+            held: Held::default(),
+            quarantined: Vec::new(),
             progress_ns: now_ns,
             forgiven: false,
             processor: None,
             restored_bytes: 0,
+            repair: RepairCounters::default(),
         }
     }
 
@@ -249,17 +356,26 @@ impl Inbound {
             announced_ns: now_ns,
             zone: None,
             payload: 0,
+            base: self.announced_packets,
             posted: 0,
-            received: 0,
+            consumed: 0,
+            arrivals: Arrivals::new(geometry.fragment_count()),
+            timer: RequestTimer::default(),
+            held: 0,
+            missing_ns: None,
             rule: TailRule::new(self.terms.window, geometry.fragment_count()),
-            tails: [[0; TAIL_LEN_MAX]; 2],
+            tails: [Tail {
+                bytes: [0; TAIL_LEN_MAX],
+                valid: false,
+            }; 2],
         });
+        self.announced_packets += u64::from(geometry.fragment_count());
         self.announced = number.wrapping_add(1);
         true
     }
 
-    /// Posts as many fill entries as rings, memory and I5 allow, in the session's packet order, so that at most
-    /// `posted_max` are out. Regions that the application chose (`chosen`) are used before the arena.
+    /// Posts as many fill entries as rings, memory and I5 allow, in the session's packet order. Regions that the
+    /// application chose (`chosen`) are used before the arena.
     pub(crate) fn post(
         &mut self,
         fill: &mut FillRing,
@@ -267,11 +383,14 @@ impl Inbound {
         order: &mut ChannelOrder,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
-        posted_max: u32,
+        umem: &Umem,
     ) -> u32 {
+        if !self.quarantined.is_empty() {
+            self.free_quarantined(arena);
+        }
         // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
         let in_ring = (order.posted - order.received) as u32;
-        let room = posted_max.saturating_sub(in_ring);
+        let room = self.terms.posted_max.saturating_sub(in_ring);
         let room = fill.free(room.min(fill.ring_len())).min(room);
         let window_len = self.terms.window.fragments();
         let mut written = 0;
@@ -280,12 +399,21 @@ impl Inbound {
                 break;
             }
             let message = &mut self.messages[self.posting];
-            if message.posted == 0 {
-                log.set_message_limit(message.number);
-            }
             let count = message.geometry.fragment_count();
             while message.posted < count && written < room {
                 let position = message.posted;
+                // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
+                // than the next to be posted for, and the places in between are left out.
+                let met_by = self.accepted + u64::from(self.outstanding + written);
+                if message.base + u64::from(position) < met_by {
+                    self.aims.push_back(Aim {
+                        start: Aim::SKIPPED,
+                        number: message.number,
+                        position,
+                    });
+                    message.posted += 1;
+                    continue;
+                }
                 let window = position / window_len;
                 let window_end = count.min((window + 1) * window_len);
                 let lowest = position + 1 == window_end;
@@ -299,6 +427,11 @@ impl Inbound {
                     .payload
                     .wrapping_add_signed(message.geometry.rx_frame_start(index));
                 fill.write(written, start - PACKET_HEADROOM);
+                self.aims.push_back(Aim {
+                    start,
+                    number: message.number,
+                    position,
+                });
                 written += 1;
                 message.posted += 1;
             }
@@ -306,10 +439,11 @@ impl Inbound {
                 self.posting += 1;
             }
         }
+        self.pass_skipped(umem);
         if written > 0 {
             fill.submit(written);
             order.posted += u64::from(written);
-            self.posted_packets = self.posted_packets.wrapping_add(written);
+            self.outstanding += written;
             // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
             log.set_posted(order.posted);
         }
@@ -345,126 +479,22 @@ impl Inbound {
         true
     }
 
-    /// Takes up to `max` descriptors, pairs each with its log entry and places it.
-    ///
-    /// # Errors
-    /// The first violation of I3. Nothing of the session may be shown after that.
-    pub(crate) fn receive(
-        &mut self,
-        rx: &mut RxRing,
-        log: &Log,
-        order: &mut ChannelOrder,
-        umem: &Umem,
-        max: u32,
-        now_ns: u64,
-    ) -> Result<Burst, Violation> {
-        let packets = rx.available(max);
-        let mut burst = Burst {
-            packets,
-            window_ended: false,
-        };
-        if packets == 0 {
-            return Ok(burst);
-        }
-        let mut result = Ok(());
-        for offset in 0..packets {
-            let descriptor = rx.read(offset);
-            let entry = log.entry(order.received);
-            let sequence = order.received as u32;
-            order.received += 1;
-            result = self.pair(
-                descriptor.start(),
-                descriptor.len,
-                &entry,
-                sequence,
-                umem,
-                &mut burst,
-            );
-            if result.is_err() {
-                break;
-            }
-        }
-        rx.release(packets);
-        self.progress_ns = now_ns;
-        self.forgiven = false;
-        result.map(|()| burst)
-    }
-
+    /// Where the message with this number is in `messages`, if it is not settled.
     #[inline]
-    fn pair(
-        &mut self,
-        start: u64,
-        len: u32,
-        entry: &lm_ebpf::LogEntry,
-        sequence: u32,
-        umem: &Umem,
-        burst: &mut Burst,
-    ) -> Result<(), Violation> {
-        let Some(message) = self.messages.front_mut() else {
-            return Err(Violation::Unposted);
-        };
-        let position = message.received;
-        if position >= message.posted {
-            return Err(Violation::Unposted);
-        }
-        let geometry = &message.geometry;
-        let count = geometry.fragment_count();
-        let index = self.terms.window.index_at(position, count);
-        let expected = message
-            .payload
-            .wrapping_add_signed(geometry.rx_frame_start(index));
-        if start != expected {
-            return Err(Violation::Address);
-        }
-        if entry.sequence != sequence {
-            return Err(Violation::Sequence);
-        }
-        if entry.message != message.number || entry.index != index {
-            return Err(Violation::Displaced);
-        }
-        let frame_len = u32::from(geometry.fragment(index).frame_len());
-        let unpadded_len = len.checked_sub(u32::from(entry.padding_len));
-        if u32::from(entry.frame_len) != len || unpadded_len != Some(frame_len) {
-            return Err(Violation::Length);
-        }
-        if self.terms.one_processor && *self.processor.get_or_insert(entry.cpu) != entry.cpu {
-            return Err(Violation::Processor);
-        }
-        message.received += 1;
-        self.received_packets = self.received_packets.wrapping_add(1);
-
-        // The window's highest fragment is here: save its last bytes before the next window's lowest entry
-        // is posted on them.
-        if let Some(tail) = message.rule.tail_to_save(self.terms.window, index, count) {
-            let range = message.tail_range(tail, &self.terms);
-            let slot = &mut message.tails[TailRule::slot(tail)];
-            umem.copy_from(range.start, &mut slot[..(range.end - range.start) as usize]);
-            let saved = message.rule.tail_saved(tail);
-            debug_assert!(saved, "tails are saved in order");
-        }
-        if self.terms.window.is_lowest(index) {
-            burst.window_ended = true;
-            check_header(&self.terms, message, start, len, index, umem)?;
-            if let Some(tail) = message.rule.lowest_arrived(self.terms.window.window_of(index)) {
-                let range = message.tail_range(tail, &self.terms);
-                let tail_len = (range.end - range.start) as usize;
-                umem.copy_to(range.start, &message.tails[TailRule::slot(tail)][..tail_len]);
-                self.restored_bytes += tail_len as u64;
-            }
-        }
-        if message.received == count {
-            self.land();
-        }
-        Ok(())
+    fn position_of(&self, number: u32) -> Option<usize> {
+        let at = number.wrapping_sub(self.messages.front()?.number) as usize;
+        (at < self.messages.len()).then_some(at)
     }
 
-    /// The front message is whole.
-    fn land(&mut self) {
+    /// The front message goes: whole, or without what is `missing`.
+    fn land(&mut self, missing: Vec<Range<u32>>) {
         let message = self
             .messages
             .pop_front()
             .expect("the message that just became whole");
-        self.posting -= 1;
+        self.posting = self.posting.saturating_sub(1);
+        // Its last fragments may have come without the gate: what comes next is the next message's.
+        self.accepted = self.accepted.max(message.end());
         self.complete.push_back(Landed {
             zone: message.zone.expect("a posted message has a zone"),
             address: message.payload,
@@ -472,7 +502,13 @@ impl Inbound {
             number: message.number,
             tag: message.tag,
             announced_ns: message.announced_ns,
+            missing,
         });
+    }
+
+    /// Whether a message waits for [`next_landed`](Inbound::next_landed).
+    pub(crate) fn has_landed(&self) -> bool {
+        !self.complete.is_empty()
     }
 
     /// The next whole message. Call only after the kernel's statistics were found unchanged.
@@ -490,7 +526,9 @@ impl Inbound {
     /// Nanoseconds without progress while packets are owed to us; 0 when the next move is not the sender's.
     pub(crate) fn stalled_ns(&self, now_ns: u64) -> u64 {
         match self.messages.front() {
-            Some(message) if message.posted > message.received => now_ns.saturating_sub(self.progress_ns),
+            Some(message) if message.posted > message.consumed || message.missing_ns.is_some() => {
+                now_ns.saturating_sub(self.progress_ns)
+            }
             _ => 0,
         }
     }
@@ -504,30 +542,27 @@ impl Inbound {
         }
     }
 
-    /// How many packets the sender may have sent (cumulative, mod 2^32): as many as are posted, and not more on
-    /// the way than the path can hold.
-    pub(crate) fn credit(&self, on_the_way: u32) -> u32 {
-        let ahead = self
-            .posted_packets
-            .wrapping_sub(self.received_packets)
-            .min(on_the_way);
-        self.received_packets.wrapping_add(ahead)
+    /// How many packets the sender may have sent (cumulative, mod 2^32): as many as entries are posted for, and not
+    /// more on the way than the path can hold.
+    pub(crate) fn credit(&self) -> u32 {
+        let ahead = self.outstanding.min(self.terms.on_the_way);
+        (self.accepted as u32).wrapping_add(ahead)
     }
 
-    /// Whether fill entries are posted that no packet has used.
+    /// Whether packets of announced messages are expected for which entries are posted.
     pub(crate) fn awaits_packets(&self) -> bool {
-        self.posted_packets != self.received_packets
+        self.outstanding > 0 && !self.messages.is_empty()
     }
 
-    /// Cumulative packets landed since the session began (mod 2^32).
-    pub(crate) fn received_packets(&self) -> u32 {
-        self.received_packets
+    /// Packets of the session up to the last that was accepted (cumulative, mod 2^32).
+    pub(crate) fn accepted_packets(&self) -> u32 {
+        self.accepted as u32
     }
 
     /// Gives the session up: its zones (to be freed only when the channel was built anew, I1), and what is
     /// missing of each message.
     pub(crate) fn give_up(&mut self) -> (Vec<GivenUp>, Vec<Zone>) {
-        let mut zones = Vec::new();
+        let mut zones: Vec<Zone> = self.quarantined.drain(..).map(|kept| kept.zone).collect();
         let mut given_up = Vec::new();
         for landed in self.complete.drain(..) {
             zones.push(landed.zone);
@@ -543,19 +578,22 @@ impl Inbound {
                 missing: std::iter::once(0..count).collect(),
             });
         }
-        for message in self.messages.drain(..) {
+        for mut message in self.messages.drain(..) {
             zones.extend(message.zone);
+            message.arrivals.claim(u32::MAX);
             given_up.push(GivenUp {
                 number: message.number,
                 tag: message.tag,
                 len: message.len,
-                missing: missing_ranges(
+                missing: repair::missing_indices(
                     &self.terms.window,
-                    message.received,
-                    message.geometry.fragment_count(),
+                    &message.arrivals,
+                    message.fragment_count(),
                 ),
             });
         }
+        self.aims.clear();
+        self.outstanding = 0;
         self.posting = 0;
         self.delivered = self.announced;
         (given_up, zones)
@@ -564,70 +602,5 @@ impl Inbound {
     /// Whether an announcement with this number was taken already.
     pub(crate) fn knows(&self, number: u32) -> bool {
         serial::precedes(number, self.announced)
-    }
-}
-
-/// I3: the header in a window's lowest slot is still there, because nothing lower was posted behind it. It
-/// must name this session, message and index.
-fn check_header(
-    terms: &InboundTerms,
-    message: &Arriving,
-    start: u64,
-    len: u32,
-    index: u32,
-    umem: &Umem,
-) -> Result<(), Violation> {
-    let mut header = [0u8; TAIL_LEN_MAX];
-    let header_len = usize::from(terms.layout.fragment_header_len(index)).min(len as usize);
-    umem.copy_from(start, &mut header[..header_len]);
-    let header = &header[..header_len];
-    let names_this = match terms.layout.wire() {
-        Wire::Lm => {
-            let expected = LmHeader::Data {
-                session_key: terms.key,
-                message: message.number,
-                index,
-                count: message.geometry.fragment_count(),
-            };
-            let found = header
-                .len()
-                .checked_sub(HEADER_LEN)
-                .map(|at| LmHeader::decode(&header[at..]));
-            let payload_len = message.geometry.fragment_len(index);
-            found == Some(Ok((expected, payload_len)))
-        }
-        // The gate has checked addresses and offset; what it cannot have confused is the identification.
-        Wire::IpFrag => {
-            let ip = terms.layout.link().ethernet_len() as usize;
-            header.get(ip + 4..ip + 6) == Some(&(message.number as u16).to_be_bytes()[..])
-                && header.get(ip + 6..ip + 8).is_some_and(|field| {
-                    let offset = u32::from(u16::from_be_bytes([field[0], field[1]]) & 0x1fff) * 8;
-                    offset == index * u32::from(terms.layout.payload_len())
-                })
-        }
-    };
-    if names_this {
-        Ok(())
-    } else {
-        Err(Violation::Header)
-    }
-}
-
-/// Fragment indices at positions `received..count` in transmit order: what is left of the current window lies
-/// at its low end, and all windows behind it are missing.
-fn missing_ranges(window: &WindowShape, received: u32, count: u32) -> Vec<Range<u32>> {
-    if received >= count {
-        return Vec::new();
-    }
-    let window_len = window.fragments();
-    let low = received / window_len * window_len;
-    let highest_missing = window.index_at(received, count);
-    let next_window = count.min(low + window_len);
-    let rest = low..highest_missing + 1;
-    let later = next_window..count;
-    match (later.is_empty(), rest.end == later.start) {
-        (true, _) => std::iter::once(rest).collect(),
-        (false, true) => std::iter::once(rest.start..later.end).collect(),
-        (false, false) => Vec::from([rest, later]),
     }
 }

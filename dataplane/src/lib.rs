@@ -43,6 +43,7 @@ pub use config::{ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
 pub use counters::{Counters, Drops, Violations};
 pub use endpoint::Endpoint;
 pub use error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
+pub use lm_protocol::delivery::Delivery;
 pub use memory::HugePages;
 pub use message::{LandingRegion, Message};
 pub use nic::{EffectiveMode, ModeRequest};

@@ -291,6 +291,17 @@ impl Umem {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
+    /// Fills `len` bytes from `addr` with zeros.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping.
+    pub fn zero(&self, addr: u64, len: u64) {
+        let to = self.mapping.pointer(addr, len);
+        // SAFETY: as in `copy_to`.
+        unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len as usize) };
+    }
+
     /// Copies `len` bytes inside the mapping; the ranges may overlap.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //! a landing zone) or [`crate::eager`] (one fragment, a general frame), goes to the application, and gives
 //! its memory back when it is dropped.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::peer::PeerId;
@@ -31,6 +31,7 @@ pub struct Message {
     pub(crate) peer: PeerId,
     pub(crate) tag: u64,
     pub(crate) number: u32,
+    pub(crate) missing: Vec<Range<u64>>,
     pub(crate) latency_ns: u64,
 }
 
@@ -53,6 +54,12 @@ impl Message {
     /// Whether it came as one packet on the general channel, without a request.
     pub fn is_eager(&self) -> bool {
         matches!(self.released, Some(Released::GeneralFrame(_)))
+    }
+
+    /// Byte ranges that did not arrive, ascending; they hold zeros. Always empty but with
+    /// [`Delivery::Partial`](lm_protocol::delivery::Delivery::Partial).
+    pub fn missing(&self) -> &[Range<u64>] {
+        &self.missing
     }
 
     /// Nanoseconds from the announcement (eager: from its packet) to its delivery.

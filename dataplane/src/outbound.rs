@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
 use lm_protocol::window::WindowShape;
@@ -18,6 +19,12 @@ use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
 use crate::memory::Umem;
 use crate::peer::PeerId;
 use crate::release::Released;
+
+/// Ranges of fragments to be sent again that are kept; the receiver repeats requests for others.
+const REPAIRS_MAX: usize = 1024;
+/// A receiver that owes an answer is asked after this time, and then ever less often.
+const ASK_AFTER_NS: u64 = 2_000_000;
+const ASK_AFTER_MAX_NS: u64 = 100_000_000;
 
 /// Longest header of a data packet: Ethernet with two tags, IPv6, UDP, LM.
 const HEADER_LEN_MAX: usize = 96;
@@ -95,6 +102,31 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Puts the packet of fragment `index` on the ring, where there is room: 1 packet.
+    #[inline]
+    fn put_packet(
+        &mut self,
+        index: u32,
+        channel: &mut Transmit,
+        umem: &Umem,
+        header: &mut [u8; HEADER_LEN_MAX],
+        sent: &mut impl FnMut(&Umem, u64, u32),
+    ) -> u32 {
+        let fragment = self.geometry.fragment(index);
+        let address = self.start + self.geometry.tx_frame_offset(index);
+        let header_len = match &self.template {
+            Template::Lm(template) => template.write(header, index, fragment.len),
+            Template::IpFrag(template) => template.write(header, index, fragment.len),
+        };
+        // The hole lies before the payload, inside the region that the application handed over.
+        umem.copy_to(address, &header[..header_len]);
+        let frame_len = u32::from(fragment.frame_len());
+        channel.push(address, frame_len);
+        sent(umem, address, frame_len);
+        self.in_flight += 1;
+        1
     }
 }
 
@@ -192,6 +224,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) first_message: u32,
     pub(crate) messages_in_flight: u32,
     pub(crate) max_message_len: u64,
+    /// What is to become of messages of which fragments are lost.
+    pub(crate) delivery: Delivery,
     /// Silence after which the session counts as lost.
     pub(crate) lease_ns: u64,
     /// Index of the transmit channel.
@@ -216,8 +250,14 @@ pub(crate) struct Outbound {
     sent_packets: u32,
     limit: u32,
     pub(crate) delivered: u32,
+    /// Fragments that the receiver asked for again: message number and indices.
+    repairs: VecDeque<(u32, Range<u32>)>,
+    pub(crate) resent: u64,
     pub(crate) last_announce_ns: u64,
     pub(crate) heard_ns: u64,
+    /// When the receiver last allowed or confirmed something new, and how often it was asked since.
+    progress_ns: u64,
+    asked: u32,
     /// An announcement is due although no message is new (retransmission, keepalive).
     pub(crate) announce_due: bool,
 }
@@ -238,6 +278,10 @@ impl Outbound {
             sent_packets: 0,
             limit: terms.packet_limit,
             delivered: terms.first_message,
+            repairs: VecDeque::with_capacity(REPAIRS_MAX),
+            resent: 0,
+            progress_ns: now_ns,
+            asked: 0,
             last_announce_ns: now_ns,
             heard_ns: now_ns,
             announce_due: false,
@@ -322,13 +366,15 @@ impl Outbound {
         budget: u32,
         mut sent: impl FnMut(&Umem, u64, u32),
     ) -> u32 {
+        let repaired = self.transmit_repairs(table, channel, umem, budget, &mut sent);
+        let budget = budget - repaired;
         let credit = match self.terms.plain {
             true => PLAIN_IN_FLIGHT.saturating_sub(channel.in_flight()),
             false => serial::distance(self.sent_packets, self.limit).max(0) as u32,
         };
         let allowed = budget.min(credit);
         if allowed == 0 || self.sending == self.queue.len() {
-            return 0;
+            return repaired;
         }
         let allowed = allowed.min(channel.room());
         let mut packets = 0;
@@ -338,27 +384,65 @@ impl Outbound {
             let count = outgoing.geometry.fragment_count();
             while outgoing.position < count && packets < allowed {
                 let index = self.terms.window.index_at(outgoing.position, count);
-                let fragment = outgoing.geometry.fragment(index);
-                let address = outgoing.start + outgoing.geometry.tx_frame_offset(index);
-                let header_len = match &outgoing.template {
-                    Template::Lm(template) => template.write(&mut header, index, fragment.len),
-                    Template::IpFrag(template) => template.write(&mut header, index, fragment.len),
-                };
-                // The hole lies before the payload, inside the region that the application handed over.
-                umem.copy_to(address, &header[..header_len]);
-                let frame_len = u32::from(fragment.frame_len());
-                channel.push(address, frame_len);
-                sent(umem, address, frame_len);
+                packets += outgoing.put_packet(index, channel, umem, &mut header, &mut sent);
                 outgoing.position += 1;
-                outgoing.in_flight += 1;
-                packets += 1;
             }
             if outgoing.position == count {
                 self.sending += 1;
             }
         }
         self.sent_packets = self.sent_packets.wrapping_add(packets);
+        repaired + packets
+    }
+
+    /// Sends what the receiver asked for again. It needs no credit: there is a slot for each, or it takes the one-copy
+    /// path.
+    fn transmit_repairs(
+        &mut self,
+        table: &mut OutgoingTable,
+        channel: &mut Transmit,
+        umem: &Umem,
+        budget: u32,
+        sent: &mut impl FnMut(&Umem, u64, u32),
+    ) -> u32 {
+        if self.repairs.is_empty() {
+            return 0;
+        }
+        let allowed = budget.min(channel.room());
+        let mut packets = 0;
+        let mut header = [0u8; HEADER_LEN_MAX];
+        while packets < allowed
+            && let Some((number, range)) = self.repairs.front_mut()
+        {
+            let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
+            let slot = self.queue.get(number.wrapping_sub(first_queued) as usize);
+            let (Some(&slot), Some(index)) = (slot, range.next_back()) else {
+                self.repairs.pop_front();
+                continue;
+            };
+            let outgoing = table.at(slot);
+            packets += outgoing.put_packet(index, channel, umem, &mut header, sent);
+        }
+        self.resent += u64::from(packets);
         packets
+    }
+
+    /// Cumulative packets sent, without repetitions (mod 2^32).
+    pub(crate) fn sent_packets(&self) -> u32 {
+        self.sent_packets
+    }
+
+    /// Whether it is time to ask the receiver what it has: it owes us something and has been silent about it. The pause
+    /// doubles, from a few round trips on.
+    pub(crate) fn should_ask(&self, now_ns: u64) -> bool {
+        let pause_ns = (ASK_AFTER_NS << self.asked.min(6)).min(ASK_AFTER_MAX_NS);
+        self.waits_for_receiver()
+            && now_ns.saturating_sub(self.progress_ns.max(self.last_announce_ns)) > pause_ns
+    }
+
+    /// The receiver is being asked.
+    pub(crate) fn asks(&mut self) {
+        self.asked += 1;
     }
 
     /// Takes a credit packet.
@@ -375,12 +459,16 @@ impl Outbound {
         let ahead = serial::distance(self.sent_packets, limit);
         // Far behind is as far off as far ahead: serial numbers turn around.
         if ahead.unsigned_abs() > LANDING_RING_LEN * 2
-            || serial::precedes(self.sent_up_to(), delivered)
+            || serial::precedes(self.settled_at_most(), delivered)
             || serial::precedes(self.announced, announced)
         {
             return Err(ImplausibleCredit);
         }
         self.heard_ns = now_ns;
+        if serial::precedes(self.limit, limit) || serial::precedes(self.delivered, delivered) {
+            self.progress_ns = now_ns;
+            self.asked = 0;
+        }
         self.limit = serial::later(self.limit, limit);
         self.delivered = serial::later(self.delivered, delivered);
         self.announced_confirmed = serial::later(self.announced_confirmed, announced);
@@ -393,11 +481,20 @@ impl Outbound {
     /// It confirms what was not sent; nothing changed.
     pub(crate) fn ended(&mut self, delivered: u32) -> Result<(), ImplausibleCredit> {
         let delivered = self.terms.first_message.wrapping_add(delivered);
-        if serial::precedes(self.sent_up_to(), delivered) {
+        if serial::precedes(self.settled_at_most(), delivered) {
             return Err(ImplausibleCredit);
         }
         self.delivered = serial::later(self.delivered, delivered);
         Ok(())
+    }
+
+    /// The first number that no receiver has settled: of a message that is not fully sent, or, where messages are given up
+    /// at a loss, of one that is not announced.
+    fn settled_at_most(&self) -> u32 {
+        match self.terms.delivery {
+            Delivery::Reliable => self.sent_up_to(),
+            Delivery::Unreliable | Delivery::Partial => self.announced,
+        }
     }
 
     /// Number of the first message that is not fully sent.
@@ -406,13 +503,45 @@ impl Outbound {
             .wrapping_sub((self.queue.len() - self.sending) as u32)
     }
 
-    /// The receiver says what is missing of a message.
-    pub(crate) fn missing(&mut self, table: &mut OutgoingTable, number: u32, ranges: Vec<Range<u32>>) {
+    /// The receiver says what is missing of a message: a request, or a report where it is not going to ask. `false`: it
+    /// names what the message does not have, or what was not sent; nothing changed.
+    pub(crate) fn missing(
+        &mut self,
+        table: &mut OutgoingTable,
+        number: u32,
+        ranges: Vec<Range<u32>>,
+    ) -> bool {
         let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
         let at = number.wrapping_sub(first_queued) as usize;
-        if let Some(&slot) = self.queue.get(at) {
-            table.at(slot).missing = Some(ranges);
+        let Some(&slot) = self.queue.get(at) else {
+            // Settled meanwhile, or never sent.
+            return serial::precedes(number, first_queued);
+        };
+        let outgoing = table.at(slot);
+        if self.terms.delivery != Delivery::Reliable {
+            outgoing.missing = Some(ranges);
+            return true;
         }
+        let count = outgoing.geometry.fragment_count();
+        let was_sent = |range: &Range<u32>| {
+            range.start < range.end
+                && range.end <= count
+                && self.terms.window.window_of(range.start) == self.terms.window.window_of(range.end - 1)
+                && self.terms.window.position_of(range.start, count) < outgoing.position
+        };
+        if !ranges.iter().all(was_sent) {
+            return false;
+        }
+        for range in ranges {
+            if self.repairs.len() == REPAIRS_MAX {
+                // It will be asked for again.
+                break;
+            }
+            if !self.repairs.contains(&(number, range.clone())) {
+                self.repairs.push_back((number, range));
+            }
+        }
+        true
     }
 
     /// Settles the oldest message when the receiver confirmed it (or all of them, when the session `ended`).
@@ -440,6 +569,9 @@ impl Outbound {
             }
         };
         outgoing.settled = true;
+        // The receiver counts the packets that need not be sent any more as if they had been.
+        let left = outgoing.geometry.fragment_count() - outgoing.position;
+        self.sent_packets = self.sent_packets.wrapping_add(left);
         let completion = Completion {
             token: outgoing.token,
             peer,

@@ -5,14 +5,17 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
+use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
-use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 use lm_protocol::wire::{Addressing, parse_frame};
 
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::control::RANGES_MAX;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::frames::Frame;
+use crate::landing::Remedy;
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn};
@@ -25,6 +28,10 @@ pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 const LOW_CREDIT: u32 = 16;
 /// So much more credit is told at once: a third of what may be on the way on veth.
 const CREDIT_STEP: u32 = 96;
+/// Unacknowledged eager messages that are sent again at once.
+const EAGER_RESEND_MAX: usize = 64;
+/// An answer that confirms nothing new so long after the last progress means that something is lost.
+const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 /// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
 const ANNOUNCEMENTS_PER_PACKET: usize = 64;
 
@@ -146,9 +153,12 @@ impl<N: Nic> Engine<N> {
                 self.take_eager_ack(from, sender_id, next, limit, now_ns);
             }
             LmHeader::Announce {
-                session_key, first, ..
+                session_key,
+                first,
+                sent,
+                ..
             } => {
-                self.take_announcements(from, session_key, first, payload, now_ns);
+                self.take_announcements(from, session_key, (first, sent), payload, now_ns);
             }
             LmHeader::Credit {
                 session_key,
@@ -161,10 +171,14 @@ impl<N: Nic> Engine<N> {
             LmHeader::Missing {
                 session_key, message, ..
             } => {
-                self.take_missing(from, session_key, message, payload);
+                self.take_missing(from, session_key, message, payload, now_ns);
             }
-            // A fragment that the gate did not accept: recovering it is the business of reliable delivery.
-            LmHeader::Data { .. } => self.counters.drops.fragment_passed += 1,
+            LmHeader::Data {
+                session_key,
+                message,
+                index,
+                count,
+            } => self.take_fragment(from, session_key, (message, index, count), payload, now_ns),
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
             _ => self.counters.drops.unexpected += 1,
         }
@@ -241,6 +255,7 @@ impl<N: Nic> Engine<N> {
             peer: id,
             tag,
             number,
+            missing: Vec::new(),
             latency_ns: 0,
         });
     }
@@ -266,10 +281,102 @@ impl<N: Nic> Engine<N> {
                 });
         if !plausible {
             self.counters.drops.implausible += 1;
+            return;
+        }
+        // The receiver says again where it is: something before what it got is lost.
+        let out = &self.peers.at(index).eager_out;
+        let pause_ns = EAGER_REPEAT_SOON_NS << out.resends.min(9);
+        if out.oldest.is_some()
+            && next == out.acknowledged
+            && now_ns.saturating_sub(out.progress_ns.max(out.resent_ns)) > pause_ns
+        {
+            self.resend_eager(index, now_ns);
         }
     }
 
-    fn take_announcements(&mut self, from: SocketAddrV4, key: u64, first: u32, payload: &[u8], now_ns: u64) {
+    /// A fragment that the gate passed on: repeated on request, late, or from elsewhere.
+    fn take_fragment(
+        &mut self,
+        from: SocketAddrV4,
+        key: u64,
+        place: (u32, u32, u32),
+        payload: &[u8],
+        now_ns: u64,
+    ) {
+        let address = self.address_in_umem(payload);
+        let inbound = self.landing.as_mut().and_then(|landing| landing.inbound.as_mut());
+        let peers = &mut self.peers;
+        let inbound = inbound.filter(|inbound| {
+            inbound.terms.key == key
+                && inbound.terms.layout.wire() == Wire::Lm
+                && peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from)
+        });
+        let Some(inbound) = inbound else {
+            self.counters.drops.fragment_passed += 1;
+            return;
+        };
+        inbound.take_datagram(place, (address, payload.len() as u64), &self.umem, now_ns);
+        if inbound.has_landed() {
+            self.show_landed(now_ns);
+        }
+    }
+
+    /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
+    pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
+        let out = &mut self.peers.at(index).eager_out;
+        out.resent_ns = now_ns;
+        out.resends = out.resends.saturating_add(1);
+        let mut next = out.oldest;
+        let data = self.peers.at(index).data;
+        for _ in 0..EAGER_RESEND_MAX {
+            let Some(frame) = next else { break };
+            let (address, len, in_kernel, following) = self.transmit_frames.unacknowledged(frame);
+            next = following;
+            if in_kernel {
+                continue;
+            }
+            let Ok(geometry) = self.fixed.layout.message(u64::from(len)) else {
+                break;
+            };
+            let packet = address + geometry.tx_frame_offset(0);
+            let packet_len = u32::from(geometry.fragment(0).frame_len());
+            match &self.general {
+                Some(general) => {
+                    let channel = &mut self.transmit[general.transmit];
+                    if channel.room() == 0 {
+                        break;
+                    }
+                    channel.push(packet, packet_len);
+                    self.transmit_frames.sent_again(frame);
+                }
+                None => {
+                    let skip = u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32;
+                    let len = u64::from(packet_len - skip);
+                    let pointer = self.loaned.pointer(packet + u64::from(skip), len);
+                    // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside a transmit frame that
+                    // the engine owns; nobody writes it.
+                    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
+                    if self.nic.udp_send(Port::Data, data, bytes).is_err() {
+                        self.counters.control_send_errors += 1;
+                        break;
+                    }
+                }
+            }
+            if let Some(capture) = &mut self.capture {
+                capture.sent(&self.umem, packet, packet_len);
+            }
+            self.counters.eager_resent += 1;
+        }
+    }
+
+    fn take_announcements(
+        &mut self,
+        from: SocketAddrV4,
+        key: u64,
+        (first, sent): (u32, u32),
+        payload: &[u8],
+        now_ns: u64,
+    ) {
         let Some(landing) = &mut self.landing else { return };
         let Some(inbound) = &mut landing.inbound else {
             self.counters.drops.unexpected += 1;
@@ -294,6 +401,10 @@ impl<N: Nic> Engine<N> {
                 self.counters.drops.announcement_refused += 1;
                 break;
             }
+        }
+        landing.log.set_message_limit(inbound.announced.wrapping_sub(1));
+        if !inbound.claimed(sent, now_ns) {
+            self.counters.drops.implausible += 1;
         }
         landing.told.asked |= repeated;
     }
@@ -327,7 +438,7 @@ impl<N: Nic> Engine<N> {
         self.settle_outbound(index, None, now_ns);
     }
 
-    fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8]) {
+    fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {
         let Some(index) = self.peers.find(from) else {
             return;
         };
@@ -343,13 +454,17 @@ impl<N: Nic> Engine<N> {
         let ranges = MissingRange::iter(payload)
             .map(|range| range.first..range.first.saturating_add(range.len))
             .collect();
-        outbound.missing(&mut self.outgoing, message, ranges);
+        outbound.heard_ns = now_ns;
+        if !outbound.missing(&mut self.outgoing, message, ranges) {
+            self.counters.drops.implausible += 1;
+        }
     }
 
     /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
     pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
         self.acknowledge_eager(now_ns, idle);
         self.give_credit(now_ns, idle);
+        self.ask_for_missing(now_ns);
         for position in 0..self.senders.len() {
             self.announce(self.senders[position], now_ns);
         }
@@ -400,9 +515,11 @@ impl<N: Nic> Engine<N> {
         let Some(landing) = &mut self.landing else { return };
         let Some(inbound) = &landing.inbound else { return };
         let told = &mut landing.told;
-        let limit = inbound.credit(inbound.terms.on_the_way);
+        let limit = inbound.credit();
+        // Entries that were posted for packets which came otherwise take nothing back.
+        let limit = serial::later(told.packet_limit, limit);
         let more = limit.wrapping_sub(told.packet_limit);
-        let left = told.packet_limit.wrapping_sub(inbound.received_packets());
+        let left = serial::distance(inbound.accepted_packets(), told.packet_limit).max(0) as u32;
         let settled = inbound.delivered.wrapping_sub(told.delivered);
         let anything = more > 0 || settled > 0 || inbound.announced != told.announced || told.asked;
         if !anything {
@@ -441,6 +558,66 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// Stage 6, first half: messages with losses.
+    pub(crate) fn care(&mut self, now_ns: u64) {
+        let Some(landing) = &mut self.landing else { return };
+        let Some(inbound) = &mut landing.inbound else {
+            return;
+        };
+        if inbound.needs_care() {
+            let remedy = inbound.watch(&mut landing.arena, &self.umem, now_ns);
+            let landed = inbound.has_landed();
+            match remedy {
+                Some(Remedy::GivenUp(message)) => {
+                    let peer = inbound.terms.peer;
+                    let key = inbound.terms.key;
+                    self.report_missing(peer, key, &message);
+                    self.report_incomplete(peer, message);
+                }
+                Some(Remedy::Partial(message)) => {
+                    let (peer, key) = (inbound.terms.peer, inbound.terms.key);
+                    self.report_missing(peer, key, &message);
+                }
+                Some(Remedy::Rebuild) => self.rebuild_under_session(now_ns),
+                None => {}
+            }
+            if landed {
+                self.show_landed(now_ns);
+            }
+        }
+        let Some(landing) = &mut self.landing else { return };
+        let Some(inbound) = &mut landing.inbound else {
+            return;
+        };
+        self.counters.repair(std::mem::take(&mut inbound.repair));
+    }
+
+    /// Asks the sender for fragments that are due.
+    fn ask_for_missing(&mut self, now_ns: u64) {
+        // The engine's packets and the session's messages cannot be borrowed at once: a request is rare.
+        let Some(mut inbound) = (self.landing.as_mut())
+            .and_then(|landing| landing.inbound.take_if(|inbound| inbound.needs_care()))
+        else {
+            return;
+        };
+        let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
+        inbound.requests(RANGES_MAX, now_ns, |message, ranges| {
+            let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
+            for (range, bytes) in ranges.iter().zip(payload.chunks_exact_mut(MissingRange::LEN)) {
+                bytes.copy_from_slice(&range.encode());
+            }
+            let header = LmHeader::Missing {
+                session_key,
+                message,
+                ranges: ranges.len() as u32,
+            };
+            self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN])
+        });
+        if let Some(landing) = &mut self.landing {
+            landing.inbound = Some(inbound);
+        }
+    }
+
     /// Announces messages that are new, or repeats the unconfirmed ones.
     fn announce(&mut self, index: u16, now_ns: u64) {
         let Some(outbound) = &mut self.peers.at(index).outbound else {
@@ -453,7 +630,7 @@ impl<N: Nic> Engine<N> {
             true => outbound.announced_confirmed,
             false => outbound.announced,
         };
-        let key = outbound.terms.key;
+        let (key, sent) = (outbound.terms.key, outbound.sent_packets());
         let mut payload = [0u8; ANNOUNCEMENTS_PER_PACKET * AnnounceEntry::LEN];
         let most = ANNOUNCEMENTS_PER_PACKET
             .min(usize::from(self.fixed.layout.payload_len()) / AnnounceEntry::LEN)
@@ -468,6 +645,7 @@ impl<N: Nic> Engine<N> {
             session_key: key,
             first: from,
             entries: entries as u32,
+            sent,
         };
         if self.send_packet(index, &header, &payload[..entries * AnnounceEntry::LEN])
             && let Some(outbound) = &mut self.peers.at(index).outbound

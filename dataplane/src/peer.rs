@@ -48,6 +48,9 @@ pub(crate) struct EagerOut {
     pub(crate) progress_ns: u64,
     /// When the peer was last asked where it is.
     pub(crate) asked_ns: u64,
+    /// When unacknowledged messages were last sent again, and how often since the last progress.
+    pub(crate) resent_ns: u64,
+    pub(crate) resends: u32,
     /// How often the numbering began anew: after a loss that nobody repairs, the peer must not wait for the lost
     /// message for ever.
     pub(crate) epoch: u64,
@@ -65,6 +68,8 @@ impl EagerOut {
             newest: None,
             progress_ns: now_ns,
             asked_ns: now_ns,
+            resent_ns: now_ns,
+            resends: 0,
             epoch: 0,
             watched: false,
         }

@@ -332,6 +332,7 @@ impl<N: Nic> Engine<N> {
             peer: message.peer,
             tag: message.tag,
             number: message.number,
+            missing: message.missing.clone(),
             latency_ns: message.latency_ns,
         }
     }
@@ -351,6 +352,7 @@ impl<N: Nic> Engine<N> {
             max_message_len: layout.max_message_len(),
             lease_ns: u64::MAX,
             channel: 0,
+            delivery: lm_protocol::delivery::Delivery::Unreliable,
             plain: true,
         };
         let peer = self.peers.at(index);

@@ -12,6 +12,9 @@ use crate::peer::EAGER_NEVER_NEXT;
 const REPEAT_AFTER_NS: u64 = 20_000_000;
 /// A peer that owes an acknowledgement of eager messages, or credit for more, is asked this often.
 const ASK_AFTER_NS: u64 = 250_000_000;
+/// Eager messages that are not acknowledged are sent again after this time, and then after twice as long.
+const RESEND_AFTER_NS: u64 = 10_000_000;
+const RESEND_AFTER_MAX_NS: u64 = 200_000_000;
 /// A quiet session says that it is alive this often: several times within a lease.
 const KEEPALIVE_NS: u64 = 500_000_000;
 
@@ -58,7 +61,11 @@ impl<N: Nic> Engine<N> {
         let since_announcement = now_ns.saturating_sub(outbound.last_announce_ns);
         let unanswered = outbound.announced != outbound.announced_confirmed
             || (outbound.waits_for_receiver() && unanswered_ns > REPEAT_AFTER_NS);
-        if (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
+        let asks = outbound.should_ask(now_ns);
+        if asks {
+            outbound.asks();
+        }
+        if asks || (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
             outbound.announce_due = true;
         }
     }
@@ -85,6 +92,13 @@ impl<N: Nic> Engine<N> {
                 }
                 peer.eager_out.begin_anew(now_ns);
             }
+            let since_resent_ns =
+                now_ns.saturating_sub(peer.eager_out.resent_ns.max(peer.eager_out.progress_ns));
+            let pause_ns = (RESEND_AFTER_NS << peer.eager_out.resends.min(7)).min(RESEND_AFTER_MAX_NS);
+            if peer.eager_out.oldest.is_some() && since_resent_ns > pause_ns {
+                self.resend_eager(index, now_ns);
+            }
+            let peer = self.peers.at(index);
             if peer.eager_out.oldest.is_none() && peer.eager_credit() > 0 {
                 peer.eager_out.watched = false;
                 self.unconfirmed.swap_remove(position);

@@ -20,6 +20,7 @@
 //! request may be repeated. The first 8 bytes keep their meaning in all versions, so that a receiver of another version
 //! can answer the request that it does not understand.
 
+use crate::delivery::Delivery;
 use crate::geometry::{GeometryError, IpVersion, Layout, LinkShape, Wire};
 use crate::window::{WindowError, WindowShape};
 use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
@@ -48,6 +49,8 @@ pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
 
 /// A transmit queue hint that means "any".
 const ANY_QUEUE: u16 = 0xffff;
+/// Where a request's flags hold the kind of delivery.
+const DELIVERY_SHIFT: u8 = 1;
 
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///
@@ -78,6 +81,8 @@ pub struct Request {
     /// Flag 1: the sender counts what it has on the way by its own transmit completions; see
     /// [`FLAG_PACED`](crate::wire::lm::FLAG_PACED).
     pub paced: bool,
+    /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
+    pub delivery: Delivery,
 }
 
 /// LM_ACQ_OK: "the LM_REQ request is accepted".
@@ -517,7 +522,7 @@ impl From<Request> for RawRequest {
             wire: request.wire.to_u8(),
             family: request.link.ip.to_u8(),
             vlan_tags: request.link.vlan_tags,
-            flags: if request.paced { FLAG_PACED } else { 0 },
+            flags: (u8::from(request.paced) * FLAG_PACED) | (request.delivery.to_u8() << DELIVERY_SHIFT),
             max_message_len: U64::new(request.max_message_len),
             window_fragments: U32::new(request.window.fragments()),
             messages_in_flight: U32::new(request.messages_in_flight),
@@ -539,6 +544,8 @@ impl TryFrom<RawRequest> for Request {
             window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
             messages_in_flight: raw.messages_in_flight.get(),
             paced: raw.flags & FLAG_PACED != 0,
+            delivery: Delivery::from_u8((raw.flags >> DELIVERY_SHIFT) & 3)
+                .ok_or(ControlError::Field("delivery"))?,
         })
     }
 }

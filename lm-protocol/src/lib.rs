@@ -9,12 +9,13 @@
 //! | [`zone`] | how much memory a landing zone takes, and where a fragment's fill entry points (invariant I2) |
 //! | [`window`] | in which order fragments travel, and when a window's lowest frame may be posted (invariant I5) |
 //! | [`wire`] | Ethernet, IPv4, UDP, LM headers and IP fragments: parse, build, per-packet templates |
+//! | [`delivery`] | which fragments arrived, which are missing, when to ask for them again |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
 //!
-//! The crate needs `alloc` for the grantor's table only, never calls the operating system, never reads a clock and
+//! The crate needs `alloc` for the grantor's table and the ranges that are missing of a message only, never calls the operating system, never reads a clock and
 //! never panics on bytes from the network.
 //!
 //! ```
@@ -33,6 +34,7 @@
 extern crate alloc;
 
 pub mod control;
+pub mod delivery;
 pub mod geometry;
 pub mod serial;
 pub mod session;

@@ -191,9 +191,10 @@ fn bytes_of_every_lm_header() {
                 session_key: 0x0102_0304_0506_0708,
                 first: 0x1112_1314,
                 entries: 2,
+                sent: 0x2122_2324,
             },
             32,
-            "14 00 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 00 00 00 00",
+            "14 00 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 21 22 23 24",
         ),
         (
             LmHeader::Credit {
@@ -246,10 +247,11 @@ fn bytes_of_every_control_message() {
                 max_message_len: 65_507,
                 window: WindowShape::new(64).unwrap(),
                 messages_in_flight: 4,
-                paced: false,
+                paced: true,
+                delivery: lm_protocol::delivery::Delivery::Partial,
             }),
             "1f 00 00 20 aa bb cc dd 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
-             01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 00 \
+             01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 05 \
              00 00 00 00 00 00 ff e3 00 00 00 40 00 00 00 04",
         ),
         (

@@ -38,6 +38,7 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             session_key: key,
             first: a,
             entries: b % 80,
+            sent: c,
         },
         4 => LmHeader::Credit {
             session_key: key,

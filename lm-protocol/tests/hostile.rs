@@ -98,6 +98,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 session_key: 1,
                 first: 2,
                 entries: 3,
+                sent: 9,
             },
             48,
         ),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
-use crate::cli::{Failure, Mode, chain};
+use crate::cli::{DeliveryOption, Failure, Mode, chain};
 use crate::link;
 
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
@@ -101,10 +101,12 @@ fn connect(
     to: SocketAddrV4,
     message_len: u64,
     messages_in_flight: u32,
+    delivery: DeliveryOption,
 ) -> Result<PeerId, Failure> {
     let options = |session| ConnectOptions {
         max_message_len: message_len,
         messages_in_flight,
+        delivery: delivery.into(),
         timeout: Duration::from_secs(3),
         session,
         ..ConnectOptions::default()

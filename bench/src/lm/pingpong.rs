@@ -6,7 +6,7 @@ use clap::Args;
 use lm_dataplane::{Endpoint, RecvError, SendError};
 
 use super::{EndpointArgs, connect};
-use crate::cli::{Failure, chain};
+use crate::cli::{DeliveryOption, Failure, chain};
 use crate::link;
 use crate::peer::latency::{RoundTripReport, RoundTrips};
 use crate::size::ByteSize;
@@ -56,7 +56,7 @@ pub fn ping(args: &PingArgs) -> Result<RoundTripReport, Failure> {
     }
     let to = link::resolve(&args.to)?;
     let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 4)?;
-    let peer = connect(&mut endpoint, to, len, 2)?;
+    let peer = connect(&mut endpoint, to, len, 2, DeliveryOption::Reliable)?;
     let mut payload = vec![0x5a_u8; len as usize];
     let mut round_trips = RoundTrips::new();
     let warm_up = args.count / 10;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{EndpointArgs, connect};
-use crate::cli::{Failure, chain};
+use crate::cli::{DeliveryOption, Failure, chain};
 use crate::link;
 use crate::size::ByteSize;
 
@@ -38,6 +38,9 @@ pub struct SendArgs {
     /// Messages that may be unconfirmed
     #[arg(long, default_value_t = 16)]
     pub in_flight: u32,
+    /// What becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    pub delivery: DeliveryOption,
 }
 
 /// What `lm-stream-send` prints.
@@ -118,7 +121,7 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
     }
     let to = link::resolve(&args.to)?;
     let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
-    let peer = connect(&mut endpoint, to, len, args.in_flight)?;
+    let peer = connect(&mut endpoint, to, len, args.in_flight, args.delivery)?;
     let mode = endpoint.mode().as_str();
     let mut messages = 0_u64;
     let started = Instant::now();
@@ -202,11 +205,21 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
             }
             Err(error) => return Err(Failure::new(chain(&error))),
         };
-        let Some(next) = sequence_of(&message).map(|sequence| sequence + 1) else {
+        // The first bytes of a message that was delivered in part may be lost; its tag is the same number.
+        let sequence = match message.missing().is_empty() {
+            true => sequence_of(&message),
+            false => Some(message.tag()),
+        };
+        let Some(next) = sequence.map(|sequence| sequence + 1) else {
             continue;
         };
         let peer = message.peer();
-        bytes += message.len() as u64;
+        let missing: u64 = message
+            .missing()
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum();
+        bytes += message.len() as u64 - missing;
         messages += 1;
         since_look += message.len() as u64;
         drop(message);

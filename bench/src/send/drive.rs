@@ -9,7 +9,7 @@ use lm_dataplane::{Completion, LoanError, Outcome as MessageOutcome, SendRegion}
 use lm_protocol::geometry::Wire;
 
 use super::{FAREWELL_MAX, IDLE_MAX, Tool};
-use crate::cli::{self, Failure};
+use crate::cli::{self, DeliveryOption, Failure};
 use crate::link;
 use crate::output::describe;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
@@ -227,6 +227,8 @@ impl Tool {
                 None
             }
             MessageOutcome::Sent => None,
+            // The receiver has it, but for those.
+            MessageOutcome::Incomplete { .. } if self.options.delivery == DeliveryOption::Partial => None,
             MessageOutcome::Incomplete { missing } => {
                 let fragments: u64 = missing
                     .iter()

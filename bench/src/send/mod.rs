@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId};
+use lm_dataplane::{ConnectError, ConnectOptions, Delivery, Endpoint, EndpointConfig, PeerId};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 
@@ -93,7 +93,7 @@ impl Tool {
         for warning in endpoint.warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
-        let (peer, plain) = connect(&mut endpoint, to, &shape)?;
+        let (peer, plain) = connect(&mut endpoint, to, &shape, options.delivery.into())?;
         if plain {
             cli::complain(
                 TOOL,
@@ -172,11 +172,17 @@ impl Tool {
 }
 
 /// Reaches the receiver; `true`: there is none, and plain datagrams will do.
-fn connect(endpoint: &mut Endpoint, to: SocketAddrV4, shape: &Shape) -> Result<(PeerId, bool), Failure> {
+fn connect(
+    endpoint: &mut Endpoint,
+    to: SocketAddrV4,
+    shape: &Shape,
+    delivery: Delivery,
+) -> Result<(PeerId, bool), Failure> {
     let options = ConnectOptions {
         wire: shape.wire,
         max_message_len: shape.longest_message(),
         messages_in_flight: shape.window,
+        delivery,
         timeout: CONNECT_MAX,
         session: true,
     };

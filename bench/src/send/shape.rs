@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use lm_protocol::geometry::Wire;
 
 use super::TOOL;
-use crate::cli::{Failure, LinkOptions, MANUAL_END};
+use crate::cli::{DeliveryOption, Failure, LinkOptions, MANUAL_END};
 use crate::size::ByteSize;
 use crate::transfer::wire::Plan;
 
@@ -64,6 +64,12 @@ pub struct Options {
     /// How fragments travel: with LM headers, or as IP fragments of UDP datagrams
     #[arg(long, value_enum, default_value_t = WireOption::Lm, value_name = "WIRE")]
     pub(super) wire: WireOption,
+
+    /// What becomes of messages that lose fragments: given up, repaired, or delivered with zeros in their place
+    ///
+    /// --wire ipfrag is always unreliable.
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable, value_name = "KIND")]
+    pub(super) delivery: DeliveryOption,
 
     /// File to send, or - for standard input
     #[arg(value_name = "FILE|-")]
@@ -205,6 +211,7 @@ mod tests {
         for name in [
             "user_copied_bytes",
             "restored_bytes",
+            "missing_bytes",
             "latency_us",
             "gbit_per_s",
             "--json",

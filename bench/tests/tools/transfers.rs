@@ -79,6 +79,7 @@ fn reports() {
             "failed_transfers",
             "user_copied_bytes",
             "restored_bytes",
+            "missing_bytes",
         ] {
             assert!(report[name].is_u64(), "{name} in {report}");
         }

@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use lm_protocol::control::{
     ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Reject, RejectReason, Request,
 };
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire as WireMode};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
@@ -151,7 +152,8 @@ fn control(dice: &mut Dice, key: u64) -> ControlMessage {
             max_message_len: number(dice),
             window: window(dice),
             messages_in_flight: number(dice) as u32,
-            paced: false,
+            paced: dice.roll(2) == 0,
+            delivery: Delivery::Reliable,
         }),
     }
 }
@@ -196,6 +198,7 @@ fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
             session_key,
             first: words[0] as u32,
             entries: words[1] as u32,
+            sent: words[1].rotate_left(9) as u32,
         },
         4 => LmHeader::Credit {
             session_key,
@@ -223,6 +226,7 @@ fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
                 session_key,
                 first,
                 entries,
+                sent: entries,
             };
             (header, entries as usize * 16)
         }

@@ -3,6 +3,7 @@
 mod allocations;
 mod bed;
 mod copies;
+mod delivery;
 mod failures;
 mod hostile;
 mod resilience;

@@ -117,13 +117,42 @@ fn a_busy_receiver_answers() {
     }
 }
 
-/// Answers that confirm nothing are no progress: a lost eager message is reported in time.
+/// A lost eager message is sent again, as soon as the receiver shows that one after it came, or after a while.
 #[test]
-fn a_lost_eager_message_is_reported_although_others_follow() {
+fn a_lost_eager_message_is_sent_again() {
+    for follows in [true, false] {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.resolve(0);
+        bed.exchange(0, peer, b"first");
+        bed.wire.drop_next(0, 1);
+        bed.send(0, peer, b"lost", 1);
+        bed.pass(Duration::from_millis(1));
+        if follows {
+            bed.send(0, peer, b"follows", 2);
+        }
+        let begin_ns = bed.now_ns;
+        assert_eq!(&bed.recv(1)[..], b"lost");
+        let limit_ns = if follows { 2_000_000 } else { 20_000_000 };
+        assert!(bed.now_ns - begin_ns < limit_ns, "{} ns", bed.now_ns - begin_ns);
+        if follows {
+            assert_eq!(&bed.recv(1)[..], b"follows");
+        }
+        for _ in 0..=u32::from(follows) {
+            assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+        }
+        assert!((1..=2).contains(&bed.hosts[0].counters.eager_resent));
+        bed.check_memory();
+    }
+}
+
+/// Answers that confirm nothing are no progress: an eager message that never gets through is reported in time.
+#[test]
+fn an_eager_message_that_is_always_lost_is_reported_although_others_follow() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = bed.resolve(0);
     bed.exchange(0, peer, b"first");
-    bed.wire.drop_next(0, 1);
+    bed.wire
+        .set_filter(|_, packet| !packet.windows(4).any(|bytes| bytes == b"lost"));
     let lost = bed.send(0, peer, b"lost", 1);
     let begin_ns = bed.now_ns;
     let ended = loop {
@@ -135,6 +164,7 @@ fn a_lost_eager_message_is_reported_although_others_follow() {
         assert!(bed.now_ns - begin_ns < 4_000_000_000, "never reported");
     };
     assert_eq!((ended.token, ended.outcome), (lost, Outcome::TimedOut));
+    assert!(bed.hosts[0].counters.eager_resent < 1000, "ever less often");
     // The numbering begins anew, and everything works again.
     while bed.hosts[0].completions.pop_front().is_some() {}
     bed.exchange(0, peer, b"works again");
@@ -153,8 +183,8 @@ fn a_lost_acknowledgement_is_asked_for() {
     assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
     assert!(bed.now_ns - begin_ns < 600_000_000);
     assert_eq!(
-        bed.hosts[1].counters.drops.eager_duplicate, 0,
-        "a question is no message"
+        bed.hosts[1].counters.drops.eager_duplicate, 1,
+        "it was sent again, and dropped"
     );
     assert!(bed.hosts[1].take_message().expect("no failure").is_none());
 }

@@ -297,7 +297,10 @@ pub fn assert_delivered(completions: &[Completion], expected: &[(SendToken, u64,
 /// Nothing was dropped, nothing violated, nothing given up.
 pub fn assert_clean(endpoint: &Endpoint) {
     let counters = endpoint.counters();
-    let dropped: Vec<_> = counters.drops().filter(|(_, count)| *count > 0).collect();
+    // A small message whose acknowledgement is late on a busy machine is sent again, and dropped then.
+    let dropped: Vec<_> = (counters.drops())
+        .filter(|(reason, count)| *count > 0 && *reason != "eager_duplicate")
+        .collect();
     assert_eq!(dropped, [], "{counters:?}");
     assert_eq!(
         counters.messages_incomplete + counters.messages_stalled,

@@ -8,15 +8,15 @@
 //!  1  DATA                 session key             message         index           count
 //!  2  EAGER                sender id               number          tag (u64)
 //!  3  EAGER_ACK            sender id               next            limit           0
-//!  4  ANNOUNCE             session key             first message   entries         0
+//!  4  ANNOUNCE             session key             first message   entries         sent
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
 //! 15  CONTROL              request id u32, kind u8, 0…                                              → crate::control
 //! ```
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. The
-//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are 0 in version 1 and ignored
-//! on reception.
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are 0 but for [`FLAG_PACED`], and
+//! what is not known of them is ignored.
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
@@ -118,6 +118,9 @@ pub enum LmHeader {
         first: u32,
         /// Messages described.
         entries: u32,
+        /// DATA packets sent since the session's start, repetitions not counted (cumulative, serial arithmetic): what has
+        /// not come of them a while after this packet is lost.
+        sent: u32,
     },
     /// What the receiver allows and what it has.
     Credit {
@@ -238,7 +241,8 @@ impl LmHeader {
                 session_key,
                 first,
                 entries,
-            } => (session_key, first, entries, 0),
+                sent,
+            } => (session_key, first, entries, sent),
             LmHeader::Credit {
                 session_key,
                 packet_limit,
@@ -312,6 +316,7 @@ impl LmHeader {
                 session_key: key,
                 first: a,
                 entries: b,
+                sent: c,
             },
             TYPE_CREDIT => LmHeader::Credit {
                 session_key: key,

@@ -28,6 +28,7 @@ pub(crate) fn request(sender_id: u64) -> Request {
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
         paced: false,
+        delivery: Default::default(),
     }
 }
 

@@ -1,0 +1,600 @@
+//! Repair: what is done about fragments that were lost, came late, twice, or into another's slot.
+//!
+//! A fragment that lies elsewhere than at its place (in a slot that an earlier, lost packet was to use, or in a
+//! datagram of the one-copy path) is copied there as soon as nothing can be written there any more, and is *held* aside
+//! until then. Fragments that do not come are asked for. A message that is whole while entries posted in its zone are
+//! unused, with nothing under way that would use them, is copied out of the zone, which stays quarantined (I1).
+
+use std::ops::Range;
+
+use lm_ebpf::Log;
+use lm_protocol::delivery::{Arrival, Arrivals, Delivery};
+use lm_protocol::geometry::Geometry;
+use lm_protocol::window::{TailRule, WindowShape};
+use lm_protocol::wire::lm::MissingRange;
+
+use super::{Aim, GivenUp, Inbound, Quarantined, Zone};
+use crate::arena::Arena;
+use crate::engine::time;
+use crate::memory::Umem;
+
+/// Fragments that may be held aside at once; one more is dropped and asked for again.
+const HELD_MAX: usize = 512;
+/// What a sender says it has sent is believed to be lost when it has not come for so long.
+const CLAIM_GRACE_NS: u64 = 200_000;
+/// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
+const GIVE_UP_AFTER_NS: u64 = 1_000_000;
+/// A whole message waits so long for other packets to use the entries left in its zone.
+const LEFTOVER_PATIENCE_NS: u64 = 100_000;
+/// Longer messages are not copied out: building the channel anew takes less time.
+const COPY_OUT_MAX: u64 = 4 << 20;
+
+/// What happened, since it was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RepairCounters {
+    /// Fragments that landed in another's slot.
+    pub(crate) displaced: u64,
+    /// Fragments that had arrived before.
+    pub(crate) duplicate: u64,
+    /// Fragments of messages that are settled.
+    pub(crate) stale: u64,
+    /// Fragments that contradict their message's announcement.
+    pub(crate) implausible: u64,
+    /// Fragments for which no memory was free.
+    pub(crate) no_room: u64,
+    /// Fragments taken from datagrams.
+    pub(crate) datagrams: u64,
+    /// Fragments asked for.
+    pub(crate) requested: u64,
+    /// Payload bytes copied.
+    pub(crate) copied_bytes: u64,
+    /// Messages copied out of their zone.
+    pub(crate) copied_out: u64,
+}
+
+/// A fragment that waits for its place to be free.
+#[derive(Clone, Copy, Debug)]
+struct HeldFragment {
+    number: u32,
+    position: u32,
+    len: u16,
+    slot: u16,
+}
+
+/// Fragments aside, and their bytes.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    fragments: Vec<HeldFragment>,
+    bytes: Vec<u8>,
+    slot_len: usize,
+    free: Vec<u16>,
+}
+
+impl Held {
+    fn is_empty(&self) -> bool {
+        self.fragments.is_empty()
+    }
+
+    fn slot(&self, slot: u16, len: u16) -> &[u8] {
+        &self.bytes[usize::from(slot) * self.slot_len..][..usize::from(len)]
+    }
+
+    /// Memory for one more. A session that loses nothing takes none.
+    fn take(&mut self, slot_len: usize) -> Option<u16> {
+        if self.bytes.is_empty() {
+            self.slot_len = slot_len;
+            self.bytes = vec![0; HELD_MAX * slot_len];
+            self.free = (0..HELD_MAX as u16).rev().collect();
+            self.fragments.reserve(HELD_MAX);
+        }
+        self.free.pop()
+    }
+}
+
+/// Where a fragment is.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Umem(u64),
+    Held(u16),
+}
+
+/// What has to be done about the front message when nothing else comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// It was given up; this is what its sender and the application are told.
+    GivenUp(GivenUp),
+    /// It was delivered without some fragments; its sender is told.
+    Partial(GivenUp),
+    /// It is whole, and the channel has to be built anew before it may be shown.
+    Rebuild,
+}
+
+impl Inbound {
+    /// A fragment landed that was not simply the next one in its own slot.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn landed_elsewhere(
+        &mut self,
+        at: usize,
+        position: u32,
+        arrival: Arrival,
+        in_place: bool,
+        start: u64,
+        umem: &Umem,
+        now_ns: u64,
+    ) {
+        // The gate keeps the order: what has not come of the messages before is lost, or late.
+        for before in 0..at {
+            let message = &mut self.messages[before];
+            if message.arrivals.claim(u32::MAX) {
+                message.timer.noticed(time(now_ns));
+                message.missing_ns.get_or_insert(now_ns);
+            }
+        }
+        if !self.noticed(at, arrival, now_ns) || in_place {
+            return;
+        }
+        self.repair.displaced += 1;
+        let message = &self.messages[at];
+        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+        let header_len = u64::from(message.geometry.fragment(index).header_len);
+        self.store(at, position, start + header_len, umem);
+    }
+
+    /// Books an arrival that is out of the ordinary. `false`: it had arrived before.
+    fn noticed(&mut self, at: usize, arrival: Arrival, now_ns: u64) -> bool {
+        self.troubled = true;
+        let message = &mut self.messages[at];
+        match arrival {
+            Arrival::Duplicate => {
+                self.repair.duplicate += 1;
+                return false;
+            }
+            Arrival::Jumped => {
+                message.timer.noticed(time(now_ns));
+                message.missing_ns.get_or_insert(now_ns);
+            }
+            Arrival::Late => message.timer.progressed(),
+            Arrival::Next => {}
+        }
+        if message.arrivals.missing().is_empty() {
+            message.timer.clear();
+        }
+        true
+    }
+
+    /// A fragment that came by the one-copy path: `len` payload bytes at UMEM address `from`.
+    pub(crate) fn take_datagram(
+        &mut self,
+        (number, index, count): (u32, u32, u32),
+        (from, len): (u64, u64),
+        umem: &Umem,
+        now_ns: u64,
+    ) {
+        let Some(at) = self.position_of(number) else {
+            self.repair.stale += 1;
+            return;
+        };
+        let message = &mut self.messages[at];
+        let known = message.geometry.fragment_count();
+        if count != known || index >= known || len != u64::from(message.geometry.fragment_len(index)) {
+            self.repair.implausible += 1;
+            return;
+        }
+        let position = self.terms.window.position_of(index, known);
+        let arrival = message.arrivals.take(position);
+        // One that the gate could not admit (its announcement was overtaken) uses no entry: those that are posted are for
+        // what follows it.
+        self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
+        self.progress_ns = now_ns;
+        if self.noticed(at, arrival, now_ns) {
+            self.repair.datagrams += 1;
+            self.store(at, position, from, umem);
+            self.settle_trouble(umem);
+        }
+    }
+
+    /// Copies a fragment to its place, or aside.
+    fn store(&mut self, at: usize, position: u32, from: u64, umem: &Umem) {
+        if position < self.messages[at].consumed {
+            self.put(at, position, Source::Umem(from), umem);
+            return;
+        }
+        let message = &mut self.messages[at];
+        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+        let len = message.geometry.fragment_len(index);
+        let Some(slot) = self.held.take(usize::from(self.terms.layout.payload_len())) else {
+            message.arrivals.reject(position);
+            message.timer.noticed(time(self.progress_ns));
+            message.missing_ns.get_or_insert(self.progress_ns);
+            self.repair.no_room += 1;
+            return;
+        };
+        let begin = usize::from(slot) * self.held.slot_len;
+        umem.copy_from(from, &mut self.held.bytes[begin..begin + usize::from(len)]);
+        self.repair.copied_bytes += u64::from(len);
+        self.held.fragments.push(HeldFragment {
+            number: message.number,
+            position,
+            len,
+            slot,
+        });
+        message.held += 1;
+    }
+
+    /// Copies a fragment to its place, where no entry can be written any more. Its tail goes to the saved copy while the
+    /// next window's lowest entry is out (I5).
+    fn put(&mut self, at: usize, position: u32, source: Source, umem: &Umem) {
+        let terms = &self.terms;
+        let message = &mut self.messages[at];
+        let count = message.geometry.fragment_count();
+        let index = terms.window.index_at(position, count);
+        let range = message.geometry.rx_payload_range(index);
+        let to = message.payload + range.start;
+        let len = range.end - range.start;
+        let window = terms.window.window_of(index);
+        let mut body_len = len;
+        if terms.window.is_highest(index, count) && message.rule.is_saved(window) {
+            let tail = message.tail_range(window, terms);
+            // The last fragment of all may be shorter than a header, but no window follows it.
+            body_len = tail.start - to;
+            let slot = &mut message.tails[TailRule::slot(window)];
+            let bytes = &mut slot.bytes[..(tail.end - tail.start) as usize];
+            match source {
+                Source::Umem(from) => umem.copy_from(from + body_len, bytes),
+                Source::Held(held) => {
+                    bytes.copy_from_slice(&self.held.slot(held, len as u16)[body_len as usize..])
+                }
+            }
+            slot.valid = true;
+        }
+        match source {
+            Source::Umem(from) => umem.copy_within(from, to, body_len),
+            Source::Held(held) => umem.copy_to(to, self.held.slot(held, body_len as u16)),
+        }
+        self.repair.copied_bytes += len;
+    }
+
+    /// Puts what is held to its place as far as that is free, and lands what is whole.
+    pub(super) fn settle_trouble(&mut self, umem: &Umem) {
+        let mut next = 0;
+        while let Some(&fragment) = self.held.fragments.get(next) {
+            let at = self.position_of(fragment.number);
+            if at.is_some_and(|at| fragment.position >= self.messages[at].consumed) {
+                next += 1;
+                continue;
+            }
+            if let Some(at) = at {
+                self.put(at, fragment.position, Source::Held(fragment.slot), umem);
+                self.messages[at].held -= 1;
+            }
+            self.held.free.push(fragment.slot);
+            self.held.fragments.swap_remove(next);
+        }
+        while self.messages.front().is_some_and(super::Arriving::is_final) {
+            self.land(Vec::new());
+        }
+        self.troubled = !self.held.is_empty()
+            || self
+                .messages
+                .iter()
+                .any(|message| !message.arrivals.missing().is_empty() || message.arrivals.is_complete());
+    }
+
+    /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). `false`: it cannot have.
+    pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> bool {
+        let ahead = sent.wrapping_sub(self.accepted as u32) as i32;
+        if ahead <= 0 {
+            return true;
+        }
+        let sent = self.accepted + ahead as u64;
+        if sent > self.announced_packets {
+            return false;
+        }
+        if self.claim.is_none_or(|(known, _)| known < sent) {
+            self.claim = Some((sent, now_ns));
+        }
+        true
+    }
+
+    /// Whether [`watch`](Inbound::watch) and [`requests`](Inbound::requests) have anything to do.
+    pub(crate) fn needs_care(&self) -> bool {
+        self.troubled || self.claim.is_some()
+    }
+
+    /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
+    pub(crate) fn watch(&mut self, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
+        self.believe_claim(now_ns);
+        let front = self.messages.front()?;
+        front.zone?;
+        let count = front.geometry.fragment_count();
+        if front.arrivals.is_complete() {
+            let quiet_ns = now_ns.saturating_sub(self.progress_ns);
+            // Its own entries are all used, or others may still use them.
+            if quiet_ns < LEFTOVER_PATIENCE_NS {
+                return None;
+            }
+            if front.posted < count {
+                // Every fragment came otherwise: no entries are needed.
+                self.skip_unposted(umem);
+            }
+            if self.messages.front().is_some_and(super::Arriving::is_final) {
+                self.settle_trouble(umem);
+                return None;
+            }
+            return match self.copy_out(arena, umem) {
+                true => {
+                    self.land(Vec::new());
+                    self.settle_trouble(umem);
+                    None
+                }
+                false => Some(Remedy::Rebuild),
+            };
+        }
+        let lost_ns = now_ns.saturating_sub(front.missing_ns?);
+        // Known to its end, or as far as its sender has credit: entries behind a lost one may have to wait for it (I5).
+        let known = front.arrivals.expected() == count || front.arrivals.expected() >= front.posted;
+        if self.terms.delivery == Delivery::Reliable || !known || lost_ns < GIVE_UP_AFTER_NS {
+            return None;
+        }
+        let front = &mut self.messages[0];
+        front.arrivals.claim(count);
+        let given_up = GivenUp {
+            number: front.number,
+            tag: front.tag,
+            len: front.len,
+            missing: missing_indices(&self.terms.window, &front.arrivals, count),
+        };
+        let whole_zone = front.consumed == count && front.held == 0;
+        if self.terms.delivery == Delivery::Partial && (whole_zone || self.copy_out(arena, umem)) {
+            self.land(given_up.missing.clone());
+            self.settle_trouble(umem);
+            return Some(Remedy::Partial(given_up));
+        }
+        self.drop_front(arena);
+        self.settle_trouble(umem);
+        Some(Remedy::GivenUp(given_up))
+    }
+
+    fn believe_claim(&mut self, now_ns: u64) {
+        let Some((sent, since_ns)) = self.claim else {
+            return;
+        };
+        if sent <= self.accepted {
+            self.claim = None;
+            return;
+        }
+        if now_ns.saturating_sub(since_ns.max(self.progress_ns)) < CLAIM_GRACE_NS {
+            return;
+        }
+        self.claim = None;
+        for message in &mut self.messages {
+            let sent_of_it = sent.saturating_sub(message.base).min(u64::from(u32::MAX)) as u32;
+            if sent_of_it > 0 && message.arrivals.claim(sent_of_it) {
+                message.timer.noticed(time(now_ns));
+                message.missing_ns.get_or_insert(now_ns);
+                self.troubled = true;
+            }
+        }
+    }
+
+    /// Leaves out the entries of the front message that are not posted.
+    fn skip_unposted(&mut self, umem: &Umem) {
+        let Some(front) = self.messages.front_mut() else {
+            return;
+        };
+        let (number, posted, count) = (front.number, front.posted, front.geometry.fragment_count());
+        front.posted = count;
+        self.posting = self.posting.max(1);
+        for position in posted..count {
+            self.aims.push_back(Aim {
+                start: Aim::SKIPPED,
+                number,
+                position,
+            });
+        }
+        self.pass_skipped(umem);
+    }
+
+    /// Copies the front message, as far as it is here, to memory of its own. `false`: there is none, or it would be too
+    /// much.
+    fn copy_out(&mut self, arena: &mut Arena, umem: &Umem) -> bool {
+        let Some(front) = self.messages.front() else {
+            return false;
+        };
+        let geometry = front.geometry;
+        let (zone_len, front_margin) = self.zone_of(&geometry);
+        if zone_len > COPY_OUT_MAX {
+            return false;
+        }
+        let Some(start) = arena.allocate(zone_len) else {
+            return false;
+        };
+        let payload = start + front_margin;
+        let front = &self.messages[0];
+        for position in 0..geometry.fragment_count() {
+            if position < front.consumed && front.arrivals.has(position) {
+                let range = payload_range(&geometry, &self.terms.window, position);
+                umem.copy_within(
+                    front.payload + range.start,
+                    payload + range.start,
+                    range.end - range.start,
+                );
+            }
+        }
+        for window in 0..self.terms.window.count_of_windows(geometry.fragment_count()) {
+            let slot = &front.tails[TailRule::slot(window)];
+            if front.rule.is_saved(window) && slot.valid {
+                let tail = front.tail_range(window, &self.terms);
+                let bytes = &slot.bytes[..(tail.end - tail.start) as usize];
+                umem.copy_to(tail.start - front.payload + payload, bytes);
+            }
+        }
+        let number = front.number;
+        self.held.fragments.retain(|fragment| {
+            if fragment.number != number {
+                return true;
+            }
+            let range = payload_range(&geometry, &self.terms.window, fragment.position);
+            let begin = usize::from(fragment.slot) * self.held.slot_len;
+            umem.copy_to(
+                payload + range.start,
+                &self.held.bytes[begin..begin + usize::from(fragment.len)],
+            );
+            self.held.free.push(fragment.slot);
+            false
+        });
+        self.repair.copied_bytes += geometry.message_len();
+        self.repair.copied_out += 1;
+        let zone = Zone { start, len: zone_len };
+        let front = &mut self.messages[0];
+        front.payload = payload;
+        front.held = 0;
+        if let Some(zone) = front.zone.replace(zone) {
+            self.quarantined.push(Quarantined { zone, number });
+        }
+        true
+    }
+
+    /// Forgets the front message; its zone comes back when nothing can be written there any more.
+    fn drop_front(&mut self, arena: &mut Arena) {
+        let Some(front) = self.messages.pop_front() else {
+            return;
+        };
+        self.posting = self.posting.saturating_sub(1);
+        self.accepted = self.accepted.max(front.end());
+        self.delivered = front.number.wrapping_add(1);
+        if let Some(zone) = front.zone {
+            self.quarantined.push(Quarantined {
+                zone,
+                number: front.number,
+            });
+        }
+        self.free_quarantined(arena);
+    }
+
+    /// Frees zones in which nothing is posted any more.
+    pub(crate) fn free_quarantined(&mut self, arena: &mut Arena) {
+        let oldest = self.aims.front().map(|aim| aim.number);
+        self.quarantined.retain(|kept| {
+            let posted = oldest.is_some_and(|oldest| !lm_protocol::serial::precedes(kept.number, oldest));
+            if !posted {
+                arena.free(kept.zone.start, kept.zone.len);
+            }
+            posted
+        });
+    }
+
+    /// The channel was built anew: none of the posted entries will be used.
+    pub(crate) fn forget_entries(&mut self, arena: &mut Arena, umem: &Umem) {
+        while let Some(aim) = self.aims.pop_front() {
+            if let Some(at) = self.position_of(aim.number)
+                && self.messages[at].base + u64::from(aim.position) < self.accepted
+            {
+                self.passed(at, aim.position, false, umem);
+            }
+        }
+        // What was posted for packets that are still to come is posted again.
+        for message in &mut self.messages {
+            message.posted = message.consumed;
+        }
+        let count = |message: &super::Arriving| message.geometry.fragment_count();
+        self.posting = (self.messages.iter())
+            .position(|message| message.posted < count(message))
+            .unwrap_or(self.messages.len());
+        self.outstanding = 0;
+        self.last = None;
+        self.free_quarantined(arena);
+        self.settle_trouble(umem);
+    }
+
+    /// Number of the first message that is not settled.
+    pub(crate) fn unsettled_from(&self) -> u32 {
+        self.messages
+            .front()
+            .map_or(self.announced, |message| message.number)
+    }
+
+    /// The gate has opened the session anew: it may admit what it admitted before.
+    pub(crate) fn resume(&self, log: &mut Log) {
+        log.set_message_limit(self.announced.wrapping_sub(1));
+    }
+
+    /// Asks for what is missing and due: `ask` gets a message's number and ranges of fragment indices, at most
+    /// `ranges_max`, and says whether the request left.
+    pub(crate) fn requests(
+        &mut self,
+        ranges_max: usize,
+        now_ns: u64,
+        mut ask: impl FnMut(u32, &[MissingRange]) -> bool,
+    ) {
+        if self.terms.delivery != Delivery::Reliable {
+            return;
+        }
+        let mut ranges = [MissingRange { first: 0, len: 0 }; 256];
+        for message in &mut self.messages {
+            let Some(from) = message.timer.poll(time(now_ns)) else {
+                continue;
+            };
+            let count = message.geometry.fragment_count();
+            let mut used = 0;
+            let mut fragments = 0;
+            for range in index_ranges(&self.terms.window, message.arrivals.missing(), from, count)
+                .take(ranges_max.min(ranges.len()))
+            {
+                fragments += u64::from(range.end - range.start);
+                ranges[used] = MissingRange {
+                    first: range.start,
+                    len: range.end - range.start,
+                };
+                used += 1;
+            }
+            if used == 0 || ask(message.number, &ranges[..used]) {
+                self.repair.requested += fragments;
+                message
+                    .timer
+                    .asked(time(now_ns), from, message.arrivals.expected());
+            }
+        }
+    }
+}
+
+fn payload_range(geometry: &Geometry, window: &WindowShape, position: u32) -> Range<u64> {
+    geometry.rx_payload_range(window.index_at(position, geometry.fragment_count()))
+}
+
+/// Fragment indices of missing positions from `from` on. Inside a window positions run backwards, so a range of
+/// positions is a range of indices as far as it stays in one window.
+fn index_ranges<'a>(
+    window: &'a WindowShape,
+    missing: &'a [Range<u32>],
+    from: u32,
+    count: u32,
+) -> impl Iterator<Item = Range<u32>> + 'a {
+    missing.iter().flat_map(move |range| {
+        let mut start = range.start.max(from);
+        std::iter::from_fn(move || {
+            if start >= range.end {
+                return None;
+            }
+            let window_end = (start / window.fragments() + 1).saturating_mul(window.fragments());
+            let end = range.end.min(window_end);
+            let indices = window.index_at(end - 1, count)..window.index_at(start, count) + 1;
+            start = end;
+            Some(indices)
+        })
+    })
+}
+
+/// All missing fragment indices, ascending.
+pub(super) fn missing_indices(window: &WindowShape, arrivals: &Arrivals, count: u32) -> Vec<Range<u32>> {
+    let mut ranges: Vec<Range<u32>> = index_ranges(window, arrivals.missing(), 0, count).collect();
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u32>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
