@@ -211,7 +211,6 @@ mod tests {
         for name in [
             "user_copied_bytes",
             "restored_bytes",
-            "missing_bytes",
             "latency_us",
             "gbit_per_s",
             "--json",

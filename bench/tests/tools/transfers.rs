@@ -75,11 +75,11 @@ fn reports() {
         for name in [
             "bytes",
             "messages",
+            "missing_bytes",
             "transfers",
             "failed_transfers",
             "user_copied_bytes",
             "restored_bytes",
-            "missing_bytes",
         ] {
             assert!(report[name].is_u64(), "{name} in {report}");
         }
