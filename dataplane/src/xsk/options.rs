@@ -1,0 +1,65 @@
+//! How chunks and packets lie in the registered memory, where it is not LM's usual way.
+
+use super::{XskConfig, XskError};
+use crate::memory::PACKET_HEADROOM;
+
+/// Layout of a socket's chunks and packets. The default is what landing zones need: unaligned chunks, no headroom, each
+/// packet in one piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XskOptions {
+    /// Frames at multiples of the chunk length, which must be a power of two and divide the registered length. The kernel
+    /// rounds each fill address down to its chunk, and a packet to send must not cross one.
+    pub aligned_chunks: bool,
+    /// Bytes that the kernel leaves free in each frame in addition to [`PACKET_HEADROOM`]; a packet starts that much
+    /// later, and a frame holds that much less.
+    pub headroom_len: u32,
+    /// Multi-buffer mode (`XDP_USE_SG`): a packet may consist of several frames, each but the last one marked
+    /// ([`Descriptor::continues`](crate::ring::Descriptor::continues)). Without it a packet longer than a frame is lost on
+    /// reception and refused on transmission. The program must be loaded with `BPF_F_XDP_HAS_FRAGS`.
+    pub multi_buffer: bool,
+}
+
+impl XskOptions {
+    /// Bytes of a packet that one frame of `chunk_len` bytes holds.
+    pub fn frame_capacity(&self, chunk_len: u32) -> u32 {
+        chunk_len
+            .saturating_sub(PACKET_HEADROOM as u32)
+            .saturating_sub(self.headroom_len)
+    }
+
+    /// The rules of `xdp_umem_reg` (`net/xdp/xdp_umem.c`), which answers EINVAL to all of them.
+    pub(super) fn check(&self, config: &XskConfig<'_>) -> Result<(), XskError> {
+        let invalid = |what: &'static str, value: u64| Err(XskError::Invalid { what, value });
+        if self.frame_capacity(config.chunk_len) == 0 {
+            return invalid(
+                "headroom must leave room for a packet in the chunk",
+                u64::from(self.headroom_len),
+            );
+        }
+        if self.aligned_chunks && !config.chunk_len.is_power_of_two() {
+            return invalid(
+                "length of aligned chunks must be a power of two",
+                u64::from(config.chunk_len),
+            );
+        }
+        if self.aligned_chunks && !config.registered_len.is_multiple_of(u64::from(config.chunk_len)) {
+            return invalid(
+                "registered length must be a multiple of the aligned chunks' length",
+                config.registered_len,
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn registration_flags(&self) -> u32 {
+        if self.aligned_chunks {
+            0
+        } else {
+            libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG
+        }
+    }
+
+    pub(super) fn bind_flags(&self) -> u16 {
+        if self.multi_buffer { libc::XDP_USE_SG } else { 0 }
+    }
+}
