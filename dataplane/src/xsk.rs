@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::{WakeError, XskError};
-pub use options::XskOptions;
+pub use options::{MIN_FRAME_CAPACITY, XskOptions};
 pub use share::SharedRings;
 
 use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
@@ -321,12 +321,7 @@ fn open_socket() -> Result<OwnedFd, XskError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set_ring_len(
-    fd: &OwnedFd,
-    option: libc::c_int,
-    ring: &'static str,
-    len: u32,
-) -> Result<(), XskError> {
+fn set_ring_len(fd: &OwnedFd, option: libc::c_int, ring: &'static str, len: u32) -> Result<(), XskError> {
     set_option(fd, option, &len).map_err(|source| XskError::Ring { ring, len, source })
 }
 
@@ -500,9 +495,7 @@ fn bind_to(fd: &OwnedFd, address: &libc::sockaddr_xdp, zero_copy: bool) -> Resul
                 continue;
             }
             Some(libc::EBUSY) => XskError::Busy { queue },
-            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if zero_copy => {
-                XskError::ZeroCopyUnsupported
-            }
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if zero_copy => XskError::ZeroCopyUnsupported,
             Some(libc::ENODEV) => XskError::NoDevice {
                 index: address.sxdp_ifindex,
             },

@@ -24,7 +24,7 @@ pub struct SharedRings {
 
 impl Xsk {
     /// Opens another socket on this one's queue and memory, with an RX ring of `rx_len` and a TX ring of `tx_len`
-    /// entries (powers of two).
+    /// entries (powers of two). As for [`Xsk::open`], the calling thread is in the device's network namespace.
     ///
     /// # Errors
     ///

@@ -3,9 +3,9 @@
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::XdpStatistics;
 
-use crate::host::{Bed, Layout, losses};
+use crate::host::{Bed, End, Layout, losses};
 use crate::programs::Kind;
-use crate::traffic::{Item, JUMBO, SHORT, Wanted, run};
+use crate::traffic::{Item, JUMBO, SHORT, Wanted, exchange, run};
 
 in_both_modes!(
     invalid_aligned,
@@ -23,7 +23,10 @@ const TOO_LONG: u32 = JUMBO + 1;
 fn refused_and_taken(bed: &Bed, layout: Layout, items: Vec<Item>) {
     let (mut sender, mut receiver, _program) = bed.one_way(layout, Kind::Redirect);
     receiver.post_all();
-    let refused = items.iter().filter(|item| matches!(item, Item::Refused(_))).count();
+    let refused = items
+        .iter()
+        .filter(|item| matches!(item, Item::Refused(_)))
+        .count();
     let wanted = items.iter().filter_map(|item| match item {
         Item::Packet { number, .. } => Some(Wanted::whole(*number, item.len())),
         Item::Refused(_) => None,
@@ -36,11 +39,33 @@ fn refused_and_taken(bed: &Bed, layout: Layout, items: Vec<Item>) {
     };
     assert_eq!(losses(&sender.xsk), expected);
     assert_eq!(losses(&receiver.xsk), XdpStatistics::default());
-    assert_eq!(sender.waiting(), 0);
+    let completed = sender.outgoing.borrow().refused_completed as usize;
+    assert!(
+        [0, refused].contains(&completed),
+        "all or, in older kernels, none"
+    );
+}
+
+/// Whether the kernel, having refused a descriptor, also takes the rest of its packet for refused. Older ones begin a new
+/// packet right behind it.
+fn refuses_the_rest(bed: &Bed) -> bool {
+    let layout = Layout::default().multi_buffer();
+    let spare = layout.sender().spare_frame();
+    let (mut sender, _) = bed.open(End::A, layout.sender()).split();
+    let refused = |len| Item::Refused(Descriptor::new(spare, len).continued());
+    let rest = Item::Refused(Descriptor::new(spare, SHORT));
+    sender.send(vec![refused(SHORT), refused(TOO_LONG), rest]);
+    exchange(&mut [&mut sender]);
+    match losses(&sender.xsk).tx_invalid_descriptors {
+        3 => true,
+        2 => false,
+        other => panic!("{other} descriptors refused"),
+    }
 }
 
 fn one_piece(bed: &Bed, layout: Layout) {
     let (chunk_len, umem_len) = (u64::from(layout.chunk_len), layout.sender().umem_len());
+    let spare = layout.sender().spare_frame();
     let half = u64::from(SHORT / 2);
     let refused = |addr, len| Item::Refused(Descriptor::new(addr, len));
     let aligned = layout.options.aligned_chunks;
@@ -55,7 +80,7 @@ fn one_piece(bed: &Bed, layout: Layout) {
         Item::packet(0, SHORT), // at address 0
         Item::packet(1, SHORT),
         refused(-2_i64 as u64, SHORT), // straddles the start
-        refused(0, TOO_LONG),
+        refused(spare, TOO_LONG),
         Item::at(2, (umem_len - u64::from(SHORT) - 2 * chunk_len) as i64, SHORT), // the third frame: up to the end
         refused(umem_len, SHORT),
         refused(umem_len - half, SHORT), // straddles the end
@@ -91,39 +116,33 @@ fn several_pieces(bed: &Bed, layout: Layout) {
     const WHOLE: u32 = 4096;
     bed.jumbo();
     let layout = layout.multi_buffer();
-    let umem_len = layout.sender().umem_len();
-    let last = |addr, len| Item::Refused(Descriptor::new(addr, len));
+    let (umem_len, spare) = (layout.sender().umem_len(), layout.sender().spare_frame());
     let first = |addr, len| Item::Refused(Descriptor::new(addr, len).continued());
-    let strange = Descriptor {
+    let last = |addr, len| Item::Refused(Descriptor::new(addr, len));
+    // What follows a refused descriptor that says that its packet goes on.
+    let rest = refuses_the_rest(bed).then(|| last(spare, SHORT));
+    let strange = Item::Refused(Descriptor {
         options: 0xffff,
-        ..Descriptor::new(0, LARGE)
-    };
-    let crossing = i64::from(SHORT / 2);
-    let mut items = vec![
-        Item::packet(0, SHORT),
-        // An empty piece.
-        first(0, LARGE),
-        first(0, LARGE),
-        last(0, 0),
-        // A second piece outside the UMEM.
-        first(0, LARGE),
-        first(umem_len, LARGE),
-        // A piece longer than a frame.
-        first(0, LARGE),
-        first(0, TOO_LONG),
-        // Options that do not exist.
-        first(0, LARGE),
-        Item::Refused(strange),
-        // Two full frames are sent; three are received, because each gives 256 bytes to the kernel.
-        Item::cut(1, 2 * WHOLE, WHOLE),
-    ];
+        ..Descriptor::new(spare, LARGE)
+    });
+    let half = SHORT / 2;
+    let mut items = vec![Item::packet(0, SHORT)];
+    // An empty piece.
+    items.extend([first(spare, LARGE), first(spare, LARGE), last(spare, 0)]);
+    // A piece outside the UMEM, one longer than a frame, one with options that do not exist.
+    for refused in [first(umem_len, LARGE), first(spare, TOO_LONG), strange] {
+        items.extend([first(spare, LARGE), refused]);
+        items.extend(rest.clone());
+    }
+    // Two full frames are sent; three are received, because each gives 256 bytes to the kernel.
+    items.push(Item::cut(1, 2 * WHOLE, WHOLE));
     // A short piece across a chunk's end.
     if layout.options.aligned_chunks {
-        items.extend([first(0, LARGE), last(4096 - crossing as u64, SHORT)]);
+        items.extend([first(spare, LARGE), last(spare - u64::from(half), SHORT)]);
     } else {
         items.push(Item::Packet {
             number: 2,
-            pieces: vec![(0, LARGE), (-crossing, SHORT)],
+            pieces: vec![(0, LARGE), (-i64::from(half), SHORT)],
         });
     }
     items.push(Item::packet(3, SHORT));
@@ -143,9 +162,11 @@ fn too_many_fragments(bed: &Bed) {
     bed.jumbo();
     let most = std::fs::read_to_string("/proc/sys/net/core/max_skb_frags").expect("a sysctl");
     let most = most.trim().parse::<u32>().expect("a number") + 1;
-    let endless = Item::Refused(Descriptor::new(0, SHORT).continued());
+    let layout = Layout::default().multi_buffer();
+    let spare = Descriptor::new(layout.sender().spare_frame(), SHORT);
     let mut items = vec![Item::packet(0, SHORT), Item::cut(1, most * SHORT, SHORT)];
-    items.extend((0..most).map(|_| endless.clone()));
+    items.extend((0..most).map(|_| Item::Refused(spare.continued())));
+    items.extend(refuses_the_rest(bed).then_some(Item::Refused(spare)));
     items.push(Item::packet(2, SHORT));
-    refused_and_taken(bed, Layout::default().multi_buffer(), items);
+    refused_and_taken(bed, layout, items);
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use lm_dataplane::interface::Interface;
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
-use lm_dataplane::xsk::{BindMode, Rings, XdpStatistics, Xsk, XskConfig, XskOptions};
+use lm_dataplane::xsk::{BindMode, Rings, SharedRings, XdpStatistics, Xsk, XskConfig, XskOptions};
 
 use crate::bed::{self, Mode, Namespace, Pair};
 use crate::programs::{Kind, Program};
@@ -107,6 +107,19 @@ impl Bed {
     }
 }
 
+impl Bed {
+    /// A second sender and a second receiver, socket 1, on the same queues and memory.
+    pub fn share(&self, sender: &Sender, receiver: &Receiver) -> (Sender, Receiver) {
+        let open = |end, xsk: &Xsk| {
+            let opened = self.namespace(end).0.run(|| xsk.share(RING_LEN, RING_LEN));
+            opened.expect("a socket that shares")
+        };
+        let (sending, SharedRings { tx, .. }) = open(End::A, &sender.xsk);
+        let (receiving, SharedRings { rx, .. }) = open(End::B, &receiver.xsk);
+        (sender.share(sending, tx, 1), receiver.share(receiving, rx, 1))
+    }
+}
+
 /// Memory and rings of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
@@ -166,6 +179,15 @@ impl Layout {
     fn receiver(mut self) -> Layout {
         self.tx_frames = 0;
         self
+    }
+
+    /// Frames that packets are sent from; the last one stays free for descriptors that point to no packet.
+    pub fn sent_from(&self) -> u32 {
+        self.tx_frames - 1
+    }
+
+    pub fn spare_frame(&self) -> u64 {
+        self.umem_len() - u64::from(self.chunk_len)
     }
 
     pub fn umem_len(&self) -> u64 {

@@ -17,8 +17,8 @@ pub enum Kind {
     ByDestination,
     /// Puts 32 bytes of metadata before each packet: a count.
     Metadata,
-    /// Changes each packet's length by so many bytes; where the kernel cannot, the packet stays as it is, and
-    /// [`Program::cell`] holds what the kernel answered.
+    /// Changes each packet's length by so many bytes; where the kernel will not, the packet stays as it is, and
+    /// [`Program::cell`] holds the kernel's last refusal.
     AdjustTail(i32),
 }
 
@@ -45,7 +45,6 @@ const REDIRECT_MAP: i32 = 51;
 const ADJUST_META: i32 = 54;
 const ADJUST_TAIL: i32 = 65;
 const XDP_DROP: i32 = 1;
-const EOPNOTSUPP: i32 = -libc::EOPNOTSUPP;
 const SOCKETS: u32 = 2;
 
 /// One instruction: operation, registers, offset of a jump or an access, constant.
@@ -115,7 +114,7 @@ fn instructions(kind: Kind, sockets: &OwnedFd, cell: &OwnedFd) -> Vec<u64> {
             load32(3, 1, 4), // xdp_md.data_end
             copy(4, 2),
             add(4, 14),
-            if_above(4, 3, 3), // to the drop
+            if_above(4, 3, 3),    // to the drop
             op(0x71, 2, 2, 5, 0), // r2 = the destination's last byte
             op(0x77, 2, 0, 0, 1), // r2 >>= 1
             op(0x05, 0, 0, 2, 0), // over the drop
@@ -145,13 +144,10 @@ fn instructions(kind: Kind, sockets: &OwnedFd, cell: &OwnedFd) -> Vec<u64> {
         Kind::AdjustTail(bytes) => vec![
             set(2, bytes),
             call(ADJUST_TAIL),
+            if_equal(0, 0, 3), // over the note
             count,
             count_rest,
             store64(1, 0),
-            if_equal(0, 0, 3),
-            if_equal(0, EOPNOTSUPP, 2),
-            drop[0],
-            drop[1],
             set(2, 0),
         ],
     };

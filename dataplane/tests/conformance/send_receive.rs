@@ -77,9 +77,14 @@ fn unaligned(bed: &Bed) {
     let frames = 0..u64::from(receiver.layout.rx_frames);
     let frames: Vec<u64> = frames.map(|frame| frame * 4096 - frame % 2 * BEFORE).collect();
     receiver.post(&frames);
-    let item = |number: u32| Item::at(number, -i64::from(number % 2) * BEFORE as i64, SHORT);
+    let sent_from = Layout::default().sent_from();
+    let item = |number: u32| Item::at(number, -i64::from(number % sent_from % 2) * BEFORE as i64, SHORT);
     let wanted = (0..PACKETS).map(|number| Wanted::whole(number, SHORT)).collect();
-    run(&mut sender, &mut receiver, ((0..PACKETS).map(item).collect(), wanted));
+    run(
+        &mut sender,
+        &mut receiver,
+        ((0..PACKETS).map(item).collect(), wanted),
+    );
 }
 
 /// Asks for the lengths of the device's own rings (`ETHTOOL_GRINGPARAM`).

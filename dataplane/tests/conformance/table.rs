@@ -63,7 +63,8 @@ fn the_list_of_cases_is_complete_and_its_tests_exist() {
     let rows = rows(&document);
     let mut listed: Vec<&str> = rows.iter().map(|row| row[1]).collect();
     let mut cases = CASES.to_vec();
-    (listed.sort_unstable(), cases.sort_unstable());
+    listed.sort_unstable();
+    cases.sort_unstable();
     assert_eq!(listed, cases);
     let mut named = Vec::new();
     for row in &rows {
@@ -73,10 +74,15 @@ fn the_list_of_cases_is_complete_and_its_tests_exist() {
         let test = test.trim_matches('`');
         for mode in ["native", "generic"] {
             let line = format!("{test}::{mode}: test");
-            assert!(tests.lines().any(|known| known == line), "{case}: no test {test}::{mode}");
+            assert!(
+                tests.lines().any(|known| known == line),
+                "{case}: no test {test}::{mode}"
+            );
         }
         for cell in [native, generic] {
-            let known = ["holds", "in part", "refused"].iter().any(|word| cell.starts_with(word));
+            let known = ["holds", "in part", "refused"]
+                .iter()
+                .any(|word| cell.starts_with(word));
             assert!(known, "{case}: {cell}");
         }
         assert!(!named.contains(&test), "{test} stands for two cases");
