@@ -62,8 +62,7 @@ fn poll_tx_times_out(bed: &Bed) {
     };
     let (mut sender, _) = bed.open(End::A, layout).split();
     sender.drive = Drive::Poll;
-    sender.send(stream(2 * PACKETS, 2048 - 64).0);
-    bed.jumbo();
+    sender.send(stream(2 * PACKETS, 2048).0);
     let deadline = Instant::now() + Duration::from_secs(20);
     while poll_for(&sender.xsk.as_fd(), PollFlags::OUT, NOTHING_MS) {
         sender.post();
