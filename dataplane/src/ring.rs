@@ -77,7 +77,23 @@ impl Descriptor {
         }
     }
 
-    /// The fill entry that this packet took.
+    /// The same, with the packet going on in the next descriptor of the ring (multi-buffer mode).
+    #[inline]
+    pub const fn continued(self) -> Descriptor {
+        Descriptor {
+            options: self.options | libc::XDP_PKT_CONTD,
+            ..self
+        }
+    }
+
+    /// Whether the packet goes on in the next descriptor of the ring.
+    #[inline]
+    pub const fn continues(self) -> bool {
+        self.options & libc::XDP_PKT_CONTD != 0
+    }
+
+    /// The fill entry that this packet took. (With aligned chunks the kernel keeps no offset apart: the entry is the start
+    /// of the chunk that [`Descriptor::start`] lies in.)
     #[inline]
     pub const fn base(self) -> u64 {
         self.addr & ((1 << OFFSET_SHIFT) - 1)

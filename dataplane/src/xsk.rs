@@ -12,6 +12,8 @@
 //! memory stays pinned by the kernel until then, mapped or not.
 
 mod error;
+mod options;
+mod share;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -20,6 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::{WakeError, XskError};
+pub use options::{MIN_FRAME_CAPACITY, XskOptions};
+pub use share::SharedRings;
 
 use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
 use crate::ring::{
@@ -109,38 +113,42 @@ pub struct Xsk {
     fd: OwnedFd,
     _mapping: Arc<Mapping>,
     zero_copy: bool,
+    interface_index: u32,
     queue: u32,
 }
 
 impl Xsk {
-    /// Opens, registers, maps and binds.
+    /// Opens, registers, maps and binds, with unaligned chunks, no headroom and packets in one piece.
     ///
     /// # Errors
     ///
     /// See [`XskError`]; a queue that is busy is tried again for [`BIND_PATIENCE`].
     pub fn open(config: &XskConfig<'_>) -> Result<(Xsk, Rings), XskError> {
+        Xsk::open_with(config, &XskOptions::default())
+    }
+
+    /// As [`Xsk::open`], with another layout of chunks and packets.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Xsk::open`], and [`XskError::Invalid`] for options that do not fit the configuration.
+    pub fn open_with(config: &XskConfig<'_>, options: &XskOptions) -> Result<(Xsk, Rings), XskError> {
         config.check()?;
+        options.check(config)?;
         let fd = open_socket()?;
-        register(&fd, config)?;
-        for (option, what, len) in [
-            (libc::XDP_UMEM_FILL_RING, "fill", config.fill_len),
-            (
-                libc::XDP_UMEM_COMPLETION_RING,
-                "completion",
-                config.completion_len,
-            ),
-            (libc::XDP_RX_RING, "RX", config.rx_len),
-            (libc::XDP_TX_RING, "TX", config.tx_len),
-        ] {
-            set_option(&fd, option, &len).map_err(|source| XskError::Ring {
-                ring: what,
-                len,
-                source,
-            })?;
-        }
+        register(&fd, config, options)?;
+        set_ring_len(&fd, libc::XDP_UMEM_FILL_RING, "fill", config.fill_len)?;
+        set_ring_len(
+            &fd,
+            libc::XDP_UMEM_COMPLETION_RING,
+            "completion",
+            config.completion_len,
+        )?;
+        set_ring_len(&fd, libc::XDP_RX_RING, "RX", config.rx_len)?;
+        set_ring_len(&fd, libc::XDP_TX_RING, "TX", config.tx_len)?;
         let rings = map_rings(&fd, config)?;
         allow_packets_in_flight(&fd);
-        bind(&fd, config)?;
+        bind(&fd, config, options)?;
         let mut options = libc::xdp_options { flags: 0 };
         option_into(&fd, libc::XDP_OPTIONS, &mut options).map_err(|source| XskError::System {
             call: "getsockopt(XDP_OPTIONS)",
@@ -152,6 +160,7 @@ impl Xsk {
                 fd,
                 _mapping: config.mapping.clone(),
                 zero_copy,
+                interface_index: config.interface_index,
                 queue: config.queue,
             },
             rings,
@@ -288,7 +297,7 @@ impl XskConfig<'_> {
         Ok(())
     }
 
-    /// Longest packet in bytes that a frame holds.
+    /// Longest packet in bytes that a frame without headroom holds.
     pub fn max_packet_len(&self) -> u32 {
         self.chunk_len - PACKET_HEADROOM as u32
     }
@@ -312,13 +321,17 @@ fn open_socket() -> Result<OwnedFd, XskError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn register(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
+fn set_ring_len(fd: &OwnedFd, option: libc::c_int, ring: &'static str, len: u32) -> Result<(), XskError> {
+    set_option(fd, option, &len).map_err(|source| XskError::Ring { ring, len, source })
+}
+
+fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Result<(), XskError> {
     let registration = libc::xdp_umem_reg {
         addr: config.mapping.base().as_ptr().addr() as u64,
         len: config.registered_len,
         chunk_size: config.chunk_len,
-        headroom: 0,
-        flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        headroom: options.headroom_len,
+        flags: options.registration_flags(),
         tx_metadata_len: 0,
     };
     set_option(fd, libc::XDP_UMEM_REG, &registration).map_err(|source| match source.raw_os_error() {
@@ -336,7 +349,7 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
     })
 }
 
-fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
+fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskError> {
     let zero = || libc::xdp_ring_offset {
         producer: 0,
         consumer: 0,
@@ -353,32 +366,35 @@ fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
         call: "getsockopt(XDP_MMAP_OFFSETS)",
         source,
     })?;
-    let map = |page_offset: u64, ring: &libc::xdp_ring_offset, entry_len: usize, len: u32| {
-        map_ring(fd, page_offset, ring, entry_len, len).map_err(|source| XskError::System {
-            call: "mmap of an AF_XDP ring",
-            source,
-        })
-    };
+    Ok(offsets)
+}
+
+fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
+    let offsets = ring_offsets(fd)?;
     let (descriptor_len, address_len) = (size_of::<Descriptor>(), size_of::<u64>());
-    let (fill, fill_at) = map(
+    let (fill, fill_at) = map_ring(
+        fd,
         libc::XDP_UMEM_PGOFF_FILL_RING,
         &offsets.fr,
         address_len,
         config.fill_len,
     )?;
-    let (completion, completion_at) = map(
+    let (completion, completion_at) = map_ring(
+        fd,
         libc::XDP_UMEM_PGOFF_COMPLETION_RING,
         &offsets.cr,
         address_len,
         config.completion_len,
     )?;
-    let (rx, rx_at) = map(
+    let (rx, rx_at) = map_ring(
+        fd,
         libc::XDP_PGOFF_RX_RING as u64,
         &offsets.rx,
         descriptor_len,
         config.rx_len,
     )?;
-    let (tx, tx_at) = map(
+    let (tx, tx_at) = map_ring(
+        fd,
         libc::XDP_PGOFF_TX_RING as u64,
         &offsets.tx,
         descriptor_len,
@@ -402,7 +418,7 @@ fn map_ring(
     ring: &libc::xdp_ring_offset,
     entry_len: usize,
     len: u32,
-) -> io::Result<(Arc<RingMemory>, RingOffsets)> {
+) -> Result<(Arc<RingMemory>, RingOffsets), XskError> {
     let offsets = RingOffsets {
         producer: ring.producer as usize,
         consumer: ring.consumer as usize,
@@ -422,16 +438,20 @@ fn map_ring(
             page_offset as libc::off_t,
         )
     };
+    let failed = |source| XskError::System {
+        call: "mmap of an AF_XDP ring",
+        source,
+    };
     if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+        return Err(failed(io::Error::last_os_error()));
     }
-    let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    let base = NonNull::new(base.cast()).ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
     // SAFETY: mmap just returned this range, and nobody else knows it.
     let memory = unsafe { RingMemory::from_socket(base, map_len) };
     Ok((Arc::new(memory), offsets))
 }
 
-fn bind(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
+fn bind(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Result<(), XskError> {
     let mode = match config.bind {
         BindMode::Auto => 0,
         BindMode::Copy => libc::XDP_COPY,
@@ -440,6 +460,7 @@ fn bind(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: mode
+            | options.bind_flags()
             | if config.need_wakeup {
                 libc::XDP_USE_NEED_WAKEUP
             } else {
@@ -449,13 +470,18 @@ fn bind(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
         sxdp_queue_id: config.queue,
         sxdp_shared_umem_fd: 0,
     };
+    bind_to(fd, &address, config.bind == BindMode::ZeroCopy)
+}
+
+fn bind_to(fd: &OwnedFd, address: &libc::sockaddr_xdp, zero_copy: bool) -> Result<(), XskError> {
+    let queue = address.sxdp_queue_id;
     let deadline = Instant::now() + BIND_PATIENCE;
     loop {
         // SAFETY: the address is a sockaddr_xdp of the length given.
         let bound = unsafe {
             libc::bind(
                 fd.as_raw_fd(),
-                (&raw const address).cast(),
+                std::ptr::from_ref(address).cast(),
                 size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
             )
         };
@@ -463,24 +489,18 @@ fn bind(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<(), XskError> {
             return Ok(());
         }
         let source = io::Error::last_os_error();
-        let queue = config.queue;
         return Err(match source.raw_os_error() {
             Some(libc::EBUSY) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
             }
             Some(libc::EBUSY) => XskError::Busy { queue },
-            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if config.bind == BindMode::ZeroCopy => {
-                XskError::ZeroCopyUnsupported
-            }
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) if zero_copy => XskError::ZeroCopyUnsupported,
             Some(libc::ENODEV) => XskError::NoDevice {
-                index: config.interface_index,
+                index: address.sxdp_ifindex,
             },
             Some(libc::ENETDOWN) => XskError::Down,
-            Some(libc::EINVAL) => XskError::Refused {
-                queue,
-                zero_copy: config.bind == BindMode::ZeroCopy,
-            },
+            Some(libc::EINVAL) => XskError::Refused { queue, zero_copy },
             _ => XskError::System {
                 call: "bind(AF_XDP)",
                 source,

@@ -184,12 +184,13 @@ impl RedirectAll {
     }
 }
 
-fn set_pointer(halves: &mut [u32], address: usize) {
+/// Writes an address into two halves of a `union bpf_attr`.
+pub fn set_pointer(halves: &mut [u32], address: usize) {
     halves[0] = address as u32;
     halves[1] = (address as u64 >> 32) as u32;
 }
 
-fn raw_bpf(command: libc::c_int, attributes: &[u32]) -> libc::c_long {
+pub fn raw_bpf(command: libc::c_int, attributes: &[u32]) -> libc::c_long {
     // SAFETY: the attributes are live, of the length given, and the pointers in them point to live data of the callers.
     unsafe {
         libc::syscall(
@@ -201,7 +202,8 @@ fn raw_bpf(command: libc::c_int, attributes: &[u32]) -> libc::c_long {
     }
 }
 
-fn bpf(command: libc::c_int, attributes: &[u32]) -> OwnedFd {
+/// A `bpf(2)` command that returns a descriptor.
+pub fn bpf(command: libc::c_int, attributes: &[u32]) -> OwnedFd {
     let fd = raw_bpf(command, attributes);
     assert!(fd >= 0, "bpf({command}): {}", io::Error::last_os_error());
     // SAFETY: bpf(2) just returned the descriptor, and nobody else owns it.
