@@ -10,11 +10,12 @@
 //! | [`window`] | in which order fragments travel, and when a window's lowest frame may be posted (invariant I5) |
 //! | [`wire`] | Ethernet, IPv4, UDP, LM headers and IP fragments: parse, build, per-packet templates |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
+//! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
 //!
-//! The crate needs `alloc` for the grantor's table only, never calls the operating system, never reads a clock and
+//! The crate needs `alloc` for the grantor's table and the receiver's digests only, never calls the operating system, never reads a clock and
 //! never panics on bytes from the network.
 //!
 //! ```
@@ -34,6 +35,7 @@ extern crate alloc;
 
 pub mod control;
 pub mod geometry;
+pub mod manifest;
 pub mod serial;
 pub mod session;
 pub mod time;
