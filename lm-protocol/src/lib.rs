@@ -11,6 +11,7 @@
 //! | [`wire`] | Ethernet, IPv4, UDP, LM headers and IP fragments: parse, build, per-packet templates |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
 //! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
+//! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
@@ -36,6 +37,7 @@ extern crate alloc;
 pub mod control;
 pub mod geometry;
 pub mod manifest;
+pub mod rate;
 pub mod serial;
 pub mod session;
 pub mod time;
