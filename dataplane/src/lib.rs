@@ -29,6 +29,7 @@ mod region;
 mod release;
 mod requests;
 pub mod ring;
+mod ring_memory;
 pub mod route;
 
 #[cfg(test)]

@@ -18,9 +18,12 @@
 //! plain load kept in place by a control dependency; ours is an acquire load, which Rust can express and which costs
 //! nothing on x86-64.
 //!
+//! This file holds the protocol and its orderings; `ring_memory.rs` holds the memory. `dataplane/loom` puts the same
+//! protocol over `loom`'s memory and tries every interleaving.
+//!
 //! # Rules for this memory
 //!
-//! - Indices are touched through [`AtomicU32::from_ptr`] alone, entries through raw pointers alone; no reference to
+//! - Indices are touched atomically alone, entries through raw pointers alone; no reference to
 //!   either exists, because the other party may write at any time. Entries are plain integers, so any bytes are valid.
 //! - An entry's slot is `index & (len - 1)`; the length is a power of two (asserted when a ring is made), so no index
 //!   leads outside. Writing or reading an entry that is not ours to touch is a defect and panics, in release builds too.
@@ -32,11 +35,12 @@
 //! The kernel's ends ([`SimFill`], [`SimRx`], [`SimTx`], [`SimCompletion`]) are the same types over plain memory: with
 //! them a test or the simulated NIC plays the kernel.
 
-use std::alloc::Layout;
 use std::marker::PhantomData;
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::Ordering;
+
+pub(crate) use crate::ring_memory::{RingMemory, RingOffsets};
+use crate::ring_memory::{Shared, fence};
 
 /// A packet on the RX or TX ring: `struct xdp_desc` of `linux/if_xdp.h`, in the machine's byte order.
 #[repr(C)]
@@ -165,98 +169,15 @@ pub type SimRx = Producer<Rx>;
 /// The kernel's end of a TX ring in plain memory.
 pub type SimTx = Consumer<Tx>;
 
-/// Where a ring's parts lie in its memory, in bytes from its start (`struct xdp_ring_offset`).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RingOffsets {
-    pub(crate) producer: usize,
-    pub(crate) consumer: usize,
-    pub(crate) flags: usize,
-    pub(crate) entries: usize,
-}
-
-/// The memory of one ring: a mapping of the socket, or plain zeroed memory.
-#[derive(Debug)]
-pub(crate) struct RingMemory {
-    base: NonNull<u8>,
-    origin: Origin,
-    len: usize,
-}
-
-#[derive(Debug)]
-enum Origin {
-    /// mmap(2) of an AF_XDP socket; keeps the socket alive until unmapped.
-    Socket,
-    /// The global allocator.
-    Heap(Layout),
-}
-
-// SAFETY: an address range, tied to no thread; who reads and writes it is ruled by the ring protocol.
-unsafe impl Send for RingMemory {}
-// SAFETY: as above; the type itself reads and writes no byte of the range.
-unsafe impl Sync for RingMemory {}
-
-impl RingMemory {
-    /// Takes over the mapping of a ring of a socket.
-    ///
-    /// # Safety
-    ///
-    /// `base` is the start of `len` bytes that mmap(2) returned and that nobody else unmaps.
-    pub(crate) unsafe fn from_socket(base: NonNull<u8>, len: usize) -> RingMemory {
-        RingMemory {
-            base,
-            origin: Origin::Socket,
-            len,
-        }
-    }
-
-    /// Zeroed memory of `len` bytes, aligned to a cache line.
-    fn in_memory(len: usize) -> RingMemory {
-        let layout = Layout::from_size_align(len, 64).expect("a ring's length is far below isize::MAX");
-        // SAFETY: the layout's length is not 0: a ring has at least its indices.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else {
-            std::alloc::handle_alloc_error(layout)
-        };
-        RingMemory {
-            base,
-            origin: Origin::Heap(layout),
-            len,
-        }
-    }
-}
-
-impl Drop for RingMemory {
-    fn drop(&mut self) {
-        match self.origin {
-            // SAFETY: `from_socket`'s caller gave the mapping up to us; every ring end holds an Arc of it, so none is left.
-            Origin::Socket => unsafe {
-                libc::munmap(self.base.as_ptr().cast(), self.len);
-            },
-            // SAFETY: allocated in `in_memory` with this layout; no ring end is left.
-            Origin::Heap(layout) => unsafe { std::alloc::dealloc(self.base.as_ptr(), layout) },
-        }
-    }
-}
-
-/// What both ends have: pointers into the ring's memory and the own view of the indices.
+/// What both ends have: the shared parts and the own view of the indices.
 struct Cursor<K: RingKind> {
-    producer: NonNull<u32>,
-    consumer: NonNull<u32>,
-    flags: NonNull<u32>,
-    entries: NonNull<K::Entry>,
-    mask: u32,
+    shared: Shared<K::Entry>,
     /// The index that this end moves, as published.
     own: u32,
     /// The index that the other end moves, as last seen.
     other: u32,
-    /// Keeps the memory behind the pointers.
-    _memory: Arc<RingMemory>,
     _kind: PhantomData<K>,
 }
-
-// SAFETY: the pointers lead into `_memory`, which may be used from any thread; the indices of one end are moved by its
-// only owner, and the other end is another party whom the protocol's release/acquire pairs order. Not `Sync`.
-unsafe impl<K: RingKind> Send for Cursor<K> {}
 
 impl<K: RingKind> Cursor<K> {
     /// # Safety
@@ -267,63 +188,18 @@ impl<K: RingKind> Cursor<K> {
     ///
     /// When the parts leave the memory or are not aligned, or when `len` is no power of two.
     unsafe fn new(memory: Arc<RingMemory>, offsets: RingOffsets, len: u32) -> Cursor<K> {
-        assert!(
-            len.is_power_of_two(),
-            "a {} ring of {len} entries: must be a power of two",
-            K::NAME
-        );
-        let part = |at: usize, part_len: usize, align: usize| {
-            assert!(
-                at.checked_add(part_len).is_some_and(|end| end <= memory.len),
-                "{} ring leaves its memory",
-                K::NAME
-            );
-            // SAFETY: `at` was just found inside the memory.
-            let part = unsafe { memory.base.add(at) };
-            assert!(
-                part.as_ptr().addr().is_multiple_of(align),
-                "{} ring is not aligned",
-                K::NAME
-            );
-            part
-        };
-        let entry = (size_of::<K::Entry>(), align_of::<K::Entry>());
         Cursor {
-            producer: part(offsets.producer, 4, 4).cast(),
-            consumer: part(offsets.consumer, 4, 4).cast(),
-            flags: part(offsets.flags, 4, 4).cast(),
-            entries: part(offsets.entries, len as usize * entry.0, entry.1).cast(),
-            mask: len - 1,
+            // SAFETY: the caller's promise.
+            shared: unsafe { Shared::new(memory, offsets, len, K::NAME) },
             own: 0,
             other: 0,
-            _memory: memory,
             _kind: PhantomData,
         }
     }
 
     #[inline]
-    fn producer(&self) -> &AtomicU32 {
-        // SAFETY: aligned and inside the memory (checked in `new`), which outlives `self`; everybody accesses it
-        // atomically: the kernel with READ_ONCE and store-release, the other end through this function.
-        unsafe { AtomicU32::from_ptr(self.producer.as_ptr()) }
-    }
-
-    #[inline]
-    fn consumer(&self) -> &AtomicU32 {
-        // SAFETY: as for `producer`.
-        unsafe { AtomicU32::from_ptr(self.consumer.as_ptr()) }
-    }
-
-    #[inline]
-    fn flags(&self) -> &AtomicU32 {
-        // SAFETY: as for `producer`.
-        unsafe { AtomicU32::from_ptr(self.flags.as_ptr()) }
-    }
-
-    #[inline]
-    fn entry(&self, index: u32) -> NonNull<K::Entry> {
-        // SAFETY: the mask keeps the slot below the length, for which `new` found room.
-        unsafe { self.entries.add((index & self.mask) as usize) }
+    fn len(&self) -> u32 {
+        self.shared.len()
     }
 
     fn needs_wakeup(&self) -> bool {
@@ -331,11 +207,11 @@ impl<K: RingKind> Cursor<K> {
         // (`xsk_set_rx_need_wakeup` and what drivers do after it). Store-then-load on both sides needs a full barrier,
         // or both could miss the other. It costs a few nanoseconds once per batch.
         fence(Ordering::SeqCst);
-        self.flags().load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+        self.shared.flags().load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
     fn set_needs_wakeup(&self, needed: bool) {
-        self.flags().store(
+        self.shared.flags().store(
             if needed { libc::XDP_RING_NEED_WAKEUP } else { 0 },
             Ordering::Relaxed,
         );
@@ -349,7 +225,7 @@ impl<K: RingKind> std::fmt::Debug for Cursor<K> {
             f,
             "{} ring of {} (own {}, other {})",
             K::NAME,
-            self.mask as u64 + 1,
+            self.len(),
             self.own,
             self.other
         )
@@ -367,15 +243,15 @@ impl<K: RingKind> Producer<K> {
     pub(crate) unsafe fn new(memory: Arc<RingMemory>, offsets: RingOffsets, len: u32) -> Producer<K> {
         // SAFETY: the caller's promise.
         let mut cursor: Cursor<K> = unsafe { Cursor::new(memory, offsets, len) };
-        cursor.own = cursor.producer().load(Ordering::Relaxed); // written by this side alone
-        cursor.other = cursor.consumer().load(Ordering::Acquire); // A, as in `free`
+        cursor.own = cursor.shared.producer().load(Ordering::Relaxed); // written by this side alone
+        cursor.other = cursor.shared.consumer().load(Ordering::Acquire); // A, as in `free`
         Producer(cursor)
     }
 
     /// Length in entries, a power of two.
     #[inline]
     pub fn ring_len(&self) -> u32 {
-        self.0.mask + 1
+        self.0.len()
     }
 
     /// How many entries may be written: at least `wanted` if there are so many, otherwise all that there are.
@@ -389,7 +265,7 @@ impl<K: RingKind> Producer<K> {
         }
         // A, pairs with D: the other end's `smp_store_release` of its consumer index (`__xskq_cons_release`). Entries
         // before it have been read, so overwriting them is ordered after those reads.
-        self.0.other = self.0.consumer().load(Ordering::Acquire);
+        self.0.other = self.0.shared.consumer().load(Ordering::Acquire);
         self.seen_free()
     }
 
@@ -412,9 +288,8 @@ impl<K: RingKind> Producer<K> {
             "{} ring: entry {offset} is not free",
             K::NAME
         );
-        let slot = self.0.entry(self.0.own.wrapping_add(offset));
-        // SAFETY: the slot lies inside the ring and, being free, is not read by the other end until `submit`.
-        unsafe { slot.write(entry) };
+        // SAFETY: the slot is free, so the other end does not read it until `submit`.
+        unsafe { self.0.shared.write(self.0.own.wrapping_add(offset), entry) };
     }
 
     /// Publishes the next `count` entries, which have been written.
@@ -433,7 +308,7 @@ impl<K: RingKind> Producer<K> {
         self.0.own = self.0.own.wrapping_add(count);
         // B, pairs with C: the other end's `smp_load_acquire` of the producer index (`__xskq_cons_peek`). The entries, and
         // the packet bytes that they point to, were written before.
-        self.0.producer().store(self.0.own, Ordering::Release);
+        self.0.shared.producer().store(self.0.own, Ordering::Release);
     }
 
     /// Whether the kernel asks to be woken (`XDP_RING_NEED_WAKEUP`) before it looks at what was submitted.
@@ -453,7 +328,7 @@ impl<K: RingKind> Producer<K> {
     /// Entries that the other end has ever consumed, modulo 2³²; looks at the shared index.
     #[inline]
     pub fn consumed(&mut self) -> u32 {
-        self.0.other = self.0.consumer().load(Ordering::Acquire); // A, as in `free`
+        self.0.other = self.0.shared.consumer().load(Ordering::Acquire); // A, as in `free`
         self.0.other
     }
 }
@@ -469,7 +344,7 @@ impl<K: RingKind> Consumer<K> {
     pub(crate) unsafe fn new(memory: Arc<RingMemory>, offsets: RingOffsets, len: u32) -> Consumer<K> {
         // SAFETY: the caller's promise.
         let mut cursor: Cursor<K> = unsafe { Cursor::new(memory, offsets, len) };
-        cursor.own = cursor.consumer().load(Ordering::Relaxed); // written by this side alone
+        cursor.own = cursor.shared.consumer().load(Ordering::Relaxed); // written by this side alone
         cursor.other = cursor.own; // nothing seen yet: `available` looks
         Consumer(cursor)
     }
@@ -477,7 +352,7 @@ impl<K: RingKind> Consumer<K> {
     /// Length in entries, a power of two.
     #[inline]
     pub fn ring_len(&self) -> u32 {
-        self.0.mask + 1
+        self.0.len()
     }
 
     /// How many entries may be read, at most `max`.
@@ -491,7 +366,7 @@ impl<K: RingKind> Consumer<K> {
         }
         // C, pairs with B: the other end's `smp_store_release` of its producer index (`__xskq_prod_submit`). The entries
         // before it, and the packet bytes that they point to, are visible from here on.
-        self.0.other = self.0.producer().load(Ordering::Acquire);
+        self.0.other = self.0.shared.producer().load(Ordering::Acquire);
         self.seen_available().min(max)
     }
 
@@ -513,10 +388,8 @@ impl<K: RingKind> Consumer<K> {
             "{} ring: entry {offset} is not there",
             K::NAME
         );
-        let slot = self.0.entry(self.0.own.wrapping_add(offset));
-        // SAFETY: the slot lies inside the ring; it was published and is not overwritten until `release`; any bytes are
-        // a valid entry.
-        unsafe { slot.read() }
+        // SAFETY: the slot was published and is not overwritten until `release`.
+        unsafe { self.0.shared.read(self.0.own.wrapping_add(offset)) }
     }
 
     /// Gives the next `count` entries back to the other end.
@@ -535,7 +408,7 @@ impl<K: RingKind> Consumer<K> {
         self.0.own = self.0.own.wrapping_add(count);
         // D, pairs with A: the kernel's load of the consumer index before it overwrites (`xskq_prod_nb_free`). The entries
         // were read before.
-        self.0.consumer().store(self.0.own, Ordering::Release);
+        self.0.shared.consumer().store(self.0.own, Ordering::Release);
     }
 
     /// Asks the producing end for a wake-up after it submits, or stops asking: what the kernel does on fill and TX rings.
@@ -553,7 +426,7 @@ impl<K: RingKind> Consumer<K> {
     /// Entries that the other end has ever submitted, modulo 2³²; looks at the shared index.
     #[inline]
     pub fn produced(&mut self) -> u32 {
-        self.0.other = self.0.producer().load(Ordering::Acquire); // C, as in `available`
+        self.0.other = self.0.shared.producer().load(Ordering::Acquire); // C, as in `available`
         self.0.other
     }
 }
@@ -573,13 +446,8 @@ pub fn in_memory<K: RingKind>(len: u32, start: u32) -> (Producer<K>, Consumer<K>
         flags: 128,
         entries: 192,
     };
-    let memory = Arc::new(RingMemory::in_memory(
-        offsets.entries + len as usize * size_of::<K::Entry>(),
-    ));
-    for index in [offsets.producer, offsets.consumer] {
-        // SAFETY: inside the memory, aligned to 64, and nobody else knows it yet.
-        unsafe { memory.base.add(index).cast::<u32>().write(start) };
-    }
+    let memory_len = offsets.entries + len as usize * size_of::<K::Entry>();
+    let memory = Arc::new(RingMemory::in_memory(memory_len, offsets, start));
     // SAFETY: the memory was made with these offsets and this length; one producer and one consumer are made.
     unsafe {
         (

@@ -66,7 +66,7 @@ struct data_header {
 	__u32 message, index, count;
 };
 enum { ETHERNET_IPV4 = 0x0800, ETHERNET_VLAN = 0x8100, IP_UDP = 17, IP_MORE = 0x2000, IP_OFFSET = 0x1fff };
-enum { LM_VERSION = 1, LM_DATA = 1, LM_EAGER = 2, LM_MISSING = 6 };
+enum { LM_VERSION = 1, LM_DATA = 1, LM_EAGER = 2, LM_MANIFEST = 7 };
 
 const volatile struct lm_config lm_config = {};
 /* These keep the enumerations in the object's BTF, where the layout test finds them. */
@@ -290,7 +290,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	type = lm->version_type & 15;
 	if (LIKELY(type == LM_DATA))
 		return judge_data(queue, channel, log, &packet, udp, lm);
-	if (type < LM_EAGER || type > LM_MISSING)
+	if (type < LM_EAGER || type > LM_MANIFEST)
 		return LM_PASS_TYPE;
 	if (channel->role != LM_ROLE_GENERAL || bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
 		return LM_PASS_ONE_COPY;

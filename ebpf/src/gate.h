@@ -33,7 +33,7 @@ enum lm_limit {
  */
 enum lm_verdict {
 	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK */
-	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING: to the general queue's XSK */
+	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING, MANIFEST: to the general queue's XSK */
 	LM_PASS_FOREIGN,     /* not IPv4, not UDP, not our address or not our ports */
 	LM_PASS_CONTROL,     /* to the control port */
 	LM_PASS_ONE_COPY,    /* a small LM packet on a queue that is not general, or has no XSK */

@@ -228,7 +228,7 @@ impl ModelGate {
         }
         match lm[0] & 15 {
             1 => self.judge_data(queue, packet, lm),
-            2..=6 => {
+            2..=7 => {
                 let channel = self.channel(queue);
                 if channel.role == Role::General && channel.has_xsk {
                     Verdict::RedirectGeneral

@@ -11,11 +11,14 @@
 //! | [`wire`] | Ethernet, IPv4, UDP, LM headers and IP fragments: parse, build, per-packet templates |
 //! | [`delivery`] | which fragments arrived, which are missing, when to ask for them again |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
+//! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
+//! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
 //!
-//! The crate needs `alloc` for the grantor's table and the ranges that are missing of a message only, never calls the operating system, never reads a clock and
+//! The crate needs `alloc` for the grantor's table, the receiver's digests and the ranges that are missing of a message
+//! only, never calls the operating system, never reads a clock and
 //! never panics on bytes from the network.
 //!
 //! ```
@@ -36,6 +39,8 @@ extern crate alloc;
 pub mod control;
 pub mod delivery;
 pub mod geometry;
+pub mod manifest;
+pub mod rate;
 pub mod serial;
 pub mod session;
 pub mod time;

@@ -216,6 +216,16 @@ fn bytes_of_every_lm_header() {
             "16 00 00 18 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 03 00 00 00 00",
         ),
         (
+            LmHeader::Manifest {
+                session_key: 0x0102_0304_0506_0708,
+                message: 0x1112_1314,
+                first: 0x2122_2324,
+                count: 0x3132_3334,
+            },
+            1448,
+            "17 00 05 a8 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+        ),
+        (
             LmHeader::Control {
                 request_id: 0x0102_0304,
                 kind: 5,

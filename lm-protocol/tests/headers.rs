@@ -7,6 +7,7 @@ use etherparse::{
 };
 use inputs::{addressing, any_addressing};
 use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire};
+use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::wire::ipfrag::IpFragment;
 use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
 use lm_protocol::wire::{
@@ -16,7 +17,7 @@ use proptest::prelude::*;
 
 fn any_header() -> impl Strategy<Value = LmHeader> {
     let words = any::<(u64, u32, u32, u32)>();
-    (words, 0usize..6).prop_map(|((key, a, b, c), kind)| match kind {
+    (words, 0usize..7).prop_map(|((key, a, b, c), kind)| match kind {
         0 => LmHeader::Data {
             session_key: key,
             message: a,
@@ -46,6 +47,12 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             delivered: b,
             announced: c,
         },
+        5 => LmHeader::Manifest {
+            session_key: key,
+            message: a,
+            first: b % 1000,
+            count: b % 1000 + 1 + c % 100,
+        },
         _ => LmHeader::Missing {
             session_key: key,
             message: a,
@@ -60,6 +67,7 @@ fn payload_for(header: &LmHeader, bytes: &[u8]) -> Vec<u8> {
         LmHeader::Announce { entries, .. } => *entries as usize * AnnounceEntry::LEN,
         LmHeader::Missing { ranges, .. } => *ranges as usize * MissingRange::LEN,
         LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+        LmHeader::Manifest { first, count, .. } => (count - first + 1) as usize * DIGEST_LEN,
         _ => bytes.len(),
     };
     bytes.iter().copied().cycle().take(len).collect()
@@ -451,8 +459,8 @@ fn mistakes_are_named() {
         "the version comes first"
     );
     assert_eq!(
-        changed(&[(42, 0x17)]),
-        Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 7 }))
+        changed(&[(42, 0x18)]),
+        Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 8 }))
     );
     assert_eq!(changed(&[(45, 7)]), Err(ParseError::Lm(lm::LmError::Length)));
     assert_eq!(

@@ -5,6 +5,7 @@ mod inputs;
 use inputs::addressing;
 use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::manifest;
 use lm_protocol::wire::lm::{self, AnnounceEntry, LmError, LmHeader, MissingRange};
 use lm_protocol::wire::{IpFragTemplate, Transport, ipv4, parse_frame};
 use proptest::prelude::*;
@@ -60,6 +61,10 @@ fn look_at_lm(header: &LmHeader, payload: &[u8]) {
             assert_eq!(AnnounceEntry::iter(payload).count(), entries as usize);
         }
         LmHeader::Missing { ranges, .. } => assert_eq!(MissingRange::iter(payload).count(), ranges as usize),
+        LmHeader::Manifest { first, count, .. } => {
+            let end = u64::from(first) + manifest::digests(payload).len() as u64;
+            assert!(first < count && end <= u64::from(count) + 1 && end != u64::from(count));
+        }
         _ => {}
     }
 }
@@ -118,6 +123,15 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 ranges: 2,
             },
             16,
+        ),
+        (
+            LmHeader::Manifest {
+                session_key: 1,
+                message: 2,
+                first: 3,
+                count: 5,
+            },
+            24,
         ),
         (
             LmHeader::Control {

@@ -11,6 +11,7 @@
 //!  4  ANNOUNCE             session key             first message   entries         sent
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
+//!  7  MANIFEST             session key             message         first           count             → crate::manifest
 //! 15  CONTROL              request id u32, kind u8, 0…                                              → crate::control
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! payload length counts the bytes behind the header; it must agree with UDP's. Flags are 0 but for [`FLAG_PACED`], and
 //! what is not known of them is ignored.
 
+use crate::manifest::DIGEST_LEN;
 use core::fmt;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -41,6 +43,8 @@ pub const TYPE_ANNOUNCE: u8 = 4;
 pub const TYPE_CREDIT: u8 = 5;
 /// Type of a MISSING packet.
 pub const TYPE_MISSING: u8 = 6;
+/// Type of a MANIFEST packet.
+pub const TYPE_MANIFEST: u8 = 7;
 /// Flag of an EAGER packet: its sender counts what it has on the way by its own transmit completions, so that more
 /// credit does not mean more packets in the path's queues at once.
 pub const FLAG_PACED: u8 = 1;
@@ -142,6 +146,18 @@ pub enum LmHeader {
         /// Ranges of fragments that did not arrive.
         ranges: u32,
     },
+    /// Digests of consecutive fragments of a message; the payload is one big-endian `u64` each, and behind the last
+    /// fragment's digest the message's. See [`crate::manifest`].
+    Manifest {
+        /// The session's key.
+        session_key: u64,
+        /// Number of the message.
+        message: u32,
+        /// Fragment whose digest comes first; below `count`.
+        first: u32,
+        /// Fragments of the message, at least 1.
+        count: u32,
+    },
     /// An admission message; its payload is for [`crate::control`].
     Control {
         /// Number that ties a reply to its request.
@@ -169,7 +185,7 @@ pub enum LmError {
     },
     /// The payload length differs from UDP's, or from the number of entries.
     Length,
-    /// A fragment index that is not below the fragment count.
+    /// A fragment index that is not below the fragment count, or digests of fragments that the message has not.
     Index,
 }
 
@@ -185,7 +201,7 @@ impl fmt::Display for LmError {
             LmError::Truncated => f.write_str("the LM packet is truncated"),
             LmError::UnknownType { packet_type } => write!(f, "unknown LM packet type {packet_type}"),
             LmError::Length => f.write_str("the LM payload length differs from the packet's"),
-            LmError::Index => f.write_str("the fragment index is not below the fragment count"),
+            LmError::Index => f.write_str("a fragment index is not below the fragment count"),
         }
     }
 }
@@ -203,6 +219,7 @@ impl LmHeader {
             LmHeader::Announce { .. } => TYPE_ANNOUNCE,
             LmHeader::Credit { .. } => TYPE_CREDIT,
             LmHeader::Missing { .. } => TYPE_MISSING,
+            LmHeader::Manifest { .. } => TYPE_MANIFEST,
             LmHeader::Control { .. } => TYPE_CONTROL,
         }
     }
@@ -254,6 +271,12 @@ impl LmHeader {
                 message,
                 ranges,
             } => (session_key, message, ranges, 0),
+            LmHeader::Manifest {
+                session_key,
+                message,
+                first,
+                count,
+            } => (session_key, message, first, count),
             LmHeader::Control { request_id, kind } => {
                 (u64::from(request_id) << 32 | u64::from(kind) << 24, 0, 0, 0)
             }
@@ -329,6 +352,13 @@ impl LmHeader {
                 message: a,
                 ranges: b,
             },
+            TYPE_MANIFEST if b >= c => return Err(LmError::Index),
+            TYPE_MANIFEST => LmHeader::Manifest {
+                session_key: key,
+                message: a,
+                first: b,
+                count: c,
+            },
             TYPE_CONTROL => LmHeader::Control {
                 request_id: (key >> 32) as u32,
                 kind: (key >> 24) as u8,
@@ -339,6 +369,7 @@ impl LmHeader {
             LmHeader::Announce { entries, .. } => u64::from(entries) * AnnounceEntry::LEN as u64,
             LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
             LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+            LmHeader::Manifest { first, count, .. } => manifest_payload_len(payload_len, first, count)?,
             _ => u64::from(payload_len),
         };
         if entries_len != u64::from(payload_len) {
@@ -346,6 +377,21 @@ impl LmHeader {
         }
         Ok((header, payload_len))
     }
+}
+
+/// The length that a MANIFEST's payload must have if it is `payload_len` bytes long: whole digests, at least one, of
+/// fragments that exist, and the message's exactly where the last fragment's is.
+#[inline]
+fn manifest_payload_len(payload_len: u16, first: u32, count: u32) -> Result<u64, LmError> {
+    let digests = u64::from(payload_len) / DIGEST_LEN as u64;
+    let end = u64::from(first) + digests;
+    if end > u64::from(count) + 1 {
+        return Err(LmError::Index);
+    }
+    if digests == 0 || end == u64::from(count) {
+        return Err(LmError::Length);
+    }
+    Ok(digests * DIGEST_LEN as u64)
 }
 
 /// Reads one whole LM packet, as it comes from a UDP socket: the payload must be exactly what the header announces.

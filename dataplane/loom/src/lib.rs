@@ -1,0 +1,40 @@
+//! Memory ordering of the rings and of the gate's log, tried by `loom` in every interleaving.
+//!
+//! `dataplane/src/ring.rs` and `ebpf/src/log.rs` are compiled here once more, word for word, over another memory:
+//! [`ring_memory`] and [`shared`] take the places of the modules of the same names, with loom's atomics for the words that
+//! both parties access and loom's cells for ring entries, which report every access that nothing orders. So what is
+//! checked is the code that runs, and nothing of loom is in the product.
+//!
+//! Each model has a counterpart that weakens one ordering ([`weak`]) and must fail: a model that cannot fail shows nothing.
+//!
+//! `cargo test -p lm-ring-models`; about 15 seconds.
+#![cfg(test)]
+
+#[path = "../../../ebpf/src/log.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a part of it is under test")]
+mod log;
+mod log_models;
+#[path = "../../src/ring.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    reason = "a part of it is under test"
+)]
+#[allow(
+    clippy::arc_with_non_send_sync,
+    reason = "the product's memory is both; loom's cells need not be"
+)]
+mod ring;
+mod ring_memory;
+mod ring_models;
+mod shared;
+mod weak;
+
+/// What `log.rs` finds at the root of its own crate.
+mod layout {
+    pub(crate) use lm_ebpf::layout::{LOG_ENTRIES, LogEntryRow, LogMap};
+}
+mod verdict {
+    pub(crate) use lm_ebpf::{Counters, Verdict};
+}
