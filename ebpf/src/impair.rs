@@ -281,8 +281,11 @@ impl Forwarder {
         }
         let mut ebpf = loader.load(OBJECT).map_err(load_error)?;
         let counts = take(&mut ebpf, "lm_impair_counts")?;
-        let ring = take(&mut ebpf, "lm_impair_ring")?;
-        let diverted = impairments.divert.then_some(Diverted(ring));
+        // Not taken where it is not used: a map that is closed before the program is loaded cannot be loaded.
+        let diverted = match impairments.divert {
+            true => Some(Diverted(take(&mut ebpf, "lm_impair_ring")?)),
+            false => None,
+        };
         classifier(&mut ebpf)
             .and_then(|program| Ok(program.load()?))
             .map_err(load_error)?;
