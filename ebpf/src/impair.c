@@ -3,8 +3,9 @@
  * The impairment box's forwarder: a traffic control program at the ingress of one of two interfaces. It sends each packet out
  * of the other one, or does to it what bad links do. One instance for each direction.
  *
- * It works on the socket buffers that the kernel moves anyway, so that forwarding costs no copy, keeps the queue (the receive
- * queue recorded in the buffer chooses the transmit queue, net/core/dev.c skb_tx_hash) and needs no thread.
+ * It works on the socket buffers that the kernel moves anyway, so that forwarding costs no copy and needs no thread, and keeps
+ * the queue: a veth hands the buffer over with the sender's transmit queue in it, and the receive queue that this program records
+ * there chooses the next transmit queue (net/core/dev.c, skb_tx_hash).
  *
  * Every decision is a function of the seed and the packet's number in its direction (`draw`): the same seed and the same order
  * of packets give the same decisions. `impair.rs` has the same function in Rust, and tests compare what arrived with it.
@@ -217,8 +218,7 @@ int lm_impair_forward(struct __sk_buff *skb)
 
 	if (!counters)
 		return TC_ACT_SHOT;
-	if (queue)
-		queue--; /* the kernel records queue n as n + 1, and 0 means none */
+	skb->queue_mapping = queue + 1; /* queue n is recorded as n + 1 (include/linux/skbuff.h, skb_record_rx_queue) */
 	number = __sync_fetch_and_add(&counters->received, 1);
 
 	if (happens(lm_impair.loss_burst > 1 ? number / lm_impair.loss_burst : number, LOSS, lm_impair.loss)) {
