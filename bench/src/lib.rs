@@ -8,6 +8,7 @@
 pub mod bare;
 pub mod cli;
 pub mod histogram;
+pub mod impair;
 pub mod input;
 pub mod link;
 pub mod lm;

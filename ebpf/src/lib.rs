@@ -9,10 +9,13 @@
 //! - [`Verdict`], [`Counters`]: what became of each packet; every packet counts once.
 //! - [`model`]: the same gate in Rust, for simulated NICs and as the oracle of the tests.
 //!
-//! The object is committed, so that a build needs no clang; [`recipe`] rebuilds it and says whether it is stale.
+//! - [`impair`]: another program, which has nothing to do with the gate: the forwarder of the impairment box.
+//!
+//! The objects are committed, so that a build needs no clang; [`recipe`] rebuilds them and says whether one is stale.
 
 mod attach;
 mod gate;
+pub mod impair;
 pub mod layout;
 mod log;
 pub mod model;

@@ -2,7 +2,8 @@
 
 use anyhow::{Result, ensure};
 
-use crate::bed::{Bed, BedConfig, INTERFACE, leftovers};
+use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, leftovers};
+use crate::workspace::Programs;
 
 /// Make two connected hosts and keep them until Ctrl-C.
 ///
@@ -17,7 +18,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     queues: u32,
     /// Leave segmentation offloads (TSO, GSO, GRO) on.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "box")]
     offloads: bool,
     /// Receive packet steering on the right host: CPU masks of its queues, hexadecimal, separated by commas.
     #[arg(long, value_name = "MASK,…", value_delimiter = ',', value_parser = parse_mask)]
@@ -25,6 +26,11 @@ pub struct Arguments {
     /// Give both interfaces a pfifo queueing discipline of so many packets.
     #[arg(long, value_name = "PACKETS")]
     pfifo: Option<u32>,
+    /// Put an impairment box between the hosts: without further options it only forwards.
+    #[arg(long = "box", id = "box")]
+    with_box: bool,
+    #[command(flatten)]
+    impairments: Impairments,
 }
 
 fn parse_mask(text: &str) -> Result<u64> {
@@ -37,15 +43,27 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         arguments.rps.len() <= arguments.queues as usize,
         "more RPS masks than queues; give one for each queue"
     );
+    crate::bed::require_root("make network namespaces")?;
+    let programs = arguments.with_box.then(Programs::build).transpose()?;
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
         queues: arguments.queues,
         segmentation_offloads: arguments.offloads,
         rps_right: arguments.rps.clone(),
         pfifo_packets: arguments.pfifo,
+        with_box: arguments.with_box,
+        checksum_offload: !arguments.impairments.needs_checksums(),
         ..BedConfig::default()
     })?;
-    println!("two hosts, joined by {INTERFACE}:");
+    let running = programs
+        .map(|programs| bed.start_box(&programs.path("lm-bench"), &arguments.impairments))
+        .transpose()?;
+    let joined = if running.is_some() {
+        ", with an impairment box between them"
+    } else {
+        ""
+    };
+    println!("two hosts, joined by {INTERFACE}{joined}:");
     for host in [bed.left(), bed.right()] {
         println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
     }

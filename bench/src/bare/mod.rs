@@ -6,6 +6,7 @@
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
 
 mod frame;
+mod inject;
 mod pace;
 mod pingpong;
 mod socket;
@@ -22,6 +23,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 pub use frame::Mac;
+pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, lm, peer};
+use lm_bench::{bare, impair, lm, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -51,6 +51,9 @@ enum Program {
     BarePing(bare::PingArgs),
     /// Bare AF_XDP: answer until ended
     BarePong(bare::PongArgs),
+    /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
+    /// and rate limit
+    Impair(impair::ImpairArgs),
 }
 
 fn main() -> ExitCode {
@@ -58,7 +61,10 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    end_after(arguments.time_limit);
+    // A box lives as long as the hosts it joins.
+    if !matches!(arguments.program, Program::Impair(_)) {
+        end_after(arguments.time_limit);
+    }
     match run(arguments.program) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -83,6 +89,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
         Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
+        Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
-//! Rebuilds the gate's object, or says whether it is stale. `cargo xtask gate` calls it.
+//! Rebuilds the committed objects (the gate, the impairment box's forwarder), or says whether one is stale. `cargo xtask gate` calls it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use lm_ebpf::recipe::{self, Freshness};
+use lm_ebpf::recipe::{Freshness, GATE, IMPAIR, Recipe};
 
 const USAGE: &str = "lm-gate-build [--check]
-  rebuilds ebpf/gate.o and ebpf/gate.sum from ebpf/src/gate.c and gate.h (needs clang and llvm-strip)
-  --check  changes nothing; fails if the object is stale";
+  rebuilds ebpf/gate.o and ebpf/impair.o, and their sums, from their sources in ebpf/src (needs clang and llvm-strip)
+  --check  changes nothing; fails if an object is stale";
 
 fn main() -> ExitCode {
     // Cargo says where the crate lies when it runs us; otherwise it is where it was built.
@@ -16,8 +16,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        [] => recipe::build(&root).map(|compiler| format!("gate.o built by {compiler}")),
-        ["--check"] => check(&root),
+        [] => each(|recipe| {
+            let compiler = recipe.build(&root)?;
+            Ok(format!("{}.o built by {compiler}", recipe.name))
+        }),
+        ["--check"] => each(|recipe| check(recipe, &root)),
         ["--help" | "-h"] => Ok(USAGE.to_owned()),
         _ => Err(format!("unknown arguments\n{USAGE}")),
     };
@@ -33,11 +36,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn check(root: &Path) -> Result<String, String> {
-    recipe::check(root).map(|freshness| match freshness {
-        Freshness::Rebuilt => "gate.o is fresh: rebuilt to the same bytes".to_owned(),
+/// Does the same with every object; the first failure ends it.
+fn each(work: impl Fn(&Recipe) -> Result<String, String>) -> Result<String, String> {
+    let lines: Result<Vec<String>, String> = [GATE, IMPAIR].iter().map(work).collect();
+    lines.map(|lines| lines.join("\n"))
+}
+
+fn check(recipe: &Recipe, root: &Path) -> Result<String, String> {
+    let name = recipe.name;
+    recipe.check(root).map(|freshness| match freshness {
+        Freshness::Rebuilt => format!("{name}.o is fresh: rebuilt to the same bytes"),
         Freshness::HashesOnly { compiler } => {
-            format!("gate.o matches its sources by hash (not rebuilt: {compiler} is not installed)")
+            format!("{name}.o matches its sources by hash (not rebuilt: {compiler} is not installed)")
         }
     })
 }

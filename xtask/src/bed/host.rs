@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::program::{Launch, Program};
-use super::{INTERFACE, Side, ethtool, ip};
+use super::{INTERFACE, ethtool, ip};
 
 /// Where `ip netns` keeps its namespaces.
 pub(super) const NAMESPACE_DIR: &str = "/run/netns";
@@ -20,12 +20,12 @@ pub(super) const NAMESPACE_DIR: &str = "/run/netns";
 #[derive(Debug)]
 pub struct Host {
     name: String,
-    side: Side,
+    address: Ipv4Addr,
 }
 
 impl Host {
-    pub(super) fn new(name: String, side: Side) -> Host {
-        Host { name, side }
+    pub(super) fn new(name: String, address: Ipv4Addr) -> Host {
+        Host { name, address }
     }
 
     /// The namespace's name, as `ip netns exec` takes it.
@@ -35,7 +35,7 @@ impl Host {
 
     /// The address of [`INTERFACE`] on this host.
     pub fn address(&self) -> Ipv4Addr {
-        self.side.address()
+        self.address
     }
 
     pub(super) fn open(&self) -> Result<File> {

@@ -8,6 +8,8 @@
 //!  └───────────────────────────┘           └───────────────────────────┘
 //! ```
 //!
+//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]).
+//!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
 //! unwinds. Ctrl-C and SIGTERM are covered by [`leftovers::watch_signals`]. Only `kill -9` leaves something
 //! behind: the programs die with their parent (`PR_SET_PDEATHSIG`), and the namespaces carry the process id in
@@ -19,6 +21,7 @@ pub mod ethtool;
 pub mod host;
 pub mod ip;
 pub mod leftovers;
+pub mod middle;
 pub mod program;
 
 use std::net::Ipv4Addr;
@@ -27,6 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 
 pub use host::Host;
+pub use middle::{Impairments, RunningBox};
 pub use program::{Launch, Output, Program};
 
 use leftovers::{Leftover, Registered};
@@ -36,6 +40,8 @@ pub const INTERFACE: &str = "lm0";
 
 /// Every namespace of a bed is named `<PREFIX>-<pid>-<number>-<side>`.
 const NAMESPACE_PREFIX: &str = "lmx";
+/// The side of the namespace between the hosts.
+const BOX: &str = "box";
 
 /// The two ends of a bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +95,10 @@ pub struct BedConfig {
     pub pfifo_packets: Option<u32>,
     /// `Some(n)`: the interfaces' `txqueuelen`.
     pub tx_queue_len: Option<u32>,
+    /// Whether a box is between the hosts. Nothing passes until [`Bed::start_box`].
+    pub with_box: bool,
+    /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
+    pub checksum_offload: bool,
 }
 
 impl Default for BedConfig {
@@ -103,6 +113,8 @@ impl Default for BedConfig {
             rps_right: Vec::new(),
             pfifo_packets: None,
             tx_queue_len: None,
+            with_box: false,
+            checksum_offload: true,
         }
     }
 }
@@ -113,7 +125,8 @@ impl Default for BedConfig {
 pub struct Bed {
     left: Host,
     right: Host,
-    _namespaces: [Registered; 2],
+    middle: Option<Host>,
+    _namespaces: Vec<Registered>,
 }
 
 impl Bed {
@@ -126,38 +139,47 @@ impl Bed {
         remove_stale();
 
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        let name = |side: Side| {
-            format!(
-                "{NAMESPACE_PREFIX}-{}-{number}-{}",
-                std::process::id(),
-                side.name()
-            )
-        };
-        let (left, right) = (name(Side::Left), name(Side::Right));
+        let name = |side: &str| format!("{NAMESPACE_PREFIX}-{}-{number}-{side}", std::process::id());
+        let (left, right) = (name(Side::Left.name()), name(Side::Right.name()));
+        let middle = config.with_box.then(|| name(BOX));
+        let names: Vec<&String> = [&left, &right].into_iter().chain(&middle).collect();
         // Registered before they exist: what is registered and was never made is harmless to remove.
-        let namespaces = [
-            leftovers::register(Leftover::Namespace(left.clone()))?,
-            leftovers::register(Leftover::Namespace(right.clone()))?,
-        ];
-        let queues = format!("numrxqueues {0} numtxqueues {0}", config.queues);
-        ip::batch(
-            None,
-            &[
-                format!("netns add {left}"),
-                format!("netns add {right}"),
-                format!(
-                    "link add {INTERFACE} netns {left} mtu {mtu} {queues} type veth \
-                     peer name {INTERFACE} netns {right} mtu {mtu} {queues}",
-                    mtu = config.mtu
-                ),
-            ],
-        )
-        .context("cannot make the two hosts")?;
+        let namespaces = names
+            .iter()
+            .map(|name| leftovers::register(Leftover::Namespace((*name).clone())))
+            .collect::<Result<_>>()?;
+        let mut commands: Vec<String> = names.iter().map(|name| format!("netns add {name}")).collect();
+        let (mtu, queues) = (
+            config.mtu,
+            format!("numrxqueues {0} numtxqueues {0}", config.queues),
+        );
+        let mut join = |[one, other]: [(&str, &str); 2]| {
+            commands.push(format!(
+                "link add {} netns {} mtu {mtu} {queues} type veth peer name {} netns {} mtu {mtu} {queues}",
+                one.1, one.0, other.1, other.0
+            ));
+        };
+        match &middle {
+            None => join([(&left, INTERFACE), (&right, INTERFACE)]),
+            Some(middle) => {
+                join([(&left, INTERFACE), (middle, middle::LEFT)]);
+                join([(&right, INTERFACE), (middle, middle::RIGHT)]);
+            }
+        }
+        ip::batch(None, &commands).context("cannot make the two hosts")?;
         let bed = Bed {
-            left: Host::new(left, Side::Left),
-            right: Host::new(right, Side::Right),
+            left: Host::new(left, Side::Left.address()),
+            right: Host::new(right, Side::Right.address()),
+            middle: middle.map(|name| Host::new(name, Ipv4Addr::UNSPECIFIED)),
             _namespaces: namespaces,
         };
+        if let Some(middle) = &bed.middle {
+            middle
+                .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
+                .ok();
+            let up = [middle::LEFT, middle::RIGHT].map(|interface| format!("link set {interface} up"));
+            ip::batch(Some(middle.name()), &up).context("cannot set up the box")?;
+        }
         for (host, rps) in [(&bed.left, &config.rps_left), (&bed.right, &config.rps_right)] {
             bed.configure(host, config, rps)
                 .with_context(|| format!("cannot set up host {}", host.name()))?;
@@ -171,6 +193,9 @@ impl Bed {
             .ok();
         if !config.segmentation_offloads {
             host.switch_segmentation_offloads(false)?;
+        }
+        if !config.checksum_offload {
+            host.set_features(&[("tx-checksum-ip-generic", false)])?;
         }
         let mut commands = vec![
             "link set lo up".to_owned(),
@@ -238,7 +263,7 @@ fn owner_of(name: &str) -> Option<u32> {
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?;
-    (matches!(side, "left" | "right") && parts.next().is_none()).then_some(pid)
+    (matches!(side, "left" | "right" | BOX) && parts.next().is_none()).then_some(pid)
 }
 
 #[cfg(test)]
@@ -249,6 +274,7 @@ mod tests {
     fn only_names_of_beds_have_an_owner() {
         assert_eq!(owner_of("lmx-4711-0-left"), Some(4711));
         assert_eq!(owner_of("lmx-4711-12-right"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-0-box"), Some(4711));
         for foreign in [
             "lmx",
             "lmx-4711",
