@@ -291,6 +291,11 @@ impl Wire {
             .unwrap_or_default()
     }
 
+    /// Packets that host number `host` put on the wire from its TX rings.
+    pub fn sent(&self, host: usize) -> u64 {
+        lock(&self.0).hosts[host].sent
+    }
+
     /// Says where the kernel may write what it receives for a queue of host number `host`: packets that it writes elsewhere are
     /// counted by [`Wire::strayed`].
     pub fn set_bounds(&self, host: usize, queue: u32, bounds: Range<u64>) {

@@ -408,13 +408,8 @@ fn two_cpus_in_the_gate_swap_packets() {
     for n in 0..COUNT {
         let entry = log.entry(u64::from(n));
         elsewhere += u64::from(entry.cpu != 0);
-        let header_at = b.channel.rx.read(n).start() + HEADER_LEN - 8;
-        let found = u32::from_be_bytes(b.umem.read_header::<4>(header_at));
-        // Only the last packet's header is intact; the others show by their payload.
+        // Whose payload lies there? (The headers are overwritten.)
         let first = b.umem.read_header::<1>(b.channel.rx.read(n).start() + HEADER_LEN)[0];
-        if n + 1 == COUNT {
-            assert_eq!(found == entry.index, first == byte(entry.index, 0));
-        }
         swapped += u64::from(first != byte(entry.index, 0));
     }
     let raced = wire.impairment_counters(0).raced;
@@ -455,11 +450,8 @@ fn exhausted_rings_are_counted_as_the_kernel_does() {
         received.len() as u64,
         32 - statistics.rx_fill_ring_empty - statistics.rx_ring_full
     );
-    assert_ne!(
-        received,
-        entries[..received.len()],
-        "a frame that came back jumps the queue"
-    );
+    // The frame of a packet that met a full RX ring is the next packet's.
+    assert_eq!(received, entries[..received.len()]);
     assert!(
         wire.counters()
             .are_balanced([counters, ImpairmentCounters::default()])
