@@ -35,6 +35,9 @@ pub(crate) struct Arena {
     free: Vec<Extent>,
     live: usize,
     live_max: usize,
+    /// Start and length of every region given back, if a test asked for that.
+    #[cfg(test)]
+    pub(crate) journal: Option<Vec<(u64, u64)>>,
 }
 
 impl Arena {
@@ -52,6 +55,8 @@ impl Arena {
             free,
             live: 0,
             live_max,
+            #[cfg(test)]
+            journal: None,
         }
     }
 
@@ -75,6 +80,12 @@ impl Arena {
     #[cfg(test)]
     pub(crate) fn is_whole(&self) -> bool {
         self.free.len() <= 1 && self.free.iter().map(|gap| gap.len).sum::<u64>() == self.len
+    }
+
+    /// Start and length of every free run.
+    #[cfg(test)]
+    pub(crate) fn gaps(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.free.iter().map(|gap| (gap.start, gap.len))
     }
 
     /// Takes a region of at least `len` bytes and returns its UMEM address, or `None` when no gap is long
@@ -105,6 +116,10 @@ impl Arena {
         );
         assert!(self.live > 0, "region freed twice");
         self.live -= 1;
+        #[cfg(test)]
+        if let Some(journal) = &mut self.journal {
+            journal.push((start, len));
+        }
         let at = self.free.partition_point(|gap| gap.start < start);
         let joins_next = self.free.get(at).is_some_and(|gap| {
             assert!(start + len <= gap.start, "region freed twice");

@@ -1,7 +1,7 @@
 //! A simulated NIC: two hosts on a wire, in memory, without privilege, threads or clock.
 //!
-//! It plays the kernel's end of the real rings ([`crate::ring`]), so whatever runs on a [`Nic`] runs here unchanged and
-//! repeatably. It has copy mode's semantics, in the order of `net/xdp/xsk.c`:
+//! It plays the kernel's end of the real rings ([`crate::ring`]), so whatever runs on a [`Nic`](crate::nic::Nic) runs here
+//! unchanged and repeatably. In copy mode, in the order of `net/xdp/xsk.c`:
 //!
 //! 1. A TX descriptor is checked and its packet crosses the wire; the completion bears its address, with bit 0 cleared.
 //! 2. The receiver's gate ([`lm_ebpf::model`]) judges the packet *before* it takes a frame, and logs what it redirects.
@@ -10,32 +10,41 @@
 //!    the RX ring is full; in that last case its entry moves to a list that is used, last in first out, before new entries.
 //! 5. Everything else goes to the host's stack: a datagram for the data or control port reaches that socket.
 //!
-//! The wire loses nothing unless a test asks for it ([`Wire::drop_next`], [`Wire::set_filter`]). Packets cross it when the sender wakes its TX queue ([`Delivery::Inline`], as on veth) or when
-//! the test says so ([`Wire::deliver`]).
+//! In zero-copy mode ([`Semantics::ZeroCopy`]) the device writes packets into frames that its driver has taken ahead, and the
+//! gate sees what lies there afterwards ([`driver`]).
+//!
+//! The wire loses nothing unless a test asks for it: by [`Impairments`], all from one seed, or by hand ([`Wire::drop_next`],
+//! [`Wire::set_filter`]). Packets cross it when the sender wakes its TX queue ([`Delivery::Inline`], as on veth) or when
+//! the test says so ([`Wire::deliver`]); what an impairment holds back crosses when the test says what time it is
+//! ([`Wire::advance`]).
 //!
 //! What a host's rings point to is read and written here as the kernel would: the rules of [`crate::memory`] hold, and a posted
 //! address is out of its owner's hands.
 
 mod datagram;
+pub mod driver;
 mod faults;
+mod host;
+pub mod impair;
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use lm_ebpf::model::ModelGate;
-use lm_ebpf::{Counters, Log, Role, SessionAdmission, Verdict};
+use lm_ebpf::Verdict;
 
-use datagram::{HEADERS_LEN, IPV4_LEN, UDP_LEN, parse_datagram, write_datagram};
+use datagram::parse_datagram;
+use driver::Exhaustion;
 use faults::Faults;
+use host::Host;
+use impair::{Arrival, Handed, Link, Place, Via};
 
-use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM, Umem, fill_address_is_valid};
-use crate::nic::{Channel, ChannelConfig, EffectiveMode, Nic, NicError};
-use crate::ring::{self, Completion, Descriptor, Fill, Rx, SimCompletion, SimFill, SimRx, SimTx, Tx};
-use crate::udp::{Port, UdpEvent};
-use crate::xsk::{WakeError, XdpStatistics, XskError};
+pub use driver::{Semantics, ZeroCopy};
+pub use host::SimNic;
+pub use impair::{Bursts, Corrupt, ImpairmentCounters, Impairments, Pattern};
+
+use crate::memory::{CHUNK_LEN_RANGE, Mapping};
 
 /// Packets that one wake-up sends: `TX_BATCH_SIZE` of `net/xdp/xsk.c`.
 const TX_BATCH: u32 = 32;
@@ -66,6 +75,8 @@ pub struct WireConfig {
     /// How far a packet's receive queue lies below its transmit queue: 0 as on veth in native mode, 1 as in generic mode. Queues
     /// that this leads below 0 count as 0.
     pub queue_shift: u32,
+    /// How each host's driver receives.
+    pub semantics: [Semantics; 2],
 }
 
 impl Default for WireConfig {
@@ -74,6 +85,7 @@ impl Default for WireConfig {
             mtu: 1500,
             delivery: Delivery::Inline,
             queue_shift: 0,
+            semantics: [Semantics::Copy; 2],
         }
     }
 }
@@ -95,43 +107,42 @@ pub struct HostConfig {
     pub ring_start: u32,
 }
 
-/// What the wire and the hosts' stacks lost or moved, over both directions.
+/// What became of packets, over both directions: on the wire, in the drivers, and in the hosts' stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireCounters {
-    /// Packets that crossed the wire.
+    /// Packets of TX rings and datagrams of sockets that hosts sent to each other.
+    pub sent: u64,
+    /// Packets that crossed the wire, or were given to its [`Impairments`].
     pub crossed: u64,
     /// Packets that a test lost on purpose.
     pub lost: u64,
     /// Packets longer than the MTU: lost.
     pub too_long: u64,
-    /// Passed packets that no stack here takes: not UDP to the host's address, IP fragments, malformed.
+    /// Packets from nowhere ([`Wire::inject`]).
+    pub injected: u64,
+    /// Packets that reached a host.
+    pub arrived: u64,
+    /// Of these: packets put on RX rings.
+    pub received: u64,
+    /// Redirected packets that met no frame, a full RX ring, or were too long, as `XDP_STATISTICS` counts them.
+    pub ring_lost: u64,
+    /// Redirected packets that a test lost on purpose, or whose channel went before they were on its ring.
+    pub gate_lost: u64,
+    /// Passed packets that no stack here takes: not UDP to the host's address, IP fragments, malformed, a wrong checksum.
     pub stack_ignored: u64,
+    /// Datagrams that reached a socket.
+    pub in_sockets: u64,
     /// Datagrams that met a full socket.
     pub socket_full: u64,
+    /// Datagrams to a port where nobody listens.
+    pub refused: u64,
 }
 
+/// A fragment that passed the gate on another CPU and is not on the RX ring yet.
 #[derive(Debug)]
-struct SimChannel {
-    fill: SimFill,
-    rx: SimRx,
-    tx: SimTx,
-    completion: SimCompletion,
-    registered_len: u64,
-    statistics: XdpStatistics,
-    /// Entries whose packet met a full RX ring: used first, from the end.
-    returned: Vec<u64>,
-}
-
-#[derive(Debug)]
-struct Host {
-    config: HostConfig,
-    gate: ModelGate,
-    channels: Vec<Option<SimChannel>>,
-    control: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    data: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    control_refused: VecDeque<SocketAddrV4>,
-    data_refused: VecDeque<SocketAddrV4>,
-    passed: u64,
+struct Racing {
+    queue: u32,
+    packet: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -140,8 +151,15 @@ struct Shared {
     hosts: [Host; 2],
     counters: WireCounters,
     faults: Faults,
+    /// What happens to the packets of each host on their way; `None`: nothing.
+    links: [Option<Box<Link>>; 2],
+    /// Packets that came out of a link and have not arrived yet.
+    handed: VecDeque<Handed>,
+    racing: [Option<Racing>; 2],
     /// The packet that is crossing.
     packet: Vec<u8>,
+    /// Virtual time, as the test last said.
+    now_ns: u64,
     /// Where [`Wire::deliver`] looks first: host and queue in turn.
     turn: usize,
 }
@@ -149,13 +167,6 @@ struct Shared {
 /// The wire: moves packets by hand and tells what crossed.
 #[derive(Clone, Debug)]
 pub struct Wire(Arc<Mutex<Shared>>);
-
-/// One host's end of the wire.
-#[derive(Debug)]
-pub struct SimNic {
-    shared: Arc<Mutex<Shared>>,
-    host: usize,
-}
 
 /// Ethernet address of the simulated host with that IPv4 address: locally administered, the address at its end.
 pub const fn mac_of(ip: Ipv4Addr) -> [u8; 6] {
@@ -188,16 +199,7 @@ pub fn wire(config: WireConfig, hosts: [HostConfig; 2]) -> (Wire, SimNic, SimNic
             config.chunk_len
         );
         assert_ne!(config.port, u16::MAX, "no control port");
-        Host {
-            gate: ModelGate::new(Some(config.ip), config.port, config.port + 1),
-            channels: (0..config.queues).map(|_| None).collect(),
-            control: VecDeque::with_capacity(SOCKET_LEN),
-            data: VecDeque::with_capacity(SOCKET_LEN),
-            control_refused: VecDeque::new(),
-            data_refused: VecDeque::new(),
-            passed: 0,
-            config,
-        }
+        Host::new(config)
     });
     let packet = Vec::with_capacity(config.mtu as usize + LINK_LEN as usize);
     let shared = Shared {
@@ -205,14 +207,15 @@ pub fn wire(config: WireConfig, hosts: [HostConfig; 2]) -> (Wire, SimNic, SimNic
         hosts,
         counters: WireCounters::default(),
         faults: Faults::default(),
+        links: [None, None],
+        handed: VecDeque::new(),
+        racing: [None, None],
         packet,
+        now_ns: 0,
         turn: 0,
     };
     let shared = Arc::new(Mutex::new(shared));
-    let nic = |host| SimNic {
-        shared: shared.clone(),
-        host,
-    };
+    let nic = |host| SimNic::new(shared.clone(), host);
     let nics = (nic(0), nic(1));
     (Wire(shared), nics.0, nics.1)
 }
@@ -244,12 +247,89 @@ impl Wire {
                 idle += 1;
             }
         }
+        shared.run_written();
         moved
+    }
+
+    /// Says what time it is: packets that were held back until now arrive.
+    pub fn advance(&self, now_ns: u64) {
+        let mut shared = lock(&self.0);
+        let shared = &mut *shared;
+        shared.now_ns = shared.now_ns.max(now_ns);
+        for from in [0, 1] {
+            shared.finish_race(1 - from);
+            if let Some(link) = &mut shared.links[from] {
+                link.release(shared.now_ns, &mut shared.handed);
+            }
+            shared.hand_over(from);
+        }
+        shared.run_written();
+    }
+
+    /// When the next packet that is held back arrives at the latest, in virtual nanoseconds.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let shared = lock(&self.0);
+        shared
+            .links
+            .iter()
+            .flatten()
+            .filter_map(|link| link.next_due_ns())
+            .min()
+    }
+
+    /// Impairs what host number `from` sends (0 or 1, as given to [`wire`]) from now on. What is held back already stays so.
+    pub fn impair(&self, from: usize, impairments: Impairments) {
+        lock(&self.0).impair(from, impairments);
+    }
+
+    /// What the impairments did to the packets of host number `from`.
+    pub fn impairment_counters(&self, from: usize) -> ImpairmentCounters {
+        let shared = lock(&self.0);
+        shared.links[from]
+            .as_ref()
+            .map(|link| link.counters())
+            .unwrap_or_default()
+    }
+
+    /// Packets that host number `host` put on the wire from its TX rings.
+    pub fn sent(&self, host: usize) -> u64 {
+        lock(&self.0).hosts[host].sent
+    }
+
+    /// Says where the kernel may write what it receives for a queue of host number `host`: packets that it writes elsewhere are
+    /// counted by [`Wire::strayed`].
+    pub fn set_bounds(&self, host: usize, queue: u32, bounds: Range<u64>) {
+        lock(&self.0).hosts[host].set_bounds(queue, bounds);
+    }
+
+    /// How often something was written outside the bounds set.
+    pub fn strayed(&self) -> u64 {
+        lock(&self.0).hosts.iter().map(Host::strayed).sum()
     }
 
     /// What crossed and what was lost.
     pub fn counters(&self) -> WireCounters {
         lock(&self.0).counters
+    }
+}
+
+impl WireCounters {
+    /// Whether every packet sent is accounted for, with what the impairments of both directions say. True whenever nothing is
+    /// between a gate and its RX ring: after [`Wire::advance`].
+    pub fn are_balanced(&self, impaired: [ImpairmentCounters; 2]) -> bool {
+        let offered: u64 = impaired.iter().map(|counters| counters.offered).sum();
+        let delivered: u64 = impaired.iter().map(|counters| counters.delivered).sum();
+        impaired.iter().all(ImpairmentCounters::are_balanced)
+            && self.sent == self.crossed + self.lost + self.too_long
+            && self.arrived == self.crossed - offered + delivered + self.injected
+            && self.arrived
+                == self.received
+                    + self.ring_lost
+                    + self.gate_lost
+                    + self.stack_ignored
+                    + self.in_sockets
+                    + self.socket_full
+                    + self.refused
     }
 }
 
@@ -297,42 +377,156 @@ impl Shared {
             }
             channel.completion.write(0, descriptor.addr & !1);
             channel.completion.submit(1);
+            let place = Place {
+                first: taken == 1,
+                last: taken == max || channel.tx.available(1) == 0,
+            };
+            host.sent += 1;
+            self.counters.sent += 1;
             if descriptor.len > self.config.mtu + LINK_LEN {
                 self.counters.too_long += 1;
                 continue;
             }
-            if !self.crosses(from) {
-                continue;
-            }
             let queue = queue.saturating_sub(self.config.queue_shift);
-            self.arrive(1 - from, queue);
+            self.cross(from, Via::Queue(queue), place);
         }
         taken
     }
 
-    /// `self.packet` reaches a host.
-    fn arrive(&mut self, to: usize, queue: u32) {
-        let host = &mut self.hosts[to];
-        let queue = queue % host.config.queues;
-        match host.gate.run(queue, &self.packet) {
-            verdict @ (Verdict::RedirectLanding | Verdict::RedirectGeneral) => {
-                if verdict == Verdict::RedirectLanding && self.faults.lose_behind_gate[to] > 0 {
-                    self.faults.lose_behind_gate[to] -= 1;
-                    return;
-                }
-                let config = &host.config;
-                if let Some(channel) = host.channels[queue as usize].as_mut() {
-                    channel.receive(&config.mapping, config.chunk_len, &self.packet);
-                }
+    /// `self.packet` of host `from` is on the wire.
+    fn cross(&mut self, from: usize, via: Via, place: Place) {
+        if !self.crosses(from) {
+            return;
+        }
+        match &mut self.links[from] {
+            None => self.arrive(1 - from, via),
+            Some(link) => {
+                link.offer(&self.packet, via, place, self.now_ns, &mut self.handed);
+                self.hand_over(from);
             }
-            _ => match parse_datagram(&self.packet, host.config.ip) {
-                Some((from, to_port, payload)) => self.reach_socket(to, from, to_port, payload),
-                None => self.counters.stack_ignored += 1,
-            },
         }
     }
 
-    fn reach_socket(&mut self, to: usize, from: SocketAddrV4, port: u16, payload: std::ops::Range<usize>) {
+    /// What came out of the link of host `from` arrives.
+    fn hand_over(&mut self, from: usize) {
+        while let Some(Handed { packet, via }) = self.handed.pop_front() {
+            let before = std::mem::replace(&mut self.packet, packet);
+            self.arrive(1 - from, via);
+            let packet = std::mem::replace(&mut self.packet, before);
+            if let Some(link) = &mut self.links[from] {
+                link.recycle(packet);
+            }
+        }
+    }
+
+    /// `self.packet` reaches a host.
+    fn arrive(&mut self, to: usize, via: Via) {
+        self.counters.arrived += 1;
+        let arrival = match &mut self.links[1 - to] {
+            Some(link) => link.arrival(),
+            None => Arrival::default(),
+        };
+        let exhaustion = Exhaustion {
+            fill_empty: arrival.fill_empty,
+            rx_full: arrival.rx_full,
+        };
+        let Via::Queue(queue) = via else {
+            self.reach_stack(to);
+            return;
+        };
+        let host = &mut self.hosts[to];
+        let config = &host.config;
+        let queue = queue % config.queues;
+        if let Some(channel) = host.channels[queue as usize].as_mut()
+            && channel.is_zero_copy()
+        {
+            let (mapping, chunk_len) = (&config.mapping, config.chunk_len);
+            let counters = &mut self.counters;
+            if channel.write(mapping, chunk_len, &self.packet, exhaustion, counters) {
+                self.run_written_of(to, queue);
+            }
+            return;
+        }
+        match host.gate.run(queue, &self.packet) {
+            verdict @ (Verdict::RedirectLanding | Verdict::RedirectGeneral) => {
+                if self.loses_behind_gate(to, verdict) {
+                    return;
+                }
+                if verdict == Verdict::RedirectLanding {
+                    if arrival.race && self.begin_race(to, queue) {
+                        return;
+                    }
+                    self.redirect(to, queue, exhaustion);
+                    self.finish_race(to);
+                } else {
+                    self.redirect(to, queue, exhaustion);
+                }
+            }
+            _ => self.reach_stack(to),
+        }
+    }
+
+    /// Copy mode: `self.packet`, which the gate redirected, goes to the queue's XSK.
+    fn redirect(&mut self, to: usize, queue: u32, exhaustion: Exhaustion) {
+        let host = &mut self.hosts[to];
+        let config = &host.config;
+        match host.channels[queue as usize].as_mut() {
+            Some(channel) => channel.receive(
+                &config.mapping,
+                config.chunk_len,
+                &self.packet,
+                exhaustion,
+                &mut self.counters,
+            ),
+            None => self.counters.gate_lost += 1,
+        }
+    }
+
+    /// Zero-copy mode: the program looks at what was written.
+    fn run_written(&mut self) {
+        for to in [0, 1] {
+            for queue in 0..self.hosts[to].config.queues {
+                self.run_written_of(to, queue);
+            }
+        }
+    }
+
+    fn run_written_of(&mut self, to: usize, queue: u32) {
+        loop {
+            let host = &mut self.hosts[to];
+            let mapping = &host.config.mapping;
+            let Some(channel) = host.channels[queue as usize].as_mut() else {
+                return;
+            };
+            let Some(written) = channel.next_written(mapping, &mut self.packet) else {
+                channel.take_ahead(host.config.chunk_len);
+                return;
+            };
+            match host.gate.run(queue, &self.packet) {
+                verdict @ (Verdict::RedirectLanding | Verdict::RedirectGeneral) => {
+                    if !self.loses_behind_gate(to, verdict)
+                        && let Some(channel) = self.hosts[to].channels[queue as usize].as_mut()
+                    {
+                        channel.show_written(written, &mut self.counters);
+                    }
+                }
+                _ => {
+                    channel.give_back(written);
+                    self.reach_stack(to);
+                }
+            }
+        }
+    }
+
+    /// `self.packet` passed the gate, or came as a datagram put together again.
+    fn reach_stack(&mut self, to: usize) {
+        match parse_datagram(&self.packet, self.hosts[to].config.ip) {
+            Some((from, to_port, payload)) => self.reach_socket(to, from, to_port, payload),
+            None => self.counters.stack_ignored += 1,
+        }
+    }
+
+    fn reach_socket(&mut self, to: usize, from: SocketAddrV4, port: u16, payload: Range<usize>) {
         let host = &mut self.hosts[to];
         let here = SocketAddrV4::new(host.config.ip, port);
         let socket = if port == host.config.port {
@@ -340,6 +534,7 @@ impl Shared {
         } else if port == host.config.port + 1 {
             &mut host.control
         } else {
+            self.counters.refused += 1;
             // Nobody listens: the stack answers with an ICMP message, which reaches the sending socket.
             let sender = &mut self.hosts[1 - to];
             let queue = if from.port() == sender.config.port + 1 {
@@ -359,321 +554,7 @@ impl Shared {
             return;
         }
         socket.push_back((from, self.packet[payload].to_vec()));
+        self.counters.in_sockets += 1;
         host.passed += 1;
     }
 }
-
-impl SimChannel {
-    /// As `xp_unaligned_validate_desc` of `net/xdp/xsk_queue.h`.
-    fn accepts(&self, descriptor: Descriptor, chunk_len: u32) -> bool {
-        let start = descriptor.start();
-        descriptor.options == 0
-            && (1..=chunk_len).contains(&descriptor.len)
-            && start < self.registered_len
-            && u64::from(descriptor.len) <= self.registered_len - start
-    }
-
-    /// As `__xsk_rcv` of `net/xdp/xsk.c` in unaligned mode.
-    fn receive(&mut self, mapping: &Mapping, chunk_len: u32, packet: &[u8]) {
-        if packet.len() as u64 > u64::from(chunk_len) - PACKET_HEADROOM {
-            self.statistics.rx_dropped += 1;
-            return;
-        }
-        let Some(entry) = self.next_frame(chunk_len) else {
-            self.statistics.rx_fill_ring_empty += 1;
-            self.statistics.rx_dropped += 1;
-            return;
-        };
-        let frame = mapping.pointer(entry + PACKET_HEADROOM, packet.len() as u64);
-        // SAFETY: the frame lies inside the mapping and has the packet's length; its owner posted the entry and leaves it
-        // alone until the RX descriptor. `packet` is the wire's own memory.
-        unsafe { std::ptr::copy_nonoverlapping(packet.as_ptr(), frame.as_ptr(), packet.len()) };
-        if self.rx.free(1) == 0 {
-            self.statistics.rx_ring_full += 1;
-            self.returned.push(entry);
-            return;
-        }
-        self.rx.write(
-            0,
-            Descriptor::received(entry, PACKET_HEADROOM as u16, packet.len() as u32),
-        );
-        self.rx.submit(1);
-    }
-
-    fn next_frame(&mut self, chunk_len: u32) -> Option<u64> {
-        if let Some(entry) = self.returned.pop() {
-            return Some(entry);
-        }
-        while self.fill.available(1) == 1 {
-            let entry = self.fill.read(0);
-            self.fill.release(1);
-            if fill_address_is_valid(entry, chunk_len, self.registered_len) {
-                return Some(entry);
-            }
-        }
-        None
-    }
-}
-
-impl SimNic {
-    fn host(&self) -> HostGuard<'_> {
-        HostGuard {
-            shared: lock(&self.shared),
-            host: self.host,
-        }
-    }
-}
-
-struct HostGuard<'a> {
-    shared: MutexGuard<'a, Shared>,
-    host: usize,
-}
-
-impl std::ops::Deref for HostGuard<'_> {
-    type Target = Host;
-    fn deref(&self) -> &Host {
-        &self.shared.hosts[self.host]
-    }
-}
-
-impl std::ops::DerefMut for HostGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Host {
-        &mut self.shared.hosts[self.host]
-    }
-}
-
-impl Nic for SimNic {
-    fn open_channel(&mut self, config: &ChannelConfig) -> Result<Channel, NicError> {
-        let queue = config.queue;
-        let mut host = self.host();
-        if host.refuses_channel() {
-            return Err(NicError::ChannelOpen { queue });
-        }
-        let queues = host.config.queues;
-        match host.channels.get(queue as usize) {
-            None => return Err(NicError::NoQueue { queue, queues }),
-            Some(Some(_)) => return Err(NicError::ChannelOpen { queue }),
-            Some(None) => {}
-        }
-        if config.registered_len > host.config.mapping.len()
-            || config.registered_len < u64::from(host.config.chunk_len)
-        {
-            let what = "registered length must hold a chunk and lie in the mapping";
-            return Err(XskError::Invalid {
-                what,
-                value: config.registered_len,
-            }
-            .into());
-        }
-        for len in [
-            config.fill_len,
-            config.rx_len,
-            config.tx_len,
-            config.completion_len,
-        ] {
-            if !len.is_power_of_two() {
-                let what = "ring lengths must be powers of two";
-                return Err(XskError::Invalid {
-                    what,
-                    value: u64::from(len),
-                }
-                .into());
-            }
-        }
-        let start = host.config.ring_start;
-        let (fill, sim_fill) = ring::in_memory::<Fill>(config.fill_len, start);
-        let (sim_rx, rx) = ring::in_memory::<Rx>(config.rx_len, start);
-        let (tx, mut sim_tx) = ring::in_memory::<Tx>(config.tx_len, start);
-        let (sim_completion, completion) = ring::in_memory::<Completion>(config.completion_len, start);
-        sim_tx.set_needs_wakeup(true); // copy mode always wants it
-        host.channels[queue as usize] = Some(SimChannel {
-            fill: sim_fill,
-            rx: sim_rx,
-            tx: sim_tx,
-            completion: sim_completion,
-            registered_len: config.registered_len,
-            statistics: XdpStatistics::default(),
-            returned: Vec::with_capacity(config.fill_len as usize),
-        });
-        host.gate.set_role(queue, config.role);
-        host.gate.set_xsk(queue, config.role != Role::None);
-        Ok(Channel {
-            queue,
-            fill,
-            rx,
-            tx,
-            completion,
-        })
-    }
-
-    fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
-        self.close_channel(old)?;
-        self.open_channel(config)
-    }
-
-    fn close_channel(&mut self, channel: Channel) -> Result<(), NicError> {
-        let mut host = self.host();
-        let queue = channel.queue;
-        match host.channels.get_mut(queue as usize) {
-            Some(slot @ Some(_)) => *slot = None,
-            _ => return Err(NicError::NoChannel { queue }),
-        }
-        host.gate.set_role(queue, Role::None);
-        host.gate.set_xsk(queue, false);
-        Ok(())
-    }
-
-    fn wake_tx(&mut self, queue: u32) -> Result<(), WakeError> {
-        let mut shared = lock(&self.shared);
-        if !matches!(
-            shared.hosts[self.host].channels.get(queue as usize),
-            Some(Some(_))
-        ) {
-            return Err(WakeError::Gone);
-        }
-        if shared.config.delivery == Delivery::Inline {
-            shared.transmit(self.host, queue, TX_BATCH);
-        }
-        Ok(())
-    }
-
-    fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
-        match self.host().channels.get(queue as usize) {
-            Some(Some(_)) => Ok(()),
-            _ => Err(WakeError::Gone),
-        }
-    }
-
-    fn statistics(&self, queue: u32) -> io::Result<XdpStatistics> {
-        match self.host().channels.get(queue as usize) {
-            Some(Some(channel)) => Ok(channel.statistics),
-            _ => Err(io::Error::from_raw_os_error(libc::ENXIO)),
-        }
-    }
-
-    fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError> {
-        self.host().gate.open_session(queue, session);
-        Ok(())
-    }
-
-    fn close_session(&mut self, queue: u32) -> Result<(), NicError> {
-        self.host().gate.close_session(queue);
-        Ok(())
-    }
-
-    fn log(&self, queue: u32) -> Result<Log, NicError> {
-        self.host().gate.log(queue).ok_or(NicError::NoChannel { queue })
-    }
-
-    fn passed_count(&self) -> u64 {
-        self.host().passed
-    }
-
-    fn gate_counters(&self) -> Result<Counters, NicError> {
-        Ok(self.host().gate.counters())
-    }
-
-    fn local(&self) -> SocketAddrV4 {
-        let host = self.host();
-        SocketAddrV4::new(host.config.ip, host.config.port)
-    }
-
-    /// The other host's, as [`mac_of`] has it.
-    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
-        let shared = lock(&self.shared);
-        (shared.hosts[1 - self.host].config.ip == ip).then(|| mac_of(ip))
-    }
-
-    /// A datagram that fits the MTU passes the other host's gate on queue 0, like any packet; a longer one, which would be
-    /// fragmented, reaches the socket as if reassembled. A host that does not exist swallows it.
-    fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        let mut shared = lock(&self.shared);
-        if payload.len() > usize::from(u16::MAX) - IPV4_LEN - UDP_LEN {
-            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
-        }
-        let own = &shared.hosts[self.host].config;
-        let own_port = own.port + u16::from(port == Port::Control);
-        let from = SocketAddrV4::new(own.ip, own_port);
-        if shared.hosts[1 - self.host].config.ip != *to.ip() {
-            return Ok(());
-        }
-        write_datagram(&mut shared.packet, from, to, payload);
-        if !shared.crosses(self.host) {
-            return Ok(());
-        }
-        if IPV4_LEN + UDP_LEN + payload.len() <= shared.config.mtu as usize {
-            shared.arrive(1 - self.host, 0);
-        } else {
-            let end = shared.packet.len();
-            shared.reach_socket(1 - self.host, from, to.port(), HEADERS_LEN..end);
-        }
-        Ok(())
-    }
-
-    fn udp_recv(&mut self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
-        let mut host = self.host();
-        Ok(host.next_event(port, space.len(), |payload| {
-            space[..payload.len()].copy_from_slice(payload)
-        }))
-    }
-
-    fn udp_recv_into(
-        &mut self,
-        port: Port,
-        umem: &Umem,
-        addr: u64,
-        len: u64,
-    ) -> io::Result<Option<UdpEvent>> {
-        umem.mapping().pointer(addr, len); // the range is checked even when there is nothing, as on the kernel's side
-        let mut host = self.host();
-        Ok(host.next_event(port, len as usize, |payload| umem.copy_to(addr, payload)))
-    }
-
-    /// Never blocks: time does not pass here.
-    fn wait(&mut self, _timeout: Duration) -> io::Result<bool> {
-        let mut host = self.host();
-        let host = &mut *host;
-        let sockets = !(host.control.is_empty()
-            && host.data.is_empty()
-            && host.control_refused.is_empty()
-            && host.data_refused.is_empty());
-        // The application's index is the only one that says whether it has read: a ring with all its room back is empty.
-        let rings = host.channels.iter_mut().flatten().any(|channel| {
-            let produced = channel.rx.produced();
-            channel.rx.consumed() != produced
-        });
-        Ok(sockets || rings)
-    }
-
-    fn effective_mode(&self) -> EffectiveMode {
-        EffectiveMode::Simulated
-    }
-}
-
-impl Host {
-    fn next_event(&mut self, port: Port, space_len: usize, mut take: impl FnMut(&[u8])) -> Option<UdpEvent> {
-        let (socket, refused) = match port {
-            Port::Control => (&mut self.control, &mut self.control_refused),
-            Port::Data => (&mut self.data, &mut self.data_refused),
-        };
-        if let Some(peer) = refused.pop_front() {
-            return Some(UdpEvent::Refused(peer));
-        }
-        while let Some((from, payload)) = socket.pop_front() {
-            if payload.len() <= space_len {
-                take(&payload);
-                return Some(UdpEvent::Datagram {
-                    from,
-                    len: payload.len(),
-                });
-            }
-        }
-        None
-    }
-}
-
-const _: () = {
-    const fn send<T: Send>() {}
-    send::<SimNic>();
-    send::<crate::kernel::KernelNic>();
-};

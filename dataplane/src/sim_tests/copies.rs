@@ -20,6 +20,8 @@ const HEADER_LEN: u64 = 66;
 const WINDOWS: u64 = COUNT / 64;
 /// The longest value that is moved once a message.
 const VALUE_LEN: u64 = 512;
+/// Where the simulated kernel copies.
+const KERNEL: [&str; 4] = ["(simnic.rs:", "(driver.rs:", "(host.rs:", "(datagram.rs:"];
 /// Set for the run under valgrind, to the way that the payload takes.
 const WAY: &str = "LM_COPIES_WAY";
 
@@ -129,7 +131,7 @@ fn copies(way: &str) -> (Vec<Copies>, Vec<Copies>) {
                 .collect(),
         })
         .filter(|copies| copies.has("copies::transfer"))
-        .partition(|copies| !copies.has("(simnic.rs:") && !copies.has("(datagram.rs:"))
+        .partition(|copies| KERNEL.iter().all(|file| !copies.has(file)))
 }
 
 fn has_valgrind() -> bool {

@@ -8,5 +8,6 @@ mod failures;
 mod hostile;
 mod resilience;
 mod scenarios;
+mod soak;
 mod transfer;
 mod violations;

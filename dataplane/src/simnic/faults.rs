@@ -1,8 +1,13 @@
 //! What a test does to the wire and to the kernel's end: packets lost, changed, added.
 
 use std::fmt;
+use std::net::SocketAddrV4;
 
-use super::{HostGuard, Shared, Wire, lock};
+use lm_ebpf::Verdict;
+
+use super::host::HostGuard;
+use super::impair::{Impairments, Link, Via, foreign::Ends};
+use super::{Racing, Shared, Wire, lock};
 
 /// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
@@ -59,7 +64,9 @@ impl Wire {
         let mut shared = lock(&self.0);
         shared.packet.clear();
         shared.packet.extend_from_slice(packet);
-        shared.arrive(to, queue);
+        shared.counters.injected += 1;
+        shared.arrive(to, Via::Queue(queue));
+        shared.run_written();
     }
 }
 
@@ -74,6 +81,61 @@ impl HostGuard<'_> {
 }
 
 impl Shared {
+    pub(super) fn impair(&mut self, from: usize, impairments: Impairments) {
+        if let Some(link) = &mut self.links[from] {
+            link.change(impairments);
+            return;
+        }
+        let address = |host: usize| {
+            let config = &self.hosts[host].config;
+            SocketAddrV4::new(config.ip, config.port)
+        };
+        let ends = Ends {
+            from: address(from),
+            to: address(1 - from),
+            mtu: self.config.mtu,
+        };
+        self.links[from] = Some(Box::new(Link::new(impairments, ends)));
+    }
+
+    /// Whether a packet that the gate redirected is one to be lost there.
+    pub(super) fn loses_behind_gate(&mut self, to: usize, verdict: Verdict) -> bool {
+        let left = &mut self.faults.lose_behind_gate[to];
+        let loses = verdict == Verdict::RedirectLanding && *left > 0;
+        *left -= u32::from(loses);
+        self.counters.gate_lost += u64::from(loses);
+        loses
+    }
+
+    /// `self.packet` was logged by another CPU, which then lets the next packet go first: its frame is taken, and its descriptor
+    /// written, behind that one's (invariant I3a). `false`: one such packet waits already.
+    pub(super) fn begin_race(&mut self, to: usize, queue: u32) -> bool {
+        if self.racing[to].is_some() {
+            return false;
+        }
+        let Some(log) = self.hosts[to].gate.log(queue) else {
+            return false;
+        };
+        let position = log.producer() - 1;
+        let mut entry = log.entry(position);
+        entry.cpu = entry.cpu.wrapping_add(1);
+        log.writer().append(position, entry);
+        self.racing[to] = Some(Racing {
+            queue,
+            packet: self.packet.clone(),
+        });
+        true
+    }
+
+    /// The packet that waits for another to go first goes now.
+    pub(super) fn finish_race(&mut self, to: usize) {
+        if let Some(Racing { queue, packet }) = self.racing[to].take() {
+            let before = std::mem::replace(&mut self.packet, packet);
+            self.redirect(to, queue, super::Exhaustion::default());
+            self.packet = before;
+        }
+    }
+
     /// Whether `self.packet` of host `from` crosses the wire; a lost one is counted.
     pub(super) fn crosses(&mut self, from: usize) -> bool {
         let dropped = &mut self.faults.drop_next[from];
