@@ -123,6 +123,7 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
                 session_key: key,
                 first: small(dice),
                 entries: 1,
+                sent: word(dice),
             };
             (header, AnnounceEntry::LEN)
         }
