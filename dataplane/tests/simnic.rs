@@ -103,7 +103,7 @@ fn foreign() -> Vec<u8> {
 }
 
 fn byte(index: u32, at: usize) -> u8 {
-    (u64::from(index) * 1_000_003 + at as u64 * 7919 >> 3) as u8
+    ((u64::from(index) * 1_000_003 + at as u64 * 7919) >> 3) as u8
 }
 
 fn fragment(index: u32, payload_len: u64) -> Vec<u8> {
