@@ -34,6 +34,7 @@ use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
+use lm_protocol::wire::lm::SETTLED_KEPT;
 use lm_protocol::zone::ZoneShape;
 
 use crate::arena::Arena;
@@ -279,6 +280,8 @@ pub(crate) struct Inbound {
     troubled: bool,
     held: Held,
     quarantined: Vec<Quarantined>,
+    /// Messages that were settled without being whole, of the last ones.
+    broken: VecDeque<u32>,
     /// Last packet or announcement, for the message's time limit.
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
@@ -320,6 +323,7 @@ impl Inbound {
             troubled: false,
             held: Held::default(),
             quarantined: Vec::new(),
+            broken: VecDeque::new(),
             progress_ns: now_ns,
             forgiven: false,
             processor: None,
@@ -516,6 +520,20 @@ impl Inbound {
         let landed = self.complete.pop_front()?;
         self.delivered = landed.number.wrapping_add(1);
         Some(landed)
+    }
+
+    /// Numbers of messages that were settled without being whole, as far as their sender may not know it yet.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = u32> + '_ {
+        let kept = |number: &u32| serial::distance(*number, self.delivered) <= SETTLED_KEPT as i32;
+        self.broken.iter().copied().filter(kept)
+    }
+
+    /// A message is settled without being whole.
+    fn broke(&mut self, number: u32) {
+        if self.broken.len() == SETTLED_KEPT as usize {
+            self.broken.pop_front();
+        }
+        self.broken.push_back(number);
     }
 
     /// Whether every posted entry was used and every announced message settled.

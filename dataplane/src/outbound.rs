@@ -480,6 +480,10 @@ impl Outbound {
     /// # Errors
     /// It confirms what was not sent; nothing changed.
     pub(crate) fn ended(&mut self, delivered: u32) -> Result<(), ImplausibleCredit> {
+        if self.terms.delivery != Delivery::Reliable {
+            // Settled, which need not mean whole.
+            return Ok(());
+        }
         let delivered = self.terms.first_message.wrapping_add(delivered);
         if serial::precedes(self.settled_at_most(), delivered) {
             return Err(ImplausibleCredit);
@@ -542,6 +546,18 @@ impl Outbound {
             }
         }
         true
+    }
+
+    /// The receiver has settled a message without its being whole, and said elsewhere what is missing.
+    pub(crate) fn broken(&mut self, table: &mut OutgoingTable, number: u32) {
+        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
+        if let Some(&slot) = self.queue.get(number.wrapping_sub(first_queued) as usize) {
+            let outgoing = table.at(slot);
+            let all = 0..outgoing.geometry.fragment_count();
+            outgoing
+                .missing
+                .get_or_insert_with(|| std::iter::once(all).collect());
+        }
     }
 
     /// Settles the oldest message when the receiver confirmed it (or all of them, when the session `ended`).

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, SETTLED_KEPT, broken_messages};
 use lm_protocol::wire::{Addressing, parse_frame};
 
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
@@ -166,7 +166,13 @@ impl<N: Nic> Engine<N> {
                 delivered,
                 announced,
             } => {
-                self.take_credit(from, session_key, (packet_limit, delivered, announced), now_ns);
+                self.take_credit(
+                    from,
+                    session_key,
+                    (packet_limit, delivered, announced),
+                    payload,
+                    now_ns,
+                );
             }
             LmHeader::Missing {
                 session_key, message, ..
@@ -414,6 +420,7 @@ impl<N: Nic> Engine<N> {
         from: SocketAddrV4,
         key: u64,
         (limit, delivered, announced): (u32, u32, u32),
+        payload: &[u8],
         now_ns: u64,
     ) {
         let found = self.peers.find(from);
@@ -434,6 +441,10 @@ impl<N: Nic> Engine<N> {
         if outbound.credit(limit, delivered, announced, now_ns).is_err() {
             self.counters.drops.implausible += 1;
             return;
+        }
+        // The report of what is missing of them may be lost.
+        for number in broken_messages(payload) {
+            outbound.broken(&mut self.outgoing, number);
         }
         self.settle_outbound(index, None, now_ns);
     }
@@ -545,7 +556,13 @@ impl<N: Nic> Engine<N> {
         };
         let (delivered, announced) = (inbound.delivered, inbound.announced);
         let peer = inbound.terms.peer.index;
-        if self.send_packet(peer, &header, &[])
+        let mut payload = [0u8; SETTLED_KEPT as usize * 4];
+        let mut len = 0;
+        for number in inbound.broken() {
+            payload[len..len + 4].copy_from_slice(&number.to_be_bytes());
+            len += 4;
+        }
+        if self.send_packet(peer, &header, &payload[..len])
             && let Some(landing) = &mut self.landing
         {
             landing.told = crate::engine::Told {

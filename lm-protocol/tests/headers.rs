@@ -66,7 +66,8 @@ fn payload_for(header: &LmHeader, bytes: &[u8]) -> Vec<u8> {
     let len = match header {
         LmHeader::Announce { entries, .. } => *entries as usize * AnnounceEntry::LEN,
         LmHeader::Missing { ranges, .. } => *ranges as usize * MissingRange::LEN,
-        LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+        LmHeader::EagerAck { .. } => 0,
+        LmHeader::Credit { packet_limit, .. } => *packet_limit as usize % 9 * 4,
         LmHeader::Manifest { first, count, .. } => (count - first + 1) as usize * DIGEST_LEN,
         _ => bytes.len(),
     };

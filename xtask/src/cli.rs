@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, hold, run as demonstration, verify};
+use crate::{bench, dist, hold, run as demonstration, soak, verify};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -23,6 +23,7 @@ struct Arguments {
 enum Command {
     Run(demonstration::Arguments),
     Test(verify::TestArguments),
+    Soak(soak::Arguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
     Gate(verify::GateArguments),
@@ -52,6 +53,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(arguments) => demonstration::run(&arguments),
         Command::Test(arguments) => verify::test(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Gate(arguments) => verify::gate(&arguments),

@@ -12,6 +12,7 @@ pub mod hold;
 pub mod machine;
 pub mod run;
 pub mod size;
+pub mod soak;
 pub mod stats;
 pub mod table;
 pub mod verify;

@@ -344,6 +344,8 @@ impl Inbound {
             len: front.len,
             missing: missing_indices(&self.terms.window, &front.arrivals, count),
         };
+        self.broke(given_up.number);
+        let front = &self.messages[0];
         let whole_zone = front.consumed == count && front.held == 0;
         if self.terms.delivery == Delivery::Partial && (whole_zone || self.copy_out(arena, umem)) {
             self.land(given_up.missing.clone());

@@ -126,7 +126,8 @@ pub enum LmHeader {
         /// not come of them a while after this packet is lost.
         sent: u32,
     },
-    /// What the receiver allows and what it has.
+    /// What the receiver allows and what it has. The payload names settled messages that are not whole, of the last
+    /// [`SETTLED_KEPT`] ones: each a u32.
     Credit {
         /// The session's key.
         session_key: u64,
@@ -368,7 +369,8 @@ impl LmHeader {
         let entries_len = match header {
             LmHeader::Announce { entries, .. } => u64::from(entries) * AnnounceEntry::LEN as u64,
             LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
-            LmHeader::EagerAck { .. } | LmHeader::Credit { .. } => 0,
+            LmHeader::EagerAck { .. } => 0,
+            LmHeader::Credit { .. } => u64::from(payload_len) & !3,
             LmHeader::Manifest { first, count, .. } => manifest_payload_len(payload_len, first, count)?,
             _ => u64::from(payload_len),
         };
@@ -417,6 +419,18 @@ pub fn parse_datagram(bytes: &[u8]) -> Result<(LmHeader, &[u8]), LmError> {
         return Err(LmError::Length);
     }
     Ok((header, payload))
+}
+
+/// A receiver says of so many settled messages whether they are whole: as many as may be under way.
+pub const SETTLED_KEPT: u32 = 256;
+
+/// The message numbers in a CREDIT's payload.
+pub fn broken_messages(payload: &[u8]) -> impl ExactSizeIterator<Item = u32> + '_ {
+    payload
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 /// One message in an ANNOUNCE payload.

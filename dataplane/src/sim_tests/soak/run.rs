@@ -1,0 +1,583 @@
+//! A soak's run: two applications that send and keep messages, the hosts that pause and die, and all that is checked.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::zone::ZONE_ALIGN;
+
+use super::guard::Guard;
+use super::plan::{self, Plan};
+use super::{LIMIT_NS, Report};
+use crate::config::{ConnectOptions, GENERAL_FRAMES};
+use crate::error::{LoanError, RecvError, SendError, TrySendError};
+use crate::message::Message;
+use crate::nic::Nic;
+use crate::outbound::Outcome;
+use crate::peer::PeerId;
+use crate::region::SendRegion;
+use crate::release::Released;
+use crate::sim_tests::bed::{Bed, fill, is_back_pressure, noise};
+use crate::sim_tests::transfer::Dice;
+use crate::simnic::Impairments;
+
+/// How often a host asks for a session before it gives up what it has left to send.
+const CONNECTS_MAX: u32 = 40;
+/// Between two attempts.
+const CONNECT_AGAIN_NS: u64 = 50_000_000;
+/// Rounds between two checks of all guard bytes.
+const GUARD_EVERY: u64 = 512;
+/// The longest steps of virtual time while nothing happens, at first and when that has lasted for a while: timers need
+/// milliseconds, and leases last seconds.
+const STEP_MAX_NS: [u64; 2] = [500_000, 4_000_000];
+/// So many rounds without work are a while.
+const IDLE_ROUNDS: u32 = 100;
+
+/// The application of one host.
+pub(super) struct Application {
+    peer: PeerId,
+    /// Tag and length.
+    to_send: VecDeque<(u64, usize)>,
+    unsent: Option<(SendRegion, u64)>,
+    /// How each message that was accepted ended.
+    sent: BTreeMap<u64, Option<Outcome>>,
+    is_connecting: bool,
+    connects: u32,
+    connect_after_ns: u64,
+    /// Tags received.
+    received: BTreeSet<u64>,
+    incomplete: u64,
+    pub(super) held: Vec<(Message, u64)>,
+    dead: bool,
+}
+
+pub(super) struct Run {
+    seed: u64,
+    plan: Plan,
+    pub(super) bed: Bed,
+    pub(super) layout: Layout,
+    pub(super) applications: [Application; 2],
+    guards: [Guard; 2],
+    pub(super) start_ns: u64,
+    rounds: u64,
+    /// Rounds without work since the last one with some.
+    idle: u32,
+    dice: Dice,
+}
+
+fn payload(seed: u64, tag: u64, len: usize) -> Vec<u8> {
+    noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tag, len)
+}
+
+impl Run {
+    pub(super) fn new(seed: u64, plan: Plan) -> Run {
+        let mut bed = Bed::new(&plan.bed);
+        let applications = [0usize, 1].map(|host| Application {
+            peer: bed.resolve(host),
+            to_send: plan.messages[host]
+                .iter()
+                .enumerate()
+                .map(|(number, &len)| (((host as u64) << 32) + number as u64, len))
+                .collect(),
+            unsent: None,
+            sent: BTreeMap::new(),
+            is_connecting: false,
+            connects: 0,
+            connect_after_ns: 0,
+            received: BTreeSet::new(),
+            incomplete: 0,
+            held: Vec::new(),
+            dead: false,
+        });
+        let guards = [0usize, 1].map(|host| {
+            let queues = plan.bed.queues[host];
+            let engine = &mut bed.hosts[host];
+            let memory = engine.umem.len();
+            let landing = engine.landing.as_ref().expect("a landing channel");
+            let (first, chunk_len) = (landing.arena.start(), u64::from(engine.fixed.chunk_len));
+            bed.wire
+                .set_bounds(host, queues.landing.expect("a landing queue"), first..memory);
+            if let Some(general) = queues.general {
+                let end = u64::from(GENERAL_FRAMES) * chunk_len;
+                bed.wire.set_bounds(host, general, 0..end);
+            }
+            Guard::new(engine)
+        });
+        for (from, what) in plan.impairments.iter().enumerate() {
+            bed.wire.impair(from, *what);
+        }
+        Run {
+            layout: Layout::new(plan.mode, plan.bed.mtu, LinkShape::IPV4).expect("a legal MTU"),
+            start_ns: bed.now_ns,
+            applications,
+            guards,
+            seed,
+            plan,
+            bed,
+            rounds: 0,
+            idle: 0,
+            dice: plan::dice(!seed),
+        }
+    }
+
+    /// One round of whoever is awake.
+    pub(super) fn round(&mut self) -> Result<(), String> {
+        let since_ns = self.bed.now_ns - self.start_ns;
+        if let Some((host, at_ns)) = self.plan.death
+            && since_ns >= at_ns
+            && !self.applications[host].dead
+        {
+            self.applications[host].dead = true;
+            // Its application is told by somebody else, and sends no more to it.
+            let survivor = &mut self.applications[1 - host];
+            survivor.to_send.clear();
+            survivor.unsent = None;
+        }
+        let is_awake = [0, 1].map(|host| {
+            !self.applications[host].dead
+                && !self
+                    .plan
+                    .stalls
+                    .iter()
+                    .any(|stall| stall.host == host && (stall.begin_ns..stall.end_ns).contains(&since_ns))
+        });
+        let mut work = 0;
+        for host in [0, 1] {
+            if is_awake[host] {
+                work += self.send(host)?;
+            }
+        }
+        self.bed.wire.advance(self.bed.now_ns);
+        for host in [0, 1] {
+            if is_awake[host] {
+                let engine = &mut self.bed.hosts[host];
+                work += engine.poll(self.bed.now_ns);
+                self.guards[host].look(engine);
+                work += self.receive(host)?;
+                self.complete(host)?;
+            }
+        }
+        self.rounds += 1;
+        if self.rounds.is_multiple_of(GUARD_EVERY) {
+            self.check_guards()?;
+        }
+        self.idle = if work == 0 { self.idle + 1 } else { 0 };
+        let step_ns = match self.idle {
+            0 => 1000 + self.dice.roll(10_000),
+            1..IDLE_ROUNDS => STEP_MAX_NS[0] >> self.dice.roll(8),
+            _ => STEP_MAX_NS[1] - self.dice.roll(1_000_000),
+        };
+        let due_ns = self.bed.wire.next_due_ns().unwrap_or(u64::MAX);
+        let next_ns = self.bed.now_ns + step_ns;
+        self.bed.now_ns = next_ns.min(due_ns.max(self.bed.now_ns + 1));
+        Ok(())
+    }
+
+    /// Hands messages over until there is back-pressure, and asks for a session where there is none.
+    fn send(&mut self, host: usize) -> Result<usize, String> {
+        let now_ns = self.bed.now_ns;
+        let engine = &mut self.bed.hosts[host];
+        let application = &mut self.applications[host];
+        let mut work = 0;
+        if application.is_connecting {
+            match engine.application_outcome(application.peer.index, now_ns) {
+                None => {}
+                Some(outcome) => {
+                    application.is_connecting = false;
+                    application.connect_after_ns = match outcome {
+                        Ok(()) => now_ns,
+                        Err(_) => now_ns + CONNECT_AGAIN_NS,
+                    };
+                    work += 1;
+                }
+            }
+        }
+        loop {
+            let (region, tag) = match application.unsent.take() {
+                Some(unsent) => unsent,
+                None => {
+                    let Some(&(tag, len)) = application.to_send.front() else {
+                        return Ok(work);
+                    };
+                    let mut region = match engine.loan(application.peer, len as u64) {
+                        Ok(region) => region,
+                        Err(error) if is_back_pressure(&error) => return Ok(work),
+                        Err(LoanError::NoSession) => {
+                            self.connect(host);
+                            return Ok(work);
+                        }
+                        Err(error) => return Err(format!("host {host} cannot loan {len} bytes: {error}")),
+                    };
+                    application.to_send.pop_front();
+                    fill(&mut region, &payload(self.seed, tag, len));
+                    (region, tag)
+                }
+            };
+            match engine.submit(region, tag, now_ns) {
+                Ok(_) => {
+                    application.sent.insert(tag, None);
+                    work += 1;
+                }
+                Err(TrySendError { region, reason }) => match reason {
+                    SendError::WouldBlock => {
+                        application.unsent = Some((region, tag));
+                        return Ok(work);
+                    }
+                    // It ended meanwhile: loan anew.
+                    SendError::NoSession => {
+                        let len = self.plan.messages[host][tag as u32 as usize];
+                        application.to_send.push_front((tag, len));
+                        drop(region);
+                        return Ok(work + 1);
+                    }
+                    error => return Err(format!("host {host} cannot send: {error}")),
+                },
+            }
+            if self.dice.roll(3) == 0 {
+                return Ok(work);
+            }
+        }
+    }
+
+    fn connect(&mut self, host: usize) {
+        let now_ns = self.bed.now_ns;
+        let application = &mut self.applications[host];
+        if application.is_connecting || now_ns < application.connect_after_ns {
+            return;
+        }
+        if application.connects == CONNECTS_MAX {
+            application.to_send.clear();
+            return;
+        }
+        application.connects += 1;
+        application.is_connecting = true;
+        let options = ConnectOptions {
+            wire: self.plan.mode,
+            max_message_len: self.plan.max_message_len,
+            messages_in_flight: self.plan.messages_in_flight,
+            ..ConnectOptions::default()
+        };
+        let engine = &mut self.bed.hosts[host];
+        engine.end_session(application.peer.index, now_ns);
+        engine.apply(application.peer.index, &options, now_ns);
+    }
+
+    /// Takes what came, and gives back what was kept long enough.
+    fn receive(&mut self, host: usize) -> Result<usize, String> {
+        let mut work = 0;
+        loop {
+            match self.bed.hosts[host].take_message() {
+                Ok(None) => break,
+                Ok(Some(message)) => {
+                    let tag = message.tag();
+                    self.check(host, &message, "on arrival")?;
+                    if !self.applications[host].received.insert(tag) {
+                        return Err(format!("message {tag:#x} was delivered twice"));
+                    }
+                    if let Some(Released::Zone { start, len }) = message.released {
+                        self.check_margins(host, &message, (start, len))?;
+                    }
+                    let kept_ns = self.dice.roll(self.plan.keep_max_ns + 1);
+                    self.applications[host]
+                        .held
+                        .push((message, self.bed.now_ns + kept_ns));
+                }
+                Err(RecvError::Incomplete { .. }) => self.applications[host].incomplete += 1,
+                Err(error) => return Err(format!("host {host} cannot receive: {error}")),
+            }
+            work += 1;
+        }
+        let mut at = 0;
+        while at < self.applications[host].held.len() {
+            if self.applications[host].held[at].1 <= self.bed.now_ns {
+                self.give_back(host, at)?;
+                work += 1;
+            } else {
+                at += 1;
+            }
+        }
+        Ok(work)
+    }
+
+    /// The message is what its sender sent.
+    fn check(&self, host: usize, message: &Message, when: &str) -> Result<(), String> {
+        let tag = message.tag();
+        let lens = &self.plan.messages[1 - host];
+        let len = match tag >> 32 == 1 - host as u64 {
+            true => lens.get(tag as u32 as usize),
+            false => None,
+        };
+        let Some(&len) = len else {
+            return Err(format!("host {host} got message {tag:#x}, which nobody sent"));
+        };
+        let expected = payload(self.seed, tag, len);
+        if message.len() != len {
+            return Err(format!(
+                "message {tag:#x} has {} bytes instead of {len} {when}",
+                message.len()
+            ));
+        }
+        match message.iter().zip(&expected).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(format!("byte {at} of {len} of message {tag:#x} is wrong {when}")),
+        }
+    }
+
+    pub(super) fn check_margins(
+        &mut self,
+        host: usize,
+        message: &Message,
+        zone: (u64, u64),
+    ) -> Result<(), String> {
+        let geometry = self
+            .layout
+            .session_message(message.len() as u64)
+            .expect("a length that was sent");
+        let first = message.umem_offset() - u64::from(self.layout.header_len());
+        let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
+        let written = first..message.umem_offset() + payload_len;
+        self.guards[host].check_margins(&mut self.bed.hosts[host], zone, written)
+    }
+
+    /// The application drops a message, which nobody has written to meanwhile (I1).
+    pub(super) fn give_back(&mut self, host: usize, at: usize) -> Result<(), String> {
+        let (message, _) = self.applications[host].held.swap_remove(at);
+        self.check(host, &message, "when it was dropped")?;
+        if let Some(Released::Zone { start, len }) = message.released {
+            self.guards[host].leave(&mut self.bed.hosts[host], (start, len));
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, host: usize) -> Result<(), String> {
+        while let Some(completion) = self.bed.hosts[host].completions.pop_front() {
+            let tag = completion.tag;
+            match self.applications[host].sent.get_mut(&tag) {
+                Some(outcome @ None) => *outcome = Some(completion.outcome),
+                Some(Some(_)) => return Err(format!("message {tag:#x} has two completions")),
+                None => return Err(format!("message {tag:#x} has a completion and was not sent")),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_guards(&mut self) -> Result<(), String> {
+        for host in [0, 1] {
+            self.guards[host]
+                .check_free(&mut self.bed.hosts[host])
+                .map_err(|error| format!("host {host}: {error}"))?;
+        }
+        match self.bed.wire.strayed() {
+            0 => Ok(()),
+            times => Err(format!("{times} packets were written outside the receive memory")),
+        }
+    }
+
+    /// Everything that was accepted has ended, and nothing waits to be accepted.
+    pub(super) fn is_settled(&self) -> bool {
+        let since_ns = self.bed.now_ns - self.start_ns;
+        let is_over = |application: &Application| {
+            application.dead
+                || (application.to_send.is_empty()
+                    && application.unsent.is_none()
+                    && !application.is_connecting
+                    && application.sent.values().all(Option::is_some))
+        };
+        self.applications.iter().all(is_over) && self.plan.stalls.iter().all(|stall| stall.end_ns <= since_ns)
+    }
+
+    /// No live host waits for packets or keeps a message.
+    fn is_quiet(&self) -> bool {
+        let mut hosts = self.applications.iter().zip(&self.bed.hosts);
+        hosts.all(|(application, engine)| {
+            let inbound = engine
+                .landing
+                .as_ref()
+                .and_then(|landing| landing.inbound.as_ref());
+            application.dead
+                || (application.held.is_empty()
+                    && inbound.is_none_or(|inbound| inbound.is_idle())
+                    && engine.send_arena.live() == 0)
+        })
+    }
+
+    pub(super) fn unsettled(&self) -> String {
+        let open: Vec<String> = self
+            .applications
+            .iter()
+            .flat_map(|application| application.sent.iter())
+            .filter(|(_, outcome)| outcome.is_none())
+            .map(|(tag, _)| format!("{tag:#x}"))
+            .collect();
+        let waiting: usize = self.applications.iter().map(|a| a.to_send.len()).sum();
+        format!(
+            "not settled after {} s of virtual time: {} messages without completion ({}), {waiting} not accepted",
+            LIMIT_NS / 1_000_000_000,
+            open.len(),
+            open.join(" ")
+        )
+    }
+
+    /// The link heals, everything comes back, and the books are closed.
+    pub(super) fn finish(mut self) -> Result<Report, String> {
+        let impaired_until_ns = self.bed.now_ns - self.start_ns;
+        let clean = Impairments::default();
+        for from in [0, 1] {
+            self.bed.wire.impair(from, clean);
+        }
+        // What a dead peer owes is given up after its lease, what a live one owes after the message's time limit.
+        let end_ns = self.bed.now_ns
+            + 50_000_000
+            + self.plan.keep_max_ns
+            + 2 * (self.plan.bed.lease + self.plan.bed.message_timeout).as_nanos() as u64;
+        // At rest and nothing said for a while: what is repeated is repeated more often than this.
+        while self.bed.now_ns < end_ns && !(self.is_quiet() && self.idle > 2 * IDLE_ROUNDS) {
+            self.round()?;
+        }
+        // A session keeps zones in which entries are left by losses; with its end they are free.
+        let now_ns = self.bed.now_ns;
+        for host in [0, 1] {
+            while !self.applications[host].dead
+                && let Some(&peer) = self.bed.hosts[host].senders.first()
+            {
+                self.bed.hosts[host].end_session(peer, now_ns);
+            }
+        }
+        // That of a dead sender ends with its lease.
+        let end_ns = now_ns + 2 * self.plan.bed.lease.as_nanos() as u64;
+        let is_open = |run: &Run| {
+            (run.applications.iter().zip(&run.bed.hosts)).any(|(application, engine)| {
+                !application.dead && engine.landing.as_ref().is_some_and(|side| side.inbound.is_some())
+            })
+        };
+        while self.bed.now_ns < end_ns && is_open(&self) {
+            self.bed.now_ns += 5_000_000;
+            self.round()?;
+        }
+        for _ in 0..200 {
+            self.round()?;
+        }
+        self.bed.wire.advance(u64::MAX);
+        for host in [0, 1] {
+            if self.applications[host].dead {
+                continue;
+            }
+            self.bed.hosts[host].poll(self.bed.now_ns);
+            self.receive(host)?;
+            while !self.applications[host].held.is_empty() {
+                self.give_back(host, 0)?;
+            }
+            self.bed.hosts[host].poll(self.bed.now_ns + 1);
+            self.complete(host)?;
+            self.bed.check_memory_of(host);
+        }
+        self.check_guards()?;
+        self.check_outcomes()?;
+        self.check_books()?;
+        let [a, b] = &self.applications;
+        let outcomes = || a.sent.values().chain(b.sent.values()).flatten();
+        let engines = &self.bed.hosts;
+        Ok(Report {
+            accepted: (a.sent.len() + b.sent.len()) as u64,
+            delivered: (a.received.len() + b.received.len()) as u64,
+            reported: outcomes()
+                .filter(|outcome| **outcome != Outcome::Delivered)
+                .count() as u64,
+            sessions: engines
+                .iter()
+                .map(|engine| engine.counters.sessions_granted)
+                .sum(),
+            packets: self.bed.wire.counters().sent,
+            violations: engines
+                .iter()
+                .map(|engine| engine.counters.violations.total())
+                .sum(),
+            virtual_ns: impaired_until_ns,
+            died: a.dead || b.dead,
+            impaired: [0, 1].map(|from| self.bed.wire.impairment_counters(from)),
+        })
+    }
+
+    /// What a sender was told is true.
+    fn check_outcomes(&self) -> Result<(), String> {
+        for host in [0, 1] {
+            let (sender, receiver) = (&self.applications[host], &self.applications[1 - host]);
+            if sender.dead {
+                continue;
+            }
+            for (tag, outcome) in &sender.sent {
+                match outcome {
+                    // Confirmed, and its application died before it took it.
+                    Some(Outcome::Delivered) if !receiver.dead && !receiver.received.contains(tag) => {
+                        return Err(format!("message {tag:#x} was confirmed and not delivered"));
+                    }
+                    None => return Err(format!("message {tag:#x} has no completion")),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every packet and every message is accounted for.
+    fn check_books(&self) -> Result<(), String> {
+        let wire = self.bed.wire.counters();
+        let impaired = [0, 1].map(|from| self.bed.wire.impairment_counters(from));
+        if !wire.are_balanced(impaired) {
+            return Err(format!("packets are unaccounted for: {wire:?} {impaired:?}"));
+        }
+        let (mut judged, mut redirected, mut taken, mut datagrams) = (0, 0, 0, 0);
+        for (host, engine) in self.bed.hosts.iter().enumerate() {
+            let gate = engine.nic.gate_counters().expect("a simulated gate");
+            judged += gate.total();
+            redirected += gate.get(lm_ebpf::Verdict::RedirectLanding);
+            redirected += gate.get(lm_ebpf::Verdict::RedirectGeneral);
+            let counters = &engine.counters;
+            taken += counters.landing_packets + counters.general_packets;
+            datagrams += counters.one_copy_packets;
+            let application = &self.applications[host];
+            let completed = |delivered: bool| {
+                let outcomes = application.sent.values().flatten();
+                outcomes
+                    .filter(|outcome| (**outcome == Outcome::Delivered) == delivered)
+                    .count() as u64
+            };
+            let sent = self.bed.wire.sent(host);
+            if counters.data_packets_sent > sent {
+                let fragments = counters.data_packets_sent;
+                return Err(format!(
+                    "host {host} counts {fragments} fragments sent, the wire saw {sent}"
+                ));
+            }
+            if application.dead {
+                continue;
+            }
+            let counted = [
+                counters.messages_received,
+                counters.messages_sent,
+                counters.messages_failed,
+            ];
+            let found = [
+                application.received.len() as u64,
+                completed(true),
+                completed(false),
+            ];
+            if counted != found {
+                return Err(format!(
+                    "host {host} counts {counted:?} messages received, confirmed and failed, and there are {found:?}"
+                ));
+            }
+        }
+        // Datagrams here are shorter than the MTU, so that every packet meets a gate.
+        if judged != wire.arrived || redirected != wire.received + wire.ring_lost + wire.gate_lost {
+            return Err(format!(
+                "the gates judged {judged} packets and redirected {redirected}: {wire:?}"
+            ));
+        }
+        if taken > wire.received || datagrams > wire.in_sockets {
+            return Err(format!(
+                "engines took {taken} packets and {datagrams} datagrams: {wire:?}"
+            ));
+        }
+        Ok(())
+    }
+}
