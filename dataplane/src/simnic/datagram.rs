@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-const ETHERNET_LEN: usize = 14;
+pub(super) const ETHERNET_LEN: usize = 14;
 pub(super) const IPV4_LEN: usize = 20;
 pub(super) const UDP_LEN: usize = 8;
 pub(super) const HEADERS_LEN: usize = ETHERNET_LEN + IPV4_LEN + UDP_LEN;

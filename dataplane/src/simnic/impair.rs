@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use lm_protocol::wire::lm::{TYPE_DATA, VERSION};
 
-use super::datagram::HEADERS_LEN;
+use super::datagram::{ETHERNET_LEN, HEADERS_LEN, IPV4_LEN};
 use foreign::Ends;
 
 /// Parts per million: a certainty.
@@ -119,7 +119,7 @@ pub enum Corrupt {
     /// Any byte of the frame, from the Ethernet header on.
     #[default]
     Anything,
-    /// Headers of fragments, Ethernet to LM: all that can be noticed without a digest of the payload.
+    /// Headers of fragments, Ethernet to LM or, where these are IP fragments, to IP: all that can be noticed without a digest of the payload.
     FragmentHeaders,
 }
 
@@ -472,15 +472,25 @@ impl Link {
     }
 }
 
+/// How long the headers of a fragment are, of either wire; 0 for any other packet.
+fn fragment_headers_len(packet: &[u8]) -> usize {
+    if packet.len() <= LM_HEADERS_LEN || packet[12..14] != [0x08, 0x00] {
+        return 0;
+    }
+    let is_ip_fragment = u16::from_be_bytes([packet[20], packet[21]]) & 0x3fff != 0;
+    match packet[HEADERS_LEN] == VERSION << 4 | TYPE_DATA {
+        // What stands where a UDP header would be is payload but in the first.
+        _ if is_ip_fragment => ETHERNET_LEN + IPV4_LEN,
+        true => LM_HEADERS_LEN,
+        false => 0,
+    }
+}
+
 /// Changes one to four bytes; whether the packet has any that may be changed.
 fn corrupt(packet: &mut [u8], what: Corrupt, dice: &mut Dice) -> bool {
-    let is_fragment = packet.len() > LM_HEADERS_LEN
-        && packet[12..14] == [0x08, 0x00]
-        && packet[HEADERS_LEN] == VERSION << 4 | TYPE_DATA;
     let end = match what {
         Corrupt::Anything => packet.len(),
-        Corrupt::FragmentHeaders if is_fragment => LM_HEADERS_LEN,
-        Corrupt::FragmentHeaders => 0,
+        Corrupt::FragmentHeaders => fragment_headers_len(packet),
     };
     if end == 0 {
         return false;

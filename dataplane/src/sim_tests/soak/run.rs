@@ -429,7 +429,9 @@ impl Run {
             + 50_000_000
             + self.plan.keep_max_ns
             + 2 * (self.plan.bed.lease + self.plan.bed.message_timeout).as_nanos() as u64;
-        // At rest and nothing said for a while: what is repeated is repeated more often than this.
+        // At rest and nothing said for a while: what is repeated is repeated more often than this. Counted anew, because a
+        // host may just have come back from a pause.
+        self.idle = 0;
         while self.bed.now_ns < end_ns && !(self.is_quiet() && self.idle > 2 * IDLE_ROUNDS) {
             self.round()?;
         }

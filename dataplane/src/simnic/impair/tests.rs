@@ -234,14 +234,19 @@ fn corruption_can_be_kept_to_the_headers_of_fragments() {
     let (mut fragment, mut eager) = (Vec::new(), Vec::new());
     write_datagram(&mut fragment, ends().from, ends().to, &[0x11; 200]);
     write_datagram(&mut eager, ends().from, ends().to, &[0x12; 200]);
+    // An IP fragment whose payload looks like an LM header.
+    let mut ip_fragment = fragment.clone();
+    ip_fragment[20] = 0x20;
     for _ in 0..1000 {
-        link.offer(&fragment, QUEUE, Place::default(), 0, &mut out);
-        link.offer(&eager, QUEUE, Place::default(), 0, &mut out);
+        for packet in [&fragment, &eager, &ip_fragment] {
+            link.offer(packet, QUEUE, Place::default(), 0, &mut out);
+        }
     }
-    assert_eq!(link.counters().corrupted, 1000);
-    for pair in out.make_contiguous().chunks(2) {
-        assert!(pair[0].packet != fragment && pair[0].packet[66..] == fragment[66..]);
-        assert_eq!(pair[1].packet, eager);
+    assert_eq!(link.counters().corrupted, 2000);
+    for three in out.make_contiguous().chunks(3) {
+        assert!(three[0].packet != fragment && three[0].packet[66..] == fragment[66..]);
+        assert_eq!(three[1].packet, eager);
+        assert!(three[2].packet != ip_fragment && three[2].packet[34..] == ip_fragment[34..]);
     }
 }
 
