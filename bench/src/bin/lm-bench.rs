@@ -35,6 +35,10 @@ enum Program {
     UdpPing(peer::PingArgs),
     /// Kernel UDP: answer until ended
     UdpPong(peer::PongArgs),
+    /// Kernel TCP: send messages as fast as the socket takes them
+    TcpStreamSend(peer::tcp::SendArgs),
+    /// Kernel TCP: receive messages and count whole ones
+    TcpStreamRecv(peer::tcp::ReceiveArgs),
     /// LM: send messages as fast as the receiver's credit allows
     LmStreamSend(lm::SendArgs),
     /// LM: receive messages and count
@@ -81,6 +85,8 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::UdpRecv(args) => print(&peer::receive(&args, ready).map_err(system)?),
         Program::UdpPing(args) => print(&peer::ping(&args).map_err(system)?),
         Program::UdpPong(args) => peer::pong(&args, ready).map_err(system)?,
+        Program::TcpStreamSend(args) => print(&peer::tcp::send(&args).map_err(system)?),
+        Program::TcpStreamRecv(args) => print(&peer::tcp::receive(&args, ready).map_err(system)?),
         Program::LmStreamSend(args) => print(&lm::send(&args)?),
         Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
         Program::LmPing(args) => print(&lm::ping(&args)?),

@@ -5,7 +5,9 @@
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
+pub mod loss;
 mod memory;
+mod plot;
 pub mod recipes;
 mod yardsticks;
 
@@ -20,7 +22,7 @@ use crate::stats::Summary;
 use crate::table::Table;
 use crate::workspace::Programs;
 
-/// Measure LM beside kernel UDP and bare AF_XDP.
+/// Measure LM beside kernel UDP, kernel TCP and bare AF_XDP.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -44,6 +46,7 @@ enum Suite {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    Loss(loss::Arguments),
 }
 
 /// What a number means.
@@ -109,6 +112,8 @@ pub enum Target {
     AtMost(f64),
     /// First contender / named contender differs from 1 by at most this.
     Within(&'static str, f64),
+    /// One named contender / another, median of the rounds' ratios, at least this.
+    RatioOfAtLeast(&'static str, &'static str, f64),
 }
 
 /// Contenders for one quantity; the first is the one the targets are about.
@@ -188,9 +193,17 @@ impl Comparison {
 impl Measured {
     /// The first contender's value over `name`'s, round by round.
     pub fn ratio_to(&self, name: &str) -> Option<Summary> {
-        let (_, first, _) = self.results.first()?;
-        let (_, other, _) = self.results.iter().find(|(contender, ..)| *contender == name)?;
-        let ratios: Vec<f64> = first
+        self.ratio(self.results.first()?.0, name)
+    }
+
+    /// The value of `one` over that of `other`, round by round.
+    pub fn ratio(&self, one: &str, other: &str) -> Option<Summary> {
+        let summary = |name: &str| {
+            let result = self.results.iter().find(|(contender, ..)| *contender == name)?;
+            Some(&result.1)
+        };
+        let (one, other) = (summary(one)?, summary(other)?);
+        let ratios: Vec<f64> = one
             .samples
             .iter()
             .zip(&other.samples)
@@ -221,6 +234,10 @@ impl Measured {
                     reached,
                     (reached - 1.0).abs() <= most,
                 ))
+            }
+            Target::RatioOfAtLeast(one, other, least) => {
+                let reached = self.ratio(one, other)?.median;
+                Some((format!("{one} ≥ {least} × {other}"), reached, reached >= least))
             }
         };
         self.targets.iter().filter_map(verdict).collect()
@@ -287,28 +304,41 @@ them on, kernel TCP and UDP move 64 KiB segments over a veth that never become p
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> Result<()> {
-    let Suite::Core {
-        pairs,
-        json: file,
-        only,
-    } = arguments.suite;
     crate::bed::require_root("make network namespaces")?;
-    let mut comparisons = recipes::core();
-    comparisons.retain(|comparison| only.as_deref().is_none_or(|text| comparison.key.contains(text)));
+    match arguments.suite {
+        Suite::Core { pairs, json, only } => {
+            let comparisons = selected(recipes::core(), only.as_deref())?;
+            let file = json.as_deref().map(ResultFile::create).transpose()?;
+            let programs = Programs::build()?;
+            let measured = measure_all(comparisons, pairs, &programs)?;
+            print_results(&measured, pairs);
+            println!("{ABOUT_VETH}");
+            keep("core", pairs, &measured, file)
+        }
+        Suite::Loss(arguments) => loss::run(&arguments),
+    }
+}
+
+/// The comparisons whose key contains `only`.
+fn selected(mut comparisons: Vec<Comparison>, only: Option<&str>) -> Result<Vec<Comparison>> {
+    comparisons.retain(|comparison| only.is_none_or(|text| comparison.key.contains(text)));
     ensure!(
         !comparisons.is_empty(),
         "no comparison has a key like that; without --only all are measured"
     );
-    let file = file.as_deref().map(ResultFile::create).transpose()?;
-    let programs = Programs::build()?;
-    let mut measured = Vec::new();
-    for comparison in comparisons {
-        measured.push(comparison.measure(pairs, &programs, |what| eprintln!("  {what}"))?);
-    }
+    Ok(comparisons)
+}
 
+fn measure_all(comparisons: Vec<Comparison>, pairs: u32, programs: &Programs) -> Result<Vec<Measured>> {
+    let measure = |comparison: Comparison| comparison.measure(pairs, programs, |what| eprintln!("  {what}"));
+    comparisons.into_iter().map(measure).collect()
+}
+
+/// Prints the table of results and that of targets.
+fn print_results(measured: &[Measured], pairs: u32) {
     let mut results = table();
     let mut targets = Table::new(&["target", "asked", "reached", ""]);
-    for comparison in &measured {
+    for comparison in measured {
         comparison.add_to(&mut results);
         for (asked, reached, met) in comparison.verdicts() {
             let verdict = if met { "met" } else { "MISSED" };
@@ -318,17 +348,18 @@ pub fn run(arguments: Arguments) -> Result<()> {
     println!(
         "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
     );
-    println!("{targets}\n{ABOUT_VETH}");
-    if let Some(file) = file {
-        let all = json!({
-            "suite": "core",
-            "rounds": pairs,
-            "machine": machine::describe(),
-            "comparisons": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
-        });
-        file.write(&all)?;
-    }
-    Ok(())
+    println!("{targets}");
+}
+
+/// Writes everything to the result file, if there is one.
+fn keep(suite: &str, pairs: u32, measured: &[Measured], file: Option<ResultFile>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    file.write(&json!({
+        "suite": suite,
+        "rounds": pairs,
+        "machine": machine::describe(),
+        "comparisons": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
+    }))
 }
 
 #[cfg(test)]
@@ -361,12 +392,13 @@ mod tests {
             Target::RatioAtMost("UDP", 1.9),
             Target::AtMost(4.0),
             Target::Within("UDP", 0.1),
+            Target::RatioOfAtLeast("UDP", "LM", 0.5),
         ];
         let met: Vec<bool> = measured(targets)
             .verdicts()
             .into_iter()
             .map(|(_, _, met)| met)
             .collect();
-        assert_eq!(met, [true, false, false, true, false]);
+        assert_eq!(met, [true, false, false, true, false, true]);
     }
 }

@@ -34,7 +34,7 @@ const SENDING_SECONDS: f64 = SECONDS + 1.0;
 const ROUND_TRIPS: u32 = 20_000;
 /// Messages that LM's sender has under way. A window of packets is shared by them, so short messages need many; but what
 /// is under way should stay in the core's cache. At 64 KiB 16 and 64 were within 1 % of each other (8 rounds).
-const fn messages_in_flight(message_len: u32) -> u32 {
+pub(super) const fn messages_in_flight(message_len: u32) -> u32 {
     const TOGETHER: u32 = 1 << 20;
     let count = TOGETHER / message_len;
     if count < 4 {
@@ -46,12 +46,12 @@ const fn messages_in_flight(message_len: u32) -> u32 {
     }
 }
 /// Payload of a full UDP datagram that fits one packet of 1500 bytes.
-const FULL_PACKET: u32 = 1472;
-const PORT: u16 = 7168;
+pub(super) const FULL_PACKET: u32 = 1472;
+pub(super) const PORT: u16 = 7168;
 /// Names that several comparisons share.
 const UDP_BLOCKING: &str = "kernel UDP, blocking";
 const UDP_SPINNING: &str = "kernel UDP, spinning";
-const BARE: &str = "bare AF_XDP";
+pub(super) const BARE: &str = "bare AF_XDP";
 /// LM shall reach this part of what bare AF_XDP moves.
 const PART_OF_BARE: f64 = 0.85;
 /// How far our kernel programs may be from iperf3 and sockperf.
@@ -59,16 +59,16 @@ const AGREEMENT: f64 = 0.10;
 
 /// What a sender and a receiver reported, as the JSON objects they printed.
 #[derive(Debug)]
-struct Reports {
+pub(super) struct Reports {
     /// The sender's, or the pinging side's.
-    sender: serde_json::Value,
+    pub(super) sender: serde_json::Value,
     /// The receiver's; `null` for one that was stopped.
-    receiver: serde_json::Value,
+    pub(super) receiver: serde_json::Value,
 }
 
 /// Starts `receiver` on the right host, waits until it is ready, runs `sender` on the left host to its end.
 /// A receiver with an end of its own is waited for; otherwise (`stop`) it is stopped.
-fn receive_and_send(
+pub(super) fn receive_and_send(
     bed: &Bed,
     programs: &Programs,
     receiver: &[String],
@@ -91,12 +91,12 @@ fn receive_and_send(
     Ok(Reports { sender, receiver })
 }
 
-fn words(line: &str) -> Vec<String> {
+pub(super) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
 /// The receiver's `gbit_per_s` counts.
-fn stream_sample(reports: Reports) -> Result<Sample> {
+pub(super) fn stream_sample(reports: Reports) -> Result<Sample> {
     let value = reports.receiver["gbit_per_s"].as_f64();
     Ok(Sample {
         value: value.context("the receiver reported no gbit_per_s")?,
@@ -113,7 +113,7 @@ fn round_trip_sample(reports: Reports) -> Result<Sample> {
     })
 }
 
-fn receiver_address() -> String {
+pub(super) fn receiver_address() -> String {
     format!("{}:{PORT}", Side::Right.address())
 }
 
@@ -196,7 +196,7 @@ fn lm_round_trip() -> Contender {
 }
 
 /// Whom a bare sender on the left host talks to, as its options.
-fn bare_addresses(bed: &Bed) -> Result<Vec<String>> {
+pub(super) fn bare_addresses(bed: &Bed) -> Result<Vec<String>> {
     let mac = |host: &Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
     let (left, right) = (bed.left(), bed.right());
     Ok(words(&format!(
@@ -246,14 +246,14 @@ fn bare_round_trip() -> Contender {
 }
 
 /// The file through which a bare receiver paces its sender; removed afterwards.
-struct PaceFile(PathBuf);
+pub(super) struct PaceFile(PathBuf);
 
 impl PaceFile {
-    fn new() -> PaceFile {
+    pub(super) fn new() -> PaceFile {
         PaceFile(std::env::temp_dir().join(format!("lm-bench-pace-{}", std::process::id())))
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.0
     }
 }

@@ -1,0 +1,501 @@
+//! `cargo xtask bench loss`: LM and kernel TCP through the impairment box, at several loss rates.
+//!
+//! Every sample has a fresh bed with a box between the hosts and random loss in both directions. The seed of the losses is the
+//! number of the sample, so in one round all contenders meet the same one. The hosts' settings are those of [`recipes`];
+//! checksums are left to the interfaces, as network cards would do it.
+//!
+//! LM runs once for each delivery that `lm-stream-send --delivery` knows, and as it is where there is no such option. A stream
+//! that ends because of the loss reaches 0.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::recipes::{
+    self, FULL_PACKET, PORT, PaceFile, Reports, bare_addresses, messages_in_flight, receive_and_send,
+    receiver_address, words,
+};
+use super::{Comparison, Contender, Measured, Sample, Target, Unit, plot};
+use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
+use crate::machine::{ResultFile, two_cores};
+use crate::workspace::Programs;
+
+/// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
+///
+/// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratio to kernel
+/// TCP with the system's congestion control, and what the box alone could forward. Takes both of two cores; leave the machine
+/// alone meanwhile. A target that is missed is no error.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Rounds: how often every contender is measured.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Also keep everything, with every single sample, in this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draw goodput against loss into this file (SVG).
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Only comparisons whose key contains this text: box, 64k, 1m, 64k_1, …
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+/// One point of the plot: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
+struct Point {
+    key: &'static str,
+    title: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    least: f64,
+}
+
+const fn point(
+    key: &'static str,
+    title: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    least: f64,
+) -> Point {
+    Point {
+        key,
+        title,
+        message_len,
+        loss,
+        least,
+    }
+}
+
+const POINTS: [Point; 8] = [
+    point("64k_0", "64 KiB, no loss", 65_536, "0%", 0.95),
+    point("64k_01", "64 KiB, 0.1 % lost", 65_536, "0.1%", 1.0),
+    point("64k_1", "64 KiB, 1 % lost", 65_536, "1%", 2.0),
+    point("64k_5", "64 KiB, 5 % lost", 65_536, "5%", 2.0),
+    point("1m_0", "1 MiB, no loss", 1 << 20, "0%", 0.95),
+    point("1m_01", "1 MiB, 0.1 % lost", 1 << 20, "0.1%", 1.0),
+    point("1m_1", "1 MiB, 1 % lost", 1 << 20, "1%", 2.0),
+    point("1m_5", "1 MiB, 5 % lost", 1 << 20, "5%", 2.0),
+];
+
+const TCP: &str = "kernel TCP";
+const TCP_CUBIC: &str = "kernel TCP, cubic";
+const BOX_ALONE: &str = "the box alone";
+/// What the box alone shall forward of what either side reaches through it.
+const BOX_RATIO: f64 = 2.0;
+/// Deliveries of LM, as `--delivery` names them.
+const DELIVERIES: [(&str, &str); 3] = [
+    ("LM reliable", "reliable"),
+    ("LM partial", "partial"),
+    ("LM unreliable", "unreliable"),
+];
+/// What LM is where it has no choice of delivery.
+const LM_PLAIN: &str = "LM unreliable";
+
+/// How long one sample lasts, in seconds of the receiver's clock.
+const SECONDS: f64 = 1.0;
+/// A sender goes on until its receiver has measured, but not for longer.
+const SENDING_SECONDS: f64 = 12.0;
+/// LM's sender does not wait for its receiver.
+const LM_SENDING_SECONDS: f64 = SECONDS + 1.0;
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let programs = Programs::build()?;
+    let deliveries = Deliveries::known(&programs.path("lm-bench"))?;
+    let congestion = Congestion::of_this_system()?;
+    let comparisons = super::selected(comparisons(deliveries, &congestion), arguments.only.as_deref())?;
+    let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
+    super::print_results(&measured, arguments.pairs);
+    println!(
+        "kernel TCP's congestion control is {}, this system's default. What the box alone could forward is what its work adds\n\
+         to a sender whose packets are thrown away on the other side, all on one core.",
+        congestion.default
+    );
+    for (name, packets) in dropped_by_box(&measured) {
+        println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
+    }
+    println!("{}", super::ABOUT_VETH);
+    if let Some(path) = &arguments.plot {
+        plot::goodput(path, &charts(&measured))?;
+        eprintln!("drawn in {}", path.display());
+    }
+    super::keep("loss", arguments.pairs, &measured, file)
+}
+
+/// Which options of delivery the tools have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Deliveries {
+    sender: bool,
+    receiver: bool,
+}
+
+impl Deliveries {
+    fn known(lm_bench: &Path) -> Result<Deliveries> {
+        let knows = |program: &str| -> Result<bool> {
+            let help = Command::new(lm_bench).args([program, "--help"]).output();
+            let help = help.with_context(|| format!("cannot start {}", lm_bench.display()))?;
+            Ok(String::from_utf8_lossy(&help.stdout).contains("--delivery"))
+        };
+        Ok(Deliveries {
+            sender: knows("lm-stream-send")?,
+            receiver: knows("lm-stream-recv")?,
+        })
+    }
+}
+
+/// What the kernel's TCP can do about congestion.
+#[derive(Clone, Debug)]
+struct Congestion {
+    default: String,
+    has_cubic: bool,
+}
+
+impl Congestion {
+    fn of_this_system() -> Result<Congestion> {
+        let read = |name: &str| {
+            let path = format!("/proc/sys/net/ipv4/{name}");
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+        };
+        Ok(Congestion {
+            default: read("tcp_congestion_control")?.trim().to_owned(),
+            has_cubic: read("tcp_available_congestion_control")?
+                .split_whitespace()
+                .any(|name| name == "cubic"),
+        })
+    }
+
+    /// Cubic is what most systems use: shown beside another default.
+    fn shows_cubic(&self) -> bool {
+        self.has_cubic && self.default != "cubic"
+    }
+}
+
+/// Everything of `cargo xtask bench loss`.
+fn comparisons(deliveries: Deliveries, congestion: &Congestion) -> Vec<Comparison> {
+    let point = |point: &Point| {
+        let stream = |name, delivery| lm_stream(name, point.message_len, point.loss, delivery, deliveries);
+        let mut contenders: Vec<Contender> = if deliveries.sender {
+            DELIVERIES
+                .iter()
+                .map(|&(name, delivery)| stream(name, Some(delivery)))
+                .collect()
+        } else {
+            vec![stream(LM_PLAIN, None)]
+        };
+        let targets = match deliveries.sender {
+            true => DELIVERIES[..2]
+                .iter()
+                .map(|&(name, _)| Target::RatioOfAtLeast(name, TCP, point.least))
+                .collect(),
+            false => vec![Target::RatioOfAtLeast(LM_PLAIN, TCP, point.least)],
+        };
+        contenders.push(tcp_stream(TCP, point.message_len, point.loss, None));
+        if congestion.shows_cubic() {
+            contenders.push(tcp_stream(
+                TCP_CUBIC,
+                point.message_len,
+                point.loss,
+                Some("cubic"),
+            ));
+        }
+        Comparison {
+            key: point.key,
+            title: point.title,
+            unit: Unit::GbitPerSecond,
+            contenders,
+            targets,
+            most_rounds: None,
+        }
+    };
+    let delivery = deliveries.sender.then_some("reliable");
+    let through_the_box = Comparison {
+        key: "box",
+        title: "the box, no loss",
+        unit: Unit::GbitPerSecond,
+        contenders: vec![
+            box_alone(),
+            lm_stream("LM", 65_536, "0%", delivery, deliveries),
+            tcp_stream(TCP, 65_536, "0%", None),
+            bare_stream(),
+        ],
+        targets: vec![
+            Target::RatioAtLeast("LM", BOX_RATIO),
+            Target::RatioAtLeast(TCP, BOX_RATIO),
+        ],
+        most_rounds: None,
+    };
+    std::iter::once(through_the_box)
+        .chain(POINTS.iter().map(point))
+        .collect()
+}
+
+fn bed_with_box() -> BedConfig {
+    BedConfig {
+        with_box: true,
+        ..BedConfig::default()
+    }
+}
+
+/// Runs `work` while the box loses `loss`; the box's counters go into the report.
+fn through_box(
+    bed: &Bed,
+    programs: &Programs,
+    impairments: &Impairments,
+    work: impl FnOnce() -> Result<Sample>,
+) -> Result<Sample> {
+    let running = bed.start_box(&programs.path("lm-bench"), impairments)?;
+    let sample = work();
+    let counters = running.stop()?;
+    let mut sample = sample?;
+    sample.report["box"] = counters;
+    Ok(sample)
+}
+
+fn lm_stream(
+    name: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    delivery: Option<&str>,
+    known: Deliveries,
+) -> Contender {
+    let to = receiver_address();
+    let in_flight = messages_in_flight(message_len);
+    let option = |known: bool| match delivery {
+        Some(delivery) if known => format!("--delivery {delivery}"),
+        _ => String::new(),
+    };
+    let receiver = words(&format!(
+        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
+         --in-flight {} {}",
+        2 * in_flight,
+        option(known.receiver)
+    ));
+    let sender = words(&format!(
+        "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
+         --seconds {LM_SENDING_SECONDS} --in-flight {in_flight} {}",
+        option(known.sender)
+    ));
+    let seed = Cell::new(0);
+    Contender {
+        name,
+        bed: bed_with_box(),
+        measure: Box::new(move |bed, programs| {
+            seed.set(seed.get() + 1);
+            let impairments = Impairments::loss(loss, seed.get());
+            through_box(bed, programs, &impairments, || {
+                let sample = receive_and_send(bed, programs, &receiver, &sender, false)
+                    .and_then(recipes::stream_sample);
+                match sample {
+                    // A stream that does not survive the loss delivers nothing: that is a result.
+                    Err(error) if loss != "0%" => Ok(Sample {
+                        value: 0.0,
+                        report: json!({"error": format!("{error:#}")}),
+                    }),
+                    other => other,
+                }
+            })
+        }),
+    }
+}
+
+fn tcp_stream(
+    name: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    congestion: Option<&str>,
+) -> Contender {
+    let to = receiver_address();
+    let option = congestion.map_or_else(String::new, |name| format!("--congestion {name}"));
+    let receiver = words(&format!(
+        "tcp-stream-recv --bind {to} --message-size {message_len} --seconds {SECONDS}"
+    ));
+    let sender = words(&format!(
+        "tcp-stream-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS} {option}"
+    ));
+    let seed = Cell::new(0);
+    Contender {
+        name,
+        bed: bed_with_box(),
+        measure: Box::new(move |bed, programs| {
+            seed.set(seed.get() + 1);
+            let impairments = Impairments::loss(loss, seed.get());
+            through_box(bed, programs, &impairments, || {
+                recipes::stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+            })
+        }),
+    }
+}
+
+/// Bare AF_XDP through the box: the most that two cores reach with it between them.
+fn bare_stream() -> Contender {
+    Contender {
+        name: "bare AF_XDP",
+        bed: bed_with_box(),
+        measure: Box::new(|bed, programs| {
+            through_box(bed, programs, &Impairments::default(), || {
+                let pace = PaceFile::new();
+                let both = format!(
+                    "--interface {INTERFACE} --queue 1 --pace {}",
+                    pace.path().display()
+                );
+                let receiver = words(&format!(
+                    "bare-recv {both} --mode native --busy-poll udp --seconds {SECONDS}"
+                ));
+                let mut sender = words(&format!(
+                    "bare-send {both} --payload {FULL_PACKET} --seconds {LM_SENDING_SECONDS} --in-flight 192"
+                ));
+                sender.extend(bare_addresses(bed)?);
+                let Reports { sender, receiver } =
+                    receive_and_send(bed, programs, &receiver, &sender, false)?;
+                recipes::stream_sample(Reports { sender, receiver })
+            })
+        }),
+    }
+}
+
+/// What the box could forward with a core of its own. Its work is done on the core that the packet comes on, so it is
+/// measured as what it adds there: one sender, whose packets the other side's stack drops at once (they are for nobody), with
+/// the box between and without.
+fn box_alone() -> Contender {
+    Contender {
+        name: BOX_ALONE,
+        bed: bed_with_box(),
+        measure: Box::new(|bed, programs| {
+            let without = Bed::new(&BedConfig::default()).and_then(|bed| packet_time_ns(&bed, programs))?;
+            through_box(bed, programs, &Impairments::default(), || {
+                let with = packet_time_ns(bed, programs)?;
+                // Less than this cannot be told from noise.
+                let added = (with - without).max(without / 50.0);
+                Ok(Sample {
+                    value: f64::from(FULL_PACKET) * 8.0 / added,
+                    report: json!({"packet_ns_with": with, "packet_ns_without": without}),
+                })
+            })
+        }),
+    }
+}
+
+/// How long a packet takes on the sending core, when the other side only drops it.
+fn packet_time_ns(bed: &Bed, programs: &Programs) -> Result<f64> {
+    let [sending, _] = two_cores();
+    let mut words = words(&format!(
+        "bare-send --interface {INTERFACE} --queue 1 --payload {FULL_PACKET} --seconds {SECONDS} --in-flight 192"
+    ));
+    words.extend(bare_addresses(bed)?);
+    // Given last, it counts: an address that no interface has.
+    let to = words.iter().position(|word| word == "--to-mac");
+    words[to.context("a bare sender needs an address")? + 1] = "02:00:00:00:00:99".to_owned();
+    let launch = Launch::new(programs.path("lm-bench")).args(words).core(sending);
+    let report = bed.left().spawn(launch)?.finish()?.json()?;
+    let packets = report["packets"].as_f64().filter(|&packets| packets > 0.0);
+    let seconds = report["seconds"].as_f64();
+    Ok(seconds.context("no seconds")? * 1e9 / packets.context("no packets")?)
+}
+
+/// Packets that the box's interfaces dropped by themselves, where there are any.
+fn dropped_by_box(measured: &[Measured]) -> Vec<(String, u64)> {
+    let overruns = |report: &Value| -> u64 {
+        ["rightward", "leftward"]
+            .iter()
+            .filter_map(|direction| report["box"][direction]["overrun"].as_u64())
+            .sum()
+    };
+    let rows = measured.iter().flat_map(|comparison| {
+        comparison.results.iter().map(move |(name, _, reports)| {
+            let sum = reports.iter().map(overruns).sum();
+            (format!("{}, {name}", comparison.title), sum)
+        })
+    });
+    rows.filter(|(_, sum)| *sum > 0).collect()
+}
+
+/// The plot's charts: one for each message length, a line for each contender.
+fn charts(measured: &[Measured]) -> Vec<plot::Chart> {
+    let lens = [(65_536, "messages of 64 KiB"), (1 << 20, "messages of 1 MiB")];
+    let chart = |(message_len, title): (u32, &str)| {
+        let points: Vec<(&Point, &Measured)> = POINTS
+            .iter()
+            .filter(|point| point.message_len == message_len)
+            .filter_map(|point| Some((point, measured.iter().find(|one| one.key == point.key)?)))
+            .collect();
+        let mut lines: Vec<plot::Line> = Vec::new();
+        for (place, (_, one)) in points.iter().enumerate() {
+            for (name, summary, _) in &one.results {
+                let at = (place, summary.lower, summary.median, summary.upper);
+                match lines.iter_mut().find(|line| line.name == *name) {
+                    Some(line) => line.points.push(at),
+                    None => lines.push(plot::Line {
+                        name,
+                        points: vec![at],
+                    }),
+                }
+            }
+        }
+        plot::Chart {
+            title: title.to_owned(),
+            places: points
+                .iter()
+                .map(|(point, _)| point.loss.replace('%', " %"))
+                .collect(),
+            lines,
+        }
+    };
+    lens.map(chart)
+        .into_iter()
+        .filter(|chart| !chart.places.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(sender: bool) -> Vec<Comparison> {
+        let deliveries = Deliveries {
+            sender,
+            receiver: sender,
+        };
+        let congestion = Congestion {
+            default: "bbr".to_owned(),
+            has_cubic: true,
+        };
+        comparisons(deliveries, &congestion)
+    }
+
+    #[test]
+    fn each_delivery_that_the_tools_know_is_a_contender() {
+        let names = |comparisons: &[Comparison]| -> Vec<&str> {
+            comparisons[1]
+                .contenders
+                .iter()
+                .map(|contender| contender.name)
+                .collect()
+        };
+        assert_eq!(names(&all(false)), [LM_PLAIN, TCP, TCP_CUBIC]);
+        assert_eq!(
+            names(&all(true)),
+            ["LM reliable", "LM partial", "LM unreliable", TCP, TCP_CUBIC]
+        );
+    }
+
+    #[test]
+    fn targets_name_contenders() {
+        for comparison in all(true).into_iter().chain(all(false)) {
+            assert!(!comparison.targets.is_empty(), "{}", comparison.key);
+            for target in &comparison.targets {
+                let named = match *target {
+                    Target::RatioOfAtLeast(one, other, _) => vec![one, other],
+                    Target::RatioAtLeast(other, _) => vec![other],
+                    _ => panic!("another kind of target: {target:?}"),
+                };
+                for name in named {
+                    assert!(comparison.contenders.iter().any(|one| one.name == name), "{name}");
+                }
+            }
+        }
+    }
+}
