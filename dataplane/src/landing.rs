@@ -282,6 +282,9 @@ pub(crate) struct Inbound {
     quarantined: Vec<Quarantined>,
     /// Messages that were settled without being whole, of the last ones.
     broken: VecDeque<u32>,
+    /// Datagrams taken since a packet last landed, and when that was.
+    passed_by: u32,
+    landed_ns: u64,
     /// Last packet or announcement, for the message's time limit.
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
@@ -324,6 +327,8 @@ impl Inbound {
             held: Held::default(),
             quarantined: Vec::new(),
             broken: VecDeque::new(),
+            passed_by: 0,
+            landed_ns: now_ns,
             progress_ns: now_ns,
             forgiven: false,
             processor: None,

@@ -54,6 +54,8 @@ impl Inbound {
         }
         rx.release(packets);
         self.progress_ns = now_ns;
+        self.landed_ns = now_ns;
+        self.passed_by = 0;
         self.forgiven = false;
         if self.troubled && result.is_ok() {
             self.settle_trouble(umem);

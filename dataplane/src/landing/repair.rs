@@ -24,6 +24,10 @@ const HELD_MAX: usize = 512;
 const CLAIM_GRACE_NS: u64 = 200_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
 const GIVE_UP_AFTER_NS: u64 = 1_000_000;
+/// Fragments that keep coming by the one-copy path for so long, while entries are posted and nothing lands: the gate
+/// expects others, after a packet whose header was corrupt.
+const STRAY_AFTER_NS: u64 = 5_000_000;
+const STRAY_AFTER: u32 = 32;
 /// A whole message waits so long for other packets to use the entries left in its zone.
 const LEFTOVER_PATIENCE_NS: u64 = 100_000;
 /// Longer messages are not copied out: building the channel anew takes less time.
@@ -105,7 +109,8 @@ pub(crate) enum Remedy {
     GivenUp(GivenUp),
     /// It was delivered without some fragments; its sender is told.
     Partial(GivenUp),
-    /// It is whole, and the channel has to be built anew before it may be shown.
+    /// The channel has to be built anew: a message is whole that cannot be shown while its entries are posted, or the
+    /// gate's order is off.
     Rebuild,
 }
 
@@ -186,6 +191,7 @@ impl Inbound {
         // what follows it.
         self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
         self.progress_ns = now_ns;
+        self.passed_by = self.passed_by.saturating_add(1);
         if self.noticed(at, arrival, now_ns) {
             self.repair.datagrams += 1;
             self.store(at, position, from, umem);
@@ -304,6 +310,15 @@ impl Inbound {
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
     pub(crate) fn watch(&mut self, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
         self.believe_claim(now_ns);
+        if self.outstanding > 0
+            && !self.held.is_empty()
+            && self.passed_by >= STRAY_AFTER
+            && now_ns.saturating_sub(self.landed_ns) >= STRAY_AFTER_NS
+        {
+            self.passed_by = 0;
+            self.landed_ns = now_ns;
+            return Some(Remedy::Rebuild);
+        }
         let front = self.messages.front()?;
         front.zone?;
         let count = front.geometry.fragment_count();
