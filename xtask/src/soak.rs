@@ -176,8 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         };
         let Failure { seed, error, .. } = failure;
         bail!(
-            "seed {seed} failed after {done} good ones: {error}\n\
-             again: cargo xtask soak --seeds 1 --from {seed}{with}"
+            "seed {seed} failed after {done} good ones: {error}; again: cargo xtask soak --seeds 1 --from {seed}{with}"
         );
     }
     let messages = progress.messages.load(Ordering::Relaxed);

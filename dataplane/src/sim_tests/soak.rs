@@ -116,7 +116,9 @@ fn caught(seed: u64, kinds: &Soak) -> Result<Report, String> {
     catch_unwind(AssertUnwindSafe(|| soak(seed, kinds))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied());
-        Err(format!("panic: {}", text.unwrap_or("of another kind")))
+        // One line: who reads it takes lines.
+        let words: Vec<&str> = text.unwrap_or("of another kind").split_whitespace().collect();
+        Err(format!("panic: {}", words.join(" ")))
     })
 }
 

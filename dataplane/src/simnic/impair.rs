@@ -119,7 +119,8 @@ pub enum Corrupt {
     /// Any byte of the frame, from the Ethernet header on.
     #[default]
     Anything,
-    /// Headers of fragments, Ethernet to LM or, where these are IP fragments, to IP: all that can be noticed without a digest of the payload.
+    /// Headers of fragments, from Ethernet to the session's key or, where these are IP fragments, to IP's length: all that
+    /// can be noticed without a digest. What follows says which fragment it is, and another one is as plausible.
     FragmentHeaders,
 }
 
@@ -480,8 +481,8 @@ fn fragment_headers_len(packet: &[u8]) -> usize {
     let is_ip_fragment = u16::from_be_bytes([packet[20], packet[21]]) & 0x3fff != 0;
     match packet[HEADERS_LEN] == VERSION << 4 | TYPE_DATA {
         // What stands where a UDP header would be is payload but in the first.
-        _ if is_ip_fragment => ETHERNET_LEN + IPV4_LEN,
-        true => LM_HEADERS_LEN,
+        _ if is_ip_fragment => ETHERNET_LEN + 4,
+        true => HEADERS_LEN + 12,
         false => 0,
     }
 }
