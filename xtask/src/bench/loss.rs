@@ -106,6 +106,19 @@ const LM_SENDING_SECONDS: f64 = SECONDS + 1.0;
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    // That there is no place for the plot is better learnt before an hour of measuring.
+    if let Some(path) = &arguments.plot {
+        std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .with_context(|| {
+                format!(
+                    "cannot write {}; name a file in a folder that exists",
+                    path.display()
+                )
+            })?;
+    }
     let programs = Programs::build()?;
     let deliveries = Deliveries::known(&programs.path("lm-bench"))?;
     let congestion = Congestion::of_this_system()?;
