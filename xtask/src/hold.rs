@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, leftovers};
+use crate::machine::two_cores;
 use crate::workspace::Programs;
 
 /// Make two connected hosts and keep them until Ctrl-C.
@@ -52,6 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         rps_right: arguments.rps.clone(),
         pfifo_packets: arguments.pfifo,
         with_box: arguments.with_box,
+        box_cores: Some(two_cores()),
         checksum_offload: !arguments.impairments.needs_checksums(),
         ..BedConfig::default()
     })?;

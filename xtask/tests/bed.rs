@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use xtask::bed::{Bed, BedConfig, INTERFACE, Launch, ethtool};
+use xtask::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, ethtool};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped() -> bool {
@@ -255,6 +255,68 @@ fn a_dropped_bed_leaves_nothing() {
     assert!(!names.iter().any(|name| namespace_exists(name)));
     drop(program);
     assert!(!Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn a_bed_with_a_box_passes_packets_while_the_box_runs() {
+    if skipped() {
+        return;
+    }
+    // Built by `cargo xtask test`, which builds every program before the tests.
+    let lm_bench = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("lm-bench");
+    if !lm_bench.exists() {
+        assert!(
+            std::env::var("CI").as_deref() != Ok("true"),
+            "no lm-bench, and CI=true allows no skipped test"
+        );
+        println!("SKIPPED: lm-bench is not built; cargo build -p lm-bench");
+        return;
+    }
+    let bed = Bed::new(&BedConfig {
+        with_box: true,
+        box_cores: Some(xtask::machine::two_cores()),
+        checksum_offload: false,
+        ..BedConfig::default()
+    })
+    .unwrap();
+    let names = namespaces_of(std::process::id());
+    let of_this_bed = bed.left().name().trim_end_matches("left");
+    let middle = format!("{of_this_bed}box");
+    assert!(names.contains(&middle), "{names:?}");
+    let bind = |host: &xtask::bed::Host| {
+        let address = host.address();
+        let socket = host.enter(|| Ok(UdpSocket::bind((address, 0))?)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        socket
+    };
+    let (left, right) = (bind(bed.left()), bind(bed.right()));
+    let delay = Impairments {
+        delay: Some("5ms,0".to_owned()),
+        ..Impairments::default()
+    };
+    let started = Instant::now();
+    let running = bed.start_box(&lm_bench, &delay).unwrap();
+    left.send_to(b"question", right.local_addr().unwrap()).unwrap();
+    let (len, from) = right.recv_from(&mut [0; 64]).unwrap();
+    assert_eq!((len, from), (8, left.local_addr().unwrap()));
+    assert!(started.elapsed() >= Duration::from_millis(5));
+    let report = running.stop().unwrap();
+    assert!(
+        report["rightward"]["sent"].as_u64().unwrap() >= 1,
+        "ARP may add some: {report}"
+    );
+    // Without the box nothing passes.
+    left.send_to(b"again", right.local_addr().unwrap()).unwrap();
+    right.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(right.recv_from(&mut [0; 64]).is_err());
+    let wrong = Impairments {
+        loss: Some("1".to_owned()),
+        ..Impairments::default()
+    };
+    let error = format!("{:#}", bed.start_box(&lm_bench, &wrong).unwrap_err());
+    assert!(error.contains("like 1%"), "{error}");
+    drop(bed);
+    assert!(!namespace_exists(&middle));
 }
 
 #[test]

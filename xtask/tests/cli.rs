@@ -50,7 +50,7 @@ fn users_who_are_not_root_are_told_what_to_do() {
     // The build's folder may be closed to other users.
     let program = folder.0.join("xtask");
     std::fs::copy(env!("CARGO_BIN_EXE_xtask"), &program).unwrap();
-    for command in [&["run"][..], &["bed"], &["bench", "core"]] {
+    for command in [&["run"][..], &["bed"], &["bench", "core"], &["bench", "loss"]] {
         let mut xtask = Command::new(&program);
         if rustix::process::geteuid().is_root() {
             xtask.uid(65534).gid(65534);
@@ -84,14 +84,20 @@ fn an_unwritable_result_file_is_refused_before_anything_runs() {
     if skipped() {
         return;
     }
-    for command in [&["run"][..], &["bench", "core"]] {
+    let json = ["--json", "/no/such/folder/result"];
+    for (command, file) in [
+        (&["run"][..], json),
+        (&["bench", "core"], json),
+        (&["bench", "loss"], json),
+        (&["bench", "loss"], ["--plot", "/no/such/folder/result"]),
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
             .args(command)
-            .args(["--json", "/no/such/folder/result.json"])
+            .args(file)
             .output()
             .unwrap();
         let (line, code) = refusal(&output);
-        assert!(line.contains("/no/such/folder/result.json"), "{line}");
+        assert!(line.contains("/no/such/folder/result"), "{line}");
         assert_eq!(code, Some(1));
     }
 }

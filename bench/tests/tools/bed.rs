@@ -37,6 +37,16 @@ pub(crate) struct Bed {
 impl Bed {
     /// A fresh bed. `None`, after saying why, where there is no privilege to make one; in CI that is an error.
     pub(crate) fn new() -> Option<Bed> {
+        Bed::make(false)
+    }
+
+    /// A bed with a third namespace between the hosts, [`Host::Box`], whose interfaces are `left` (towards the sender) and
+    /// `right`. The hosts send nothing by themselves: they know each other's Ethernet address, and there is no IPv6.
+    pub(crate) fn with_box() -> Option<Bed> {
+        Bed::make(true)
+    }
+
+    fn make(with_box: bool) -> Option<Bed> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
             println!("SKIPPED: network namespaces need root");
@@ -55,19 +65,45 @@ impl Bed {
             _turn: turn,
         };
         let (a, b) = (bed.host_name(Host::Sender), bed.host_name(Host::Receiver));
-        for arguments in [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!(
-                "link add {INTERFACE} netns {a} numrxqueues 2 numtxqueues 2 type veth peer name {INTERFACE} netns {b} numrxqueues 2 numtxqueues 2"
-            ),
-        ] {
-            ip(&arguments);
+        let join = |[(host, interface), (other, other_interface)]: [(&str, &str); 2]| {
+            let queues = "numrxqueues 2 numtxqueues 2";
+            ip(&format!(
+                "link add {interface} netns {host} {queues} type veth peer name {other_interface} netns {other} {queues}"
+            ));
+        };
+        ip(&format!("netns add {a}"));
+        ip(&format!("netns add {b}"));
+        if with_box {
+            let middle = bed.host_name(Host::Box);
+            ip(&format!("netns add {middle}"));
+            join([(&a, INTERFACE), (&middle, "left")]);
+            join([(&b, INTERFACE), (&middle, "right")]);
+            for host in [Host::Sender, Host::Receiver, Host::Box] {
+                let off = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6";
+                // Fails where the kernel has no IPv6, which is as well.
+                let _ = bed.command(host, "sh").args(["-c", off]).output();
+            }
+            ip(&format!("-n {middle} link set left up"));
+            ip(&format!("-n {middle} link set right up"));
+        } else {
+            join([(&a, INTERFACE), (&b, INTERFACE)]);
         }
         for (host, address) in [(a, SENDER), (b, RECEIVER)] {
             ip(&format!("-n {host} address add {address}/24 dev {INTERFACE}"));
             ip(&format!("-n {host} link set {INTERFACE} up"));
             ip(&format!("-n {host} link set lo up"));
+        }
+        if with_box {
+            for (host, other, address) in [
+                (Host::Sender, Host::Receiver, RECEIVER),
+                (Host::Receiver, Host::Sender, SENDER),
+            ] {
+                let mac = bed.mac(other);
+                bed.ip(
+                    host,
+                    &format!("neigh replace {address} lladdr {mac} dev {INTERFACE}"),
+                );
+            }
         }
         Some(bed)
     }
@@ -92,7 +128,12 @@ impl Bed {
     }
 
     fn host_name(&self, host: Host) -> String {
-        format!("{}-{}", self.name, if host == Host::Sender { "a" } else { "b" })
+        let letter = match host {
+            Host::Sender => "a",
+            Host::Receiver => "b",
+            Host::Box => "x",
+        };
+        format!("{}-{letter}", self.name)
     }
 
     /// `ip` on a host.
@@ -111,6 +152,13 @@ impl Bed {
     pub(crate) fn has_program(&self, host: Host) -> bool {
         self.ip(host, &format!("link show dev {INTERFACE}"))
             .contains("prog/xdp")
+    }
+
+    /// The Ethernet address of the host's interface.
+    pub(crate) fn mac(&self, host: Host) -> String {
+        let text = self.ip(host, &format!("-o link show dev {INTERFACE}"));
+        let after = text.split("link/ether ").nth(1).expect("an Ethernet device");
+        after.split_whitespace().next().expect("an address").to_owned()
     }
 
     /// A command on a host.
@@ -169,7 +217,7 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        for host in [Host::Sender, Host::Receiver] {
+        for host in [Host::Sender, Host::Receiver, Host::Box] {
             // May be missing when the set-up failed half-way; nothing to do about it here.
             let _ = Command::new("ip")
                 .args(["netns", "delete", &self.host_name(host)])
@@ -179,11 +227,12 @@ impl Drop for Bed {
     }
 }
 
-/// One of the two hosts.
+/// One of the two hosts, or what is between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     Sender,
     Receiver,
+    Box,
 }
 
 fn ip(arguments: &str) -> String {

@@ -2,5 +2,6 @@
 
 mod bad_input;
 mod bed;
+mod impairments;
 mod measuring;
 mod transfers;

@@ -7,44 +7,38 @@ use serde_json::Value;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
 
-fn lm_bench(bed: &Bed, host: Host, line: &str) -> Command {
+pub(crate) fn lm_bench(bed: &Bed, host: Host, line: &str) -> Command {
     let mut command = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
     command.args(["--time-limit", "15"]).args(line.split_whitespace());
     command
 }
 
 /// Starts the receiving program, which says when it is ready.
-fn receiver(bed: &Bed, line: &str) -> Tool {
+pub(crate) fn receiver(bed: &Bed, line: &str) -> Tool {
     let tool = Tool::start(lm_bench(bed, Host::Receiver, line));
     tool.wait_for_line("ready");
     tool
 }
 
-fn sender(bed: &Bed, line: &str) -> Value {
+pub(crate) fn sender(bed: &Bed, line: &str) -> Value {
     let ended = Tool::start(lm_bench(bed, Host::Sender, line)).end();
     ended.expect_code(0).json()
 }
 
 /// Runs a stream; gives the receiver's and the sender's report.
-fn stream(bed: &Bed, receiving: &str, sending: &str) -> (Value, Value) {
+pub(crate) fn stream(bed: &Bed, receiving: &str, sending: &str) -> (Value, Value) {
     let receiver = receiver(bed, &format!("{receiving} --warmup 0.05 --seconds 0.2"));
     let sent = sender(bed, &format!("{sending} --seconds 1"));
     (receiver.end().expect_code(0).json(), sent)
 }
 
-fn mac(bed: &Bed, host: Host) -> String {
-    let text = bed.ip(host, &format!("-o link show dev {INTERFACE}"));
-    let after = text.split("link/ether ").nth(1).expect("an Ethernet device");
-    after.split_whitespace().next().expect("an address").to_owned()
-}
-
 /// Whom a bare program on the sending host talks to.
-fn bare_addresses(bed: &Bed) -> String {
-    let (from, to) = (mac(bed, Host::Sender), mac(bed, Host::Receiver));
+pub(crate) fn bare_addresses(bed: &Bed) -> String {
+    let (from, to) = (bed.mac(Host::Sender), bed.mac(Host::Receiver));
     format!("--from {SENDER} --from-mac {from} --to {RECEIVER} --to-mac {to}")
 }
 
-fn number(report: &Value, name: &str) -> u64 {
+pub(crate) fn number(report: &Value, name: &str) -> u64 {
     report[name]
         .as_u64()
         .unwrap_or_else(|| panic!("no {name} in {report}"))
@@ -69,6 +63,38 @@ fn udp_stream_counts_what_arrived() {
     assert_eq!(
         sent["receiver"]["bytes"], received["bytes"],
         "the sender has the receiver's report"
+    );
+}
+
+#[test]
+fn tcp_streams_count_whole_messages() {
+    let Some(bed) = Bed::new() else { return };
+    let to = format!("{RECEIVER}:7500");
+    for (message_size, len) in [("1K", 1 << 10), ("1M", 1_u64 << 20)] {
+        let (received, sent) = stream(
+            &bed,
+            &format!("tcp-stream-recv --bind {to} --message-size {message_size}"),
+            &format!("tcp-stream-send --to {to} --message-size {message_size}"),
+        );
+        let messages = number(&received, "messages");
+        assert!(messages > 0, "{message_size}: {received}");
+        assert_eq!(number(&received, "bytes"), messages * len, "{received}");
+        assert!(messages < number(&sent, "messages"), "{received} {sent}");
+        assert_eq!(sent["receiver"], received, "the sender has the receiver's report");
+        assert!(!sent["congestion"].as_str().unwrap().is_empty(), "{sent}");
+    }
+}
+
+#[test]
+fn a_tcp_stream_that_stops_early_is_no_measurement() {
+    let Some(bed) = Bed::new() else { return };
+    let to = format!("{RECEIVER}:7500");
+    let receiver = receiver(&bed, &format!("tcp-stream-recv --bind {to} --seconds 10"));
+    sender(&bed, &format!("tcp-stream-send --to {to} --seconds 0.1"));
+    let ended = receiver.end();
+    assert!(
+        ended.expect_code(1).stderr.contains("the sender stopped"),
+        "{ended:?}"
     );
 }
 

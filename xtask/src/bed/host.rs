@@ -81,7 +81,12 @@ impl Host {
     /// Receive packet steering of one queue: the CPUs of `mask` take its packets; 0 switches it off.
     /// In generic mode a landing queue's mask must be a single bit (invariant I3).
     pub fn set_rps(&self, queue: u32, mask: u64) -> Result<()> {
-        self.write_file(&queue_file(queue, "rps_cpus"), &cpu_mask(mask))
+        self.steer(INTERFACE, queue, mask)
+    }
+
+    pub(super) fn steer(&self, interface: &str, queue: u32, mask: u64) -> Result<()> {
+        let file = format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus");
+        self.write_file(&file, &cpu_mask(mask))
     }
 
     /// Threaded NAPI for the interface. On a veth without an XDP program it needs GRO, see
@@ -129,10 +134,6 @@ impl Host {
             .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).contains("prog/xdp"))
     }
-}
-
-fn queue_file(queue: u32, file: &str) -> String {
-    format!("/sys/class/net/{INTERFACE}/queues/rx-{queue}/{file}")
 }
 
 /// A CPU mask as sysfs takes it: groups of 32 bits, hexadecimal, separated by commas.

@@ -97,6 +97,10 @@ pub struct BedConfig {
     pub tx_queue_len: Option<u32>,
     /// Whether a box is between the hosts. Nothing passes until [`Bed::start_box`].
     pub with_box: bool,
+    /// Cores of the left and the right host's programs: the box does its work, and the kernel what follows from it, on the core
+    /// of the host that the packet goes to (receive packet steering), as an interrupt of that host's network card would. `None`:
+    /// on the core of whoever sent it.
+    pub box_cores: Option<[usize; 2]>,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
 }
@@ -114,6 +118,7 @@ impl Default for BedConfig {
             pfifo_packets: None,
             tx_queue_len: None,
             with_box: false,
+            box_cores: None,
             checksum_offload: true,
         }
     }
@@ -179,6 +184,12 @@ impl Bed {
                 .ok();
             let up = [middle::LEFT, middle::RIGHT].map(|interface| format!("link set {interface} up"));
             ip::batch(Some(middle.name()), &up).context("cannot set up the box")?;
+            if let Some([left, right]) = config.box_cores {
+                for queue in 0..config.queues {
+                    middle.steer(middle::LEFT, queue, 1 << right)?;
+                    middle.steer(middle::RIGHT, queue, 1 << left)?;
+                }
+            }
         }
         for (host, rps) in [(&bed.left, &config.rps_left), (&bed.right, &config.rps_right)] {
             bed.configure(host, config, rps)

@@ -2,7 +2,9 @@
 //!
 //! Every sample has a fresh bed with a box between the hosts and random loss in both directions. The seed of the losses is the
 //! number of the sample, so in one round all contenders meet the same one. The hosts' settings are those of [`recipes`];
-//! checksums are left to the interfaces, as network cards would do it.
+//! checksums are left to the interfaces, as network cards would do it. What comes out of the box is received on the core of
+//! the host that it goes to, as between two machines: without that, the sender's core would do the box's work and the
+//! receiver's as well, packet by packet.
 //!
 //! LM runs once for each delivery that `lm-stream-send --delivery` knows, and as it is where there is no such option. A stream
 //! that ends because of the loss reaches 0.
@@ -104,6 +106,19 @@ const LM_SENDING_SECONDS: f64 = SECONDS + 1.0;
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    // That there is no place for the plot is better learnt before an hour of measuring.
+    if let Some(path) = &arguments.plot {
+        std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .with_context(|| {
+                format!(
+                    "cannot write {}; name a file in a folder that exists",
+                    path.display()
+                )
+            })?;
+    }
     let programs = Programs::build()?;
     let deliveries = Deliveries::known(&programs.path("lm-bench"))?;
     let congestion = Congestion::of_this_system()?;
@@ -236,6 +251,7 @@ fn comparisons(deliveries: Deliveries, congestion: &Congestion) -> Vec<Compariso
 fn bed_with_box() -> BedConfig {
     BedConfig {
         with_box: true,
+        box_cores: Some(two_cores()),
         ..BedConfig::default()
     }
 }
@@ -357,13 +373,16 @@ fn bare_stream() -> Contender {
     }
 }
 
-/// What the box could forward with a core of its own. Its work is done on the core that the packet comes on, so it is
+/// What the box could forward with a core of its own. Left alone, it works on the core that the packet comes on, so it is
 /// measured as what it adds there: one sender, whose packets the other side's stack drops at once (they are for nobody), with
 /// the box between and without.
 fn box_alone() -> Contender {
     Contender {
         name: BOX_ALONE,
-        bed: bed_with_box(),
+        bed: BedConfig {
+            box_cores: None,
+            ..bed_with_box()
+        },
         measure: Box::new(|bed, programs| {
             let without = Bed::new(&BedConfig::default()).and_then(|bed| packet_time_ns(&bed, programs))?;
             through_box(bed, programs, &Impairments::default(), || {
