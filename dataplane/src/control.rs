@@ -24,7 +24,7 @@ use crate::config::{
     ConnectOptions, IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN, TRANSMIT_BURST,
     TRANSMIT_RING_LEN,
 };
-use crate::engine::{Engine, LandingSide, Told, time};
+use crate::engine::{Engine, LandingSide, Told, same_drops, time};
 use crate::error::{ConnectError, RecvError};
 use crate::landing::{ChannelOrder, GivenUp, Inbound, InboundTerms, Violation};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
@@ -550,6 +550,12 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn rebuild_under_session(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
         let (queue, registered_len) = (landing.queue, landing.registered_len);
+        // I3: the new socket counts from 0, so what the old one dropped is looked at now.
+        let statistics = self.nic.statistics(queue).unwrap_or_default();
+        if !same_drops(&statistics, &landing.statistics) {
+            self.abort_inbound(Violation::Statistics.into(), now_ns);
+            return;
+        }
         let (told, Some(mut inbound)) = (landing.told, landing.inbound.take()) else {
             return;
         };
