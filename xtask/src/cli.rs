@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, hold, run as demonstration, verify};
+use crate::{bench, dist, fuzz, hold, run as demonstration, verify};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -23,6 +23,8 @@ struct Arguments {
 enum Command {
     Run(demonstration::Arguments),
     Test(verify::TestArguments),
+    Fuzz(fuzz::FuzzArguments),
+    Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
     Gate(verify::GateArguments),
@@ -52,6 +54,8 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(arguments) => demonstration::run(&arguments),
         Command::Test(arguments) => verify::test(&arguments),
+        Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
+        Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Gate(arguments) => verify::gate(&arguments),

@@ -9,3 +9,6 @@ mod resilience;
 mod scenarios;
 mod transfer;
 mod violations;
+
+#[cfg(fuzzing)]
+pub(crate) use hostile::besiege;
