@@ -76,7 +76,7 @@ pub struct Request {
     /// Messages that it would like to have under way at once.
     pub messages_in_flight: u32,
     /// Flag 1: the sender counts what it has on the way by its own transmit completions; see
-    /// [`FLAG_PACED`](crate::wire::lm::FLAG_PACED).
+    /// [`FLAG_PACED`].
     pub paced: bool,
 }
 
