@@ -71,13 +71,13 @@ impl Arena {
     }
 
     /// Regions taken and not given back.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
     /// Whether everything is free, and one piece.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn is_whole(&self) -> bool {
         self.free.len() <= 1 && self.free.iter().map(|gap| gap.len).sum::<u64>() == self.len
     }

@@ -47,7 +47,7 @@ impl TransmitFrames {
     }
 
     /// Frames that are free now.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn available(&self) -> usize {
         self.pool.available()
     }

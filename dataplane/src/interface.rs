@@ -373,12 +373,11 @@ impl Ethtool {
     ///
     /// `data` is the C struct of the command that it starts with.
     unsafe fn ask<T>(&self, data: &mut T) -> io::Result<()> {
-        let mut request = libc::ifreq {
-            ifr_name: self.name,
-            ifr_ifru: libc::__c_anonymous_ifr_ifru {
-                ifru_data: std::ptr::from_mut(data).cast(),
-            },
-        };
+        // SAFETY: integers and a pointer, for which zeros are values. The kernel copies the whole union, not the pointer
+        // alone, so all of it is written.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name = self.name;
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(data).cast();
         // SAFETY: the request is live; the kernel reads the command from the exclusive `data` and writes that command's
         // struct there, which by the caller's promise is what `data` is.
         let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };

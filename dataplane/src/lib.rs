@@ -1,4 +1,8 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
+#![cfg_attr(
+    fuzzing,
+    allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
+)]
 
 mod arena;
 mod capture;
@@ -32,7 +36,7 @@ pub mod ring;
 mod ring_memory;
 pub mod route;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod sim_tests;
 pub mod simnic;
 mod timers;
@@ -51,3 +55,19 @@ pub use nic::{EffectiveMode, ModeRequest};
 pub use outbound::{Completion, Outcome, SendToken};
 pub use peer::PeerId;
 pub use region::{Payloads, SendRegion};
+
+/// Entries for the fuzz targets in `fuzz/`, which exist when cargo-fuzz builds this crate and at no other time.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    /// Two engines on a simulated wire, with every decision taken from `tape`: packets from a hostile third, times, what
+    /// the applications do. Panics when an invariant is violated.
+    pub fn engine(tape: &[u8]) {
+        crate::sim_tests::besiege(tape);
+    }
+
+    /// The kernel's answer to a question over rtnetlink.
+    pub fn netlink(bytes: &[u8]) {
+        crate::netlink::read(bytes, true, &mut true, &mut Vec::new()).ok();
+        crate::netlink::read(bytes, false, &mut true, &mut Vec::new()).ok();
+    }
+}

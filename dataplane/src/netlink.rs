@@ -51,28 +51,68 @@ fn ask(request: &RouteNetlinkMessage, flags: u16, result: &mut Vec<RouteNetlinkM
     let mut consistent = true;
     loop {
         let (bytes, _) = socket.recv_from_full()?;
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            let answer: NetlinkMessage<RouteNetlinkMessage> =
-                NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
-            // Messages are padded to 4 bytes; the header's length is at least its own, as deserialize checked.
-            rest = rest
-                .get((answer.header.length as usize).next_multiple_of(4)..)
-                .unwrap_or_default();
-            consistent &= answer.header.flags & DUMP_INTERRUPTED == 0;
-            match answer.payload {
-                NetlinkPayload::Done(_) => return Ok(consistent),
-                NetlinkPayload::Error(error) => {
-                    return error.code.map_or(Ok(consistent), |_| Err(error.to_io()));
-                }
-                NetlinkPayload::InnerMessage(inner) => {
-                    result.push(inner);
-                    if flags & NLM_F_DUMP == 0 {
-                        return Ok(consistent);
-                    }
-                }
-                _ => {}
-            }
+        if read(&bytes, flags & NLM_F_DUMP != 0, &mut consistent, result)? {
+            return Ok(consistent);
         }
+    }
+}
+
+/// Takes one datagram of answers; tells whether it was the last one.
+pub(crate) fn read(
+    bytes: &[u8],
+    is_dump: bool,
+    consistent: &mut bool,
+    result: &mut Vec<RouteNetlinkMessage>,
+) -> io::Result<bool> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let answer: NetlinkMessage<RouteNetlinkMessage> =
+            NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
+        // Messages are padded to 4 bytes; the header's length is at least its own, as deserialize checked.
+        rest = rest
+            .get((answer.header.length as usize).next_multiple_of(4)..)
+            .unwrap_or_default();
+        *consistent &= answer.header.flags & DUMP_INTERRUPTED == 0;
+        match answer.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) => {
+                // Not `ErrorMessage::to_io`, which negates i32::MIN.
+                return error.code.map_or(Ok(true), |code| {
+                    Err(io::Error::from_raw_os_error(code.get().saturating_neg()))
+                });
+            }
+            NetlinkPayload::InnerMessage(inner) => {
+                result.push(inner);
+                if !is_dump {
+                    return Ok(true);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer of type `NLMSG_ERROR`.
+    fn error(code: i32) -> Vec<u8> {
+        let mut bytes = vec![0; 36];
+        bytes[..4].copy_from_slice(&36u32.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&2u16.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&code.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn errors_of_the_kernel_are_errors_whatever_their_number() {
+        for (code, number) in [(-2, 2), (i32::MIN, i32::MAX), (i32::MAX, -i32::MAX)] {
+            let answer = read(&error(code), true, &mut true, &mut Vec::new());
+            assert_eq!(answer.expect_err("an error").raw_os_error(), Some(number));
+        }
+        let answer = read(&error(0), false, &mut true, &mut Vec::new());
+        assert!(answer.expect("an acknowledgement"));
     }
 }

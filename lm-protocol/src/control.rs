@@ -79,7 +79,7 @@ pub struct Request {
     /// Messages that it would like to have under way at once.
     pub messages_in_flight: u32,
     /// Flag 1: the sender counts what it has on the way by its own transmit completions; see
-    /// [`FLAG_PACED`](crate::wire::lm::FLAG_PACED).
+    /// [`FLAG_PACED`].
     pub paced: bool,
     /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
     pub delivery: Delivery,

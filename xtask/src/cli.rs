@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, hold, run as demonstration, soak, verify};
+use crate::{bench, dist, fuzz, hold, run as demonstration, soak, verify};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -24,6 +24,8 @@ enum Command {
     Run(demonstration::Arguments),
     Test(verify::TestArguments),
     Soak(soak::Arguments),
+    Fuzz(fuzz::FuzzArguments),
+    Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
     Gate(verify::GateArguments),
@@ -54,6 +56,8 @@ fn run(command: Command) -> Result<()> {
         Command::Run(arguments) => demonstration::run(&arguments),
         Command::Test(arguments) => verify::test(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
+        Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Gate(arguments) => verify::gate(&arguments),

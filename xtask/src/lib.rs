@@ -8,6 +8,7 @@ pub mod bench;
 pub mod cli;
 pub mod content;
 pub mod dist;
+pub mod fuzz;
 pub mod hold;
 pub mod machine;
 pub mod run;

@@ -4,6 +4,7 @@
 //! Who copies a payload makes copies as long as a fragment or longer, once for each fragment or once for the message.
 //! So of all copies outside the simulated kernel, those that happen for each packet or window are at most as long as
 //! headers, and there is hardly anything else.
+#![cfg(test)]
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
 //! Delivery over a wire that loses, repeats and overtakes: reliable, unreliable, partial.
+#![cfg(test)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

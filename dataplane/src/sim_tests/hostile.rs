@@ -38,8 +38,66 @@ const CAPTURED_MAX: usize = 400;
 /// Packets that crossed the wire, each with its sender's number.
 type Captured = Arc<Mutex<Vec<(usize, Vec<u8>)>>>;
 
+/// Where decisions come from: a seed, or the bytes that a fuzzer made up.
+enum Choices {
+    Seeded(Dice),
+    Taped { tape: Vec<u8>, at: usize },
+}
+
+impl Choices {
+    fn seeded(seed: u64) -> Choices {
+        Choices::Seeded(Dice(seed | 1))
+    }
+
+    /// A number below `sides`; behind the end of a tape always 0.
+    fn roll(&mut self, sides: u64) -> u64 {
+        match self {
+            Choices::Seeded(dice) => dice.roll(sides),
+            Choices::Taped { tape, at } => {
+                let len = match sides {
+                    0..=0x100 => 1,
+                    0x101..=0x1_0000 => 2,
+                    _ => 8,
+                };
+                let taken = tape.get(*at..*at + len).unwrap_or_default();
+                *at += len;
+                taken
+                    .iter()
+                    .fold(0, |number, &byte| number << 8 | u64::from(byte))
+                    % sides
+            }
+        }
+    }
+
+    fn are_over(&self) -> bool {
+        match self {
+            Choices::Seeded(_) => false,
+            Choices::Taped { tape, at } => *at >= tape.len(),
+        }
+    }
+
+    /// The tag of an honest message. A fuzzer must not be able to write it on a forged one: that would prove nothing.
+    fn tag(&mut self, messages_before: usize) -> u64 {
+        match self {
+            Choices::Seeded(dice) => dice.roll(u64::MAX),
+            Choices::Taped { .. } => {
+                let bytes = noise(0x7a67_0000 ^ messages_before as u64, 8);
+                u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+            }
+        }
+    }
+
+    /// Steps in which time passes after the siege: a fuzzer has none to lose.
+    fn step(&self) -> Duration {
+        match self {
+            Choices::Seeded(_) => Duration::from_micros(300),
+            Choices::Taped { .. } => Duration::from_millis(5),
+        }
+    }
+}
+
 /// A number that breaks things if any does.
-fn number(dice: &mut Dice) -> u64 {
+fn number(dice: &mut Choices) -> u64 {
     match dice.roll(6) {
         0 => dice.roll(4),
         1 => u64::MAX - dice.roll(3),
@@ -51,7 +109,7 @@ fn number(dice: &mut Dice) -> u64 {
 }
 
 /// A packet to `to`, from its honest peer's address, or a stranger's.
-fn packet(dice: &mut Dice, to: usize, port: u16, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
+fn packet(dice: &mut Choices, to: usize, port: u16, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
     let (src_ip, src_port) = match dice.roll(6) {
         0 => (
             Ipv4Addr::from_bits(dice.roll(1 << 32) as u32),
@@ -78,15 +136,15 @@ fn packet(dice: &mut Dice, to: usize, port: u16, header: &LmHeader, payload: &[u
     bytes
 }
 
-fn window(dice: &mut Dice) -> WindowShape {
+fn window(dice: &mut Choices) -> WindowShape {
     WindowShape::new(1 << dice.roll(32)).expect("a power of two")
 }
 
-fn wire(dice: &mut Dice) -> WireMode {
+fn wire(dice: &mut Choices) -> WireMode {
     [WireMode::Lm, WireMode::IpFrag][dice.roll(2) as usize]
 }
 
-fn layout(dice: &mut Dice) -> Layout {
+fn layout(dice: &mut Choices) -> Layout {
     loop {
         let ip = [IpVersion::V4, IpVersion::V4, IpVersion::V6][dice.roll(3) as usize];
         let link = LinkShape {
@@ -100,7 +158,7 @@ fn layout(dice: &mut Dice) -> Layout {
     }
 }
 
-fn grant(dice: &mut Dice) -> Grant {
+fn grant(dice: &mut Choices) -> Grant {
     Grant {
         session_key: number(dice),
         data_port: number(dice).max(1) as u16 | 1,
@@ -118,7 +176,7 @@ fn grant(dice: &mut Dice) -> Grant {
 }
 
 /// A control message with fields from nowhere; `key` is a real session's.
-fn control(dice: &mut Dice, key: u64) -> ControlMessage {
+fn control(dice: &mut Choices, key: u64) -> ControlMessage {
     let key = if dice.roll(4) == 0 { key } else { number(dice) };
     match dice.roll(6) {
         0 => ControlMessage::Grant(grant(dice)),
@@ -159,7 +217,7 @@ fn control(dice: &mut Dice, key: u64) -> ControlMessage {
 }
 
 /// A control message as a packet.
-fn control_packet(dice: &mut Dice, to: usize, request_id: u32, message: &ControlMessage) -> Vec<u8> {
+fn control_packet(dice: &mut Choices, to: usize, request_id: u32, message: &ControlMessage) -> Vec<u8> {
     let mut datagram = [0u8; MAX_CONTROL_LEN];
     let len = message.encode(request_id, &mut datagram);
     let (header, _) = LmHeader::decode(&datagram[..len]).expect("just encoded");
@@ -168,7 +226,7 @@ fn control_packet(dice: &mut Dice, to: usize, request_id: u32, message: &Control
 
 /// A data-path packet with fields from nowhere. Fragments never bear the real key: with it anybody can write a
 /// session's messages.
-fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
+fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
     let session_key = if dice.roll(3) > 0 { key } else { number(dice) };
     let words = [0; 4].map(|_| number(dice));
     let header = match dice.roll(7) {
@@ -249,7 +307,7 @@ fn forged(dice: &mut Dice, to: usize, key: u64) -> Vec<u8> {
 
 /// A real packet, repeated with some of its header changed; its payload stays. Behind the key of a fragment or an
 /// announcement nothing is changed: that would be another one of the session, and nobody could tell.
-fn mutated(dice: &mut Dice, packet: &[u8]) -> Vec<u8> {
+fn mutated(dice: &mut Choices, packet: &[u8]) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     let is_fragment = bytes.get(20).is_some_and(|b| b & 0x3f != 0);
     let is_data = is_fragment || matches!(bytes.get(UDP_HEADERS_LEN), Some(&(0x11 | 0x14)));
@@ -288,14 +346,14 @@ fn mutated(dice: &mut Dice, packet: &[u8]) -> Vec<u8> {
 
 struct Siege {
     bed: Bed,
-    dice: Dice,
+    dice: Choices,
     captured: Captured,
     /// Honest messages by tag: seed of their bytes, and length.
     honest: HashMap<u64, usize>,
 }
 
 impl Siege {
-    fn new(config: &BedConfig, seed: u64) -> Siege {
+    fn new(config: &BedConfig, dice: Choices) -> Siege {
         let bed = Bed::new(config);
         let captured: Captured = Arc::default();
         let store = Arc::clone(&captured);
@@ -308,7 +366,7 @@ impl Siege {
         });
         Siege {
             bed,
-            dice: Dice(seed | 1),
+            dice,
             captured,
             honest: HashMap::new(),
         }
@@ -385,7 +443,7 @@ impl Siege {
 
     fn send(&mut self, from: usize, peer: PeerId) {
         let len = [0, 30, 1448, 20_000, 150_000][self.dice.roll(5) as usize];
-        let tag = self.dice.roll(u64::MAX);
+        let tag = self.dice.tag(self.honest.len());
         self.honest.insert(tag, len);
         // Whatever the attackers did: a result, not a panic.
         let _ = self.bed.try_send(from, peer, &noise(tag, len), tag);
@@ -401,6 +459,9 @@ impl Siege {
         };
         let mut peers = [0, 1].map(|host| self.bed.connect(host, &options).expect("a session"));
         for _ in 0..40 {
+            if self.dice.are_over() {
+                break;
+            }
             for from in [0, 1] {
                 let peer = peers[from];
                 self.send(from, peer);
@@ -422,8 +483,12 @@ impl Siege {
         }
         // The siege ends. What was begun runs into its time limits, and honest traffic works as before.
         self.bed.wire.clear_filter();
+        let step_ns = self.dice.step().as_nanos() as u64;
         for _ in 0..15 {
-            self.bed.pass(Duration::from_secs(1));
+            for _ in 0..1_000_000_000 / step_ns {
+                self.bed.now_ns += step_ns;
+                self.bed.round();
+            }
             self.take();
         }
         for host in [0, 1] {
@@ -446,6 +511,42 @@ impl Siege {
     }
 }
 
+/// One siege with all decisions from a fuzzer's bytes: packets, times, and what the application does.
+pub(crate) fn besiege(tape: &[u8]) {
+    let (&shape, tape) = tape.split_first().unwrap_or((&0, &[]));
+    let queues = match shape & 1 {
+        1 => Queues {
+            general: None,
+            landing: Some(0),
+        },
+        _ => TWO_QUEUES,
+    };
+    let config = BedConfig {
+        queues: [queues; 2],
+        message_timeout: Duration::from_millis(900),
+        window: 1 << (shape >> 1 & 7),
+        one_processor: shape & 16 != 0,
+        paced: shape & 32 != 0,
+        ..BedConfig::default()
+    };
+    let tape = tape.to_vec();
+    Siege::new(&config, Choices::Taped { tape, at: 0 }).run();
+}
+
+/// What a fuzzer found interesting, and what failed once.
+#[test]
+fn the_fuzzers_corpus_is_survived() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/engine");
+    let mut inputs = 0;
+    for file in std::fs::read_dir(corpus).expect("the committed corpus") {
+        let path = file.expect("a file").path();
+        println!("{}", path.display()); // shown when it fails
+        besiege(&std::fs::read(&path).expect("an input"));
+        inputs += 1;
+    }
+    assert!(inputs > 0, "{corpus} is empty");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
@@ -460,13 +561,13 @@ proptest! {
             message_timeout: Duration::from_millis(900),
             ..BedConfig::default()
         };
-        Siege::new(&config, seed).run();
+        Siege::new(&config, Choices::seeded(seed)).run();
     }
 
     /// A receiver that grants nonsense, and then gives credit for it.
     #[test]
     fn a_hostile_grant_is_survived(seed: u64) {
-        let mut dice = Dice(seed | 1);
+        let mut dice = Choices::seeded(seed);
         let mut bed = Bed::new(&BedConfig::default());
         let peer = bed.resolve(0);
         let options = ConnectOptions {

@@ -11,3 +11,6 @@ mod scenarios;
 mod soak;
 mod transfer;
 mod violations;
+
+#[cfg(fuzzing)]
+pub(crate) use hostile::besiege;

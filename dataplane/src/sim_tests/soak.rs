@@ -5,6 +5,7 @@
 //! may be written; and every packet is accounted for.
 //!
 //! `cargo xtask soak` runs many seeds. One seed again: `cargo xtask soak --seeds 1 --from SEED`.
+#![cfg(test)]
 
 mod guard;
 mod plan;

@@ -156,7 +156,7 @@ impl Shared {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Wire {
     /// Puts a descriptor on a channel's RX ring that no packet belongs to.
     pub(crate) fn push_descriptor(&self, host: usize, queue: u32, descriptor: crate::ring::Descriptor) {

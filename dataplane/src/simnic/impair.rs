@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use lm_protocol::wire::lm::{TYPE_DATA, VERSION};
 
-use super::datagram::{ETHERNET_LEN, HEADERS_LEN, IPV4_LEN};
+use super::datagram::{ETHERNET_LEN, HEADERS_LEN};
 use foreign::Ends;
 
 /// Parts per million: a certainty.

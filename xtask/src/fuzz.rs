@@ -1,0 +1,238 @@
+//! `cargo xtask fuzz` and `cargo xtask asan`: arbitrary input, and tools that watch memory.
+//!
+//! Both need a nightly toolchain, which nothing else here does.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::table::Table;
+use crate::workspace::{cargo, root, run, target_dir};
+
+/// Fuzz every parser, and the receiver's state machine on the simulated NIC.
+///
+/// Needs a nightly toolchain and cargo-fuzz. Begins with the committed corpus in fuzz/corpus; what it finds on the way is
+/// kept under the target directory. An input that fails is left in fuzz/artifacts, and its path is shown with the command
+/// that repeats it.
+#[derive(Debug, clap::Args)]
+pub struct FuzzArguments {
+    /// Seconds altogether, shared by the targets; half of them for `engine`, which is the slowest.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    time: u64,
+    /// Only this target (may be repeated): the names of fuzz/fuzz_targets.
+    #[arg(long, value_name = "NAME")]
+    target: Vec<String>,
+}
+
+/// Run the tests that need no kernel under AddressSanitizer, or under valgrind.
+///
+/// Those are lm-protocol's and the poll engine's on the simulated NIC. AddressSanitizer needs a nightly toolchain,
+/// valgrind itself; what is missing is said in one line, and is an error with CI=true only.
+#[derive(Debug, clap::Args)]
+pub struct AsanArguments {
+    /// valgrind instead (memcheck), and only tests that it finishes in minutes.
+    #[arg(long)]
+    valgrind: bool,
+}
+
+/// The target that runs whole engines.
+const ENGINE: &str = "engine";
+
+fn answers(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The fuzz targets, by name.
+fn targets() -> Result<Vec<String>> {
+    let folder = root().join("fuzz/fuzz_targets");
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = file.context("cannot read the fuzz targets")?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// How many of `seconds` each target gets, at least one.
+fn shares(names: &[String], seconds: u64) -> Vec<u64> {
+    let others = names.iter().filter(|name| *name != ENGINE).count() as u64;
+    let for_engine = match others {
+        0 => seconds,
+        _ if (others as usize) < names.len() => seconds / 2,
+        _ => 0,
+    };
+    names
+        .iter()
+        .map(|name| match name.as_str() {
+            ENGINE => for_engine,
+            _ => (seconds - for_engine) / others,
+        })
+        .map(|share| share.max(1))
+        .collect()
+}
+
+/// Runs `cargo xtask fuzz`.
+pub fn fuzz(arguments: &FuzzArguments) -> Result<()> {
+    let known = targets()?;
+    for name in &arguments.target {
+        ensure!(
+            known.contains(name),
+            "no fuzz target `{name}`; there are {}",
+            known.join(", ")
+        );
+    }
+    let chosen = if arguments.target.is_empty() {
+        known
+    } else {
+        arguments.target.clone()
+    };
+    ensure!(
+        answers("cargo", &["+nightly", "--version"]),
+        "no nightly toolchain: run `rustup toolchain install nightly`"
+    );
+    ensure!(
+        answers("cargo", &["fuzz", "--version"]),
+        "no cargo-fuzz: run `cargo install cargo-fuzz`"
+    );
+    let folder = root().join("fuzz");
+    let found = target_dir()?.join("fuzz-corpus");
+    let mut table = Table::new(&["target", "seconds", ""]);
+    let mut failed = Vec::new();
+    for (name, seconds) in chosen.iter().zip(shares(&chosen, arguments.time)) {
+        let kept = found.join(name);
+        std::fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
+        let mut command = nightly();
+        command
+            .args(["fuzz", "run", "--fuzz-dir"])
+            .arg(&folder)
+            .arg(name)
+            .arg(&kept)
+            .arg(folder.join("corpus").join(name))
+            .args(["--", "-max_len=2048", "-timeout=60", "-print_final_stats=1"])
+            .arg(format!("-max_total_time={seconds}"));
+        let result = run(&mut command);
+        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+        table.row([name.as_str(), &seconds.to_string(), verdict]);
+        if result.is_err() {
+            failed.push(name.clone());
+        }
+    }
+    eprintln!("\n{table}");
+    if !failed.is_empty() {
+        bail!(
+            "failed: {}; repeat with `cargo +nightly fuzz run --fuzz-dir fuzz TARGET fuzz/artifacts/TARGET/FILE`",
+            failed.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// A cargo that picks its toolchain by name: the one that started this program has its own.
+fn nightly() -> Command {
+    let mut command = Command::new("cargo");
+    command
+        .arg("+nightly")
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .env_remove("CARGO");
+    command
+}
+
+fn lacking(what: &str) -> Result<()> {
+    ensure!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "{what}, and CI=true allows no skipping"
+    );
+    println!("SKIPPED: {what}");
+    Ok(())
+}
+
+/// Runs `cargo xtask asan`.
+pub fn asan(arguments: &AsanArguments) -> Result<()> {
+    if arguments.valgrind {
+        return valgrind();
+    }
+    if !answers("cargo", &["+nightly", "--version"]) {
+        return lacking("no nightly toolchain: run `rustup toolchain install nightly`");
+    }
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let build: PathBuf = target_dir()?.join("asan");
+    for (package, tests) in [("lm-protocol", "--tests"), ("lm-dataplane", "--lib")] {
+        let mut command = nightly();
+        command
+            .args(["test", "--target", &target, "--package", package, tests])
+            // `copies` starts valgrind on its own program, which valgrind cannot run with AddressSanitizer in it.
+            .args(["--", "--skip", "sim_tests::copies"])
+            .env("RUSTFLAGS", "-Zsanitizer=address")
+            .env("CARGO_TARGET_DIR", &build);
+        run(&mut command)?;
+    }
+    Ok(())
+}
+
+/// libtest keeps a thread's handle to the end ("possibly lost"); what is definitely lost is ours.
+const VALGRIND: &str = "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite";
+
+fn valgrind() -> Result<()> {
+    if !answers("valgrind", &["--version"]) {
+        return lacking("no valgrind: install it with the system's package manager");
+    }
+    let runner = format!(
+        "CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER",
+        std::env::consts::ARCH.to_uppercase()
+    );
+    // A random case takes valgrind fifty times as long.
+    let slow = ["copies", "hostile", "transfer", "resilience", "soak"];
+    let skipped = slow
+        .iter()
+        .flat_map(|name| ["--skip".to_owned(), format!("sim_tests::{name}")]);
+    for (package, tests) in [("lm-protocol", "--lib"), ("lm-dataplane", "--lib")] {
+        let mut command = cargo();
+        command
+            .args(["test", "--package", package, tests, "--"])
+            .args(skipped.clone())
+            .env(&runner, VALGRIND);
+        run(&mut command)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_time_is_shared() {
+        assert_eq!(shares(&names(&["a", ENGINE, "b"]), 100), [25, 50, 25]);
+        assert_eq!(shares(&names(&[ENGINE]), 100), [100]);
+        assert_eq!(shares(&names(&["a"]), 100), [100]);
+        assert_eq!(shares(&names(&["a", "b"]), 1), [1, 1]);
+    }
+
+    #[test]
+    fn every_target_has_a_corpus() {
+        for name in targets().unwrap() {
+            let corpus = root().join("fuzz/corpus").join(&name);
+            assert!(
+                std::fs::read_dir(&corpus).is_ok_and(|mut files| files.next().is_some()),
+                "{} is empty",
+                corpus.display()
+            );
+        }
+    }
+}
