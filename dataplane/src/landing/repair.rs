@@ -304,7 +304,7 @@ impl Inbound {
 
     /// Whether [`watch`](Inbound::watch) and [`requests`](Inbound::requests) have anything to do.
     pub(crate) fn needs_care(&self) -> bool {
-        self.troubled || self.claim.is_some()
+        self.troubled || self.claim.is_some() || !self.quarantined.is_empty()
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
@@ -320,7 +320,12 @@ impl Inbound {
             return Some(Remedy::Rebuild);
         }
         let front = self.messages.front()?;
-        front.zone?;
+        if front.zone.is_none() {
+            // Memory that is quarantined may be what is missing, and nobody may send what would use its entries.
+            let quiet_ns = now_ns.saturating_sub(self.progress_ns.max(front.announced_ns));
+            let stuck = self.outstanding > 0 && !self.quarantined.is_empty() && quiet_ns >= STRAY_AFTER_NS;
+            return stuck.then_some(Remedy::Rebuild);
+        }
         let count = front.geometry.fragment_count();
         if front.arrivals.is_complete() {
             let quiet_ns = now_ns.saturating_sub(self.progress_ns);
