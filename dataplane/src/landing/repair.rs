@@ -189,7 +189,11 @@ impl Inbound {
         let arrival = message.arrivals.take(position);
         // One that the gate could not admit (its announcement was overtaken) uses no entry: those that are posted are for
         // what follows it.
-        self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
+        let end = message.base + u64::from(position) + 1;
+        if end > self.accepted {
+            self.accepted = end;
+            self.suspect(end, now_ns);
+        }
         self.progress_ns = now_ns;
         self.passed_by = self.passed_by.saturating_add(1);
         if self.noticed(at, arrival, now_ns) {
@@ -289,17 +293,19 @@ impl Inbound {
     /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). `false`: it cannot have.
     pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> bool {
         let ahead = sent.wrapping_sub(self.accepted as u32) as i32;
-        if ahead <= 0 {
-            return true;
-        }
-        let sent = self.accepted + ahead as u64;
+        let sent = self.accepted.saturating_add_signed(i64::from(ahead));
         if sent > self.announced_packets {
             return false;
         }
+        self.suspect(sent, now_ns);
+        true
+    }
+
+    /// Packets of the session before `sent` are lost, unless they come soon.
+    fn suspect(&mut self, sent: u64, now_ns: u64) {
         if self.claim.is_none_or(|(known, _)| known < sent) {
             self.claim = Some((sent, now_ns));
         }
-        true
     }
 
     /// Whether [`watch`](Inbound::watch) and [`requests`](Inbound::requests) have anything to do.
@@ -381,10 +387,6 @@ impl Inbound {
         let Some((sent, since_ns)) = self.claim else {
             return;
         };
-        if sent <= self.accepted {
-            self.claim = None;
-            return;
-        }
         if now_ns.saturating_sub(since_ns.max(self.progress_ns)) < CLAIM_GRACE_NS {
             return;
         }
