@@ -232,13 +232,15 @@ pub(crate) struct InboundTerms {
     pub(crate) admission: SessionAdmission,
 }
 
-/// A posted fill entry, or a position that will never have one.
+/// A posted fill entry, or positions that will never have one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
     /// UMEM address at which its packet will begin; [`Aim::SKIPPED`]: none was posted.
     start: u64,
     number: u32,
     position: u32,
+    /// End of the positions that were left out.
+    until: u32,
 }
 
 impl Aim {
@@ -414,13 +416,15 @@ impl Inbound {
                 // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
                 // than the next to be posted for, and the places in between are left out.
                 let met_by = self.accepted + u64::from(self.outstanding + written);
-                if message.base + u64::from(position) < met_by {
+                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
+                if position < left_out {
                     self.aims.push_back(Aim {
                         start: Aim::SKIPPED,
                         number: message.number,
                         position,
+                        until: left_out,
                     });
-                    message.posted += 1;
+                    message.posted = left_out;
                     continue;
                 }
                 let window = position / window_len;
@@ -440,6 +444,7 @@ impl Inbound {
                     start,
                     number: message.number,
                     position,
+                    until: position + 1,
                 });
                 written += 1;
                 message.posted += 1;

@@ -180,7 +180,9 @@ impl Inbound {
         {
             self.aims.pop_front();
             if let Some(at) = self.position_of(aim.number) {
-                self.passed(at, aim.position, false, umem);
+                for position in aim.position..aim.until {
+                    self.passed(at, position, false, umem);
+                }
             }
         }
     }

@@ -409,13 +409,12 @@ impl Inbound {
         let (number, posted, count) = (front.number, front.posted, front.geometry.fragment_count());
         front.posted = count;
         self.posting = self.posting.max(1);
-        for position in posted..count {
-            self.aims.push_back(Aim {
-                start: Aim::SKIPPED,
-                number,
-                position,
-            });
-        }
+        self.aims.push_back(Aim {
+            start: Aim::SKIPPED,
+            number,
+            position: posted,
+            until: count,
+        });
         self.pass_skipped(umem);
     }
 
@@ -511,10 +510,14 @@ impl Inbound {
     /// The channel was built anew: none of the posted entries will be used.
     pub(crate) fn forget_entries(&mut self, arena: &mut Arena, umem: &Umem) {
         while let Some(aim) = self.aims.pop_front() {
-            if let Some(at) = self.position_of(aim.number)
-                && self.messages[at].base + u64::from(aim.position) < self.accepted
-            {
-                self.passed(at, aim.position, false, umem);
+            let Some(at) = self.position_of(aim.number) else {
+                continue;
+            };
+            let base = self.messages[at].base;
+            for position in aim.position..aim.until {
+                if base + u64::from(position) < self.accepted {
+                    self.passed(at, position, false, umem);
+                }
             }
         }
         // What was posted for packets that are still to come is posted again.

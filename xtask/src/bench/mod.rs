@@ -5,6 +5,7 @@
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
+mod distance;
 pub mod loss;
 mod memory;
 mod plot;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use self::distance::Distances;
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile};
 use crate::stats::Summary;
@@ -144,6 +146,8 @@ pub struct Measured {
     pub unit: Unit,
     /// Per contender: name, summary, the programs' reports.
     pub results: Vec<(&'static str, Summary, Vec<Value>)>,
+    /// How far apart the cores were in each round, in nanoseconds; see [`distance`].
+    pub core_distances_ns: Vec<f64>,
     targets: Vec<Target>,
 }
 
@@ -152,21 +156,18 @@ impl Comparison {
     pub fn measure(self, rounds: u32, programs: &Programs, progress: impl Fn(&str)) -> Result<Measured> {
         let rounds = self.most_rounds.map_or(rounds, |most| most.min(rounds));
         let mut samples: Vec<Vec<Sample>> = self.contenders.iter().map(|_| Vec::new()).collect();
+        let mut distances = Distances::default();
         for round in 0..rounds {
-            let mut order: Vec<usize> = (0..self.contenders.len()).collect();
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for index in order {
-                let contender = &self.contenders[index];
-                progress(&format!(
-                    "{}, round {} of {rounds}: {}",
-                    self.title,
-                    round + 1,
-                    contender.name
-                ));
-                let sample = Bed::new(&contender.bed).and_then(|bed| (contender.measure)(&bed, programs));
-                samples[index].push(sample.with_context(|| format!("{}: {}", self.title, contender.name))?);
+            for repeat in 0..=distance::REPEATS {
+                let before = Distances::wait();
+                let measured = self.measure_once(round, rounds, programs, &progress)?;
+                if distances.held(before) || repeat == distance::REPEATS {
+                    for (all, sample) in samples.iter_mut().zip(measured) {
+                        all.push(sample);
+                    }
+                    break;
+                }
+                progress(&format!("{}: the cores moved, once more", self.title));
             }
         }
         let results = self.contenders.iter().zip(samples).map(|(contender, samples)| {
@@ -185,8 +186,36 @@ impl Comparison {
             title: self.title,
             unit: self.unit,
             results,
+            core_distances_ns: distances.rounds,
             targets: self.targets,
         })
+    }
+
+    /// One round: a sample of each contender, in their order.
+    fn measure_once(
+        &self,
+        round: u32,
+        rounds: u32,
+        programs: &Programs,
+        progress: &impl Fn(&str),
+    ) -> Result<Vec<Sample>> {
+        let mut order: Vec<usize> = (0..self.contenders.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        let mut samples: Vec<Option<Sample>> = self.contenders.iter().map(|_| None).collect();
+        for index in order {
+            let contender = &self.contenders[index];
+            progress(&format!(
+                "{}, round {} of {rounds}: {}",
+                self.title,
+                round + 1,
+                contender.name
+            ));
+            let sample = Bed::new(&contender.bed).and_then(|bed| (contender.measure)(&bed, programs));
+            samples[index] = Some(sample.with_context(|| format!("{}: {}", self.title, contender.name))?);
+        }
+        Ok(samples.into_iter().flatten().collect())
     }
 }
 
@@ -285,6 +314,7 @@ impl Measured {
             "title": self.title,
             "unit": self.unit.name(),
             "contenders": contenders.collect::<Vec<_>>(),
+            "core_distances_ns": self.core_distances_ns,
             "targets": targets.collect::<Vec<_>>(),
         })
     }
@@ -349,6 +379,16 @@ fn print_results(measured: &[Measured], pairs: u32) {
         "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
     );
     println!("{targets}");
+    let mut distances: Vec<f64> = (measured.iter())
+        .flat_map(|one| one.core_distances_ns.iter().copied())
+        .collect();
+    distances.sort_by(f64::total_cmp);
+    if let (Some(least), Some(most)) = (distances.first(), distances.last()) {
+        println!(
+            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back). A round waits up to half a minute for\n\
+             near cores, and is measured again when they moved meanwhile.\n"
+        );
+    }
 }
 
 /// Writes everything to the result file, if there is one.
@@ -373,6 +413,7 @@ mod tests {
             title: "t",
             unit: Unit::GbitPerSecond,
             // The medians' ratio is 1; the median of the rounds' ratios is 2.
+            core_distances_ns: Vec::new(),
             results: vec![result("LM", &[2.0, 4.0, 8.0]), result("UDP", &[1.0, 2.0, 16.0])],
             targets,
         }
