@@ -284,6 +284,8 @@ pub(crate) struct Inbound {
     quarantined: Vec<Quarantined>,
     /// Messages that were settled without being whole, of the last ones.
     broken: VecDeque<u32>,
+    /// How long requests for missing fragments take to be answered, smoothed; 0: none was yet.
+    answer_ns: u64,
     /// Datagrams taken since a packet last landed, and when that was.
     passed_by: u32,
     landed_ns: u64,
@@ -329,6 +331,7 @@ impl Inbound {
             held: Held::default(),
             quarantined: Vec::new(),
             broken: VecDeque::new(),
+            answer_ns: 0,
             passed_by: 0,
             landed_ns: now_ns,
             progress_ns: now_ns,

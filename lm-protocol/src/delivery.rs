@@ -207,10 +207,11 @@ impl Arrivals {
 /// assert_eq!(timer.poll(start), None);
 /// let soon = start + RequestTimer::REORDER;
 /// assert_eq!(timer.poll(soon), Some(0)); // everything from position 0 on
-/// timer.asked(soon, 0, 7); // positions below 7 are known to be sent
+/// let pause = RequestTimer::PAUSE;
+/// timer.asked(soon, 0, 7, pause); // positions below 7 are known to be sent
 /// timer.noticed(soon);
 /// assert_eq!(timer.poll(soon + RequestTimer::REORDER), Some(7)); // only what is new
-/// assert_eq!(timer.poll(soon + RequestTimer::PAUSE), Some(0)); // all of it again
+/// assert_eq!(timer.poll(soon + pause), Some(0)); // all of it again
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestTimer {
@@ -221,13 +222,18 @@ pub struct RequestTimer {
     /// Positions below were asked for before.
     asked_to: u32,
     repeats: u32,
+    /// When the last request left that nothing has answered; `None` also after a repetition, whose answer may be to the
+    /// one before (Karn's rule).
+    unanswered: Option<Time>,
 }
 
 impl RequestTimer {
     /// How long an overtaken packet may take.
     pub const REORDER: Duration = Duration::from_micros(50);
-    /// The first pause before a request is repeated.
+    /// The first pause before a request is repeated, while no round trip is known.
     pub const PAUSE: Duration = Duration::from_millis(2);
+    /// The shortest one, however short the round trips.
+    pub const PAUSE_MIN: Duration = Duration::from_micros(250);
     /// The longest one.
     pub const PAUSE_MAX: Duration = Duration::from_millis(200);
 
@@ -236,9 +242,10 @@ impl RequestTimer {
         self.fresh.get_or_insert(now + RequestTimer::REORDER);
     }
 
-    /// Something that was asked for came: the path works.
-    pub fn progressed(&mut self) {
+    /// Something that was asked for came: the path works. Gives the time from request to answer, when this is the first.
+    pub fn progressed(&mut self, now: Time) -> Option<Duration> {
         self.repeats = 0;
+        self.unanswered.take().map(|asked| now - asked)
     }
 
     /// The position from which on missing ones are to be asked for now, if any.
@@ -249,12 +256,13 @@ impl RequestTimer {
         self.fresh.filter(|due| *due <= now).map(|_| self.asked_to)
     }
 
-    /// A request for what is missing from `from` to `to` has left.
-    pub fn asked(&mut self, now: Time, from: u32, to: u32) {
+    /// A request for what is missing from `from` to `to` has left. It is repeated after `pause`, which doubles each time.
+    pub fn asked(&mut self, now: Time, from: u32, to: u32, pause: Duration) {
         self.fresh = None;
         self.asked_to = to;
+        self.unanswered = (self.repeats == 0 || from > 0).then_some(now);
         if from == 0 || self.repeat.is_none() {
-            let pause = RequestTimer::PAUSE * (1 << self.repeats.min(7));
+            let pause = pause.max(RequestTimer::PAUSE_MIN) * (1 << self.repeats.min(10));
             self.repeat = Some(now + pause.min(RequestTimer::PAUSE_MAX));
             self.repeats = self.repeats.saturating_add(1);
         }
@@ -326,14 +334,17 @@ mod tests {
             while timer.poll(now).is_none() {
                 now += Duration::from_micros(10);
             }
-            timer.asked(now, 0, 100);
+            timer.asked(now, 0, 100, RequestTimer::PAUSE);
             pauses.push(now - begin);
         }
         assert_eq!(pauses[..4], [50, 2000, 4000, 8000].map(Duration::from_micros));
         assert_eq!(pauses[11], RequestTimer::PAUSE_MAX);
-        timer.progressed();
-        timer.asked(now, 0, 100);
-        assert_eq!(timer.poll(now + RequestTimer::PAUSE), Some(0));
+        assert_eq!(timer.progressed(now), None, "which request was answered?");
+        timer.asked(now, 0, 100, Duration::ZERO);
+        now += RequestTimer::PAUSE_MIN;
+        assert_eq!(timer.poll(now), Some(0));
+        assert_eq!(timer.progressed(now), Some(RequestTimer::PAUSE_MIN));
+        assert_eq!(timer.progressed(now), None);
         timer.clear();
         assert_eq!(timer.poll(Time::MAX), None);
     }

@@ -6,9 +6,10 @@
 //! unused, with nothing under way that would use them, is copied out of the zone, which stays quarantined (I1).
 
 use std::ops::Range;
+use std::time::Duration;
 
 use lm_ebpf::Log;
-use lm_protocol::delivery::{Arrival, Arrivals, Delivery};
+use lm_protocol::delivery::{Arrival, Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::Geometry;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
@@ -23,7 +24,7 @@ const HELD_MAX: usize = 512;
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
 const CLAIM_GRACE_NS: u64 = 200_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
-const GIVE_UP_AFTER_NS: u64 = 1_000_000;
+const GIVE_UP_AFTER_NS: u64 = 500_000;
 /// Fragments that keep coming by the one-copy path for so long, while entries are posted and nothing lands: the gate
 /// expects others, after a packet whose header was corrupt.
 const STRAY_AFTER_NS: u64 = 5_000_000;
@@ -158,7 +159,16 @@ impl Inbound {
                 message.timer.noticed(time(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
             }
-            Arrival::Late => message.timer.progressed(),
+            Arrival::Late => {
+                if let Some(sample) = message.timer.progressed(time(now_ns)) {
+                    // RFC 6298's smoothing, with an eighth for what is new.
+                    let sample_ns = sample.as_nanos() as u64;
+                    self.answer_ns = match self.answer_ns {
+                        0 => sample_ns,
+                        known => known - known / 8 + sample_ns / 8,
+                    };
+                }
+            }
             Arrival::Next => {}
         }
         if message.arrivals.missing().is_empty() {
@@ -557,6 +567,11 @@ impl Inbound {
         if self.terms.delivery != Delivery::Reliable {
             return;
         }
+        // An answer has a few of its usual times to come.
+        let pause = match self.answer_ns {
+            0 => RequestTimer::PAUSE,
+            known => Duration::from_nanos(3 * known),
+        };
         let mut ranges = [MissingRange { first: 0, len: 0 }; 256];
         for message in &mut self.messages {
             let Some(from) = message.timer.poll(time(now_ns)) else {
@@ -579,7 +594,7 @@ impl Inbound {
                 self.repair.requested += fragments;
                 message
                     .timer
-                    .asked(time(now_ns), from, message.arrivals.expected());
+                    .asked(time(now_ns), from, message.arrivals.expected(), pause);
             }
         }
     }
