@@ -576,6 +576,10 @@ impl Endpoint {
 
 impl AsFd for Endpoint {
     /// Readable (level-triggered) when [`poll`](Endpoint::poll) may find something to receive.
+    ///
+    /// Only `poll` runs timers, sends what the kernel had no room for and repeats what was lost. So wait on the
+    /// descriptor for no longer than 10 ms while messages are under way in either direction, and for no longer than half
+    /// a second while a session is open, and poll then in any case.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.engine.nic.as_fd()
     }
