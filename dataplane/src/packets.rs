@@ -611,14 +611,12 @@ impl<N: Nic> Engine<N> {
 
     /// Asks the sender for fragments that are due.
     fn ask_for_missing(&mut self, now_ns: u64) {
-        // The engine's packets and the session's messages cannot be borrowed at once: a request is rare.
-        let Some(mut inbound) = (self.landing.as_mut())
-            .and_then(|landing| landing.inbound.take_if(|inbound| inbound.needs_care()))
-        else {
-            return;
-        };
-        let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
-        inbound.requests(RANGES_MAX, now_ns, |message, ranges| {
+        while let Some(landing) = &mut self.landing
+            && let Some(inbound) = &mut landing.inbound
+            && inbound.needs_care()
+            && let Some((message, ranges)) = inbound.next_request(now_ns)
+        {
+            let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
             let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
             for (range, bytes) in ranges.iter().zip(payload.chunks_exact_mut(MissingRange::LEN)) {
                 bytes.copy_from_slice(&range.encode());
@@ -628,10 +626,7 @@ impl<N: Nic> Engine<N> {
                 message,
                 ranges: ranges.len() as u32,
             };
-            self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN])
-        });
-        if let Some(landing) = &mut self.landing {
-            landing.inbound = Some(inbound);
+            self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN]);
         }
     }
 

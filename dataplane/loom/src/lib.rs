@@ -1,11 +1,11 @@
 //! Memory ordering of the rings and of the gate's log, tried by `loom` in every interleaving.
 //!
 //! `dataplane/src/ring.rs` and `ebpf/src/log.rs` are compiled here once more, word for word, over another memory:
-//! [`ring_memory`] and [`shared`] take the places of the modules of the same names, with loom's atomics for the words that
+//! `ring_memory` and `shared` take the places of the modules of the same names, with loom's atomics for the words that
 //! both parties access and loom's cells for ring entries, which report every access that nothing orders. So what is
 //! checked is the code that runs, and nothing of loom is in the product.
 //!
-//! Each model has a counterpart that weakens one ordering ([`weak`]) and must fail: a model that cannot fail shows nothing.
+//! Each model has a counterpart that weakens one ordering (`weak`) and must fail: a model that cannot fail shows nothing.
 //!
 //! `cargo test -p lm-ring-models`; about 15 seconds.
 #![cfg(test)]

@@ -16,6 +16,7 @@ use lm_protocol::wire::lm::MissingRange;
 
 use super::{Aim, GivenUp, Inbound, Quarantined, Zone};
 use crate::arena::Arena;
+use crate::control::RANGES_MAX;
 use crate::engine::time;
 use crate::memory::Umem;
 
@@ -318,7 +319,7 @@ impl Inbound {
         }
     }
 
-    /// Whether [`watch`](Inbound::watch) and [`requests`](Inbound::requests) have anything to do.
+    /// Whether [`watch`](Inbound::watch) and [`next_request`](Inbound::next_request) have anything to do.
     pub(crate) fn needs_care(&self) -> bool {
         self.troubled || self.claim.is_some() || !self.quarantined.is_empty()
     }
@@ -556,47 +557,39 @@ impl Inbound {
         log.set_message_limit(self.announced.wrapping_sub(1));
     }
 
-    /// Asks for what is missing and due: `ask` gets a message's number and ranges of fragment indices, at most
-    /// `ranges_max`, and says whether the request left.
-    pub(crate) fn requests(
-        &mut self,
-        ranges_max: usize,
-        now_ns: u64,
-        mut ask: impl FnMut(u32, &[MissingRange]) -> bool,
-    ) {
+    /// The next request for what is missing and due: a message's number, and ranges of fragment indices. It counts as
+    /// sent: one that is lost is repeated like any other.
+    pub(crate) fn next_request(&mut self, now_ns: u64) -> Option<(u32, Vec<MissingRange>)> {
         if self.terms.delivery != Delivery::Reliable {
-            return;
+            return None;
         }
         // An answer has a few of its usual times to come.
         let pause = match self.answer_ns {
             0 => RequestTimer::PAUSE,
             known => Duration::from_nanos(3 * known),
         };
-        let mut ranges = [MissingRange { first: 0, len: 0 }; 256];
         for message in &mut self.messages {
             let Some(from) = message.timer.poll(time(now_ns)) else {
                 continue;
             };
             let count = message.geometry.fragment_count();
-            let mut used = 0;
-            let mut fragments = 0;
-            for range in index_ranges(&self.terms.window, message.arrivals.missing(), from, count)
-                .take(ranges_max.min(ranges.len()))
-            {
-                fragments += u64::from(range.end - range.start);
-                ranges[used] = MissingRange {
-                    first: range.start,
-                    len: range.end - range.start,
-                };
-                used += 1;
-            }
-            if used == 0 || ask(message.number, &ranges[..used]) {
-                self.repair.requested += fragments;
-                message
-                    .timer
-                    .asked(time(now_ns), from, message.arrivals.expected(), pause);
+            let ranges: Vec<MissingRange> =
+                index_ranges(&self.terms.window, message.arrivals.missing(), from, count)
+                    .take(RANGES_MAX)
+                    .map(|range| MissingRange {
+                        first: range.start,
+                        len: range.end - range.start,
+                    })
+                    .collect();
+            message
+                .timer
+                .asked(time(now_ns), from, message.arrivals.expected(), pause);
+            if !ranges.is_empty() {
+                self.repair.requested += ranges.iter().map(|range| u64::from(range.len)).sum::<u64>();
+                return Some((message.number, ranges));
             }
         }
+        None
     }
 }
 

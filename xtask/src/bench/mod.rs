@@ -146,7 +146,7 @@ pub struct Measured {
     pub unit: Unit,
     /// Per contender: name, summary, the programs' reports.
     pub results: Vec<(&'static str, Summary, Vec<Value>)>,
-    /// How far apart the cores were in each round, in nanoseconds; see [`distance`].
+    /// How far apart the cores were in each round, in nanoseconds: a cache line from one to the other and back.
     pub core_distances_ns: Vec<f64>,
     targets: Vec<Target>,
 }
