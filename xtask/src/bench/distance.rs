@@ -73,7 +73,7 @@ static LEAST_PS: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The distances of a comparison's rounds.
 #[derive(Debug, Default)]
 pub(super) struct Distances {
-    /// One for each round that counts, in nanoseconds.
+    /// One for each round under which the cores stayed, in nanoseconds.
     pub(super) rounds: Vec<f64>,
 }
 

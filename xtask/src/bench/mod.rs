@@ -146,7 +146,7 @@ pub struct Measured {
     pub unit: Unit,
     /// Per contender: name, summary, the programs' reports.
     pub results: Vec<(&'static str, Summary, Vec<Value>)>,
-    /// How far apart the cores were in each round, in nanoseconds: a cache line from one to the other and back.
+    /// How far apart the cores were in each round under which they stayed, in nanoseconds: a cache line from one to the other and back.
     pub core_distances_ns: Vec<f64>,
     targets: Vec<Target>,
 }
@@ -386,7 +386,7 @@ fn print_results(measured: &[Measured], pairs: u32) {
     if let (Some(least), Some(most)) = (distances.first(), distances.last()) {
         println!(
             "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back). A round waits up to half a minute for\n\
-             near cores, and is measured again when they moved meanwhile.\n"
+             near cores, and is measured again, three times at most, when they moved meanwhile.\n"
         );
     }
 }
