@@ -3,7 +3,7 @@
  * The gate: LM's XDP program. It stands in front of a receive queue and decides, before the packet takes a fill entry,
  * whether it may land (copy mode).
  *
- * A fragment of the open session that comes after the last accepted one is redirected to the queue's XSK and logged; small LM
+ * A fragment of an open session that comes after its last accepted one is redirected to the queue's XSK and logged; small LM
  * packets go to the XSK of a general queue; everything else gets XDP_PASS and reaches an ordinary socket, or whoever it was
  * meant for. Straight-line and bounded: no loop, no tail call, nothing allocated.
  *
@@ -91,6 +91,14 @@ struct {
 	__type(value, struct lm_channel);
 } lm_channels SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, LM_QUEUES *LM_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct lm_session);
+} lm_sessions SEC(".maps");
+
 struct log_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -118,27 +126,39 @@ struct packet {
 	__u32 ip_len;	 /* the IPv4 packet with its header */
 };
 
-/* What a packet says about itself; what is left is the session's state. */
+/* What a packet says about itself; what is left is the session's state. `place` is the session's, below LM_SESSIONS. */
 struct fragment {
-	__u32 message, index;
+	__u32 place, message, index;
 };
 
-/* Transmit order: messages forward, windows forward inside a message, indices descending inside a window. */
-INLINE int is_after_last(const struct lm_channel *channel, const struct fragment *fragment)
+/* The session in a place of a landing queue, if one of that wire is open. */
+INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *channel, __u32 place, enum lm_wire wire)
 {
-	__s32 ahead = (__s32)(fragment->message - channel->last_message); /* serial numbers, RFC 1982 */
-	__u32 shift = channel->window_shift & 31;
-	__u32 window = fragment->index >> shift, last_window = channel->last_index >> shift;
+	__u32 row = queue * LM_SESSIONS + place;
+	struct lm_session *session;
+
+	if (channel->role != LM_ROLE_LANDING)
+		return 0;
+	session = bpf_map_lookup_elem(&lm_sessions, &row);
+	return session && READ_ONCE(session->open) && session->wire == wire ? session : 0;
+}
+
+/* Transmit order: messages forward, windows forward inside a message, indices descending inside a window. */
+INLINE int is_after_last(const struct lm_session *session, const struct fragment *fragment)
+{
+	__s32 ahead = (__s32)(fragment->message - session->last_message); /* serial numbers, RFC 1982 */
+	__u32 shift = session->window_shift & 31;
+	__u32 window = fragment->index >> shift, last_window = session->last_index >> shift;
 
 	if (ahead != 0)
 		return ahead > 0;
 	if (window != last_window)
 		return window > last_window;
-	return fragment->index < channel->last_index;
+	return fragment->index < session->last_index;
 }
 
-INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_log *log, const struct packet *packet,
-			     const struct fragment *fragment)
+INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_session *session, struct lm_log *log,
+			     const struct packet *packet, const struct fragment *fragment)
 {
 	__u32 padding_len = packet->frame_len - packet->link_len - packet->ip_len;
 	__u64 position = channel->accepted;
@@ -147,9 +167,9 @@ INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_
 	/* A frame is never longer than header and payload of a full fragment (I2), but for the padding of a short one. */
 	if (padding_len && packet->frame_len > LM_SHORT_FRAME)
 		return LM_PASS_LENGTH;
-	if ((__s32)(READ_ONCE(log->message_limit) - fragment->message) < 0)
+	if ((__s32)(READ_ONCE(log->message_limits[fragment->place & (LM_SESSIONS - 1)]) - fragment->message) < 0)
 		return LM_PASS_LIMIT;
-	if (!is_after_last(channel, fragment))
+	if (!is_after_last(session, fragment))
 		return LM_PASS_ORDER;
 	if (position >= READ_ONCE(log->posted))
 		return LM_PASS_UNPOSTED;
@@ -158,14 +178,15 @@ INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_
 		return LM_PASS_NO_SOCKET;
 
 	entry = &log->entries[position & (LM_LOG_ENTRIES - 1)];
-	entry->sequence = (__u32)position;
+	entry->sequence = (__u16)position;
+	entry->session = fragment->place;
 	entry->message = fragment->message;
 	entry->index = fragment->index;
 	entry->frame_len = packet->frame_len;
 	entry->padding_len = padding_len;
 	entry->cpu = bpf_get_smp_processor_id();
-	channel->last_message = fragment->message;
-	channel->last_index = fragment->index;
+	session->last_message = fragment->message;
+	session->last_index = fragment->index;
 	channel->accepted = position + 1;
 	/*
 	 * Publish: pairs with the acquire load in Log::producer. `accepted` is the truth and lies out of the client's reach; a
@@ -184,56 +205,62 @@ INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struc
 				  const struct packet *packet, const struct udp *udp, const struct data_header *lm)
 {
 	__u32 payload_len = be16(lm->payload_len), count = be32(lm->count);
-	struct fragment fragment = { .message = be32(lm->message), .index = be32(lm->index) };
-	const __u32 *key = (const __u32 *)&channel->key;
+	struct fragment fragment = { .place = be32(lm->key[1]) & (LM_SESSIONS - 1),
+				     .message = be32(lm->message),
+				     .index = be32(lm->index) };
+	struct lm_session *session = session_at(queue, channel, fragment.place, LM_WIRE_LM);
+	const __u32 *key;
 
-	if (!log || channel->role != LM_ROLE_LANDING || !READ_ONCE(channel->open) || channel->wire != LM_WIRE_LM)
+	if (!log || !session)
 		return LM_PASS_NO_SESSION;
+	key = (const __u32 *)&session->key;
 	if (key[0] != lm->key[0] || key[1] != lm->key[1])
 		return LM_PASS_KEY;
-	if (packet->ip->source != channel->peer_ip || packet->ip->destination != channel->local_ip ||
-	    udp->source != channel->peer_port)
+	if (packet->ip->source != session->peer_ip || packet->ip->destination != session->local_ip ||
+	    udp->source != session->peer_port)
 		return LM_PASS_PEER;
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) + sizeof(*lm) != channel->header_len)
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) + sizeof(*lm) != session->header_len)
 		return LM_PASS_HEADER;
 	if (fragment.index >= count)
 		return LM_PASS_INDEX;
-	if (fragment.index != count - 1 ? payload_len != channel->payload_len
-					: payload_len == 0 || payload_len > channel->payload_len)
+	if (fragment.index != count - 1 ? payload_len != session->payload_len
+					: payload_len == 0 || payload_len > session->payload_len)
 		return LM_PASS_LENGTH;
-	return admit(queue, channel, log, packet, &fragment);
+	return admit(queue, channel, session, log, packet, &fragment);
 }
 
 /* An IPv4 fragment to our address, on any port: only the first one shows its ports. */
 INLINE enum lm_verdict judge_fragment(__u32 queue, struct lm_channel *channel, struct lm_log *log,
 				      const struct packet *packet)
 {
-	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len = channel->payload_len;
+	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len;
 	__u32 payload_len = packet->ip_len - sizeof(struct ipv4);
-	struct fragment fragment;
+	struct fragment fragment = { .place = 0 };
+	struct lm_session *session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
 
-	if (!log || channel->role != LM_ROLE_LANDING || !READ_ONCE(channel->open) || channel->wire != LM_WIRE_IPFRAG)
+	if (!log || !session)
 		return LM_PASS_FRAGMENT;
-	if (packet->ip->source != channel->peer_ip || packet->ip->destination != channel->local_ip)
+	if (packet->ip->source != session->peer_ip || packet->ip->destination != session->local_ip)
 		return LM_PASS_FRAGMENT;
 	if (offset == 0) {
 		const struct udp *udp = (const void *)(packet->ip + 1);
 
 		if ((const void *)(udp + 1) > packet->end || payload_len < sizeof(*udp))
 			return LM_PASS_MALFORMED;
-		if (udp->source != channel->peer_port || udp->destination != lm_config.data_port)
+		if (udp->source != session->peer_port || udp->destination != lm_config.data_port)
 			return LM_PASS_FRAGMENT;
 	}
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(struct udp) != channel->header_len)
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(struct udp) != session->header_len)
 		return LM_PASS_HEADER;
+	full_len = session->payload_len;
 	if (full_len == 0 || offset % full_len != 0)
 		return LM_PASS_INDEX;
 	if (field & IP_MORE ? payload_len != full_len : payload_len == 0 || payload_len > full_len)
 		return LM_PASS_LENGTH;
 	fragment.index = offset / full_len;
 	/* The identification is the message number's low half; the rest follows from the last accepted message. */
-	fragment.message = channel->last_message + (__s32)(__s16)(be16(packet->ip->id) - (__u16)channel->last_message);
-	return admit(queue, channel, log, packet, &fragment);
+	fragment.message = session->last_message + (__s32)(__s16)(be16(packet->ip->id) - (__u16)session->last_message);
+	return admit(queue, channel, session, log, packet, &fragment);
 }
 
 INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log)

@@ -22,6 +22,7 @@ typedef int __s32;
 enum lm_limit {
 	LM_QUEUES = 64,		/* receive queues that can be channels */
 	LM_STRAY_ROW = 64,	/* lm_channels row that counts for every queue above them */
+	LM_SESSIONS = 16,	/* sessions of a landing queue; the low bits of a session's key say which; a power of two */
 	LM_LOG_ENTRIES = 32768, /* per channel; a power of two; also the largest RX ring */
 	LM_VERDICT_ROW = 32,	/* counters in a row; a power of two, at least LM_VERDICTS */
 	LM_SHORT_FRAME = 64,	/* a frame up to this long may carry Ethernet padding (60, and 4 for a VLAN tag) */
@@ -81,34 +82,41 @@ struct lm_counters {
 };
 
 /*
- * lm_channels, by receive queue. Only who loaded the gate has this map: what admits packets cannot be changed by a client (I6).
+ * lm_channels, by receive queue. Only who loaded the gate has this map and the next: what admits packets cannot be changed by a
+ * client (I6).
  */
 struct lm_channel {
-	/* Written by user space while `open` is 0 and no CPU is inside the gate (I4). */
-	__u32 role; /* enum lm_role */
+	__u32 role; /* enum lm_role; written by user space */
+	__u32 zero; /* 0: a number that the verifier does not know */
+	__u64 accepted; /* packets logged and redirected since the gate was loaded; written by the gate */
+	__u8 reserved[48];
+	/* Counts for a queue that has no log. */
+	struct lm_counters counters;
+};
+
+/* lm_sessions, at queue * LM_SESSIONS + place: a sender that may land on the queue. */
+struct lm_session {
+	/* Written by user space while `open` is 0 and no CPU is inside the gate with it (I4). */
 	__u32 open; /* written last on opening, first on closing */
-	__u64 key;
 	__u32 peer_ip;
+	__u64 key;
 	__u32 local_ip;
 	__u16 peer_port;
 	__u16 header_len;  /* bytes before the payload: lm 66, ipfrag 42 (the first fragment's), 4 more per VLAN tag */
 	__u16 payload_len; /* payload of every fragment but the last; ipfrag: IP payload of every fragment but the last */
 	__u8 window_shift; /* log2 of the fragments in a window */
-	__u8 wire;	   /* enum lm_wire */
-	__u32 zero; /* 0: a number that the verifier does not know */
-	__u8 reserved0[28];
+	__u8 wire;	   /* enum lm_wire; an ipfrag session has place 0: its packets carry no key */
 	/* Written by the gate while `open` is 1. */
-	__u64 accepted;	    /* packets logged and redirected since the gate was loaded */
 	__u32 last_message; /* the last accepted fragment, */
 	__u32 last_index;   /* or a place just before the first legal one */
-	__u8 reserved1[48];
-	/* Counts for a queue that has no log. */
-	struct lm_counters counters;
+	__u8 reserved[24];
 };
 
 /* One accepted packet; the n-th entry describes the n-th RX descriptor of the channel (I3). */
 struct lm_log_entry {
-	__u32 sequence; /* n, low 32 bits */
+	__u16 sequence; /* n, low 16 bits: twice as many as the log has entries */
+	__u8 session;	/* its place, below LM_SESSIONS */
+	__u8 reserved;
 	__u32 message;
 	__u32 index;
 	__u16 frame_len;  /* bytes from the Ethernet header to the end, padding included */
@@ -121,10 +129,10 @@ struct lm_log {
 	__u64 producer; /* gate: entries written */
 	__u8 reserved0[56];
 	__u64 posted;	     /* client: entries that may be accepted, counted like producer */
-	__u32 message_limit; /* client: highest announced message number */
-	__u8 reserved1[52];
+	__u8 reserved1[56];
+	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */
-	__u8 reserved2[3648];
+	__u8 reserved2[3584];
 	struct lm_log_entry entries[LM_LOG_ENTRIES]; /* from byte 4096 */
 };
 

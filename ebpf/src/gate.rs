@@ -14,7 +14,7 @@ use aya::maps::{Array, ArrayOfMaps, IterableMap, Map, MapData, MapError, XskMap}
 use aya::programs::{ProgramError, TestRun, TestRunOptions};
 
 use crate::attach::{self, AttachError, AttachMode, Attached, CpuCheck, EffectiveMode, GateConfig};
-use crate::layout::{ChannelRow, LogMap, QUEUES, STRAY_ROW};
+use crate::layout::{ChannelRow, LogMap, QUEUES, SESSIONS, STRAY_ROW, SessionRow};
 use crate::log::Log;
 use crate::session::{Role, SessionAdmission};
 use crate::shared::SharedMemory;
@@ -22,6 +22,7 @@ use crate::verdict::{Counters, Verdict};
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const CHANNELS_LEN: usize = (STRAY_ROW as usize + 1) * size_of::<ChannelRow>();
+const SESSIONS_LEN: usize = (QUEUES * SESSIONS) as usize * size_of::<SessionRow>();
 
 type LogArray = Array<MapData, LogMap>;
 
@@ -38,9 +39,14 @@ pub enum GateError {
     /// Sessions need a landing queue.
     #[error("queue {0} is not a landing queue")]
     NotLanding(u32),
-    /// One session per queue.
-    #[error("queue {0} has an open session")]
-    Open(u32),
+    /// The place has an open session.
+    #[error("queue {queue} has an open session at place {place}")]
+    Open {
+        /// Landing queue.
+        queue: u32,
+        /// Place of the session.
+        place: u32,
+    },
     /// Generic mode would break the pairing of log and RX ring (I3a).
     #[error("generic mode needs a single CPU for landing queue {queue}, but {reason}")]
     ManyCpus {
@@ -66,6 +72,9 @@ pub struct Gate {
     link: OwnedFd,
     ebpf: Ebpf,
     channels: SharedMemory,
+    sessions: SharedMemory,
+    /// By queue: places whose session was closed, with a CPU perhaps still inside the gate.
+    closing: [u16; QUEUES as usize],
     xsks: XskMap<MapData>,
     logs: ArrayOfMaps<MapData, LogArray>,
     channel_logs: Vec<Option<LogArray>>,
@@ -95,10 +104,12 @@ impl Gate {
             interface,
             warnings,
         } = attach::attach(ifindex, config, mode)?;
-        let channels = match ebpf.take_map("lm_channels") {
-            Some(Map::Array(map)) => SharedMemory::of_map(map.fd().as_fd(), CHANNELS_LEN)?,
-            _ => return Err(missing("lm_channels")),
+        let mut map_array = |name: &str, len| match ebpf.take_map(name) {
+            Some(Map::Array(map)) => Ok(SharedMemory::of_map(map.fd().as_fd(), len)?),
+            _ => Err(missing(name)),
         };
+        let channels = map_array("lm_channels", CHANNELS_LEN)?;
+        let sessions = map_array("lm_sessions", SESSIONS_LEN)?;
         let xsks = ebpf
             .take_map("lm_xsks")
             .and_then(|map| XskMap::try_from(map).ok());
@@ -109,6 +120,8 @@ impl Gate {
             link,
             ebpf,
             channels,
+            sessions,
+            closing: [0; QUEUES as usize],
             xsks: xsks.ok_or_else(|| missing("lm_xsks"))?,
             logs: logs.ok_or_else(|| missing("lm_logs"))?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
@@ -164,36 +177,42 @@ impl Gate {
             self.logs.set(queue, &log, 0)?;
             self.channel_logs[queue as usize] = Some(log);
         }
-        if self.is_open(queue) {
-            self.close_session(queue)?;
+        if (0..SESSIONS).any(|place| self.is_open(queue, place)) {
+            (0..SESSIONS).try_for_each(|place| self.close_session(queue, place))?;
+            self.quiesce(queue)?;
         }
         // Relaxed: the log was published by a system call.
-        self.store_u32(
-            queue,
-            offset_of!(ChannelRow, role),
+        self.channels.store_u32(
+            channel_offset(queue) + offset_of!(ChannelRow, role),
             role as u32,
             Ordering::Relaxed,
         );
         Ok(())
     }
 
-    /// Lets a session land on `queue`. Log positions go on from where they are; the message limit starts before
+    /// Lets a session land on `queue`, at its place. Log positions go on from where they are; the message limit starts before
     /// `first_message`, so that nothing lands until [`Log::set_message_limit`] and [`Log::set_posted`] allow it.
+    ///
+    /// Takes tens of milliseconds where the place was used since the queue was last quiet.
     pub fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), GateError> {
         check(queue)?;
         if self.role(queue) != Role::Landing as u32 {
             return Err(GateError::NotLanding(queue));
         }
-        if self.is_open(queue) {
-            return Err(GateError::Open(queue));
+        let place = session.place();
+        if self.is_open(queue, place) {
+            return Err(GateError::Open { queue, place });
         }
         if let Some(fault) = session.fault() {
             return Err(GateError::IllegalSession(fault));
         }
+        if self.is_closing(queue, place) {
+            self.quiesce(queue)?;
+        }
         self.log(queue)?
-            .set_message_limit(session.first_message.wrapping_sub(1));
+            .set_message_limit(place, session.first_message.wrapping_sub(1));
         let (message, index) = session.place_before_first();
-        let row = row_offset(queue);
+        let row = session_offset(queue, place);
         let network_ip = |ip: std::net::Ipv4Addr| u32::from_ne_bytes(ip.octets());
         let halves = |low: u16, high: u16| {
             let (low, high) = (low.to_ne_bytes(), high.to_ne_bytes());
@@ -203,52 +222,62 @@ impl Gate {
             let len = session.payload_len.to_ne_bytes();
             u32::from_ne_bytes([len[0], len[1], session.window_shift(), session.wire as u8])
         };
-        // Relaxed: no CPU is inside this session's part of the gate: it is closed, and `close_session` has waited (I4).
-        let relaxed = Ordering::Relaxed;
-        self.channels
-            .store_u64(row + offset_of!(ChannelRow, key), session.key.to_be(), relaxed);
-        self.store_u32(
-            queue,
-            offset_of!(ChannelRow, peer_ip),
-            network_ip(session.peer_ip),
-            relaxed,
-        );
-        self.store_u32(
-            queue,
-            offset_of!(ChannelRow, local_ip),
-            network_ip(session.local_ip),
-            relaxed,
-        );
         let ports = halves(session.peer_port.to_be(), session.header_len);
-        self.store_u32(queue, offset_of!(ChannelRow, peer_port), ports, relaxed);
-        self.store_u32(queue, offset_of!(ChannelRow, payload_len), shapes, relaxed);
-        self.store_u32(queue, offset_of!(ChannelRow, last_message), message, relaxed);
-        self.store_u32(queue, offset_of!(ChannelRow, last_index), index, relaxed);
+        // Relaxed: no CPU is inside this session's part of the gate: it is closed, and `quiesce` has waited (I4).
+        let relaxed = Ordering::Relaxed;
+        self.sessions
+            .store_u64(row + offset_of!(SessionRow, key), session.key.to_be(), relaxed);
+        for (field, value) in [
+            (offset_of!(SessionRow, peer_ip), network_ip(session.peer_ip)),
+            (offset_of!(SessionRow, local_ip), network_ip(session.local_ip)),
+            (offset_of!(SessionRow, peer_port), ports),
+            (offset_of!(SessionRow, payload_len), shapes),
+            (offset_of!(SessionRow, last_message), message),
+            (offset_of!(SessionRow, last_index), index),
+        ] {
+            self.sessions.store_u32(row + field, value, relaxed);
+        }
         // The gate loads `open` and then the fields. x86 keeps both sides' order, given the release store; elsewhere a BPF
         // program of this age has no acquire load, so every CPU must leave the gate once in between.
         if !cfg!(target_arch = "x86_64") {
             self.quiesce(queue)?;
         }
-        self.store_u32(queue, offset_of!(ChannelRow, open), 1, Ordering::Release);
+        self.sessions
+            .store_u32(row + offset_of!(SessionRow, open), 1, Ordering::Release);
         Ok(())
     }
 
-    /// Closes the queue's session and waits until no CPU is inside the gate (I4): afterwards the log does not grow, and what is
-    /// in it has its RX descriptor or was dropped and counted by the kernel. Takes tens of milliseconds. Closing twice is fine.
-    pub fn close_session(&mut self, queue: u32) -> Result<(), GateError> {
+    /// Closes the session at `place` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever takes
+    /// posted entries back, or counts on the log, calls [`Gate::quiesce`] next. Closing twice is fine.
+    pub fn close_session(&mut self, queue: u32, place: u32) -> Result<(), GateError> {
         check(queue)?;
-        self.store_u32(queue, offset_of!(ChannelRow, open), 0, Ordering::Relaxed);
-        self.quiesce(queue)
+        if self.is_open(queue, place) {
+            let open = session_offset(queue, place) + offset_of!(SessionRow, open);
+            self.sessions.store_u32(open, 0, Ordering::Relaxed);
+            self.closing[queue as usize] |= 1 << (place % SESSIONS);
+        }
+        Ok(())
     }
 
-    /// Waits for an RCU grace period: XDP programs run inside a read-side section of it, redirect included. The kernel waits for
-    /// one whenever a map in a map is replaced (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); membarrier would do
+    /// Whether the place was used since the queue was last quiet.
+    pub fn is_closing(&self, queue: u32, place: u32) -> bool {
+        queue < QUEUES && self.closing[queue as usize] & 1 << (place % SESSIONS) != 0
+    }
+
+    /// Waits until no CPU is inside the gate with a session that was closed before (I4): afterwards the log does not grow by
+    /// it, and what is in it has its RX descriptor or was dropped and counted by the kernel. Takes tens of milliseconds.
+    ///
+    /// It waits for an RCU grace period: XDP programs run inside a read-side section of it, redirect included. The kernel waits
+    /// for one whenever a map in a map is replaced (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); membarrier would do
     /// the same but is missing where a CPU runs without a tick.
-    fn quiesce(&mut self, queue: u32) -> Result<(), GateError> {
-        match &self.channel_logs[queue as usize] {
-            Some(log) => Ok(self.logs.set(queue, log, 0)?),
-            None => Ok(()), // never had a role, so no session could be open
+    pub fn quiesce(&mut self, queue: u32) -> Result<(), GateError> {
+        check(queue)?;
+        // Without a log it never had a role, so no session could be open.
+        if let Some(log) = &self.channel_logs[queue as usize] {
+            self.logs.set(queue, log, 0)?;
+            self.closing[queue as usize] = 0;
         }
+        Ok(())
     }
 
     /// Maps the log of a queue that has a role. Several mappings show the same log.
@@ -273,7 +302,7 @@ impl Gate {
         let mut sum = Counters::default();
         for queue in 0..=STRAY_ROW {
             self.channels
-                .add_counters(row_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);
+                .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);
         }
         for queue in (0..QUEUES).filter(|&queue| self.channel_logs[queue as usize].is_some()) {
             self.log(queue)?
@@ -290,7 +319,7 @@ impl Gate {
         (0..=STRAY_ROW)
             .map(|queue| {
                 self.channels
-                    .load_passed(row_offset(queue) + offset_of!(ChannelRow, counters))
+                    .load_passed(channel_offset(queue) + offset_of!(ChannelRow, counters))
             })
             .sum()
     }
@@ -313,26 +342,23 @@ impl Gate {
 
     fn role(&self, queue: u32) -> u32 {
         self.channels.load_u32(
-            row_offset(queue) + offset_of!(ChannelRow, role),
+            channel_offset(queue) + offset_of!(ChannelRow, role),
             Ordering::Relaxed,
         )
     }
 
-    fn is_open(&self, queue: u32) -> bool {
-        self.channels.load_u32(
-            row_offset(queue) + offset_of!(ChannelRow, open),
-            Ordering::Relaxed,
-        ) != 0
-    }
-
-    fn store_u32(&self, queue: u32, field: usize, value: u32, ordering: Ordering) {
-        self.channels
-            .store_u32(row_offset(queue) + field, value, ordering);
+    fn is_open(&self, queue: u32, place: u32) -> bool {
+        let open = session_offset(queue, place) + offset_of!(SessionRow, open);
+        self.sessions.load_u32(open, Ordering::Relaxed) != 0
     }
 }
 
-fn row_offset(queue: u32) -> usize {
+fn channel_offset(queue: u32) -> usize {
     queue as usize * size_of::<ChannelRow>()
+}
+
+fn session_offset(queue: u32, place: u32) -> usize {
+    (queue * SESSIONS + place % SESSIONS) as usize * size_of::<SessionRow>()
 }
 
 fn check(queue: u32) -> Result<(), GateError> {

@@ -7,6 +7,8 @@
 pub const QUEUES: u32 = 64;
 /// Row of `lm_channels` that counts for every queue from [`QUEUES`] on.
 pub const STRAY_ROW: u32 = 64;
+/// Sessions of a landing queue; the low bits of a session's key say which: a power of two.
+pub const SESSIONS: u32 = 16;
 /// Entries of a channel's log: a power of two.
 pub const LOG_ENTRIES: u32 = 32768;
 /// Counters in a row of counters.
@@ -51,12 +53,26 @@ pub struct CounterRow {
 pub struct ChannelRow {
     /// `enum lm_role`.
     pub role: u32,
-    /// 1 while a session may land here.
+    /// Zero, though the kernel's verifier does not know it.
+    pub zero: u32,
+    /// Packets accepted since the gate was loaded (written by the gate).
+    pub accepted: u64,
+    /// Zero.
+    pub reserved: [u8; 48],
+    /// Counts while the queue has no log.
+    pub counters: CounterRow,
+}
+
+/// `struct lm_session`: a row of `lm_sessions`, at queue × [`SESSIONS`] + place.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SessionRow {
+    /// 1 while the session may land.
     pub open: u32,
-    /// Session key.
-    pub key: u64,
     /// The sender's address.
     pub peer_ip: u32,
+    /// Session key.
+    pub key: u64,
     /// The address it sends to.
     pub local_ip: u32,
     /// The sender's data port.
@@ -69,28 +85,24 @@ pub struct ChannelRow {
     pub window_shift: u8,
     /// `enum lm_wire`.
     pub wire: u8,
-    /// Zero, though the kernel's verifier does not know it.
-    pub zero: u32,
-    /// Zero.
-    pub reserved0: [u8; 28],
-    /// Packets accepted since the gate was loaded (written by the gate).
-    pub accepted: u64,
     /// Message of the last accepted fragment (written by the gate).
     pub last_message: u32,
     /// Index of the last accepted fragment (written by the gate).
     pub last_index: u32,
     /// Zero.
-    pub reserved1: [u8; 48],
-    /// Counts while the queue has no log.
-    pub counters: CounterRow,
+    pub reserved: [u8; 24],
 }
 
 /// `struct lm_log_entry`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LogEntryRow {
-    /// Position, low 32 bits.
-    pub sequence: u32,
+    /// Position, low 16 bits.
+    pub sequence: u16,
+    /// The session's place, below [`SESSIONS`].
+    pub session: u8,
+    /// Zero.
+    pub reserved: u8,
     /// Message number.
     pub message: u32,
     /// Fragment index.
@@ -113,14 +125,14 @@ pub struct LogMap {
     pub reserved0: [u8; 56],
     /// Entries that may be accepted (written by the client).
     pub posted: u64,
-    /// Highest announced message number (written by the client).
-    pub message_limit: u32,
     /// Zero.
-    pub reserved1: [u8; 52],
+    pub reserved1: [u8; 56],
+    /// Highest announced message number of each session (written by the client).
+    pub message_limits: [u32; SESSIONS as usize],
     /// Counts of the queue (written by the gate).
     pub counters: CounterRow,
     /// Zero.
-    pub reserved2: [u8; 3648],
+    pub reserved2: [u8; 3584],
     /// The log, at `position % LOG_ENTRIES`.
     pub entries: [LogEntryRow; LOG_ENTRIES as usize],
 }
@@ -128,16 +140,19 @@ pub struct LogMap {
 const _: () = {
     assert!(size_of::<Config>() == 12);
     assert!(size_of::<CounterRow>() == 320);
-    assert!(size_of::<ChannelRow>() == 448);
+    assert!(size_of::<ChannelRow>() == 384);
+    assert!(size_of::<SessionRow>() == 64);
     assert!(size_of::<LogEntryRow>() == 16);
     assert!(std::mem::offset_of!(LogMap, entries) == 4096);
     assert!(size_of::<LogMap>() == 4096 + 16 * LOG_ENTRIES as usize);
-    assert!(LOG_ENTRIES.is_power_of_two() && VERDICT_ROW.is_power_of_two());
+    assert!(LOG_ENTRIES.is_power_of_two() && SESSIONS.is_power_of_two() && VERDICT_ROW.is_power_of_two());
 };
 
 // SAFETY: integers and arrays of integers without padding (the sizes above are the sums of the fields); any bytes are a value.
 unsafe impl aya::Pod for Config {}
 // SAFETY: as for `Config`.
 unsafe impl aya::Pod for ChannelRow {}
+// SAFETY: as for `Config`.
+unsafe impl aya::Pod for SessionRow {}
 // SAFETY: as for `Config`.
 unsafe impl aya::Pod for LogMap {}

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap};
+use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS};
 use crate::shared::SharedMemory;
 use crate::verdict::{Counters, Verdict};
 
@@ -17,8 +17,10 @@ const COUNTERS: usize = offset_of!(LogMap, counters);
 /// One accepted packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Position, low 32 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a).
-    pub sequence: u32,
+    /// Position, low 16 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a).
+    pub sequence: u16,
+    /// The place of its session ([`SessionAdmission::place`](crate::SessionAdmission::place)).
+    pub session: u8,
     /// Message number; `ipfrag`: completed from the 16 bits on the wire.
     pub message: u32,
     /// Fragment index in the message.
@@ -33,6 +35,10 @@ pub struct LogEntry {
 
 fn entry_offset(position: u64) -> usize {
     offset_of!(LogMap, entries) + (position % u64::from(LOG_ENTRIES)) as usize * size_of::<LogEntryRow>()
+}
+
+fn limit_offset(place: u32) -> usize {
+    offset_of!(LogMap, message_limits) + (place % SESSIONS) as usize * size_of::<u32>()
 }
 
 /// User space's end of a channel's log. `Send`; one thread at a time posts.
@@ -84,10 +90,12 @@ impl Log {
             self.memory
                 .load_u32(entry_offset(position) + at, Ordering::Relaxed)
         };
-        // The fourth word holds three fields in the machine's own order of bytes.
+        // The first and the fourth word hold several fields in the machine's own order of bytes.
+        let head = word(offset_of!(LogEntryRow, sequence)).to_ne_bytes();
         let tail = word(offset_of!(LogEntryRow, frame_len)).to_ne_bytes();
         LogEntry {
-            sequence: word(offset_of!(LogEntryRow, sequence)),
+            sequence: u16::from_ne_bytes([head[0], head[1]]),
+            session: head[2],
             message: word(offset_of!(LogEntryRow, message)),
             index: word(offset_of!(LogEntryRow, index)),
             frame_len: u16::from_ne_bytes([tail[0], tail[1]]),
@@ -112,17 +120,16 @@ impl Log {
             .store_u64(offset_of!(LogMap, posted), position, Ordering::Release);
     }
 
-    /// The highest message number that the gate may accept.
-    pub fn message_limit(&self) -> u32 {
-        self.memory
-            .load_u32(offset_of!(LogMap, message_limit), Ordering::Relaxed)
+    /// The highest message number that the gate may accept in the session at `place`.
+    pub fn message_limit(&self, place: u32) -> u32 {
+        self.memory.load_u32(limit_offset(place), Ordering::Relaxed)
     }
 
-    /// Lets the gate accept messages up to and including `message` (serial arithmetic).
-    pub fn set_message_limit(&mut self, message: u32) {
+    /// Lets the gate accept messages up to and including `message` (serial arithmetic) in the session at `place`.
+    pub fn set_message_limit(&mut self, place: u32, message: u32) {
         // Relaxed: the limit guards no other memory; `posted` is what makes frames available.
         self.memory
-            .store_u32(offset_of!(LogMap, message_limit), message, Ordering::Relaxed);
+            .store_u32(limit_offset(place), message, Ordering::Relaxed);
     }
 
     /// What the gate counted on this channel's queue since the channel was made.
@@ -158,10 +165,9 @@ impl LogWriter {
             .load_u64(offset_of!(LogMap, posted), Ordering::Acquire)
     }
 
-    /// The highest message number that user space expects.
-    pub fn message_limit(&self) -> u32 {
-        self.memory
-            .load_u32(offset_of!(LogMap, message_limit), Ordering::Relaxed)
+    /// The highest message number that user space expects in the session at `place`.
+    pub fn message_limit(&self, place: u32) -> u32 {
+        self.memory.load_u32(limit_offset(place), Ordering::Relaxed)
     }
 
     /// Writes the entry at `position` and publishes it.
@@ -171,7 +177,11 @@ impl LogWriter {
                 .store_u32(entry_offset(position) + at, value, Ordering::Relaxed)
         };
         let len = entry.frame_len.to_ne_bytes();
-        store(offset_of!(LogEntryRow, sequence), entry.sequence);
+        let sequence = entry.sequence.to_ne_bytes();
+        store(
+            offset_of!(LogEntryRow, sequence),
+            u32::from_ne_bytes([sequence[0], sequence[1], entry.session, 0]),
+        );
         store(offset_of!(LogEntryRow, message), entry.message);
         store(offset_of!(LogEntryRow, index), entry.index);
         store(
@@ -190,9 +200,9 @@ impl LogWriter {
         }
     }
 
-    pub(crate) fn set_message_limit(&self, message: u32) {
+    pub(crate) fn set_message_limit(&self, place: u32, message: u32) {
         self.memory
-            .store_u32(offset_of!(LogMap, message_limit), message, Ordering::Relaxed);
+            .store_u32(limit_offset(place), message, Ordering::Relaxed);
     }
 
     pub(crate) fn count(&self, verdict: Verdict) {

@@ -5,7 +5,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::layout::{QUEUES, SHORT_FRAME, STRAY_ROW};
+use crate::layout::{QUEUES, SESSIONS, SHORT_FRAME, STRAY_ROW};
 use crate::log::{Log, LogEntry, LogWriter};
 use crate::session::{Role, SessionAdmission, Wire};
 use crate::verdict::{Counters, Verdict};
@@ -37,11 +37,17 @@ fn is_after(a: u32, b: u32) -> bool {
 struct Channel {
     role: Role,
     has_xsk: bool,
-    session: Option<SessionAdmission>,
+    sessions: [Option<Open>; SESSIONS as usize],
     accepted: u64,
-    last: (u32, u32),
     log: Option<LogWriter>,
     counters: Counters,
+}
+
+/// An open session and its last accepted fragment.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    admission: SessionAdmission,
+    last: (u32, u32),
 }
 
 /// A gate without a kernel.
@@ -103,7 +109,7 @@ impl ModelGate {
             channel.log = Some(Log::new_in_memory().writer());
         }
         if role != Role::Landing {
-            channel.session = None;
+            channel.sessions = Default::default();
         }
         channel.role = role;
     }
@@ -130,16 +136,19 @@ impl ModelGate {
         assert_eq!(session.fault(), None);
         let channel = self.channel(queue);
         assert_eq!(channel.role, Role::Landing, "queue {queue}");
-        channel.last = session.place_before_first();
+        let place = session.place();
         if let Some(log) = &channel.log {
-            log.set_message_limit(session.first_message.wrapping_sub(1));
+            log.set_message_limit(place, session.first_message.wrapping_sub(1));
         }
-        channel.session = Some(*session);
+        channel.sessions[place as usize] = Some(Open {
+            admission: *session,
+            last: session.place_before_first(),
+        });
     }
 
     /// As [`crate::Gate::close_session`].
-    pub fn close_session(&mut self, queue: u32) {
-        self.channel(queue).session = None;
+    pub fn close_session(&mut self, queue: u32, place: u32) {
+        self.channel(queue).sessions[place as usize] = None;
     }
 
     /// Counters of all queues.
@@ -240,16 +249,21 @@ impl ModelGate {
         }
     }
 
-    fn session(&mut self, queue: u32, wire: Wire) -> Option<SessionAdmission> {
+    fn session(&mut self, queue: u32, place: u32, wire: Wire) -> Option<Open> {
         let channel = self.channel(queue);
-        channel.session.filter(|session| session.wire == wire)
+        channel.sessions[place as usize].filter(|open| open.admission.wire == wire)
     }
 
     fn judge_data(&mut self, queue: u32, packet: &Packet<'_>, lm: &[u8]) -> Verdict {
-        let Some(session) = self.session(queue, Wire::Lm) else {
+        let key = be64(lm, 4);
+        let found = self.session(queue, (key % u64::from(SESSIONS)) as u32, Wire::Lm);
+        let Some(Open {
+            admission: session, ..
+        }) = found
+        else {
             return Verdict::PassNoSession;
         };
-        if be64(lm, 4) != session.key {
+        if key != session.key {
             return Verdict::PassKey;
         }
         if packet.source_ip() != session.peer_ip
@@ -274,9 +288,10 @@ impl ModelGate {
     }
 
     fn judge_fragment(&mut self, queue: u32, packet: &Packet<'_>, rest: &[u8]) -> Verdict {
-        let Some(session) = self.session(queue, Wire::IpFrag) else {
+        let Some(open) = self.session(queue, 0, Wire::IpFrag) else {
             return Verdict::PassFragment;
         };
+        let session = open.admission;
         if packet.source_ip() != session.peer_ip || packet.destination_ip() != session.local_ip {
             return Verdict::PassFragment;
         }
@@ -302,7 +317,7 @@ impl ModelGate {
         {
             return Verdict::PassLength;
         }
-        let (last_message, _) = self.channel(queue).last;
+        let (last_message, _) = open.last;
         // The number nearest to the last one whose low half is the identification.
         let step = be16(rest, 4).wrapping_sub(last_message as u16) as i16;
         let message = last_message.wrapping_add_signed(i32::from(step));
@@ -324,10 +339,14 @@ impl ModelGate {
         if packet.padding_len() > 0 && packet.frame_len > SHORT_FRAME as usize {
             return Verdict::PassLength;
         }
-        if (log.message_limit().wrapping_sub(message) as i32) < 0 {
+        let place = session.place();
+        if (log.message_limit(place).wrapping_sub(message) as i32) < 0 {
             return Verdict::PassLimit;
         }
-        let (last_message, last_index) = channel.last;
+        let Some(open) = &mut channel.sessions[place as usize] else {
+            return Verdict::PassNoSession;
+        };
+        let (last_message, last_index) = open.last;
         let window = |index: u32| index / session.window_fragments;
         let in_order = is_after(message, last_message)
             || (message == last_message
@@ -343,7 +362,8 @@ impl ModelGate {
             return Verdict::PassNoSocket;
         }
         let entry = LogEntry {
-            sequence: channel.accepted as u32,
+            sequence: channel.accepted as u16,
+            session: place as u8,
             message,
             index,
             frame_len: packet.frame_len as u16,
@@ -352,7 +372,7 @@ impl ModelGate {
         };
         log.append(channel.accepted, entry);
         channel.accepted += 1;
-        channel.last = (message, index);
+        open.last = (message, index);
         Verdict::RedirectLanding
     }
 }

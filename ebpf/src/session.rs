@@ -2,6 +2,8 @@
 
 use std::net::Ipv4Addr;
 
+use crate::layout::SESSIONS;
+
 /// What a receive queue is for (`enum lm_role`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u32)]
@@ -11,7 +13,7 @@ pub enum Role {
     None,
     /// Small LM packets are redirected to the queue's XSK.
     General,
-    /// Fragments of the open session are redirected to the queue's XSK and logged.
+    /// Fragments of its open sessions are redirected to the queue's XSK and logged.
     Landing,
 }
 
@@ -26,10 +28,10 @@ pub enum Wire {
     IpFrag,
 }
 
-/// The session that a landing queue admits. All numbers in host byte order.
+/// A session that a landing queue admits. All numbers in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionAdmission {
-    /// Session key as in the LM header; unused by [`Wire::IpFrag`].
+    /// Session key as in the LM header; unused by [`Wire::IpFrag`]. Its low bits are the session's place.
     pub key: u64,
     /// Wire mode.
     pub wire: Wire,
@@ -50,6 +52,18 @@ pub struct SessionAdmission {
 }
 
 impl SessionAdmission {
+    /// Sessions that a landing queue has place for.
+    pub const PLACES: u32 = SESSIONS;
+
+    /// Which of the queue's sessions it is: the low bits of the key, so that the gate finds it by what is in the packet.
+    /// IP fragments carry no key, so theirs is 0.
+    pub fn place(&self) -> u32 {
+        match self.wire {
+            Wire::Lm => self.key as u32 % SESSIONS,
+            Wire::IpFrag => 0,
+        }
+    }
+
     /// What is wrong with it, if anything.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         if !self.window_fragments.is_power_of_two() {

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::path::Path;
 
 use bed::btf::{Btf, Structure, section};
-use lm_ebpf::layout::{self, ChannelRow, Config, CounterRow, LogEntryRow, LogMap};
+use lm_ebpf::layout::{self, ChannelRow, Config, CounterRow, LogEntryRow, LogMap, SessionRow};
 use lm_ebpf::{Role, Verdict, Wire, recipe};
 
 static OBJECT: &[u8] = include_bytes!("../gate.o");
@@ -53,28 +53,35 @@ fn structures() {
         btf.structures["lm_channel"],
         structure!(ChannelRow {
             role,
+            zero,
+            accepted,
+            reserved,
+            counters
+        })
+    );
+    assert_eq!(
+        btf.structures["lm_session"],
+        structure!(SessionRow {
             open,
-            key,
             peer_ip,
+            key,
             local_ip,
             peer_port,
             header_len,
             payload_len,
             window_shift,
             wire,
-            zero,
-            reserved0,
-            accepted,
             last_message,
             last_index,
-            reserved1,
-            counters,
+            reserved
         })
     );
     assert_eq!(
         btf.structures["lm_log_entry"],
         structure!(LogEntryRow {
             sequence,
+            session,
+            reserved,
             message,
             index,
             frame_len,
@@ -88,8 +95,8 @@ fn structures() {
             producer,
             reserved0,
             posted,
-            message_limit,
             reserved1,
+            message_limits,
             counters,
             reserved2,
             entries
@@ -103,10 +110,11 @@ fn who_writes_has_a_cache_line_of_its_own() {
     assert_ne!(offset_of!(LogMap, producer) / 64, offset_of!(LogMap, posted) / 64);
     assert_ne!(
         offset_of!(LogMap, counters) / 64,
-        offset_of!(LogMap, message_limit) / 64
+        offset_of!(LogMap, message_limits) / 64
     );
-    assert_eq!(offset_of!(ChannelRow, accepted) % 64, 0);
     assert_eq!(size_of::<ChannelRow>() % 64, 0);
+    assert_eq!(offset_of!(ChannelRow, counters) % 64, 0);
+    assert_eq!(size_of::<SessionRow>(), 64);
 }
 
 #[test]
@@ -172,6 +180,7 @@ fn enumerations() {
         named(&[
             ("LM_QUEUES", layout::QUEUES),
             ("LM_STRAY_ROW", layout::STRAY_ROW),
+            ("LM_SESSIONS", layout::SESSIONS),
             ("LM_LOG_ENTRIES", layout::LOG_ENTRIES),
             ("LM_VERDICT_ROW", layout::VERDICT_ROW as u32),
             ("LM_SHORT_FRAME", layout::SHORT_FRAME),

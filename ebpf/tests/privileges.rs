@@ -43,7 +43,8 @@ fn two_capabilities_suffice() {
         with(&[CAP_BPF, CAP_NET_ADMIN], || {
             let mut gate = attach().unwrap();
             gate.set_role(1, Role::Landing).unwrap();
-            gate.close_session(1).unwrap();
+            gate.close_session(1, 0).unwrap();
+            gate.quiesce(1).unwrap();
             gate.log(1).unwrap();
         });
         for too_few in [&[][..], &[CAP_BPF], &[CAP_NET_ADMIN]] {

@@ -51,7 +51,7 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
     gate.set_role(QUEUE, Role::Landing).unwrap();
     gate.open_session(QUEUE, &lm_session()).unwrap();
     let mut log = gate.log(QUEUE).unwrap();
-    log.set_message_limit(u32::MAX >> 1);
+    log.set_message_limit(lm_session().place(), u32::MAX >> 1);
     log.set_posted(100);
     let sender = Sender::new(peer);
     let (mut landed, mut passed) = (0u64, 0);
@@ -62,7 +62,7 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
             (2, 0, true),
             (2, 0, false),
             (3, 0, false),
-            (0, 1, false),
+            (0, 0x100, false),
             (0, 0, true),
         ] {
             let mut packet = Packet::data(message, index, 4, if index == 3 { 77 } else { 1448 });
@@ -100,7 +100,8 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
     }
     assert_eq!(xsk.receive(), None, "nothing without a log entry");
     // Closing is final: nothing lands, and the log stays.
-    gate.close_session(QUEUE).unwrap();
+    gate.close_session(QUEUE, lm_session().place()).unwrap();
+    gate.quiesce(QUEUE).unwrap();
     log.set_posted(1000);
     sender.send(&Packet::data(90, 0, 1, 100).bytes());
     until("the late packet", || log.counter(Verdict::PassNoSession) == 1);
@@ -115,7 +116,7 @@ fn xsk_has(xsk: &mut Xsk, position: u64, log: &lm_ebpf::Log) -> bool {
     assert_eq!(usize::from(entry.frame_len), packet.len());
     assert_eq!(
         (entry.sequence, entry.message, entry.index),
-        (position as u32, word(54), word(58))
+        (position as u16, word(54), word(58))
     );
     true
 }
@@ -179,7 +180,7 @@ fn native_mode_counts_without_atomics() {
         )
         .unwrap();
         let mut log = gate.log(QUEUE).unwrap();
-        log.set_message_limit(u32::MAX >> 1);
+        log.set_message_limit(lm_session().place(), u32::MAX >> 1);
         log.set_posted(u64::from(2 * EACH));
         // The ring of a veth has 256 entries and refuses more: both send in step with what was judged.
         // The kernel's own multicast comes in between.
@@ -217,7 +218,7 @@ fn native_mode_counts_without_atomics() {
             messages
                 .iter()
                 .zip(first..)
-                .all(|(entry, position)| entry.sequence == position as u32)
+                .all(|(entry, position)| entry.sequence == position as u16)
         );
         assert!(messages.windows(2).all(|pair| pair[1].message > pair[0].message));
     });

@@ -331,7 +331,7 @@ fn the_session_decides_who_lands() {
             &mut pair,
             LANDING,
             &Packet {
-                key: legal().key ^ 1,
+                key: legal().key ^ 0x100,
                 ..legal()
             },
             PassKey,
@@ -390,9 +390,9 @@ fn the_session_decides_who_lands() {
         pair.post(0);
         expect(&mut pair, LANDING, &legal(), PassUnposted);
         pair.post(1);
-        pair.limit(9);
+        pair.limit(&lm_session(), 9);
         expect(&mut pair, LANDING, &legal(), PassLimit);
-        pair.limit(10);
+        pair.limit(&lm_session(), 10);
         // None of the refusals moved the session's state: the same packet lands now, once, in the only frame.
         expect(&mut pair, LANDING, &legal(), RedirectLanding);
         expect(&mut pair, LANDING, &legal(), PassOrder);
@@ -539,7 +539,7 @@ fn the_log_wraps_and_positions_outlive_sessions() {
             let entry = pair.log.entry(position);
             assert_eq!(
                 (entry.sequence, entry.message),
-                (position as u32, position as u32 + 10)
+                (position as u16, position as u32 + 10)
             );
             assert_eq!((entry.index, entry.frame_len, entry.padding_len), (0, 166, 0));
         }
@@ -627,9 +627,9 @@ fn a_session_needs_a_landing_queue_and_legal_terms() {
         open(&mut pair, LANDING, lm_session()).unwrap();
         assert!(matches!(
             open(&mut pair, LANDING, lm_session()),
-            Err(GateError::Open(1))
+            Err(GateError::Open { queue: 1, .. })
         ));
-        assert_eq!(pair.log.message_limit(), 9);
+        assert_eq!(pair.log.message_limit(lm_session().place()), 9);
         // Taking the role away closes the session.
         pair.gate.set_role(LANDING, Role::None).unwrap();
         pair.model.set_role(LANDING, Role::None);
@@ -639,5 +639,66 @@ fn a_session_needs_a_landing_queue_and_legal_terms() {
         assert_eq!(pair.run_anywhere(LANDING, &legal().bytes()), PassNoSession);
         assert!(matches!(pair.gate.log(PLAIN), Err(GateError::NoRole(PLAIN))));
         assert_eq!(PEER, lm_session().peer_ip);
+    });
+}
+
+#[test]
+fn sessions_of_a_queue_do_not_see_each_other() {
+    bed::in_namespace(|| {
+        let mut pair = Pair::new(Some(LOCAL));
+        let other = SessionAdmission {
+            key: lm_session().key ^ 1,
+            peer_port: lm_session().peer_port + 1,
+            first_message: 70,
+            ..lm_session()
+        };
+        let fragments = SessionAdmission {
+            first_message: 500,
+            ..ipfrag_session()
+        };
+        pair.open(&lm_session(), 4, 100);
+        pair.open(&other, 1, 100);
+        pair.open(&fragments, 1, 100);
+        let places = [lm_session(), other, fragments].map(|session| session.place());
+        assert_eq!(places, [15, 14, 0]);
+        let of = |session: &SessionAdmission, message, index| {
+            let mut packet = Packet::data(message, index, 4, 1448);
+            packet.key = session.key;
+            packet.source_port = session.peer_port;
+            packet.bytes()
+        };
+        // Each has an order and a limit of its own; the log has one order.
+        assert_eq!(pair.run(LANDING, &of(&lm_session(), 10, 3)), RedirectLanding);
+        assert_eq!(pair.run(LANDING, &of(&other, 70, 2)), RedirectLanding);
+        let fragment = Packet::ip_fragment(500, 1480, true, 1480).bytes();
+        assert_eq!(pair.run(LANDING, &fragment), RedirectLanding);
+        assert_eq!(pair.run(LANDING, &of(&lm_session(), 10, 2)), RedirectLanding);
+        assert_eq!(pair.run(LANDING, &of(&other, 70, 3)), PassOrder);
+        assert_eq!(pair.run(LANDING, &of(&other, 71, 3)), PassLimit);
+        assert_eq!(pair.run(LANDING, &of(&lm_session(), 11, 3)), RedirectLanding);
+        let logged: Vec<_> = (0..5)
+            .map(|at| pair.log.entry(at))
+            .map(|entry| (entry.session, entry.message, entry.index))
+            .collect();
+        let expected = [(15, 10, 3), (14, 70, 2), (0, 500, 1), (15, 10, 2), (15, 11, 3)];
+        assert_eq!(logged, expected);
+        // A key at another's place, a key at nobody's, the right key from another's port.
+        let mut packet = Packet::data(70, 1, 4, 1448);
+        packet.key = other.key ^ 0x100;
+        assert_eq!(pair.run(LANDING, &packet.bytes()), PassKey);
+        packet.key = other.key ^ 2;
+        assert_eq!(pair.run(LANDING, &packet.bytes()), PassNoSession);
+        packet.key = other.key;
+        assert_eq!(pair.run(LANDING, &packet.bytes()), PassPeer);
+        // One is closed, the others go on.
+        pair.gate.close_session(LANDING, other.place()).unwrap();
+        pair.model.close_session(LANDING, other.place());
+        assert!(pair.gate.is_closing(LANDING, other.place()));
+        assert_eq!(pair.run(LANDING, &of(&other, 70, 1)), PassNoSession);
+        assert_eq!(pair.run(LANDING, &of(&lm_session(), 11, 2)), RedirectLanding);
+        // Its place can be taken again, which waits until no CPU can be inside with the old one.
+        pair.open(&other, 1, 100);
+        assert!(!pair.gate.is_closing(LANDING, other.place()));
+        assert_eq!(pair.run(LANDING, &of(&other, 70, 3)), RedirectLanding);
     });
 }

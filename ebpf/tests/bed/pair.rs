@@ -93,18 +93,24 @@ impl Pair {
     pub(crate) fn open(&mut self, session: &SessionAdmission, messages: u32, frames: u64) {
         self.gate.open_session(LANDING, session).expect("session");
         self.model.open_session(LANDING, session);
-        self.limit(session.first_message.wrapping_add(messages).wrapping_sub(1));
+        self.limit(
+            session,
+            session.first_message.wrapping_add(messages).wrapping_sub(1),
+        );
         self.post(self.log.producer() + frames);
     }
 
+    /// Closes every session of the landing queue.
     pub(crate) fn close(&mut self) {
-        self.gate.close_session(LANDING).expect("close");
-        self.model.close_session(LANDING);
+        for place in 0..SessionAdmission::PLACES {
+            self.gate.close_session(LANDING, place).expect("close");
+            self.model.close_session(LANDING, place);
+        }
     }
 
-    pub(crate) fn limit(&mut self, message: u32) {
-        self.log.set_message_limit(message);
-        self.model_log.set_message_limit(message);
+    pub(crate) fn limit(&mut self, session: &SessionAdmission, message: u32) {
+        self.log.set_message_limit(session.place(), message);
+        self.model_log.set_message_limit(session.place(), message);
     }
 
     pub(crate) fn post(&mut self, position: u64) {

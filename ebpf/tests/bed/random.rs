@@ -29,16 +29,30 @@ impl Choices<'_> {
 /// Opens a session that the bytes choose, runs packets until they are used up, and closes it. Returns how many landed.
 pub(crate) fn run(pair: &mut Pair, bytes: &[u8]) -> usize {
     let mut choices = Choices(bytes);
-    let session = session(&mut choices);
+    let first = session(&mut choices);
+    // Another sender, at another place of the same queue.
+    let second = SessionAdmission {
+        key: first.key ^ 6,
+        wire: Wire::Lm,
+        ..session(&mut choices)
+    };
+    let second = SessionAdmission {
+        header_len: lm_session().header_len,
+        ..second
+    };
+    let sessions = [first, second];
     let mut frames = pair.log.producer() + choices.below(64) as u64;
-    let mut limit = session
-        .first_message
-        .wrapping_add(choices.below(4) as u32)
-        .wrapping_sub(1);
-    pair.open(&session, 0, 0);
-    pair.limit(limit);
+    let mut limits = sessions.map(|session| {
+        (session.first_message)
+            .wrapping_add(choices.below(4) as u32)
+            .wrapping_sub(1)
+    });
+    for (session, limit) in sessions.iter().zip(limits) {
+        pair.open(session, 0, 0);
+        pair.limit(session, limit);
+    }
     pair.post(frames);
-    let mut place = (session.first_message, 3);
+    let mut places = sessions.map(|session| (session.first_message, 3));
     let mut landed = 0;
     while !choices.0.is_empty() {
         match choices.below(32) {
@@ -47,15 +61,17 @@ pub(crate) fn run(pair: &mut Pair, bytes: &[u8]) -> usize {
                 pair.post(frames);
             }
             1 => {
-                limit = limit.wrapping_add(choices.below(6) as u32);
-                pair.limit(limit);
+                let which = choices.below(2);
+                limits[which] = limits[which].wrapping_add(choices.below(6) as u32);
+                pair.limit(&sessions[which], limits[which]);
             }
             2 => {
                 let registered = choices.below(4) != 0;
                 pair.set_xsk(LANDING, registered);
             }
             _ => {
-                let frame = frame(&mut choices, &session, &mut place);
+                let which = usize::from(choices.below(4) == 0);
+                let frame = frame(&mut choices, &sessions[which], &mut places[which]);
                 let queue = if choices.below(8) == 0 { GENERAL } else { LANDING };
                 landed += usize::from(pair.run(queue, &frame) == Verdict::RedirectLanding);
             }
@@ -119,6 +135,7 @@ fn frame(choices: &mut Choices<'_>, session: &SessionAdmission, place: &mut (u32
             )
         }
     };
+    packet.key = session.key;
     if matches!(session.header_len, 70 | 46) {
         packet.vlan = Some(5);
     }
