@@ -44,6 +44,7 @@ pub mod rate;
 pub mod serial;
 pub mod session;
 pub mod time;
+pub mod turns;
 pub mod window;
 pub mod wire;
 pub mod zone;

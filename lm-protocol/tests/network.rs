@@ -147,7 +147,7 @@ fn run(weather: Weather, seed: u64, plans: &[Plan], queues: u16) -> (Vec<Sender>
                         .get(&queue)
                         .is_some_and(|open| open.0 == grant.session_key)
                     {
-                        receiver.grantor.touched(queue, now);
+                        receiver.grantor.touched(grant.session_key, now);
                     }
                 } else if sender.plan.vanishes {
                     sender.gone = true;

@@ -310,10 +310,10 @@ fn one_session_for_each_queue() {
         (RejectReason::Busy, 100, VERSION)
     );
     assert_eq!(
-        receiver.grantor.session(4).unwrap().data_peer(),
+        receiver.grantor.session(second.session_key).unwrap().data_peer(),
         SocketAddrV4::new(*peer(2).ip(), 40_000)
     );
-    assert_eq!(receiver.grantor.session(2), None);
+    assert_eq!(receiver.grantor.session(!second.session_key), None);
 
     // A rejection is not remembered: the same request succeeds once a queue is free.
     receiver.end(1, first.session_key, ms(1));
@@ -380,10 +380,10 @@ fn the_end_is_confirmed_as_often_as_asked() {
 fn a_lease_runs_out_unless_something_is_heard() {
     let mut receiver = Receiver::new(&[1, 2]);
     let key = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
-    grant_of(receiver.ask(2, 9, request(2), Time::ZERO));
+    let second = grant_of(receiver.ask(2, 9, request(2), Time::ZERO)).session_key;
     assert_eq!(receiver.grantor.poll_timeout(), Some(ms(5000)));
-    receiver.grantor.touched(2, ms(3000));
-    receiver.grantor.touched(7, ms(3000));
+    receiver.grantor.touched(second, ms(3000));
+    receiver.grantor.touched(!second, ms(3000));
     assert_eq!(receiver.grantor.expire(ms(4999), &mut receiver.queues), 0);
     assert_eq!(receiver.grantor.expire(ms(5000), &mut receiver.queues), 1);
     assert_eq!(receiver.queues.closed, [(key, CloseReason::Expired)]);
@@ -466,9 +466,9 @@ fn refusals_say_why_and_take_nothing() {
 #[test]
 fn closing_from_this_side() {
     let mut receiver = Receiver::new(&[1, 2]);
-    grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
-    assert!(!receiver.grantor.close(2, &mut receiver.queues));
-    assert!(receiver.grantor.close(1, &mut receiver.queues));
+    let key = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
+    assert!(!receiver.grantor.close(!key, &mut receiver.queues));
+    assert!(receiver.grantor.close(key, &mut receiver.queues));
     grant_of(receiver.ask(2, 9, request(2), Time::ZERO));
     receiver.grantor.shut_down(&mut receiver.queues);
     assert!(receiver.queues.open.is_empty());

@@ -223,7 +223,8 @@ struct Past {
     ended_by_sender: bool,
 }
 
-/// Grants sessions: at most one at a time for each landing queue (the paper's DLD controller, for several queues).
+/// Grants sessions: at most as many at a time as the landing queues have places (the paper's DLD controller, for several
+/// queues).
 ///
 /// Everything is idempotent: a request is known by address, sender id and number, and the same request gets the same
 /// grant as long as its session lives, and no answer once its sender ended it; LM_ENDME gets the same confirmation however often it comes.
@@ -271,7 +272,8 @@ pub struct Grantor {
 }
 
 impl Grantor {
-    /// A grantor for these landing queues, in the order in which they are to be used. All memory is taken here.
+    /// A grantor for these landing queues, in the order in which they are to be used; a queue that several sessions can share
+    /// is there several times. All memory is taken here.
     pub fn new(landing_queues: &[u16]) -> Grantor {
         Grantor {
             queues: landing_queues.iter().map(|&queue| (queue, None)).collect(),
@@ -323,10 +325,10 @@ impl Grantor {
         }
     }
 
-    /// Something arrived in the session on `queue`: its lease starts anew.
+    /// Something arrived in the session with this key: its lease starts anew.
     #[inline]
-    pub fn touched(&mut self, queue: u16, now: Time) {
-        if let Some(session) = self.session_mut(queue) {
+    pub fn touched(&mut self, session_key: u64, now: Time) {
+        if let Some(session) = self.session_mut(session_key) {
             session.expires = now + session.grant.lease();
         }
     }
@@ -341,10 +343,10 @@ impl Grantor {
         self.close_where(landing, CloseReason::Expired, |session| session.expires <= now)
     }
 
-    /// Closes the session on `queue` from this side; gives whether there was one.
-    pub fn close(&mut self, queue: u16, landing: &mut dyn Landing) -> bool {
+    /// Closes the session with this key from this side; gives whether there was one.
+    pub fn close(&mut self, session_key: u64, landing: &mut dyn Landing) -> bool {
         self.close_where(landing, CloseReason::Local, |session| {
-            session.grant.landing_queue == queue
+            session.grant.session_key == session_key
         }) > 0
     }
 
@@ -354,14 +356,10 @@ impl Grantor {
         self.close_where(landing, CloseReason::Local, |_| true);
     }
 
-    /// The session on `queue`.
-    #[inline]
-    pub fn session(&self, queue: u16) -> Option<&Session> {
-        self.queues
-            .iter()
-            .find(|(number, _)| *number == queue)?
-            .1
-            .as_ref()
+    /// The session with this key.
+    pub fn session(&self, session_key: u64) -> Option<&Session> {
+        self.sessions()
+            .find(|session| session.grant.session_key == session_key)
     }
 
     /// All sessions (the paper's LM_RECV_ADDR entries with flag 10).
@@ -369,12 +367,11 @@ impl Grantor {
         self.queues.iter().filter_map(|(_, session)| session.as_ref())
     }
 
-    fn session_mut(&mut self, queue: u16) -> Option<&mut Session> {
+    fn session_mut(&mut self, session_key: u64) -> Option<&mut Session> {
         self.queues
             .iter_mut()
-            .find(|(number, _)| *number == queue)?
-            .1
-            .as_mut()
+            .filter_map(|(_, session)| session.as_mut())
+            .find(|session| session.grant.session_key == session_key)
     }
 
     /// LM_REQ.
