@@ -24,9 +24,9 @@ use crate::config::{
     ConnectOptions, IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN, TRANSMIT_BURST,
     TRANSMIT_RING_LEN,
 };
-use crate::engine::{Engine, LandingSide, Told, same_drops, time};
+use crate::engine::{Engine, LandingSide, same_drops, time};
 use crate::error::{ConnectError, RecvError};
-use crate::landing::{ChannelOrder, GivenUp, Inbound, InboundTerms, Violation};
+use crate::landing::{GivenUp, Inbound, InboundTerms, Sessions, Violation};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
 use crate::peer::PeerId;
@@ -64,19 +64,6 @@ pub(crate) struct Applying {
 pub(crate) struct Leaving {
     pub(crate) control: SocketAddrV4,
     pub(crate) farewell: Farewell,
-}
-
-/// Why the landing channel gives a session up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AbortReason {
-    Violation(Violation),
-    Stalled,
-}
-
-impl From<Violation> for AbortReason {
-    fn from(violation: Violation) -> AbortReason {
-        AbortReason::Violation(violation)
-    }
 }
 
 impl<N: Nic> Engine<N> {
@@ -377,52 +364,61 @@ impl<N: Nic> Engine<N> {
         self.drive_admission(now_ns);
     }
 
-    /// Gives the active landing session up: reports to the application and the sender, builds the channel anew.
-    pub(crate) fn abort_inbound(&mut self, reason: AbortReason, _now_ns: u64) {
-        match reason {
-            AbortReason::Violation(violation) => self.counters.violations.count(violation),
-            AbortReason::Stalled => self.counters.messages_stalled += 1,
-        }
-        let Some(landing) = &self.landing else { return };
-        let queue = landing.queue;
-        let session = self
-            .grants
-            .as_ref()
-            .and_then(|grants| grants.grantor.session(queue as u16))
-            .map(|session| (session.peer, session.grant.session_key));
-        let Some(mut grants) = self.grants.take() else {
-            return;
-        };
-        grants.grantor.close(queue as u16, self);
-        self.grants = Some(grants);
-        if let Some((peer, session_key)) = session {
-            self.send_control(
-                peer,
-                0,
-                &ControlMessage::Ended(Ended {
-                    session_key,
-                    delivered: 0,
-                }),
-            );
+    /// The landing channel's packets can no longer be trusted to lie where they should: gives its sessions up, and builds it
+    /// anew.
+    pub(crate) fn abort_landing(&mut self, violation: Violation) {
+        self.counters.violations.count(violation);
+        let Some(landing) = &mut self.landing else { return };
+        landing.sessions.entries.trusted = false;
+        let keys: Vec<u64> = (landing.sessions.iter())
+            .map(|inbound| inbound.terms.key)
+            .collect();
+        for key in keys {
+            self.abort_session(key);
         }
     }
 
-    /// The endpoint goes: ends the session that it granted. Its sender need not wait for the lease to know.
+    /// Gives a landing session up: reports to the application and the sender.
+    pub(crate) fn abort_session(&mut self, session_key: u64) {
+        let Some(mut grants) = self.grants.take() else {
+            return;
+        };
+        let session = grants.grantor.session(session_key);
+        let peer = session.map(|session| session.peer);
+        grants.grantor.close(session_key, self);
+        self.grants = Some(grants);
+        if let Some(peer) = peer {
+            let ended = Ended {
+                session_key,
+                delivered: 0,
+            };
+            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+        }
+    }
+
+    /// The endpoint goes: ends the sessions that it granted. Their senders need not wait for the lease to know.
     pub(crate) fn shut_down_grants(&mut self) {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        let inbound = self.landing.as_ref().and_then(|landing| landing.inbound.as_ref());
-        let delivered = inbound.map(|inbound| inbound.delivered.wrapping_sub(inbound.terms.first_message));
-        let session = grants.grantor.sessions().next();
-        let session = session.map(|session| (session.peer, session.grant.session_key));
+        let mut ended = Vec::new();
+        for session in grants.grantor.sessions() {
+            let session_key = session.grant.session_key;
+            let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+            if let Some(inbound) = inbound {
+                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                ended.push((
+                    session.peer,
+                    Ended {
+                        session_key,
+                        delivered,
+                    },
+                ));
+            }
+        }
         grants.grantor.shut_down(self);
         self.grants = Some(grants);
-        if let (Some((peer, session_key)), Some(delivered)) = (session, delivered) {
-            let ended = Ended {
-                session_key,
-                delivered,
-            };
+        for (peer, ended) in ended {
             self.send_control(peer, 0, &ControlMessage::Ended(ended));
         }
     }
@@ -466,8 +462,9 @@ impl<N: Nic> Engine<N> {
         if landing.arena.start() + len > self.umem.len() {
             return Err(RejectReason::NoMemory.into());
         }
-        self.rebuild_landing(landing.arena.start() + len)
-            .map_err(|_| RejectReason::NoMemory)?;
+        if !self.rebuild_under_sessions(landing.arena.start() + len) {
+            return Err(RejectReason::NoMemory.into());
+        }
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         landing.arena.grow(len);
         Ok(())
@@ -491,8 +488,9 @@ impl<N: Nic> Engine<N> {
             fill,
             rx,
             mut log,
-            arena,
+            mut arena,
             chosen,
+            mut sessions,
             transmit,
             ..
         } = landing;
@@ -525,63 +523,74 @@ impl<N: Nic> Engine<N> {
         // Packets that the gate accepted and nobody took stay behind in the log.
         let producer = log.producer();
         log.set_posted(producer);
+        sessions.forget_entries(producer, &mut arena, &self.umem);
         self.landing = Some(LandingSide {
             queue,
             fill: channel.fill,
             rx: channel.rx,
             log,
-            order: ChannelOrder {
-                posted: producer,
-                received: producer,
-            },
             arena,
             chosen,
-            inbound: None,
+            sessions,
             statistics: self.nic.statistics(queue).unwrap_or_default(),
             registered_len,
-            told: Told::default(),
             transmit,
         });
         Ok(())
     }
 
-    /// Builds the landing channel anew while its session goes on: what was posted is void, so that a message which waits
-    /// for nothing else can be shown (I1).
-    pub(crate) fn rebuild_under_session(&mut self, now_ns: u64) {
-        let Some(landing) = &mut self.landing else { return };
-        let (queue, registered_len) = (landing.queue, landing.registered_len);
+    /// Builds the landing channel anew while its sessions go on, with so many bytes registered: what was posted is void, so
+    /// that a message which waits for nothing else can be shown (I1). `false`: it could not be, or its sessions were given up.
+    pub(crate) fn rebuild_under_sessions(&mut self, registered_len: u64) -> bool {
+        let Some(landing) = &mut self.landing else {
+            return false;
+        };
+        let queue = landing.queue;
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
         let statistics = self.nic.statistics(queue).unwrap_or_default();
         if !same_drops(&statistics, &landing.statistics) {
-            self.abort_inbound(Violation::Statistics.into(), now_ns);
-            return;
+            self.abort_landing(Violation::Statistics);
+            return false;
         }
-        let (told, Some(mut inbound)) = (landing.told, landing.inbound.take()) else {
-            return;
-        };
-        // I4: no CPU is inside the gate with the session. What it accepted until then is on the ring, and is not looked
+        // I4: no CPU is inside the gate with a session. What it accepted until then is on the ring, and is not looked
         // at: its sender is asked for it again.
-        let closed = self.nic.close_session(queue).is_ok();
-        if !closed || self.rebuild_landing(registered_len).is_err() {
+        let taken = landing.sessions.taken();
+        let closed = (landing.sessions.taken())
+            .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
+            .and_then(|()| self.nic.quiesce(queue));
+        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(0, 0));
+        if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;
-            self.report_given_up(&mut inbound);
-            return;
+            self.landing = None;
+            for inbound in sessions.iter_mut() {
+                self.report_given_up(inbound);
+            }
+            return false;
         }
-        let Some(landing) = &mut self.landing else { return };
-        inbound.forget_entries(&mut landing.arena, &self.umem);
-        let resumed = SessionAdmission {
-            first_message: inbound.unsettled_from(),
-            ..inbound.terms.admission
+        let Some(landing) = &mut self.landing else {
+            return false;
         };
-        if self.nic.open_session(queue, &resumed).is_err() {
-            self.counters.landing_lost += 1;
+        let position = landing.log.producer();
+        sessions.forget_entries(position, &mut landing.arena, &self.umem);
+        landing.sessions = sessions;
+        for place in taken {
+            let Some(inbound) = landing.sessions.at_mut(place) else {
+                continue;
+            };
+            let resumed = SessionAdmission {
+                first_message: inbound.unsettled_from(),
+                ..inbound.terms.admission
+            };
+            if self.nic.open_session(queue, &resumed).is_err() {
+                self.counters.landing_lost += 1;
+            }
+            inbound.terms.registered_len = registered_len;
+            inbound.resume(&mut landing.log);
         }
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
-        inbound.resume(&mut landing.log);
-        landing.told = told;
-        landing.inbound = Some(inbound);
-        self.show_landed(now_ns);
+        self.show_landed(self.now_ns);
+        true
     }
 
     /// Ends our own sessions that sent on a channel which is gone.
@@ -654,9 +663,9 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(landing) = &self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
-        if landing.inbound.is_some() {
+        let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
-        }
+        };
         let layout = request
             .layout_at(self.fixed.mtu, self.fixed.link)
             .map_err(|_| RejectReason::Unsupported)?;
@@ -676,7 +685,7 @@ impl<N: Nic> Landing for Engine<N> {
         self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
         let addressing = self.addressing_to(from, mac);
         let now_ns = self.now_ns;
-        let Some(index) = self.peers.find_or_add(from, &addressing, None, now_ns) else {
+        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
             return Err(Refusal::busy(Duration::from_millis(100)));
         };
         // An earlier peer at this address may have had another neighbour.
@@ -685,7 +694,8 @@ impl<N: Nic> Landing for Engine<N> {
 
         let window_len = request.window.fragments().min(LANDING_RING_LEN / 4);
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
-        let key = random_u64();
+        // The gate finds the session by the low bits of its key.
+        let key = random_u64() & !u64::from(SessionAdmission::PLACES - 1) | u64::from(place);
         let first_message = match request.wire {
             Wire::Lm => 0,
             // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
@@ -728,20 +738,25 @@ impl<N: Nic> Landing for Engine<N> {
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
+        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        let violations = self.counters.violations.total();
+        while self.receive_landing(now_ns) > 0 {}
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
-        landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-        landing.told = Told {
-            delivered: first_message,
-            announced: first_message,
-            ..Told::default()
-        };
+        if self.counters.violations.total() != violations {
+            let _ = self.nic.close_session(u32::from(queue), u32::from(place));
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        if landing.sessions.is_empty() {
+            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        }
         let terms = InboundTerms {
             registered_len: landing.registered_len,
             ..terms
         };
-        landing.inbound = Some(Inbound::new(terms, now_ns));
+        landing.sessions.insert(Inbound::new(terms, now_ns));
+        self.peers.at(index).inbound += 1;
         self.counters.sessions_granted += 1;
         Ok(Terms {
             session_key: key,
@@ -758,10 +773,22 @@ impl<N: Nic> Landing for Engine<N> {
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its
-        // descriptor.
         let queue = u32::from(session.grant.landing_queue);
-        if self.nic.close_session(queue).is_err() {
+        let key = session.grant.session_key;
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+            return 0;
+        };
+        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
+        // While others go on nobody waits for that: what comes late belongs to nobody then.
+        let last = landing.sessions.taken().count() == 1;
+        let mut closed = self.nic.close_session(queue, u32::from(place));
+        if last {
+            closed = closed.and_then(|()| self.nic.quiesce(queue));
+        }
+        if closed.is_err() {
             self.counters.control_send_errors += 1;
         }
         // What has arrived counts, although the end of the session overtook it.
@@ -772,31 +799,30 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
-        let Some(mut inbound) = landing.inbound.take() else {
+        let Some(mut inbound) = landing.sessions.remove(place) else {
             return 0;
         };
-        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-        let leftover = !inbound.is_idle() || landing.order.posted != landing.order.received;
-        if !leftover {
-            // I1: every posted entry was used.
-            inbound.free_quarantined(&mut landing.arena);
+        if let Some(peer) = self.peers.named(inbound.terms.peer) {
+            peer.inbound -= 1;
         }
-        if leftover {
+        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+        let idle = inbound.is_idle();
+        let zones = self.report_given_up(&mut inbound);
+        let Some(landing) = &mut self.landing else {
+            return delivered;
+        };
+        // I1: nothing of them is free before every posted entry was used.
+        landing.sessions.entries.quarantine_all(zones);
+        if !last || (idle && landing.sessions.entries.are_used()) {
+            landing.sessions.entries.free_quarantined(&mut landing.arena);
+        } else {
             let registered_len = landing.registered_len;
-            let zones = self.report_given_up(&mut inbound);
             self.flush();
             if self.rebuild_landing(registered_len).is_err() {
                 // Without a landing channel every later request is refused as unsupported; the zones stay
                 // quarantined.
                 self.counters.landing_lost += 1;
                 return delivered;
-            }
-            // I1: the old socket is gone, nothing posted covers these zones any more.
-            for zone in zones {
-                self.recover(crate::release::Released::Zone {
-                    start: zone.start,
-                    len: zone.len,
-                });
             }
         }
         self.counters.sessions_ended += 1;

@@ -268,11 +268,11 @@ impl Endpoint {
     fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
         let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))?;
         let addressing = self.engine.addressing_to(to, hop.mac);
-        let (keep, now_ns) = (self.engine.landing_peer(), self.now_ns());
+        let now_ns = self.now_ns();
         let index = self
             .engine
             .peers
-            .find_or_add(to, &addressing, keep, now_ns)
+            .find_or_add(to, &addressing, now_ns)
             .ok_or(ConnectError::PeersFull)?;
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
@@ -527,7 +527,8 @@ impl Endpoint {
                     .iter()
                     .any(|transmit| transmit.in_flight() > 0)
                     || !self.engine.acknowledge.is_empty()
-                    || (self.engine.landing.as_ref()).is_some_and(|landing| landing.told.changed);
+                    || (self.engine.landing.as_ref())
+                        .is_some_and(|landing| landing.sessions.iter().any(|inbound| inbound.told.changed));
                 let most = if busy { Duration::from_micros(50) } else { most };
                 let _ = self.engine.nic.wait(most.min(longest));
             }

@@ -36,7 +36,7 @@ use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::error::RecvError;
 use crate::frames::FramePool;
-use crate::landing::{ChannelOrder, Inbound, Zone};
+use crate::landing::{Inbound, Sessions, Zone};
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::nic::Nic;
@@ -82,29 +82,14 @@ pub(crate) struct LandingSide {
     pub(crate) fill: FillRing,
     pub(crate) rx: RxRing,
     pub(crate) log: Log,
-    pub(crate) order: ChannelOrder,
     pub(crate) arena: Arena,
     /// Regions that the application chose for its next messages.
     pub(crate) chosen: VecDeque<Zone>,
-    pub(crate) inbound: Option<Inbound>,
+    pub(crate) sessions: Sessions,
     pub(crate) statistics: XdpStatistics,
     pub(crate) registered_len: u64,
-    pub(crate) told: Told,
     /// Index into `Engine::transmit`.
     pub(crate) transmit: usize,
-}
-
-/// What the sender of the active session was last told.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
-    pub(crate) packet_limit: u32,
-    pub(crate) delivered: u32,
-    pub(crate) announced: u32,
-    /// The sender asked, or repeated itself.
-    pub(crate) asked: bool,
-    /// Something changed since, first at `changed_ns`.
-    pub(crate) changed: bool,
-    pub(crate) changed_ns: u64,
 }
 
 /// Packets that a sender may have on the way to us.
@@ -268,8 +253,8 @@ impl<N: Nic> Engine<N> {
     /// may have waited for our credit: nobody is late yet. Only the first of several long rounds is forgiven.
     fn forgive_pause(&mut self, now_ns: u64) {
         self.timers_ns = now_ns;
-        if let Some(inbound) = self.landing.as_mut().and_then(|landing| landing.inbound.as_mut()) {
-            inbound.forgive_pause(now_ns);
+        if let Some(landing) = &mut self.landing {
+            (landing.sessions.iter_mut()).for_each(|inbound| inbound.forgive_pause(now_ns));
         }
     }
 
@@ -334,9 +319,8 @@ impl<N: Nic> Engine<N> {
             self.nic.busy_poll(self.config.general_queue);
         }
         if let Some(landing) = &mut self.landing
-            && let Some(inbound) = &landing.inbound
-            && inbound.stalled_ns(self.now_ns) < STREAM_PAUSE_NS
-            && inbound.awaits_packets()
+            && landing.sessions.awaits_packets()
+            && landing.sessions.quiet_ns(self.now_ns) < STREAM_PAUSE_NS
             && landing.rx.available(1) == 0
         {
             self.nic.busy_poll(landing.queue);
@@ -373,21 +357,17 @@ impl<N: Nic> Engine<N> {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
-        let Some(inbound) = &mut landing.inbound else {
+        if landing.sessions.is_empty() {
             return 0;
-        };
-        let received = inbound.receive(
-            &mut landing.rx,
-            &landing.log,
-            &mut landing.order,
-            &self.umem,
-            RECEIVE_BURST,
-            now_ns,
-        );
+        }
+        let received =
+            landing
+                .sessions
+                .receive(&mut landing.rx, &landing.log, &self.umem, RECEIVE_BURST, now_ns);
         let burst = match received {
             Ok(burst) => burst,
             Err(violation) => {
-                self.abort_inbound(violation.into(), now_ns);
+                self.abort_landing(violation);
                 return 1;
             }
         };
@@ -395,7 +375,7 @@ impl<N: Nic> Engine<N> {
             return 0;
         }
         self.counters.landing_packets += u64::from(burst.packets);
-        if burst.window_ended || inbound.has_landed() {
+        if burst.window_ended || landing.sessions.iter().any(Inbound::has_landed) {
             self.show_landed(now_ns);
         }
         burst.packets as usize
@@ -409,48 +389,44 @@ impl<N: Nic> Engine<N> {
         if same_drops(&statistics, &landing.statistics) {
             self.deliver_landed(now_ns);
         } else {
-            self.abort_inbound(crate::landing::Violation::Statistics.into(), now_ns);
+            self.abort_landing(crate::landing::Violation::Statistics);
         }
     }
 
     fn deliver_landed(&mut self, now_ns: u64) {
-        let Some(LandingSide {
-            inbound: Some(inbound),
-            ..
-        }) = &mut self.landing
-        else {
-            return;
-        };
-        while let Some(landed) = inbound.next_landed() {
-            if let Some(capture) = &mut self.capture {
-                let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
-                capture.landed(&self.umem, &addressing, &inbound.terms, &landed);
+        let Some(landing) = &mut self.landing else { return };
+        for inbound in landing.sessions.iter_mut() {
+            while let Some(landed) = inbound.next_landed() {
+                if let Some(capture) = &mut self.capture {
+                    let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
+                    capture.landed(&self.umem, &addressing, &inbound.terms, &landed);
+                }
+                let missing = landed.missing_bytes(&inbound.terms.layout);
+                for range in &missing {
+                    // What lies there is an earlier message's, perhaps another sender's.
+                    self.umem
+                        .zero(landed.address + range.start, range.end - range.start);
+                    self.counters.missing_bytes += range.end - range.start;
+                }
+                self.counters.messages_received += 1;
+                self.counters.bytes_received += landed.len;
+                self.ready.push_back(Message {
+                    loaned: Arc::clone(&self.loaned),
+                    released: Some(Released::Zone {
+                        start: landed.zone.start,
+                        len: landed.zone.len,
+                    }),
+                    address: landed.address,
+                    len: landed.len,
+                    peer: inbound.terms.peer,
+                    tag: landed.tag,
+                    number: landed.number,
+                    missing,
+                    latency_ns: now_ns.saturating_sub(landed.announced_ns),
+                });
             }
-            let missing = landed.missing_bytes(&inbound.terms.layout);
-            for range in &missing {
-                // What lies there is an earlier message's, perhaps another sender's.
-                self.umem
-                    .zero(landed.address + range.start, range.end - range.start);
-                self.counters.missing_bytes += range.end - range.start;
-            }
-            self.counters.messages_received += 1;
-            self.counters.bytes_received += landed.len;
-            self.ready.push_back(Message {
-                loaned: Arc::clone(&self.loaned),
-                released: Some(Released::Zone {
-                    start: landed.zone.start,
-                    len: landed.zone.len,
-                }),
-                address: landed.address,
-                len: landed.len,
-                peer: inbound.terms.peer,
-                tag: landed.tag,
-                number: landed.number,
-                missing,
-                latency_ns: now_ns.saturating_sub(landed.announced_ns),
-            });
+            self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
         }
-        self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
     }
 
     /// Stage 5.
@@ -458,9 +434,7 @@ impl<N: Nic> Engine<N> {
         // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
         // general channel.
         self.round = self.round.wrapping_add(1);
-        let repairs = (self.landing.as_ref())
-            .and_then(|landing| landing.inbound.as_ref())
-            .is_some_and(Inbound::needs_care);
+        let repairs = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.any_needs_care());
         if self.general.is_some() && !repairs && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
             return 0;
         }
@@ -501,23 +475,18 @@ impl<N: Nic> Engine<N> {
             }
         }
         if let Some(landing) = &mut self.landing
-            && let Some(inbound) = &mut landing.inbound
+            && !landing.sessions.is_empty()
         {
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
-            let awaited = inbound.awaits_packets();
-            inbound.post(
+            landing.sessions.post(
                 &mut landing.fill,
                 &mut landing.log,
-                &mut landing.order,
                 &mut landing.arena,
                 &mut landing.chosen,
                 &self.umem,
+                self.now_ns,
             );
-            // The sender's time begins when it may send: until now the application had the memory.
-            if !awaited && inbound.awaits_packets() {
-                inbound.progress_ns = self.now_ns;
-            }
         }
     }
 

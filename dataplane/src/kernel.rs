@@ -278,8 +278,12 @@ impl Nic for KernelNic {
         Ok(self.gate.open_session(queue, session)?)
     }
 
-    fn close_session(&mut self, queue: u32) -> Result<(), NicError> {
-        Ok(self.gate.close_session(queue)?)
+    fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError> {
+        Ok(self.gate.close_session(queue, place)?)
+    }
+
+    fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
+        Ok(self.gate.quiesce(queue)?)
     }
 
     fn log(&self, queue: u32) -> Result<Log, NicError> {

@@ -25,11 +25,12 @@
 
 mod pairing;
 mod repair;
+mod sessions;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_ebpf::{Log, SessionAdmission};
+use lm_ebpf::SessionAdmission;
 use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::serial;
@@ -39,12 +40,14 @@ use lm_protocol::zone::ZoneShape;
 
 use crate::arena::Arena;
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
-use crate::memory::{PACKET_HEADROOM, Umem, fill_address_is_valid};
+use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
 use crate::peer::PeerId;
 use crate::ring::FillRing;
 
 use repair::Held;
 pub(crate) use repair::{Remedy, RepairCounters};
+use sessions::Entries;
+pub(crate) use sessions::Sessions;
 
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
@@ -237,6 +240,9 @@ pub(crate) struct InboundTerms {
 struct Aim {
     /// UMEM address at which its packet will begin; [`Aim::SKIPPED`]: none was posted.
     start: u64,
+    /// Which session's message it is for ([`Inbound::serial`]), and that session's place.
+    serial: u32,
+    place: u8,
     number: u32,
     position: u32,
     /// End of the positions that were left out.
@@ -247,23 +253,18 @@ impl Aim {
     const SKIPPED: u64 = u64::MAX;
 }
 
-/// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
-#[derive(Clone, Copy, Debug)]
-struct Quarantined {
-    zone: Zone,
-    number: u32,
-}
-
-/// The active session of the landing channel, and its place in the channel's order.
+/// A session that lands on the channel.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) terms: InboundTerms,
+    /// Tells it from others that had the same place.
+    serial: u32,
+    /// What the sender was last told.
+    pub(crate) told: Told,
+    /// Packets that it may have sent (cumulative, mod 2^32) while it is another session's turn.
+    allowed: u32,
     messages: VecDeque<Arriving>,
     complete: VecDeque<Landed>,
-    /// Fill entries in the order of posting, with the positions that were left out among them.
-    aims: VecDeque<Aim>,
-    /// Entries in `aims`.
-    outstanding: u32,
     /// First message in `messages` that is not fully posted.
     posting: usize,
     /// Next message number to be announced.
@@ -281,28 +282,29 @@ pub(crate) struct Inbound {
     /// Something is missing, or lies in the wrong place.
     troubled: bool,
     held: Held,
-    quarantined: Vec<Quarantined>,
     /// Messages that were settled without being whole, of the last ones.
     broken: VecDeque<u32>,
     /// How long requests for missing fragments take to be answered, smoothed; 0: none was yet.
     answer_ns: u64,
-    /// Datagrams taken since a packet last landed, and when that was.
-    passed_by: u32,
-    landed_ns: u64,
     /// Last packet or announcement, for the message's time limit.
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
     forgiven: bool,
-    processor: Option<u8>,
     pub(crate) restored_bytes: u64,
     pub(crate) repair: RepairCounters,
 }
 
-/// Counts of the landing channel that outlive a session: its n-th packet is the log's n-th entry.
+/// What the sender of a session was last told.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ChannelOrder {
-    pub(crate) posted: u64,
-    pub(crate) received: u64,
+pub(crate) struct Told {
+    pub(crate) packet_limit: u32,
+    pub(crate) delivered: u32,
+    pub(crate) announced: u32,
+    /// The sender asked, or repeated itself.
+    pub(crate) asked: bool,
+    /// Something changed since, first at `changed_ns`.
+    pub(crate) changed: bool,
+    pub(crate) changed_ns: u64,
 }
 
 /// What a burst of descriptors brought.
@@ -316,10 +318,15 @@ impl Inbound {
     pub(crate) fn new(terms: InboundTerms, now_ns: u64) -> Inbound {
         Inbound {
             terms,
+            serial: 0,
+            told: Told {
+                delivered: terms.first_message,
+                announced: terms.first_message,
+                ..Told::default()
+            },
+            allowed: 0,
             messages: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
-            aims: VecDeque::with_capacity(terms.posted_max as usize),
-            outstanding: 0,
             posting: 0,
             announced: terms.first_message,
             delivered: terms.first_message,
@@ -329,14 +336,10 @@ impl Inbound {
             last: None,
             troubled: false,
             held: Held::default(),
-            quarantined: Vec::new(),
             broken: VecDeque::new(),
             answer_ns: 0,
-            passed_by: 0,
-            landed_ns: now_ns,
             progress_ns: now_ns,
             forgiven: false,
-            processor: None,
             restored_bytes: 0,
             repair: RepairCounters::default(),
         }
@@ -388,28 +391,26 @@ impl Inbound {
         true
     }
 
-    /// Posts as many fill entries as rings, memory and I5 allow, in the session's packet order. Regions that the
-    /// application chose (`chosen`) are used before the arena.
-    pub(crate) fn post(
+    /// The session's place on its channel: the low bits of its key say it to the gate.
+    pub(crate) fn place(&self) -> u8 {
+        self.terms.admission.place() as u8
+    }
+
+    /// Writes up to `room` fill entries from slot `written` of the ring on, as far as memory and I5 allow, in the session's
+    /// packet order; gives the number of the written ones. Regions that the application chose (`chosen`) are used
+    /// before the arena.
+    fn write_entries(
         &mut self,
         fill: &mut FillRing,
-        log: &mut Log,
-        order: &mut ChannelOrder,
+        (mut written, room): (u32, u32),
+        entries: &mut Entries,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
-        umem: &Umem,
     ) -> u32 {
-        if !self.quarantined.is_empty() {
-            self.free_quarantined(arena);
-        }
-        // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
-        let in_ring = (order.posted - order.received) as u32;
-        let room = self.terms.posted_max.saturating_sub(in_ring);
-        let room = fill.free(room.min(fill.ring_len())).min(room);
         let window_len = self.terms.window.fragments();
-        let mut written = 0;
+        let (place, serial) = (self.place(), self.serial);
         'messages: while written < room && self.posting < self.messages.len() {
-            if self.messages[self.posting].zone.is_none() && !self.place(arena, chosen) {
+            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
                 break;
             }
             let message = &mut self.messages[self.posting];
@@ -418,11 +419,13 @@ impl Inbound {
                 let position = message.posted;
                 // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
                 // than the next to be posted for, and the places in between are left out.
-                let met_by = self.accepted + u64::from(self.outstanding + written);
+                let met_by = self.accepted + u64::from(entries.outstanding() + written);
                 let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
                 if position < left_out {
-                    self.aims.push_back(Aim {
+                    entries.aims.push_back(Aim {
                         start: Aim::SKIPPED,
+                        serial,
+                        place,
                         number: message.number,
                         position,
                         until: left_out,
@@ -443,8 +446,10 @@ impl Inbound {
                     .payload
                     .wrapping_add_signed(message.geometry.rx_frame_start(index));
                 fill.write(written, start - PACKET_HEADROOM);
-                self.aims.push_back(Aim {
+                entries.aims.push_back(Aim {
                     start,
+                    serial,
+                    place,
                     number: message.number,
                     position,
                     until: position + 1,
@@ -456,19 +461,21 @@ impl Inbound {
                 self.posting += 1;
             }
         }
-        self.pass_skipped(umem);
-        if written > 0 {
-            fill.submit(written);
-            order.posted += u64::from(written);
-            self.outstanding += written;
-            // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
-            log.set_posted(order.posted);
-        }
         written
     }
 
+    /// Whether entries may be posted for more packets, memory permitting.
+    fn wants_entries(&self) -> bool {
+        self.posting < self.messages.len()
+    }
+
+    /// Packets of announced messages that have not come.
+    fn left(&self) -> u64 {
+        self.announced_packets.saturating_sub(self.accepted)
+    }
+
     /// Finds memory for the message at `posting`.
-    fn place(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>) -> bool {
+    fn find_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>) -> bool {
         let geometry = self.messages[self.posting].geometry;
         let (zone_len, front_margin) = self.zone_of(&geometry);
         let zone = match chosen.front() {
@@ -573,16 +580,11 @@ impl Inbound {
         }
     }
 
-    /// How many packets the sender may have sent (cumulative, mod 2^32): as many as entries are posted for, and not
-    /// more on the way than the path can hold.
-    pub(crate) fn credit(&self) -> u32 {
-        let ahead = self.outstanding.min(self.terms.on_the_way);
-        (self.accepted as u32).wrapping_add(ahead)
-    }
-
-    /// Whether packets of announced messages are expected for which entries are posted.
-    pub(crate) fn awaits_packets(&self) -> bool {
-        self.outstanding > 0 && !self.messages.is_empty()
+    /// Whether packets of announced messages are owed.
+    fn awaits_packets(&self) -> bool {
+        self.messages
+            .iter()
+            .any(|message| message.posted > message.consumed)
     }
 
     /// Packets of the session up to the last that was accepted (cumulative, mod 2^32).
@@ -593,7 +595,7 @@ impl Inbound {
     /// Gives the session up: its zones (to be freed only when the channel was built anew, I1), and what is
     /// missing of each message.
     pub(crate) fn give_up(&mut self) -> (Vec<GivenUp>, Vec<Zone>) {
-        let mut zones: Vec<Zone> = self.quarantined.drain(..).map(|kept| kept.zone).collect();
+        let mut zones: Vec<Zone> = Vec::new();
         let mut given_up = Vec::new();
         for landed in self.complete.drain(..) {
             zones.push(landed.zone);
@@ -623,8 +625,6 @@ impl Inbound {
                 ),
             });
         }
-        self.aims.clear();
-        self.outstanding = 0;
         self.posting = 0;
         self.delivered = self.announced;
         (given_up, zones)

@@ -189,12 +189,19 @@ pub trait Nic {
     /// See [`NicError`].
     fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError>;
 
-    /// Closes the queue's session; when this returns the log has stopped (I4). Blocks for some milliseconds.
+    /// Closes the session at a place of the queue. The gate may still be accepting a packet of it.
     ///
     /// # Errors
     ///
     /// See [`NicError`].
-    fn close_session(&mut self, queue: u32) -> Result<(), NicError>;
+    fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError>;
+
+    /// When this returns the log has stopped, as far as sessions are closed (I4). Blocks for some milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`].
+    fn quiesce(&mut self, queue: u32) -> Result<(), NicError>;
 
     /// The log of a queue that has a role.
     ///

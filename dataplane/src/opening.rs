@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lm_ebpf::Role;
+use lm_ebpf::{Role, SessionAdmission};
 use lm_protocol::geometry::Layout;
 use lm_protocol::session::{Admit, Grantor};
 use lm_protocol::zone::ZoneShape;
@@ -18,11 +18,11 @@ use crate::config::{
 use crate::control::{Grants, landing_channel};
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
-use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide, Told};
+use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
 use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::interface::Interface;
-use crate::landing::ChannelOrder;
+use crate::landing::Sessions;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Nic};
 use crate::outbound::OutgoingTable;
@@ -188,17 +188,12 @@ impl Parts {
                 queue,
                 fill: channel.fill,
                 rx: channel.rx,
-                order: ChannelOrder {
-                    posted: at,
-                    received: at,
-                },
+                sessions: Sessions::new(at, landing_ring_len),
                 log,
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
-                inbound: None,
                 statistics: nic.statistics(queue)?,
                 registered_len,
-                told: Told::default(),
                 transmit: transmit.len(),
             });
             transmit.push(Transmit::new(
@@ -253,7 +248,7 @@ impl Parts {
             applying: Vec::with_capacity(8),
             leaving: Vec::with_capacity(crate::config::PEERS_MAX),
             grants: Some(Grants {
-                grantor: Grantor::new(&self.landing_queues),
+                grantor: Grantor::new(&places_of(&self.landing_queues)),
                 admit,
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
@@ -274,4 +269,10 @@ impl Parts {
             wake_error: None,
         }
     }
+}
+
+/// Each landing queue as often as it has places for sessions.
+fn places_of(queues: &[u16]) -> Vec<u16> {
+    let places = |&queue: &u16| std::iter::repeat_n(queue, SessionAdmission::PLACES as usize);
+    queues.iter().flat_map(places).collect()
 }

@@ -15,7 +15,7 @@ use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGE
 use crate::control::RANGES_MAX;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::frames::Frame;
-use crate::landing::Remedy;
+use crate::landing::{Remedy, Told};
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn};
@@ -213,8 +213,7 @@ impl<N: Nic> Engine<N> {
             self.frames.put(frame);
             return;
         }
-        let keep = self.landing_peer();
-        let Some(index) = self.peers.find_or_add(from, &addressing, keep, now_ns) else {
+        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
             self.counters.drops.peer_table_full += 1;
             self.frames.put(frame);
             return;
@@ -310,19 +309,24 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) {
         let address = self.address_in_umem(payload);
-        let inbound = self.landing.as_mut().and_then(|landing| landing.inbound.as_mut());
         let peers = &mut self.peers;
-        let inbound = inbound.filter(|inbound| {
-            inbound.terms.key == key
-                && inbound.terms.layout.wire() == Wire::Lm
-                && peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from)
+        let landing = self.landing.as_mut().filter(|landing| {
+            landing.sessions.with_key(key).is_some_and(|inbound| {
+                inbound.terms.layout.wire() == Wire::Lm
+                    && peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from)
+            })
         });
-        let Some(inbound) = inbound else {
+        let Some(landing) = landing else {
             self.counters.drops.fragment_passed += 1;
             return;
         };
-        inbound.take_datagram(place, (address, payload.len() as u64), &self.umem, now_ns);
-        if inbound.has_landed() {
+        let bytes = (address, payload.len() as u64);
+        (landing.sessions).take_datagram(key, place, bytes, &self.umem, now_ns);
+        if landing
+            .sessions
+            .keyed(key)
+            .is_some_and(|inbound| inbound.has_landed())
+        {
             self.show_landed(now_ns);
         }
     }
@@ -384,18 +388,15 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) {
         let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = &mut landing.inbound else {
+        let peers = &mut self.peers;
+        let inbound = (landing.sessions.keyed(key))
+            .filter(|inbound| peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from));
+        let Some(inbound) = inbound else {
             self.counters.drops.unexpected += 1;
             return;
         };
-        let expected = self.peers.named(inbound.terms.peer).map(|peer| peer.data);
-        if inbound.terms.key != key || expected != Some(from) {
-            self.counters.drops.unexpected += 1;
-            return;
-        }
-        let queue = landing.queue as u16;
         if let Some(grants) = &mut self.grants {
-            grants.grantor.touched(queue, crate::engine::time(now_ns));
+            grants.grantor.touched(key, crate::engine::time(now_ns));
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
@@ -408,11 +409,12 @@ impl<N: Nic> Engine<N> {
                 break;
             }
         }
-        landing.log.set_message_limit(inbound.announced.wrapping_sub(1));
         if !inbound.claimed(sent, now_ns) {
             self.counters.drops.implausible += 1;
         }
-        landing.told.asked |= repeated;
+        inbound.told.asked |= repeated;
+        let (place, announced) = (u32::from(inbound.place()), inbound.announced);
+        landing.log.set_message_limit(place, announced.wrapping_sub(1));
     }
 
     fn take_credit(
@@ -474,8 +476,11 @@ impl<N: Nic> Engine<N> {
     /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
     pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
         self.acknowledge_eager(now_ns, idle);
-        self.give_credit(now_ns, idle);
-        self.ask_for_missing(now_ns);
+        let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
+        for place in taken.into_iter().flatten() {
+            self.give_credit(place, now_ns, idle);
+            self.ask_for_missing(place, now_ns);
+        }
         for position in 0..self.senders.len() {
             self.announce(self.senders[position], now_ns);
         }
@@ -522,17 +527,20 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    fn give_credit(&mut self, now_ns: u64, idle: bool) {
+    fn give_credit(&mut self, place: u8, now_ns: u64, idle: bool) {
         let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = &landing.inbound else { return };
-        let told = &mut landing.told;
-        let limit = inbound.credit();
+        let limit = landing.sessions.credit(place);
+        let Some(inbound) = landing.sessions.at_mut(place) else {
+            return;
+        };
+        let (accepted, announced) = (inbound.accepted_packets(), inbound.announced);
+        let told = &mut inbound.told;
         // Entries that were posted for packets which came otherwise take nothing back.
         let limit = serial::later(told.packet_limit, limit);
         let more = limit.wrapping_sub(told.packet_limit);
-        let left = serial::distance(inbound.accepted_packets(), told.packet_limit).max(0) as u32;
+        let left = serial::distance(accepted, told.packet_limit).max(0) as u32;
         let settled = inbound.delivered.wrapping_sub(told.delivered);
-        let anything = more > 0 || settled > 0 || inbound.announced != told.announced || told.asked;
+        let anything = more > 0 || settled > 0 || announced != told.announced || told.asked;
         if !anything {
             return;
         }
@@ -564,12 +572,13 @@ impl<N: Nic> Engine<N> {
         }
         if self.send_packet(peer, &header, &payload[..len])
             && let Some(landing) = &mut self.landing
+            && let Some(inbound) = landing.sessions.at_mut(place)
         {
-            landing.told = crate::engine::Told {
+            inbound.told = Told {
                 packet_limit: limit,
                 delivered,
                 announced,
-                ..crate::engine::Told::default()
+                ..Told::default()
             };
             self.counters.credits_sent += 1;
         }
@@ -577,12 +586,19 @@ impl<N: Nic> Engine<N> {
 
     /// Stage 6, first half: messages with losses.
     pub(crate) fn care(&mut self, now_ns: u64) {
+        let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
+        for place in taken.into_iter().flatten() {
+            self.care_for(place, now_ns);
+        }
+    }
+
+    fn care_for(&mut self, place: u8, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = &mut landing.inbound else {
-            return;
-        };
-        if inbound.needs_care() {
-            let remedy = inbound.watch(&mut landing.arena, &self.umem, now_ns);
+        if landing.sessions.needs_care(place) {
+            let remedy = (landing.sessions).watch(place, &mut landing.arena, &self.umem, now_ns);
+            let Some(inbound) = landing.sessions.at_mut(place) else {
+                return;
+            };
             let landed = inbound.has_landed();
             match remedy {
                 Some(Remedy::GivenUp(message)) => {
@@ -595,7 +611,10 @@ impl<N: Nic> Engine<N> {
                     let (peer, key) = (inbound.terms.peer, inbound.terms.key);
                     self.report_missing(peer, key, &message);
                 }
-                Some(Remedy::Rebuild) => self.rebuild_under_session(now_ns),
+                Some(Remedy::Rebuild) => {
+                    let registered_len = landing.registered_len;
+                    self.rebuild_under_sessions(registered_len);
+                }
                 None => {}
             }
             if landed {
@@ -603,16 +622,16 @@ impl<N: Nic> Engine<N> {
             }
         }
         let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = &mut landing.inbound else {
-            return;
-        };
-        self.counters.repair(std::mem::take(&mut inbound.repair));
+        self.counters.drops.fragment_stale += std::mem::take(&mut landing.sessions.strays);
+        if let Some(inbound) = landing.sessions.at_mut(place) {
+            self.counters.repair(std::mem::take(&mut inbound.repair));
+        }
     }
 
     /// Asks the sender for fragments that are due.
-    fn ask_for_missing(&mut self, now_ns: u64) {
+    fn ask_for_missing(&mut self, place: u8, now_ns: u64) {
         while let Some(landing) = &mut self.landing
-            && let Some(inbound) = &mut landing.inbound
+            && let Some(inbound) = landing.sessions.at_mut(place)
             && inbound.needs_care()
             && let Some((message, ranges)) = inbound.next_request(now_ns)
         {
@@ -691,11 +710,6 @@ impl<N: Nic> Engine<N> {
                 self.recover(released);
             }
         }
-    }
-
-    /// Slot of the peer whose landing session is active: it must stay in the table.
-    pub(crate) fn landing_peer(&self) -> Option<u16> {
-        Some(self.landing.as_ref()?.inbound.as_ref()?.terms.peer.index)
     }
 }
 

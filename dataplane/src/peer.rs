@@ -138,6 +138,8 @@ pub(crate) struct Peer {
     pub(crate) wanted: bool,
     /// It is being asked for a session.
     pub(crate) applying: bool,
+    /// Its sessions that land here.
+    pub(crate) inbound: u32,
 }
 
 impl Peer {
@@ -158,6 +160,7 @@ impl Peer {
             acknowledgement_due: false,
             wanted: false,
             applying: false,
+            inbound: 0,
         }
     }
 
@@ -167,6 +170,7 @@ impl Peer {
             && self.eager_out.oldest.is_none()
             && !self.acknowledgement_due
             && !self.applying
+            && self.inbound == 0
     }
 
     /// Whether one more eager message may be sent now.
@@ -209,13 +213,11 @@ impl Peers {
         }
     }
 
-    /// Finds or makes the peer at an address. `keep` names a slot that must not make room (the peer of the
-    /// active landing session). `None`: the table is full of peers that are owed something.
+    /// Finds or makes the peer at an address. `None`: the table is full of peers that are owed something.
     pub(crate) fn find_or_add(
         &mut self,
         data: SocketAddrV4,
         addressing: &Addressing,
-        keep: Option<u16>,
         now_ns: u64,
     ) -> Option<u16> {
         if let Some(index) = self.find(data) {
@@ -229,7 +231,7 @@ impl Peers {
                     .iter()
                     .enumerate()
                     .filter_map(|(index, peer)| Some((index, peer.as_ref()?)))
-                    .filter(|(index, peer)| peer.is_disposable() && keep != Some(*index as u16))
+                    .filter(|(_, peer)| peer.is_disposable())
                     .min_by_key(|(_, peer)| (peer.wanted, peer.heard_ns))?;
                 let address = old.data;
                 self.by_address.remove(&address);
@@ -302,17 +304,19 @@ mod tests {
         let addressing = addressing();
         for n in 0..PEERS_MAX as u16 {
             assert_eq!(
-                peers.find_or_add(address(n), &addressing, None, u64::from(n) + 10),
+                peers.find_or_add(address(n), &addressing, u64::from(n) + 10),
                 Some(n)
             );
         }
         let first = peers.id_of(0);
         assert!(peers.named(first).is_some());
-        // Slot 0 is the oldest, but it is kept; slot 1 goes.
-        let new = peers.find_or_add(address(5000), &addressing, Some(0), 5000);
+        // Slot 0 is the oldest, but has a session; slot 1 goes.
+        peers.at(0).inbound = 1;
+        let new = peers.find_or_add(address(5000), &addressing, 5000);
         assert_eq!(new, Some(1));
         assert_eq!(peers.find(address(1)), None);
-        assert_eq!(peers.find_or_add(address(5001), &addressing, None, 5001), Some(0));
+        peers.at(0).inbound = 0;
+        assert_eq!(peers.find_or_add(address(5001), &addressing, 5001), Some(0));
         assert!(
             peers.named(first).is_none(),
             "an old name must not reach the new peer"
@@ -323,12 +327,12 @@ mod tests {
     fn strangers_do_not_push_out_whom_the_application_asked_for() {
         let mut peers = Peers::new();
         let addressing = addressing();
-        let wanted = peers.find_or_add(address(9000), &addressing, None, 0).unwrap();
+        let wanted = peers.find_or_add(address(9000), &addressing, 0).unwrap();
         peers.at(wanted).wanted = true;
         for n in 0..2 * PEERS_MAX as u16 {
             assert!(
                 peers
-                    .find_or_add(address(n), &addressing, None, 1000 + u64::from(n))
+                    .find_or_add(address(n), &addressing, 1000 + u64::from(n))
                     .is_some()
             );
         }
@@ -337,10 +341,7 @@ mod tests {
         for index in 0..PEERS_MAX as u16 {
             peers.at(index).wanted = true;
         }
-        assert_eq!(
-            peers.find_or_add(address(9001), &addressing, None, 9999),
-            Some(wanted)
-        );
+        assert_eq!(peers.find_or_add(address(9001), &addressing, 9999), Some(wanted));
     }
 
     #[test]
@@ -348,9 +349,9 @@ mod tests {
         let mut peers = Peers::new();
         let addressing = addressing();
         for n in 0..PEERS_MAX as u16 {
-            let index = peers.find_or_add(address(n), &addressing, None, 0).unwrap();
+            let index = peers.find_or_add(address(n), &addressing, 0).unwrap();
             peers.at(index).acknowledgement_due = true;
         }
-        assert_eq!(peers.find_or_add(address(5000), &addressing, None, 0), None);
+        assert_eq!(peers.find_or_add(address(5000), &addressing, 0), None);
     }
 }

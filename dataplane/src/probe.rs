@@ -28,10 +28,9 @@ impl<N: Nic> Engine<N> {
             return;
         }
         if let Some(landing) = &self.landing
-            && let Some(inbound) = &landing.inbound
+            && let Some(index) = landing.sessions.any_peer()
             && let Some(port) = self.nic.busy_poll_port(landing.queue)
         {
-            let index = inbound.terms.peer.index;
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
         if self.stream.is_hot()

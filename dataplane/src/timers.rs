@@ -2,7 +2,6 @@
 
 use lm_protocol::wire::lm::LmHeader;
 
-use crate::control::AbortReason;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::outbound::Outcome;
@@ -35,9 +34,10 @@ impl<N: Nic> Engine<N> {
     fn watch_inbound(&mut self, now_ns: u64) {
         let limit_ns = self.config.message_timeout.as_nanos() as u64;
         let Some(landing) = &self.landing else { return };
-        let Some(inbound) = &landing.inbound else { return };
-        if inbound.stalled_ns(now_ns) > limit_ns {
-            self.abort_inbound(AbortReason::Stalled, now_ns);
+        let stalled = (landing.sessions.iter()).find(|inbound| inbound.stalled_ns(now_ns) > limit_ns);
+        if let Some(key) = stalled.map(|inbound| inbound.terms.key) {
+            self.counters.messages_stalled += 1;
+            self.abort_session(key);
         }
     }
 

@@ -177,7 +177,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     b.landing.fill.submit(COUNT);
     b.nic.wake_rx(1).expect("wake-up");
     log.set_posted(u64::from(COUNT));
-    log.set_message_limit(5);
+    log.set_message_limit(session.place(), 5);
     assert_eq!(b.nic.passed_count(), 0);
 
     for index in (0..COUNT).rev() {
@@ -230,11 +230,12 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     );
 
     // After the session nothing lands, whatever is posted.
-    b.nic.close_session(1).expect("closed");
+    b.nic.close_session(1, session.place()).expect("closed");
+    b.nic.quiesce(1).expect("quiet");
     b.landing.fill.write(0, address(3));
     b.landing.fill.submit(1);
     log.set_posted(u64::from(COUNT) + 1);
-    log.set_message_limit(6);
+    log.set_message_limit(session.place(), 6);
     a.send(1, &data(6, 3));
     until("a passed packet", || {
         b.nic.udp_recv(Port::Data, &mut space).expect("receive")
@@ -354,7 +355,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     b.landing.fill.write(0, far);
     b.landing.fill.submit(1);
     log.set_posted(base + 1);
-    log.set_message_limit(6);
+    log.set_message_limit(session.place(), 6);
     a.send(1, &data(6, 4));
     until("a fragment far out", || {
         (b.landing.rx.available(1) == 1).then_some(())

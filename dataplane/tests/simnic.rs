@@ -168,7 +168,7 @@ impl Host {
         self.post(&entries);
         let mut log = self.nic.log(1).expect("a log");
         log.set_posted(u64::from(COUNT));
-        log.set_message_limit(5);
+        log.set_message_limit(session.place(), 5);
     }
 
     /// The first byte of the landing zone that is not the message's.

@@ -8,20 +8,20 @@ use lm_protocol::serial;
 use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use super::{Aim, Arriving, Burst, ChannelOrder, Inbound, InboundTerms, TAIL_LEN_MAX, Violation};
+use super::sessions::PLACES;
+use super::{Aim, Arriving, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
 use crate::ring::RxRing;
 
-impl Inbound {
+impl Sessions {
     /// Takes up to `max` descriptors, pairs each with its log entry and places it.
     ///
     /// # Errors
-    /// The first violation of I3. Nothing of the session may be shown after that.
+    /// The first violation of I3. Nothing that the channel's sessions have may be shown after that.
     pub(crate) fn receive(
         &mut self,
         rx: &mut RxRing,
         log: &Log,
-        order: &mut ChannelOrder,
         umem: &Umem,
         max: u32,
         now_ns: u64,
@@ -37,13 +37,13 @@ impl Inbound {
         let mut result = Ok(());
         for offset in 0..packets {
             let descriptor = rx.read(offset);
-            let entry = log.entry(order.received);
-            let sequence = order.received as u32;
-            order.received += 1;
+            let position = self.entries.received;
+            let entry = log.entry(position);
+            self.entries.received += 1;
             result = self.pair(
                 (descriptor.start(), descriptor.len),
                 &entry,
-                sequence,
+                position as u16,
                 umem,
                 &mut burst,
                 now_ns,
@@ -53,12 +53,12 @@ impl Inbound {
             }
         }
         rx.release(packets);
-        self.progress_ns = now_ns;
-        self.landed_ns = now_ns;
-        self.passed_by = 0;
-        self.forgiven = false;
-        if self.troubled && result.is_ok() {
-            self.settle_trouble(umem);
+        self.entries.landed_ns = now_ns;
+        self.entries.passed_by = 0;
+        if result.is_ok() {
+            for inbound in self.iter_mut().filter(|inbound| inbound.troubled) {
+                inbound.settle_trouble(umem);
+            }
         }
         result.map(|()| burst)
     }
@@ -68,36 +68,42 @@ impl Inbound {
         &mut self,
         (start, len): (u64, u32),
         entry: &LogEntry,
-        sequence: u32,
+        sequence: u16,
         umem: &Umem,
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
-        let Some(aim) = self.aims.pop_front() else {
+        let Some(aim) = self.entries.aims.pop_front() else {
             return Err(Violation::Unposted);
         };
-        self.outstanding -= 1;
         if start != aim.start {
             return Err(Violation::Address);
         }
         if entry.sequence != sequence {
             return Err(Violation::Sequence);
         }
-        let Some(at) = self.position_of(entry.message) else {
-            // The gate admits nothing beyond what is announced. What comes for a message that was given up is of no use.
-            return match serial::precedes(entry.message, self.announced) {
-                true => self.waste(&aim, (start, len), entry, umem, burst),
-                false => Err(Violation::Displaced),
-            };
+        let Some(inbound) = self.places[usize::from(entry.session % PLACES)].as_deref_mut() else {
+            // Its session was closed while it was on its way.
+            self.strays += 1;
+            return self.used(&aim, false, (start, len), entry, umem, burst);
         };
-        let message = &mut self.messages[at];
+        let Some(at) = inbound.position_of(entry.message) else {
+            // The gate admits nothing beyond what is announced. What comes for a message that was given up is of no use.
+            if !serial::precedes(entry.message, inbound.announced) {
+                return Err(Violation::Displaced);
+            }
+            inbound.repair.stale += 1;
+            inbound.troubled = true;
+            return self.used(&aim, false, (start, len), entry, umem, burst);
+        };
+        let message = &mut inbound.messages[at];
         let count = message.geometry.fragment_count();
         if entry.index >= count {
             return Err(Violation::Displaced);
         }
-        let position = self.terms.window.position_of(entry.index, count);
+        let position = inbound.terms.window.position_of(entry.index, count);
         // The gate's monotone rule: a log that goes back is not its own.
-        if let Some((last_number, last_position)) = self.last
+        if let Some((last_number, last_position)) = inbound.last
             && (serial::precedes(entry.message, last_number)
                 || (entry.message == last_number && position <= last_position))
         {
@@ -108,39 +114,31 @@ impl Inbound {
         if u32::from(entry.frame_len) != len || unpadded_len != Some(frame_len) {
             return Err(Violation::Length);
         }
-        if self.terms.one_processor && *self.processor.get_or_insert(entry.cpu) != entry.cpu {
+        if inbound.terms.one_processor && *self.entries.processor.get_or_insert(entry.cpu) != entry.cpu {
             return Err(Violation::Processor);
         }
-        self.last = Some((entry.message, position));
-        self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
+        inbound.last = Some((entry.message, position));
+        inbound.accepted = inbound.accepted.max(message.base + u64::from(position) + 1);
+        inbound.progress_ns = now_ns;
+        inbound.forgiven = false;
         let arrival = message.arrivals.take(position);
-        let in_place = aim.number == entry.message && aim.position == position;
+        let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
         if arrival == Arrival::Next && in_place {
             self.used(&aim, true, (start, len), entry, umem, burst)?;
         } else {
             // The header in the slot is looked at before anything is done with the payload behind it.
             let valid = in_place && arrival != Arrival::Duplicate;
             self.used(&aim, valid, (start, len), entry, umem, burst)?;
-            self.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
+            if let Some(inbound) = &mut self.places[usize::from(entry.session % PLACES)] {
+                inbound.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
+            }
         }
-        if self.messages.front().is_some_and(Arriving::is_final) {
-            self.land(Vec::new());
+        if let Some(inbound) = &mut self.places[usize::from(entry.session % PLACES)]
+            && inbound.messages.front().is_some_and(Arriving::is_final)
+        {
+            inbound.land(Vec::new());
         }
         Ok(())
-    }
-
-    /// A packet that nobody wants used an entry.
-    fn waste(
-        &mut self,
-        aim: &Aim,
-        frame: (u64, u32),
-        entry: &LogEntry,
-        umem: &Umem,
-        burst: &mut Burst,
-    ) -> Result<(), Violation> {
-        self.repair.stale += 1;
-        self.troubled = true;
-        self.used(aim, false, frame, entry, umem, burst)
     }
 
     /// The entry `aim` was used, by the packet at `start` that `entry` of the log describes; `in_place`: by the fragment
@@ -155,38 +153,55 @@ impl Inbound {
         umem: &Umem,
         burst: &mut Burst,
     ) -> Result<(), Violation> {
-        if let Some(at) = self.position_of(aim.number) {
-            let message = &self.messages[at];
-            let index = (self.terms.window).index_at(aim.position, message.geometry.fragment_count());
-            if self.terms.window.is_lowest(index) {
+        if let Some((owner, at)) = self.owner(aim) {
+            let message = &owner.messages[at];
+            let index = (owner.terms.window).index_at(aim.position, message.geometry.fragment_count());
+            if !owner.terms.window.is_lowest(index) {
+                owner.passed(at, aim.position, in_place, umem);
+            } else {
                 burst.window_ended = true;
                 // The header names what is in the slot, which need not be what belongs there.
-                let count = self
-                    .position_of(entry.message)
-                    .map(|at| self.messages[at].fragment_count());
-                check_header(&self.terms, entry, count, start, len, umem)?;
+                if let Some(sender) = self.at(entry.session) {
+                    let count =
+                        (sender.position_of(entry.message)).map(|at| sender.messages[at].fragment_count());
+                    check_header(&sender.terms, entry, count, start, len, umem)?;
+                }
+                if let Some((owner, at)) = self.owner(aim) {
+                    owner.passed(at, aim.position, in_place, umem);
+                }
             }
-            self.passed(at, aim.position, in_place, umem);
         }
         self.pass_skipped(umem);
         Ok(())
     }
 
+    /// The session that an entry was posted for, and where its message is there; `None`: settled.
+    #[inline]
+    pub(super) fn owner(&mut self, aim: &Aim) -> Option<(&mut Inbound, usize)> {
+        let inbound = self.places[usize::from(aim.place)].as_deref_mut()?;
+        let at = inbound
+            .position_of(aim.number)
+            .filter(|_| inbound.serial == aim.serial)?;
+        Some((inbound, at))
+    }
+
     /// Positions that were left out come up.
     #[inline]
     pub(super) fn pass_skipped(&mut self, umem: &Umem) {
-        while let Some(&aim) = self.aims.front()
+        while let Some(&aim) = self.entries.aims.front()
             && aim.start == Aim::SKIPPED
         {
-            self.aims.pop_front();
-            if let Some(at) = self.position_of(aim.number) {
+            self.entries.aims.pop_front();
+            if let Some((owner, at)) = self.owner(&aim) {
                 for position in aim.position..aim.until {
-                    self.passed(at, position, false, umem);
+                    owner.passed(at, position, false, umem);
                 }
             }
         }
     }
+}
 
+impl Inbound {
     /// Nothing more will be written at `position` of the message at `at`: tails are saved and restored (I5).
     #[inline]
     pub(super) fn passed(&mut self, at: usize, position: u32, in_place: bool, umem: &Umem) {

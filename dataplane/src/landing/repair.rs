@@ -14,7 +14,7 @@ use lm_protocol::geometry::Geometry;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
 
-use super::{Aim, GivenUp, Inbound, Quarantined, Zone};
+use super::{Aim, Entries, GivenUp, Inbound, Zone};
 use crate::arena::Arena;
 use crate::control::RANGES_MAX;
 use crate::engine::time;
@@ -206,7 +206,6 @@ impl Inbound {
             self.suspect(end, now_ns);
         }
         self.progress_ns = now_ns;
-        self.passed_by = self.passed_by.saturating_add(1);
         if self.noticed(at, arrival, now_ns) {
             self.repair.datagrams += 1;
             self.store(at, position, from, umem);
@@ -321,44 +320,46 @@ impl Inbound {
 
     /// Whether [`watch`](Inbound::watch) and [`next_request`](Inbound::next_request) have anything to do.
     pub(crate) fn needs_care(&self) -> bool {
-        self.troubled || self.claim.is_some() || !self.quarantined.is_empty()
+        self.troubled || self.claim.is_some()
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
-    pub(crate) fn watch(&mut self, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
+    pub(super) fn watch(
+        &mut self,
+        entries: &mut Entries,
+        arena: &mut Arena,
+        umem: &Umem,
+        now_ns: u64,
+    ) -> Option<Remedy> {
         self.believe_claim(now_ns);
-        if self.outstanding > 0
+        if entries.outstanding() > 0
             && !self.held.is_empty()
-            && self.passed_by >= STRAY_AFTER
-            && now_ns.saturating_sub(self.landed_ns) >= STRAY_AFTER_NS
+            && entries.passed_by >= STRAY_AFTER
+            && now_ns.saturating_sub(entries.landed_ns) >= STRAY_AFTER_NS
         {
-            self.passed_by = 0;
-            self.landed_ns = now_ns;
+            entries.passed_by = 0;
+            entries.landed_ns = now_ns;
             return Some(Remedy::Rebuild);
         }
         let front = self.messages.front()?;
         if front.zone.is_none() {
             // Memory that is quarantined may be what is missing, and nobody may send what would use its entries.
-            let quiet_ns = now_ns.saturating_sub(self.progress_ns.max(front.announced_ns));
-            let stuck = self.outstanding > 0 && !self.quarantined.is_empty() && quiet_ns >= STRAY_AFTER_NS;
+            let last_ns = self.progress_ns.max(front.announced_ns).max(entries.landed_ns);
+            let quiet_ns = now_ns.saturating_sub(last_ns);
+            let stuck = entries.outstanding() > 0 && entries.keeps_zones() && quiet_ns >= STRAY_AFTER_NS;
             return stuck.then_some(Remedy::Rebuild);
         }
         let count = front.geometry.fragment_count();
         if front.arrivals.is_complete() {
-            let quiet_ns = now_ns.saturating_sub(self.progress_ns);
             // Its own entries are all used, or others may still use them.
-            if quiet_ns < LEFTOVER_PATIENCE_NS {
+            if self.quiet_ns(entries, now_ns) < LEFTOVER_PATIENCE_NS {
                 return None;
-            }
-            if front.posted < count {
-                // Every fragment came otherwise: no entries are needed.
-                self.skip_unposted(umem);
             }
             if self.messages.front().is_some_and(super::Arriving::is_final) {
                 self.settle_trouble(umem);
                 return None;
             }
-            return match self.copy_out(arena, umem) {
+            return match self.copy_out(entries, arena, umem) {
                 true => {
                     self.land(Vec::new());
                     self.settle_trouble(umem);
@@ -384,12 +385,12 @@ impl Inbound {
         self.broke(given_up.number);
         let front = &self.messages[0];
         let whole_zone = front.consumed == count && front.held == 0;
-        if self.terms.delivery == Delivery::Partial && (whole_zone || self.copy_out(arena, umem)) {
+        if self.terms.delivery == Delivery::Partial && (whole_zone || self.copy_out(entries, arena, umem)) {
             self.land(given_up.missing.clone());
             self.settle_trouble(umem);
             return Some(Remedy::Partial(given_up));
         }
-        self.drop_front(arena);
+        self.drop_front(entries, arena);
         self.settle_trouble(umem);
         Some(Remedy::GivenUp(given_up))
     }
@@ -412,26 +413,41 @@ impl Inbound {
         }
     }
 
-    /// Leaves out the entries of the front message that are not posted.
-    fn skip_unposted(&mut self, umem: &Umem) {
+    fn quiet_ns(&self, entries: &Entries, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.progress_ns.max(entries.landed_ns))
+    }
+
+    /// Leaves out the entries of the front message that are not posted, when every fragment has come otherwise. Says whether
+    /// there were such.
+    pub(super) fn skip_unposted(&mut self, entries: &mut Entries, now_ns: u64) -> bool {
+        let quiet_ns = self.quiet_ns(entries, now_ns);
         let Some(front) = self.messages.front_mut() else {
-            return;
+            return false;
         };
         let (number, posted, count) = (front.number, front.posted, front.geometry.fragment_count());
+        if front.zone.is_none()
+            || posted == count
+            || !front.arrivals.is_complete()
+            || quiet_ns < LEFTOVER_PATIENCE_NS
+        {
+            return false;
+        }
         front.posted = count;
         self.posting = self.posting.max(1);
-        self.aims.push_back(Aim {
+        entries.aims.push_back(Aim {
             start: Aim::SKIPPED,
+            serial: self.serial,
+            place: self.place(),
             number,
             position: posted,
             until: count,
         });
-        self.pass_skipped(umem);
+        true
     }
 
     /// Copies the front message, as far as it is here, to memory of its own. `false`: there is none, or it would be too
     /// much.
-    fn copy_out(&mut self, arena: &mut Arena, umem: &Umem) -> bool {
+    fn copy_out(&mut self, entries: &mut Entries, arena: &mut Arena, umem: &Umem) -> bool {
         let Some(front) = self.messages.front() else {
             return false;
         };
@@ -484,13 +500,13 @@ impl Inbound {
         front.payload = payload;
         front.held = 0;
         if let Some(zone) = front.zone.replace(zone) {
-            self.quarantined.push(Quarantined { zone, number });
+            entries.quarantine(zone);
         }
         true
     }
 
     /// Forgets the front message; its zone comes back when nothing can be written there any more.
-    fn drop_front(&mut self, arena: &mut Arena) {
+    fn drop_front(&mut self, entries: &mut Entries, arena: &mut Arena) {
         let Some(front) = self.messages.pop_front() else {
             return;
         };
@@ -498,40 +514,13 @@ impl Inbound {
         self.accepted = self.accepted.max(front.end());
         self.delivered = front.number.wrapping_add(1);
         if let Some(zone) = front.zone {
-            self.quarantined.push(Quarantined {
-                zone,
-                number: front.number,
-            });
+            entries.quarantine(zone);
         }
-        self.free_quarantined(arena);
+        entries.free_quarantined(arena);
     }
 
-    /// Frees zones in which nothing is posted any more.
-    pub(crate) fn free_quarantined(&mut self, arena: &mut Arena) {
-        let oldest = self.aims.front().map(|aim| aim.number);
-        self.quarantined.retain(|kept| {
-            let posted = oldest.is_some_and(|oldest| !lm_protocol::serial::precedes(kept.number, oldest));
-            if !posted {
-                arena.free(kept.zone.start, kept.zone.len);
-            }
-            posted
-        });
-    }
-
-    /// The channel was built anew: none of the posted entries will be used.
-    pub(crate) fn forget_entries(&mut self, arena: &mut Arena, umem: &Umem) {
-        while let Some(aim) = self.aims.pop_front() {
-            let Some(at) = self.position_of(aim.number) else {
-                continue;
-            };
-            let base = self.messages[at].base;
-            for position in aim.position..aim.until {
-                if base + u64::from(position) < self.accepted {
-                    self.passed(at, position, false, umem);
-                }
-            }
-        }
-        // What was posted for packets that are still to come is posted again.
+    /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
+    pub(super) fn post_again(&mut self, umem: &Umem) {
         for message in &mut self.messages {
             message.posted = message.consumed;
         }
@@ -539,9 +528,7 @@ impl Inbound {
         self.posting = (self.messages.iter())
             .position(|message| message.posted < count(message))
             .unwrap_or(self.messages.len());
-        self.outstanding = 0;
         self.last = None;
-        self.free_quarantined(arena);
         self.settle_trouble(umem);
     }
 
@@ -554,7 +541,7 @@ impl Inbound {
 
     /// The gate has opened the session anew: it may admit what it admitted before.
     pub(crate) fn resume(&self, log: &mut Log) {
-        log.set_message_limit(self.announced.wrapping_sub(1));
+        log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
     }
 
     /// The next request for what is missing and due: a message's number, and ranges of fragment indices. It counts as

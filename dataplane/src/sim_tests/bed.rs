@@ -202,7 +202,7 @@ impl Bed {
         let addressing = engine.addressing_to(to, simnic::mac_of(*to.ip()));
         let index = engine
             .peers
-            .find_or_add(to, &addressing, None, self.now_ns)
+            .find_or_add(to, &addressing, self.now_ns)
             .expect("room for a peer");
         engine.peers.id_of(index)
     }
@@ -339,7 +339,7 @@ impl Bed {
             assert_eq!(landing.arena.live(), 0, "landing zones of host {host}");
             assert!(landing.arena.is_whole(), "landing arena of host {host}");
             assert!(landing.chosen.is_empty());
-            assert_eq!(landing.order.posted, landing.order.received, "host {host}");
+            assert_eq!(landing.sessions.entries.posted, landing.sessions.entries.received, "host {host}");
         }
         assert!(engine.ready.is_empty() && engine.completions.is_empty());
     }

@@ -141,7 +141,7 @@ fn transfer(
         impaired.bed.hosts[1]
             .landing
             .as_ref()
-            .map(|landing| &landing.inbound)
+            .map(|landing| &landing.sessions)
     );
 }
 

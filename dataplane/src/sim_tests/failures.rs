@@ -50,7 +50,14 @@ fn a_dead_senders_lease_ends_and_its_queue_is_free() {
         bed.alone(1, 1);
     }
     assert_eq!(bed.hosts[1].counters.sessions_ended, 1);
-    assert!(bed.hosts[1].landing.as_ref().expect("landing").inbound.is_none());
+    assert!(
+        bed.hosts[1]
+            .landing
+            .as_ref()
+            .expect("landing")
+            .sessions
+            .is_empty()
+    );
     // It comes back: its old session is gone, and is noticed to be.
     let token = bed.send(0, peer, &noise(2, 100_000), 4);
     let completion = bed.completion(0);
@@ -251,12 +258,11 @@ fn packets_on_the_ring_are_taken_before_a_session_ends() {
     let peer = bed.session(0, WireMode::Lm, 1 << 20);
     let payload = noise(5, 1 << 20);
     bed.send(0, peer, &payload, 9);
-    while bed.hosts[1].landing.as_ref().is_some_and(|landing| {
-        landing
-            .inbound
-            .as_ref()
-            .is_some_and(|inbound| !inbound.awaits_packets())
-    }) {
+    while bed.hosts[1]
+        .landing
+        .as_ref()
+        .is_some_and(|landing| !landing.sessions.is_empty() && !landing.sessions.awaits_packets())
+    {
         bed.round();
     }
     bed.alone(0, 60);
@@ -354,10 +360,7 @@ fn a_peer_that_does_not_listen_is_named() {
     let to = std::net::SocketAddrV4::new(IPS[1], PORT + 50);
     let addressing = engine.addressing_to(to, simnic::mac_of(IPS[1]));
     let now_ns = bed.now_ns;
-    let index = engine
-        .peers
-        .find_or_add(to, &addressing, None, now_ns)
-        .expect("room");
+    let index = engine.peers.find_or_add(to, &addressing, now_ns).expect("room");
     engine.apply(index, &ConnectOptions::default(), now_ns);
     let outcome = loop {
         bed.now_ns += 500_000;

@@ -381,7 +381,7 @@ impl Siege {
         let inbound = engine
             .landing
             .as_ref()
-            .and_then(|landing| Some(landing.inbound.as_ref()?.terms.key));
+            .and_then(|landing| Some(landing.sessions.iter().next()?.terms.key));
         match self.dice.roll(2) {
             0 => outbound.or(inbound),
             _ => inbound.or(outbound),
@@ -635,7 +635,7 @@ fn limits_from_the_other_side_of_the_circle_are_refused() {
     let key = bed.hosts[1]
         .landing
         .as_ref()
-        .and_then(|landing| Some(landing.inbound.as_ref()?.terms.key))
+        .and_then(|landing| Some(landing.sessions.iter().next()?.terms.key))
         .expect("a session");
     let addressing = bed.hosts[1].addressing_to(super::bed::data_address(0), simnic::mac_of(IPS[0]));
     let offsets = [1 << 31, (1 << 31) + 50, (1 << 31) - 50, (1 << 31) + 2000, 70_000];
@@ -678,7 +678,7 @@ fn a_flood_of_strangers_does_not_take_an_applicants_place() {
         let address = SocketAddrV4::new(Ipv4Addr::new(10, 9, (n >> 8) as u8 + 1, n as u8), 4000);
         let addressing = bed.hosts[0].addressing_to(address, [2; 6]);
         let now_ns = bed.now_ns + u64::from(n);
-        bed.hosts[0].peers.find_or_add(address, &addressing, None, now_ns);
+        bed.hosts[0].peers.find_or_add(address, &addressing, now_ns);
     }
     let outcome = loop {
         bed.now_ns += 200_000;

@@ -91,7 +91,7 @@ fn small_traffic_on_the_wrong_queue_comes_through_the_socket() {
         let address = std::net::SocketAddrV4::new(IPS[0], 20_000 + n);
         let addressing = bed.hosts[1].addressing_to(address, simnic::mac_of(IPS[0]));
         let now_ns = bed.now_ns;
-        bed.hosts[1].peers.find_or_add(address, &addressing, None, now_ns);
+        bed.hosts[1].peers.find_or_add(address, &addressing, now_ns);
     }
     let peer = bed.resolve(0);
     bed.rounds(3);

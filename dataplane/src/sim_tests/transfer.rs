@@ -378,7 +378,7 @@ fn run(case: &Case) {
         assert!(
             host.landing
                 .as_ref()
-                .is_some_and(|landing| landing.inbound.is_none())
+                .is_some_and(|landing| landing.sessions.is_empty())
         );
         assert_eq!(host.nic.effective_mode().as_str(), "simulated");
     }

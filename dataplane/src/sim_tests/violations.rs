@@ -39,7 +39,7 @@ fn bed(one_processor: bool, wire: WireMode) -> Bed {
 }
 
 fn order(bed: &Bed) -> u64 {
-    bed.hosts[1].landing.as_ref().expect("landing").order.received
+    bed.hosts[1].landing.as_ref().expect("landing").sessions.entries.received
 }
 
 /// Changes the log entry `ahead` of the next descriptor.
@@ -120,7 +120,7 @@ fn a_log_entry_of_another_place() {
 
 #[test]
 fn a_log_entry_out_of_sequence() {
-    for by in [1, u32::MAX, 1 << 31, lm_ebpf::Log::ENTRIES] {
+    for by in [1, u16::MAX, 1 << 14, lm_ebpf::Log::ENTRIES as u16] {
         let mut tampered = bed(false, WireMode::Lm);
         change_log(&mut tampered, 2, |entry| {
             entry.sequence = entry.sequence.wrapping_add(by)

@@ -236,8 +236,12 @@ impl Nic for SimNic {
         Ok(())
     }
 
-    fn close_session(&mut self, queue: u32) -> Result<(), NicError> {
-        self.host().gate.close_session(queue);
+    fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError> {
+        self.host().gate.close_session(queue, place);
+        Ok(())
+    }
+
+    fn quiesce(&mut self, _: u32) -> Result<(), NicError> {
         Ok(())
     }
 

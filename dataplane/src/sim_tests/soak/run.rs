@@ -11,6 +11,7 @@ use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
 use crate::config::{ConnectOptions, GENERAL_FRAMES};
 use crate::error::{LoanError, RecvError, SendError, TrySendError};
+use crate::landing::Inbound;
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::outbound::Outcome;
@@ -400,13 +401,9 @@ impl Run {
     fn is_quiet(&self) -> bool {
         let mut hosts = self.applications.iter().zip(&self.bed.hosts);
         hosts.all(|(application, engine)| {
-            let inbound = engine
-                .landing
-                .as_ref()
-                .and_then(|landing| landing.inbound.as_ref());
             application.dead
                 || (application.held.is_empty()
-                    && inbound.is_none_or(|inbound| inbound.is_idle())
+                    && (engine.landing.iter()).all(|landing| landing.sessions.iter().all(Inbound::is_idle))
                     && engine.send_arena.live() == 0)
         })
     }
@@ -459,7 +456,11 @@ impl Run {
         let end_ns = now_ns + 2 * self.plan.bed.lease.as_nanos() as u64;
         let is_open = |run: &Run| {
             (run.applications.iter().zip(&run.bed.hosts)).any(|(application, engine)| {
-                !application.dead && engine.landing.as_ref().is_some_and(|side| side.inbound.is_some())
+                !application.dead
+                    && engine
+                        .landing
+                        .as_ref()
+                        .is_some_and(|side| !side.sessions.is_empty())
             })
         };
         while self.bed.now_ns < end_ns && is_open(&self) {

@@ -1,0 +1,398 @@
+//! Sessions that share a landing channel: its fill entries in their order, whose turn it is, and what each sender may have
+//! on the way.
+//!
+//! The channel's n-th packet uses its n-th entry, whoever sent it, so the senders have credit in turns
+//! ([`lm_protocol::turns`]): entries are posted for one session at a time, and another's follow when those are nearly
+//! used. A packet that comes out of turn (a sender that slept over its credit) is placed by the log like any displaced one: a
+//! copy, and nothing else. With one session there is nothing to take turns with.
+
+use std::collections::VecDeque;
+
+use lm_ebpf::{Log, SessionAdmission};
+use lm_protocol::turns::Turns;
+
+use super::{Aim, Inbound, Remedy, Zone};
+use crate::arena::Arena;
+use crate::memory::Umem;
+use crate::ring::FillRing;
+
+/// Sessions that a landing channel has place for.
+pub(crate) const PLACES: u8 = SessionAdmission::PLACES as u8;
+/// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
+const TURN_PACKETS: u32 = 1024;
+/// The next session's turn begins when so many entries of the last one's are unused: its sender's first packets take a round
+/// trip to come, and those are on the way.
+const OVERLAP: u32 = 32;
+/// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
+const TURN_QUIET_NS: u64 = 1_000_000;
+
+/// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
+#[derive(Clone, Copy, Debug)]
+struct Quarantined {
+    zone: Zone,
+    /// Entries posted when it was put here: as many have to be used.
+    until: u64,
+}
+
+/// The fill entries of the landing channel. Its n-th packet uses the n-th of them, is the log's n-th entry and the RX ring's
+/// n-th descriptor (I3); the counts outlive sessions.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    pub(crate) posted: u64,
+    pub(crate) received: u64,
+    /// The counts are right: no violation was found since the channel was built.
+    pub(crate) trusted: bool,
+    /// Unused ones in the order of posting, with the positions that were left out among them.
+    pub(super) aims: VecDeque<Aim>,
+    quarantined: Vec<Quarantined>,
+    /// Datagrams taken since a packet last landed, and when that was.
+    pub(super) passed_by: u32,
+    pub(super) landed_ns: u64,
+    /// The CPU that runs the gate, where only one may (I3a).
+    pub(super) processor: Option<u8>,
+}
+
+impl Entries {
+    /// Entries that no packet has used.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.posted.saturating_sub(self.received) as u32
+    }
+
+    /// Whether every one was used, by what it was posted for or not.
+    pub(crate) fn are_used(&self) -> bool {
+        self.trusted && self.posted == self.received
+    }
+
+    /// Keeps a zone until every entry that is posted now is used.
+    pub(super) fn quarantine(&mut self, zone: Zone) {
+        self.quarantined.push(Quarantined {
+            zone,
+            until: self.posted,
+        });
+    }
+
+    /// Keeps the zones of a session that ended.
+    pub(crate) fn quarantine_all(&mut self, zones: Vec<Zone>) {
+        zones.into_iter().for_each(|zone| self.quarantine(zone));
+    }
+
+    pub(super) fn keeps_zones(&self) -> bool {
+        !self.quarantined.is_empty()
+    }
+
+    /// Frees zones in which nothing is posted any more.
+    pub(crate) fn free_quarantined(&mut self, arena: &mut Arena) {
+        if !self.trusted {
+            return;
+        }
+        let received = self.received;
+        self.quarantined.retain(|kept| {
+            if kept.until <= received {
+                arena.free(kept.zone.start, kept.zone.len);
+            }
+            kept.until > received
+        });
+    }
+}
+
+/// The sessions of a landing channel.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    /// By place, which the low bits of a session's key name.
+    pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
+    pub(crate) entries: Entries,
+    /// Packets that the gate had accepted of sessions which are closed.
+    pub(crate) strays: u64,
+    turns: Turns<{ PLACES as usize }>,
+    /// Whose turn it is, and packets posted in it.
+    turn: Option<u8>,
+    turn_posted: u32,
+    /// When it began.
+    turn_ns: u64,
+    /// The place that was given last: one that was used long ago is quiet.
+    last_place: u8,
+    serial: u32,
+}
+
+impl Sessions {
+    /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once.
+    pub(crate) fn new(position: u64, entries_max: u32) -> Sessions {
+        Sessions {
+            places: Default::default(),
+            entries: Entries {
+                posted: position,
+                received: position,
+                trusted: true,
+                aims: VecDeque::with_capacity(entries_max as usize),
+                quarantined: Vec::new(),
+                passed_by: 0,
+                landed_ns: 0,
+                processor: None,
+            },
+            strays: 0,
+            turns: Turns::default(),
+            turn: None,
+            turn_posted: 0,
+            turn_ns: 0,
+            last_place: 0,
+            serial: 0,
+        }
+    }
+
+    /// All sessions.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Inbound> {
+        self.places.iter().filter_map(Option::as_deref)
+    }
+
+    /// All sessions.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Inbound> {
+        self.places.iter_mut().filter_map(Option::as_deref_mut)
+    }
+
+    /// A peer that sends here.
+    pub(crate) fn any_peer(&self) -> Option<u16> {
+        Some(self.iter().next()?.terms.peer.index)
+    }
+
+    /// Places that have a session.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = u8> + use<> {
+        let mut taken = 0u16;
+        for (place, inbound) in self.places.iter().enumerate() {
+            taken |= u16::from(inbound.is_some()) << place;
+        }
+        (0..PLACES).filter(move |place| taken & 1 << place != 0)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.iter().all(Option::is_none)
+    }
+
+    #[inline]
+    pub(crate) fn at(&self, place: u8) -> Option<&Inbound> {
+        self.places[usize::from(place % PLACES)].as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&mut self, place: u8) -> Option<&mut Inbound> {
+        self.places[usize::from(place % PLACES)].as_deref_mut()
+    }
+
+    /// The session with this key.
+    #[inline]
+    pub(crate) fn with_key(&self, key: u64) -> Option<&Inbound> {
+        self.at((key % u64::from(PLACES)) as u8)
+            .filter(|inbound| inbound.terms.key == key)
+    }
+
+    /// The session with this key.
+    #[inline]
+    pub(crate) fn keyed(&mut self, key: u64) -> Option<&mut Inbound> {
+        self.at_mut((key % u64::from(PLACES)) as u8)
+            .filter(|inbound| inbound.terms.key == key)
+    }
+
+    /// A place for one more session. IP fragments carry no key, so theirs can only be the first.
+    pub(crate) fn free_place(&self, ipfrag: bool) -> Option<u8> {
+        let free = |place: &u8| self.places[usize::from(*place)].is_none();
+        if ipfrag {
+            return Some(0).filter(free);
+        }
+        let in_turn = (1..=PLACES).map(|step| (self.last_place + step) % PLACES);
+        // The first is for those that can use no other.
+        in_turn
+            .filter(|place| *place != 0)
+            .find(free)
+            .or(Some(0).filter(free))
+    }
+
+    /// A session begins, at the place that its key says.
+    pub(crate) fn insert(&mut self, mut inbound: Inbound) {
+        self.serial = self.serial.wrapping_add(1);
+        inbound.serial = self.serial;
+        let place = inbound.place();
+        self.last_place = place;
+        self.turns.arrived(usize::from(place));
+        self.places[usize::from(place)] = Some(Box::new(inbound));
+    }
+
+    /// A session ends.
+    pub(crate) fn remove(&mut self, place: u8) -> Option<Box<Inbound>> {
+        if self.turn == Some(place) {
+            self.turn = None;
+        }
+        self.places[usize::from(place % PLACES)].take()
+    }
+
+    /// Whether packets of announced messages are expected for which entries are posted.
+    pub(crate) fn awaits_packets(&self) -> bool {
+        self.entries.outstanding() > 0 && self.iter().any(|inbound| !inbound.messages.is_empty())
+    }
+
+    /// Nanoseconds since a packet landed or a message was announced to a queue without any.
+    pub(crate) fn quiet_ns(&self, now_ns: u64) -> u64 {
+        let last = self.iter().map(|inbound| inbound.progress_ns).max();
+        now_ns.saturating_sub(last.unwrap_or(0).max(self.entries.landed_ns))
+    }
+
+    /// Posts as many fill entries as rings, memory and I5 allow, for the session whose turn it is. Regions that the
+    /// application chose (`chosen`) are used before the arena.
+    pub(crate) fn post(
+        &mut self,
+        fill: &mut FillRing,
+        log: &mut Log,
+        arena: &mut Arena,
+        chosen: &mut VecDeque<Zone>,
+        umem: &Umem,
+        now_ns: u64,
+    ) -> u32 {
+        if self.entries.keeps_zones() {
+            self.entries.free_quarantined(arena);
+        }
+        let mut total = 0;
+        // Whose turn it is may have no use for it: memory may be short, or its next entry may have to wait (I5).
+        for _ in 0..PLACES {
+            let Some(place) = self.whose_turn(now_ns) else {
+                break;
+            };
+            let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
+                break;
+            };
+            // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
+            let room = (inbound.terms.posted_max).saturating_sub(self.entries.outstanding());
+            let room = fill.free(room.min(fill.ring_len())).min(room);
+            let awaited = inbound.awaits_packets();
+            let written = inbound.write_entries(fill, (0, room), &mut self.entries, arena, chosen);
+            // The sender's time begins when it may send: until now the application had the memory.
+            if !awaited && inbound.awaits_packets() {
+                inbound.progress_ns = now_ns;
+            }
+            self.pass_skipped(umem);
+            if written > 0 {
+                fill.submit(written);
+                self.entries.posted += u64::from(written);
+                // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
+                log.set_posted(self.entries.posted);
+                self.turn_posted = self.turn_posted.saturating_add(written);
+                total += written;
+            }
+            if written > 0 || self.entries.outstanding() > OVERLAP || !self.others_want(place) {
+                break;
+            }
+            self.end_turn();
+        }
+        total
+    }
+
+    /// Whether entries could be posted for another session than the one at `place`.
+    fn others_want(&self, place: u8) -> bool {
+        (self.places.iter().enumerate())
+            .filter(|(other, _)| *other != usize::from(place))
+            .any(|(_, inbound)| inbound.as_deref().is_some_and(Inbound::wants_entries))
+    }
+
+    /// It is nobody's turn. Who had it may still send what entries are posted for.
+    fn end_turn(&mut self) {
+        if let Some(place) = self.turn {
+            let limit = self.credit(place);
+            if let Some(inbound) = self.at_mut(place) {
+                inbound.allowed = limit;
+            }
+        }
+        self.turn = None;
+    }
+
+    /// The session that entries are posted for, which is another's when the last one's turn is over.
+    fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
+        if let Some(place) = self.turn {
+            let wants = self.at(place).is_some_and(Inbound::wants_entries);
+            if (wants && self.turn_posted < TURN_PACKETS) || !self.others_want(place) {
+                return Some(place);
+            }
+            let coming = self.entries.outstanding() > OVERLAP;
+            if coming && now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) < TURN_QUIET_NS {
+                // Nothing more for this one, and nothing yet for the next.
+                return None;
+            }
+            self.end_turn();
+        }
+        let waiting = (self.places.iter().enumerate())
+            .filter_map(|(place, inbound)| Some((place, inbound.as_deref()?)))
+            .filter(|(_, inbound)| inbound.wants_entries())
+            .map(|(place, inbound)| (place, inbound.left()));
+        let next = self.turns.next(waiting)? as u8;
+        self.turn = Some(next);
+        (self.turn_posted, self.turn_ns) = (0, now_ns);
+        Some(next)
+    }
+
+    /// How many packets the sender at `place` may have sent (cumulative, mod 2^32): as many as entries are posted for, and
+    /// not more on the way than the path can hold; nothing new when it is not its turn.
+    pub(crate) fn credit(&self, place: u8) -> u32 {
+        let Some(inbound) = self.at(place) else { return 0 };
+        if self.turn != Some(place) {
+            return inbound.allowed;
+        }
+        let ahead = self.entries.outstanding().min(inbound.terms.on_the_way);
+        inbound.accepted_packets().wrapping_add(ahead)
+    }
+
+    /// A fragment that came by the one-copy path in the session with this key: `len` payload bytes at UMEM address `from`.
+    pub(crate) fn take_datagram(
+        &mut self,
+        key: u64,
+        fragment: (u32, u32, u32),
+        bytes: (u64, u64),
+        umem: &Umem,
+        now_ns: u64,
+    ) {
+        self.entries.passed_by = self.entries.passed_by.saturating_add(1);
+        if let Some(inbound) = self.keyed(key) {
+            inbound.take_datagram(fragment, bytes, umem, now_ns);
+        }
+    }
+
+    /// Whether [`watch`](Sessions::watch) and requests have anything to do.
+    pub(crate) fn needs_care(&self, place: u8) -> bool {
+        self.entries.keeps_zones() || self.at(place).is_some_and(Inbound::needs_care)
+    }
+
+    /// Whether any session needs care.
+    pub(crate) fn any_needs_care(&self) -> bool {
+        !self.is_empty() && (self.entries.keeps_zones() || self.iter().any(Inbound::needs_care))
+    }
+
+    /// What time brings to the session at `place`: losses at the end of what was sent, messages to be given up, or shown without
+    /// waiting for more.
+    pub(crate) fn watch(&mut self, place: u8, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
+        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+        if inbound.skip_unposted(&mut self.entries, now_ns) {
+            self.pass_skipped(umem);
+        }
+        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+        inbound.watch(&mut self.entries, arena, umem, now_ns)
+    }
+
+    /// The channel was built anew, with `position` packets accepted: none of the posted entries will be used.
+    pub(crate) fn forget_entries(&mut self, position: u64, arena: &mut Arena, umem: &Umem) {
+        while let Some(aim) = self.entries.aims.pop_front() {
+            if let Some((owner, at)) = self.owner(&aim) {
+                let base = owner.messages[at].base;
+                for position in aim.position..aim.until {
+                    if base + u64::from(position) < owner.accepted {
+                        owner.passed(at, position, false, umem);
+                    }
+                }
+            }
+        }
+        (self.entries.posted, self.entries.received) = (position, position);
+        self.entries.trusted = true;
+        for kept in self.entries.quarantined.drain(..) {
+            arena.free(kept.zone.start, kept.zone.len);
+        }
+        self.turn = None;
+        for inbound in self.iter_mut() {
+            inbound.post_again(umem);
+        }
+    }
+}
