@@ -298,6 +298,8 @@ pub(crate) struct Inbound {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
     pub(crate) packet_limit: u32,
+    /// When the limit was last raised.
+    pub(crate) limit_ns: u64,
     pub(crate) delivered: u32,
     pub(crate) announced: u32,
     /// The sender asked, or repeated itself.
@@ -467,6 +469,14 @@ impl Inbound {
     /// Whether entries may be posted for more packets, memory permitting.
     fn wants_entries(&self) -> bool {
         self.posting < self.messages.len()
+    }
+
+    /// Packets of the session up to the last that an entry was posted for, or left out.
+    fn provided(&self) -> u64 {
+        match self.messages.get(self.posting) {
+            Some(message) => message.base + u64::from(message.posted),
+            None => self.announced_packets,
+        }
     }
 
     /// Packets of announced messages that have not come.

@@ -576,6 +576,7 @@ impl<N: Nic> Engine<N> {
         {
             inbound.told = Told {
                 packet_limit: limit,
+                limit_ns: if more > 0 { now_ns } else { inbound.told.limit_ns },
                 delivered,
                 announced,
                 ..Told::default()

@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lm_ebpf::Verdict;
 
-use datagram::parse_datagram;
+use datagram::{ETHERNET_LEN, parse_datagram};
 use driver::Exhaustion;
 use faults::Faults;
 use host::Host;
@@ -65,7 +65,7 @@ pub enum Delivery {
     Manual,
 }
 
-/// The link between the two hosts.
+/// The link between two hosts, or of each host to the switch.
 #[derive(Clone, Copy, Debug)]
 pub struct WireConfig {
     /// Longest IP packet in bytes; longer ones are lost and counted.
@@ -75,7 +75,7 @@ pub struct WireConfig {
     /// How far a packet's receive queue lies below its transmit queue: 0 as on veth in native mode, 1 as in generic mode. Queues
     /// that this leads below 0 count as 0.
     pub queue_shift: u32,
-    /// How each host's driver receives.
+    /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
 }
 
@@ -138,6 +138,9 @@ pub struct WireCounters {
     pub refused: u64,
 }
 
+/// Hosts on one switch, at most.
+const HOSTS_MAX: usize = 64;
+
 /// A fragment that passed the gate on another CPU and is not on the RX ring yet.
 #[derive(Debug)]
 struct Racing {
@@ -148,14 +151,14 @@ struct Racing {
 #[derive(Debug)]
 struct Shared {
     config: WireConfig,
-    hosts: [Host; 2],
+    hosts: Vec<Host>,
     counters: WireCounters,
     faults: Faults,
     /// What happens to the packets of each host on their way; `None`: nothing.
-    links: [Option<Box<Link>>; 2],
+    links: Vec<Option<Box<Link>>>,
     /// Packets that came out of a link and have not arrived yet.
     handed: VecDeque<Handed>,
-    racing: [Option<Racing>; 2],
+    racing: Vec<Option<Racing>>,
     /// The packet that is crossing.
     packet: Vec<u8>,
     /// Virtual time, as the test last said.
@@ -183,11 +186,25 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 ///
 /// # Panics
 ///
-/// When a host has no queues or more than 64, when a chunk length is not 2048 to 4096, when a data port is 65535, or when both
-/// have one address.
+/// As [`switch`].
 pub fn wire(config: WireConfig, hosts: [HostConfig; 2]) -> (Wire, SimNic, SimNic) {
-    assert_ne!(hosts[0].ip, hosts[1].ip, "two hosts with one address");
-    let hosts = hosts.map(|config| {
+    let (wire, nics) = switch(config, hosts.into());
+    let [a, b] = <[SimNic; 2]>::try_from(nics).expect("two hosts, two NICs");
+    (wire, a, b)
+}
+
+/// Hosts on a switch that knows them all: it takes a packet to the host with its destination address, however it
+/// is called. Between two hosts everything goes to the other one.
+///
+/// # Panics
+///
+/// When there are fewer than two hosts or more than 64, when a host has no queues or more than 64, when a chunk length is not
+/// 2048 to 4096, when a data port is 65535, or when two hosts have one address.
+pub fn switch(config: WireConfig, hosts: Vec<HostConfig>) -> (Wire, Vec<SimNic>) {
+    assert!((2..=HOSTS_MAX).contains(&hosts.len()), "{} hosts", hosts.len());
+    let addresses: std::collections::BTreeSet<Ipv4Addr> = hosts.iter().map(|host| host.ip).collect();
+    assert_eq!(addresses.len(), hosts.len(), "two hosts with one address");
+    let host = |config: HostConfig| {
         assert!(
             (1..=lm_ebpf::layout::QUEUES).contains(&config.queues),
             "{} queues",
@@ -200,24 +217,25 @@ pub fn wire(config: WireConfig, hosts: [HostConfig; 2]) -> (Wire, SimNic, SimNic
         );
         assert_ne!(config.port, u16::MAX, "no control port");
         Host::new(config)
-    });
+    };
+    let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
+    let count = hosts.len();
     let packet = Vec::with_capacity(config.mtu as usize + LINK_LEN as usize);
     let shared = Shared {
         config,
         hosts,
         counters: WireCounters::default(),
         faults: Faults::default(),
-        links: [None, None],
+        links: (0..count).map(|_| None).collect(),
         handed: VecDeque::new(),
-        racing: [None, None],
+        racing: (0..count).map(|_| None).collect(),
         packet,
         now_ns: 0,
         turn: 0,
     };
     let shared = Arc::new(Mutex::new(shared));
-    let nic = |host| SimNic::new(shared.clone(), host);
-    let nics = (nic(0), nic(1));
-    (Wire(shared), nics.0, nics.1)
+    let nics = (0..count).map(|host| SimNic::new(shared.clone(), host)).collect();
+    (Wire(shared), nics)
 }
 
 impl Wire {
@@ -234,12 +252,11 @@ impl Wire {
         while moved < max && idle < places {
             let turn = shared.turn;
             shared.turn = (turn + 1) % places;
-            let first = shared.hosts[0].channels.len();
-            let (from, queue) = if turn < first {
-                (0, turn)
-            } else {
-                (1, turn - first)
-            };
+            let (mut from, mut queue) = (0, turn);
+            while queue >= shared.hosts[from].channels.len() {
+                queue -= shared.hosts[from].channels.len();
+                from += 1;
+            }
             if shared.transmit(from, queue as u32, 1) == 1 {
                 moved += 1;
                 idle = 0;
@@ -256,8 +273,10 @@ impl Wire {
         let mut shared = lock(&self.0);
         let shared = &mut *shared;
         shared.now_ns = shared.now_ns.max(now_ns);
-        for from in [0, 1] {
-            shared.finish_race(1 - from);
+        for from in 0..shared.hosts.len() {
+            shared.finish_race(from);
+        }
+        for from in 0..shared.hosts.len() {
             if let Some(link) = &mut shared.links[from] {
                 link.release(shared.now_ns, &mut shared.handed);
             }
@@ -277,7 +296,7 @@ impl Wire {
             .min()
     }
 
-    /// Impairs what host number `from` sends (0 or 1, as given to [`wire`]) from now on. What is held back already stays so.
+    /// Impairs what host number `from` sends (in the order given to [`wire`]) from now on. What is held back already stays so.
     pub fn impair(&self, from: usize, impairments: Impairments) {
         lock(&self.0).impair(from, impairments);
     }
@@ -316,7 +335,7 @@ impl Wire {
 impl WireCounters {
     /// Whether every packet sent is accounted for, with what the impairments of both directions say. True whenever nothing is
     /// between a gate and its RX ring: after [`Wire::advance`].
-    pub fn are_balanced(&self, impaired: [ImpairmentCounters; 2]) -> bool {
+    pub fn are_balanced(&self, impaired: &[ImpairmentCounters]) -> bool {
         let offered: u64 = impaired.iter().map(|counters| counters.offered).sum();
         let delivered: u64 = impaired.iter().map(|counters| counters.delivered).sum();
         impaired.iter().all(ImpairmentCounters::are_balanced)
@@ -399,7 +418,7 @@ impl Shared {
             return;
         }
         match &mut self.links[from] {
-            None => self.arrive(1 - from, via),
+            None => self.arrive_from(from, via),
             Some(link) => {
                 link.offer(&self.packet, via, place, self.now_ns, &mut self.handed);
                 self.hand_over(from);
@@ -411,7 +430,7 @@ impl Shared {
     fn hand_over(&mut self, from: usize) {
         while let Some(Handed { packet, via }) = self.handed.pop_front() {
             let before = std::mem::replace(&mut self.packet, packet);
-            self.arrive(1 - from, via);
+            self.arrive_from(from, via);
             let packet = std::mem::replace(&mut self.packet, before);
             if let Some(link) = &mut self.links[from] {
                 link.recycle(packet);
@@ -419,10 +438,30 @@ impl Shared {
         }
     }
 
+    /// `self.packet`, which host `from` sent, reaches another.
+    fn arrive_from(&mut self, from: usize, via: Via) {
+        match self.destination(from) {
+            Some(to) => self.arrive(to, Some(from), via),
+            None => {
+                self.counters.arrived += 1;
+                self.counters.stack_ignored += 1;
+            }
+        }
+    }
+
+    /// Which host the switch takes `self.packet` to.
+    fn destination(&self, from: usize) -> Option<usize> {
+        if self.hosts.len() == 2 {
+            return Some(1 - from);
+        }
+        let ip = self.packet.get(ETHERNET_LEN + 16..ETHERNET_LEN + 20)?;
+        self.hosts.iter().position(|host| host.config.ip.octets() == ip)
+    }
+
     /// `self.packet` reaches a host.
-    fn arrive(&mut self, to: usize, via: Via) {
+    fn arrive(&mut self, to: usize, from: Option<usize>, via: Via) {
         self.counters.arrived += 1;
-        let arrival = match &mut self.links[1 - to] {
+        let arrival = match from.and_then(|from| self.links[from].as_mut()) {
             Some(link) => link.arrival(),
             None => Arrival::default(),
         };
@@ -484,7 +523,7 @@ impl Shared {
 
     /// Zero-copy mode: the program looks at what was written.
     fn run_written(&mut self) {
-        for to in [0, 1] {
+        for to in 0..self.hosts.len() {
             for queue in 0..self.hosts[to].config.queues {
                 self.run_written_of(to, queue);
             }
@@ -536,7 +575,9 @@ impl Shared {
         } else {
             self.counters.refused += 1;
             // Nobody listens: the stack answers with an ICMP message, which reaches the sending socket.
-            let sender = &mut self.hosts[1 - to];
+            let Some(sender) = self.hosts.iter_mut().find(|host| host.config.ip == *from.ip()) else {
+                return;
+            };
             let queue = if from.port() == sender.config.port + 1 {
                 &mut sender.control_refused
             } else if from.port() == sender.config.port {

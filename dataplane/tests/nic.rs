@@ -195,7 +195,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         let (received, entry) = (b.landing.rx.read(position), log.entry(u64::from(position)));
         assert_eq!(
             (entry.sequence, entry.message, entry.index),
-            (position, 5, COUNT - 1 - position)
+            (position as u16, 5, COUNT - 1 - position)
         );
         assert_eq!(u32::from(entry.frame_len), received.len);
         assert_eq!(received.start(), address(entry.index) + PACKET_HEADROOM);

@@ -418,7 +418,7 @@ fn two_cpus_in_the_gate_swap_packets() {
     assert!(swapped == 2 * elsewhere || swapped == 2 * elsewhere - 2);
     assert!(
         wire.counters()
-            .are_balanced([wire.impairment_counters(0), ImpairmentCounters::default()])
+            .are_balanced(&[wire.impairment_counters(0), ImpairmentCounters::default()])
     );
 }
 
@@ -454,7 +454,7 @@ fn exhausted_rings_are_counted_as_the_kernel_does() {
     assert_eq!(received, entries[..received.len()]);
     assert!(
         wire.counters()
-            .are_balanced([counters, ImpairmentCounters::default()])
+            .are_balanced(&[counters, ImpairmentCounters::default()])
     );
 }
 
@@ -504,7 +504,7 @@ fn datagrams_are_impaired_too() {
     // Changed MAC addresses do no harm here, and neither does a changed checksum field that becomes 0.
     assert!(impaired.corrupted > 100 && counters.stack_ignored > impaired.corrupted / 2);
     assert!(arrived >= impaired.delivered - impaired.corrupted && impaired.lost_random > 100);
-    assert!(counters.are_balanced([impaired, ImpairmentCounters::default()]));
+    assert!(counters.are_balanced(&[impaired, ImpairmentCounters::default()]));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::ring::FillRing;
 pub(crate) const PLACES: u8 = SessionAdmission::PLACES as u8;
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
-/// The next session's turn begins when so many entries of the last one's are unused: its sender's first packets take a round
+/// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
 const OVERLAP: u32 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
@@ -276,7 +276,7 @@ impl Sessions {
                 self.turn_posted = self.turn_posted.saturating_add(written);
                 total += written;
             }
-            if written > 0 || self.entries.outstanding() > OVERLAP || !self.others_want(place) {
+            if written > 0 || !self.others_want(place) || !self.is_under_way(place) {
                 break;
             }
             self.end_turn();
@@ -289,6 +289,17 @@ impl Sessions {
         (self.places.iter().enumerate())
             .filter(|(other, _)| *other != usize::from(place))
             .any(|(_, inbound)| inbound.as_deref().is_some_and(Inbound::wants_entries))
+    }
+
+    /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
+    /// with those since it was told of the last.
+    fn is_under_way(&self, place: u8) -> bool {
+        let Some(inbound) = self.at(place) else {
+            return true;
+        };
+        let left = self.entries.outstanding();
+        let told = inbound.told.packet_limit == self.credit(place);
+        left == 0 || (left <= OVERLAP && told && inbound.progress_ns > inbound.told.limit_ns)
     }
 
     /// It is nobody's turn. Who had it may still send what entries are posted for.
@@ -309,8 +320,9 @@ impl Sessions {
             if (wants && self.turn_posted < TURN_PACKETS) || !self.others_want(place) {
                 return Some(place);
             }
-            let coming = self.entries.outstanding() > OVERLAP;
-            if coming && now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) < TURN_QUIET_NS {
+            if !self.is_under_way(place)
+                && now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) < TURN_QUIET_NS
+            {
                 // Nothing more for this one, and nothing yet for the next.
                 return None;
             }
@@ -333,8 +345,13 @@ impl Sessions {
         if self.turn != Some(place) {
             return inbound.allowed;
         }
-        let ahead = self.entries.outstanding().min(inbound.terms.on_the_way);
-        inbound.accepted_packets().wrapping_add(ahead)
+        // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
+        // path.
+        let ahead =
+            u64::from(self.entries.outstanding()).max(inbound.provided().saturating_sub(inbound.accepted));
+        inbound
+            .accepted_packets()
+            .wrapping_add(ahead.min(u64::from(inbound.terms.on_the_way)) as u32)
     }
 
     /// A fragment that came by the one-copy path in the session with this key: `len` payload bytes at UMEM address `from`.

@@ -23,7 +23,12 @@ use crate::region::SendRegion;
 use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
 
 pub(crate) const PORT: u16 = 7168;
-pub(crate) const IPS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
+pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
+
+const fn ip(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 9, 0, host as u8 + 1)
+}
+
 /// Virtual time between two rounds.
 pub(crate) const ROUND_NS: u64 = 7_000;
 
@@ -31,7 +36,7 @@ pub(crate) const ROUND_NS: u64 = 7_000;
 pub(crate) struct BedConfig {
     pub(crate) mtu: u16,
     pub(crate) window: u32,
-    /// General and landing queue of each host.
+    /// General and landing queue of each host; on a switch the second counts for all but the first.
     pub(crate) queues: [Queues; 2],
     pub(crate) landing_len: u64,
     pub(crate) send_len: u64,
@@ -77,16 +82,21 @@ impl Default for BedConfig {
 
 pub(crate) struct Bed {
     pub(crate) wire: Wire,
-    pub(crate) hosts: [Engine<SimNic>; 2],
+    pub(crate) hosts: Vec<Engine<SimNic>>,
     pub(crate) now_ns: u64,
 }
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
-    SocketAddrV4::new(IPS[host], PORT)
+    SocketAddrV4::new(ip(host), PORT)
 }
 
 impl Bed {
     pub(crate) fn new(config: &BedConfig) -> Bed {
+        Bed::switch(config, 2)
+    }
+
+    /// So many hosts on a switch.
+    pub(crate) fn switch(config: &BedConfig, count: usize) -> Bed {
         let endpoint = EndpointConfig {
             mtu: Some(config.mtu),
             window_fragments: config.window,
@@ -100,12 +110,13 @@ impl Bed {
         let link = LinkShape::IPV4;
         let layout = Layout::new(WireMode::Lm, config.mtu, link).expect("an MTU of at least 576");
         let plan = MemoryPlan::new(&endpoint, &layout, config.mtu).expect("a plan");
-        let umems = [0; 2].map(|_| Umem::new(plan.total_len(), HugePages::Off).expect("memory"));
-        let hosts = [0, 1].map(|host: usize| HostConfig {
-            ip: IPS[host],
+        let umem = |_| Umem::new(plan.total_len(), HugePages::Off).expect("memory");
+        let umems: Vec<Umem> = (0..count).map(umem).collect();
+        let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
+            ip: ip(host),
             port: PORT,
             queues: 4,
-            mapping: umems[host].mapping().clone(),
+            mapping: umem.mapping().clone(),
             chunk_len: plan.chunk_len,
             ring_start: config.ring_start,
         });
@@ -113,12 +124,9 @@ impl Bed {
             mtu: u32::from(config.mtu),
             ..config.wire
         };
-        let (wire, nic_a, nic_b) = simnic::wire(wire_config, hosts);
-        let mut nics = [nic_a, nic_b].into_iter();
-        let mut umems = umems.into_iter();
-        let hosts = [0, 1].map(|host: usize| {
-            let mut nic = nics.next().expect("two");
-            let queues = config.queues[host];
+        let (wire, nics) = simnic::switch(wire_config, hosts.collect());
+        let engine = |(host, (mut nic, umem)): (usize, (SimNic, Umem))| {
+            let queues = config.queues[host.min(1)];
             let mut endpoint = endpoint.clone();
             endpoint.general_queue = queues.general.unwrap_or(0);
             if queues.landing.is_none() {
@@ -128,7 +136,7 @@ impl Bed {
                 Parts::open(&mut nic, &endpoint, &plan, queues, config.landing_ring_len).expect("channels");
             let fixed = Fixed {
                 sender_id: 0x1000 * (host as u64 + 1),
-                mac: MacAddr(simnic::mac_of(IPS[host])),
+                mac: MacAddr(simnic::mac_of(ip(host))),
                 veth: true,
                 tx_queue_hint: queues
                     .landing
@@ -151,9 +159,9 @@ impl Bed {
                 max_message_len: config.max_message_len,
                 lease: config.lease,
             };
-            let umem = umems.next().expect("two");
             parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit))
-        });
+        };
+        let hosts = nics.into_iter().zip(umems).enumerate().map(engine).collect();
         let mut bed = Bed {
             wire,
             hosts,
@@ -195,10 +203,10 @@ impl Bed {
         }
     }
 
-    /// `host` learns where the other one is.
+    /// `host` learns where the other one is; on a switch, all others where the first one is.
     pub(crate) fn resolve(&mut self, host: usize) -> PeerId {
         let engine = &mut self.hosts[host];
-        let to = data_address(1 - host);
+        let to = data_address(usize::from(host == 0));
         let addressing = engine.addressing_to(to, simnic::mac_of(*to.ip()));
         let index = engine
             .peers
@@ -302,7 +310,7 @@ impl Bed {
     /// Everything was given back, and nothing is under way. Sessions may be open.
     pub(crate) fn check_memory(&mut self) {
         self.pass(Duration::from_millis(30));
-        for host in [0, 1] {
+        for host in 0..self.hosts.len() {
             self.check_memory_of(host);
         }
     }
@@ -339,7 +347,10 @@ impl Bed {
             assert_eq!(landing.arena.live(), 0, "landing zones of host {host}");
             assert!(landing.arena.is_whole(), "landing arena of host {host}");
             assert!(landing.chosen.is_empty());
-            assert_eq!(landing.sessions.entries.posted, landing.sessions.entries.received, "host {host}");
+            assert_eq!(
+                landing.sessions.entries.posted, landing.sessions.entries.received,
+                "host {host}"
+            );
         }
         assert!(engine.ready.is_empty() && engine.completions.is_empty());
     }

@@ -8,6 +8,7 @@ mod failures;
 mod hostile;
 mod resilience;
 mod scenarios;
+mod sharing;
 mod soak;
 mod transfer;
 mod violations;

@@ -39,7 +39,13 @@ fn bed(one_processor: bool, wire: WireMode) -> Bed {
 }
 
 fn order(bed: &Bed) -> u64 {
-    bed.hosts[1].landing.as_ref().expect("landing").sessions.entries.received
+    bed.hosts[1]
+        .landing
+        .as_ref()
+        .expect("landing")
+        .sessions
+        .entries
+        .received
 }
 
 /// Changes the log entry `ahead` of the next descriptor.

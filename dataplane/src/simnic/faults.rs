@@ -7,20 +7,30 @@ use lm_ebpf::Verdict;
 
 use super::host::HostGuard;
 use super::impair::{Impairments, Link, Via, foreign::Ends};
-use super::{Racing, Shared, Wire, lock};
+use super::{HOSTS_MAX, Racing, Shared, Wire, lock};
 
 /// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
 
 /// What is to go wrong.
-#[derive(Default)]
 pub(super) struct Faults {
     filter: Option<Filter>,
-    drop_next: [u32; 2],
+    drop_next: [u32; HOSTS_MAX],
     /// Fragments to lose behind the gate, for each host that receives: logged, but never on the RX ring.
-    pub(super) lose_behind_gate: [u32; 2],
+    pub(super) lose_behind_gate: [u32; HOSTS_MAX],
     /// Channels that cannot be opened, for each host.
-    pub(super) refuse_channels: [u32; 2],
+    pub(super) refuse_channels: [u32; HOSTS_MAX],
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Faults {
+            filter: None,
+            drop_next: [0; HOSTS_MAX],
+            lose_behind_gate: [0; HOSTS_MAX],
+            refuse_channels: [0; HOSTS_MAX],
+        }
+    }
 }
 
 impl fmt::Debug for Faults {
@@ -33,7 +43,7 @@ impl fmt::Debug for Faults {
 }
 
 impl Wire {
-    /// Loses the next `count` packets that host number `from` sends (0 or 1, as given to [`super::wire`]).
+    /// Loses the next `count` packets that host number `from` sends (in the order given to [`super::wire`]).
     pub fn drop_next(&self, from: usize, count: u32) {
         lock(&self.0).faults.drop_next[from] = count;
     }
@@ -65,7 +75,9 @@ impl Wire {
         shared.packet.clear();
         shared.packet.extend_from_slice(packet);
         shared.counters.injected += 1;
-        shared.arrive(to, Via::Queue(queue));
+        // Between two hosts it comes by the other's link.
+        let from = (shared.hosts.len() == 2).then(|| 1 - to);
+        shared.arrive(to, from, Via::Queue(queue));
         shared.run_written();
     }
 }
@@ -92,7 +104,8 @@ impl Shared {
         };
         let ends = Ends {
             from: address(from),
-            to: address(1 - from),
+            // The foreign packets of a switch's other hosts are for the first.
+            to: address(usize::from(from == 0)),
             mtu: self.config.mtu,
         };
         self.links[from] = Some(Box::new(Link::new(impairments, ends)));

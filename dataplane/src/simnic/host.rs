@@ -150,7 +150,7 @@ impl Nic for SimNic {
         let (tx, mut sim_tx) = ring::in_memory::<Tx>(config.tx_len, start);
         let (sim_completion, completion) = ring::in_memory::<Completion>(config.completion_len, start);
         sim_tx.set_needs_wakeup(true); // copy mode always wants it
-        let semantics = host.shared.config.semantics[host.host];
+        let semantics = host.shared.config.semantics[host.host.min(1)];
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
         let channel = SimChannel::new(rings, config.registered_len, semantics, bounds);
@@ -262,13 +262,18 @@ impl Nic for SimNic {
         SocketAddrV4::new(host.config.ip, host.config.port)
     }
 
-    /// The other host's, as [`mac_of`] has it.
+    /// Another host's, as [`mac_of`] has it.
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         let shared = lock(&self.shared);
-        (shared.hosts[1 - self.host].config.ip == ip).then(|| mac_of(ip))
+        let mut others = shared
+            .hosts
+            .iter()
+            .enumerate()
+            .filter(|(host, _)| *host != self.host);
+        others.any(|(_, host)| host.config.ip == ip).then(|| mac_of(ip))
     }
 
-    /// A datagram that fits the MTU passes the other host's gate on queue 0, like any packet; a longer one, which would be
+    /// A datagram that fits the MTU passes the receiving host's gate on queue 0, like any packet; a longer one, which would be
     /// fragmented, reaches the socket as if reassembled. A host that does not exist swallows it.
     fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         let mut shared = lock(&self.shared);
@@ -278,7 +283,7 @@ impl Nic for SimNic {
         let own = &shared.hosts[self.host].config;
         let own_port = own.port + u16::from(port == Port::Control);
         let from = SocketAddrV4::new(own.ip, own_port);
-        if shared.hosts[1 - self.host].config.ip != *to.ip() {
+        if !shared.hosts.iter().any(|host| host.config.ip == *to.ip()) {
             return Ok(());
         }
         write_datagram(&mut shared.packet, from, to, payload);

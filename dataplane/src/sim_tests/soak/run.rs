@@ -536,7 +536,7 @@ impl Run {
     fn check_books(&self) -> Result<(), String> {
         let wire = self.bed.wire.counters();
         let impaired = [0, 1].map(|from| self.bed.wire.impairment_counters(from));
-        if !wire.are_balanced(impaired) {
+        if !wire.are_balanced(&impaired) {
             return Err(format!("packets are unaccounted for: {wire:?} {impaired:?}"));
         }
         let (mut judged, mut redirected, mut taken, mut datagrams) = (0, 0, 0, 0);
