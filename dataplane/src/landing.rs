@@ -398,19 +398,21 @@ impl Inbound {
         self.terms.admission.place() as u8
     }
 
-    /// Writes up to `room` fill entries from slot `written` of the ring on, as far as memory and I5 allow, in the session's
-    /// packet order; gives the number of the written ones. Regions that the application chose (`chosen`) are used
-    /// before the arena.
+    /// Writes up to `room` fill entries, as far as memory and I5 allow, in the session's packet order, and puts them to
+    /// `aims`; gives their number. Its packets will use `ahead` entries before. Regions that the application chose (`chosen`) are
+    /// used before the arena.
     fn write_entries(
         &mut self,
         fill: &mut FillRing,
-        (mut written, room): (u32, u32),
-        entries: &mut Entries,
+        room: u32,
+        ahead: u32,
+        aims: &mut VecDeque<Aim>,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
     ) -> u32 {
         let window_len = self.terms.window.fragments();
         let (place, serial) = (self.place(), self.serial);
+        let mut written = 0;
         'messages: while written < room && self.posting < self.messages.len() {
             if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
                 break;
@@ -421,10 +423,10 @@ impl Inbound {
                 let position = message.posted;
                 // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
                 // than the next to be posted for, and the places in between are left out.
-                let met_by = self.accepted + u64::from(entries.outstanding() + written);
+                let met_by = self.accepted + u64::from(ahead + written);
                 let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
                 if position < left_out {
-                    entries.aims.push_back(Aim {
+                    aims.push_back(Aim {
                         start: Aim::SKIPPED,
                         serial,
                         place,
@@ -448,7 +450,7 @@ impl Inbound {
                     .payload
                     .wrapping_add_signed(message.geometry.rx_frame_start(index));
                 fill.write(written, start - PACKET_HEADROOM);
-                entries.aims.push_back(Aim {
+                aims.push_back(Aim {
                     start,
                     serial,
                     place,

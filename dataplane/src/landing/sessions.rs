@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use lm_ebpf::{Log, SessionAdmission};
+use lm_protocol::serial;
 use lm_protocol::turns::Turns;
 
 use super::{Aim, Inbound, Remedy, Zone};
@@ -22,7 +23,7 @@ pub(crate) const PLACES: u8 = SessionAdmission::PLACES as u8;
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
-const OVERLAP: u32 = 32;
+const OVERLAP: i32 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 
@@ -255,6 +256,7 @@ impl Sessions {
             let Some(place) = self.whose_turn(now_ns) else {
                 break;
             };
+            let ahead = self.entries_for(place);
             let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
                 break;
             };
@@ -262,7 +264,7 @@ impl Sessions {
             let room = (inbound.terms.posted_max).saturating_sub(self.entries.outstanding());
             let room = fill.free(room.min(fill.ring_len())).min(room);
             let awaited = inbound.awaits_packets();
-            let written = inbound.write_entries(fill, (0, room), &mut self.entries, arena, chosen);
+            let written = inbound.write_entries(fill, room, ahead, &mut self.entries.aims, arena, chosen);
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() {
                 inbound.progress_ns = now_ns;
@@ -297,9 +299,10 @@ impl Sessions {
         let Some(inbound) = self.at(place) else {
             return true;
         };
-        let left = self.entries.outstanding();
-        let told = inbound.told.packet_limit == self.credit(place);
-        left == 0 || (left <= OVERLAP && told && inbound.progress_ns > inbound.told.limit_ns)
+        let limit = self.credit(place);
+        let left = serial::distance(inbound.accepted_packets(), limit);
+        let told = inbound.told.packet_limit == limit;
+        left <= 0 || (left <= OVERLAP && told && inbound.progress_ns > inbound.told.limit_ns)
     }
 
     /// It is nobody's turn. Who had it may still send what entries are posted for.
@@ -338,6 +341,18 @@ impl Sessions {
         Some(next)
     }
 
+    /// Unused entries that packets of the session at `place` will meet: all but as many as the others may still send.
+    fn entries_for(&self, place: u8) -> u32 {
+        let expected =
+            |inbound: &Inbound| serial::distance(inbound.accepted_packets(), inbound.allowed).max(0);
+        let others = (self.places.iter().enumerate()).filter(|(other, _)| *other != usize::from(place));
+        let theirs: i32 = others
+            .filter_map(|(_, inbound)| inbound.as_deref())
+            .map(expected)
+            .sum();
+        self.entries.outstanding().saturating_sub(theirs as u32)
+    }
+
     /// How many packets the sender at `place` may have sent (cumulative, mod 2^32): as many as entries are posted for, and
     /// not more on the way than the path can hold; nothing new when it is not its turn.
     pub(crate) fn credit(&self, place: u8) -> u32 {
@@ -347,8 +362,8 @@ impl Sessions {
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
-        let ahead =
-            u64::from(self.entries.outstanding()).max(inbound.provided().saturating_sub(inbound.accepted));
+        let provided = inbound.provided().saturating_sub(inbound.accepted);
+        let ahead = u64::from(self.entries_for(place)).max(provided);
         inbound
             .accepted_packets()
             .wrapping_add(ahead.min(u64::from(inbound.terms.on_the_way)) as u32)
