@@ -8,7 +8,6 @@ use lm_dataplane::interface::Interface;
 use lm_dataplane::{
     ConnectError, ConnectOptions, Endpoint, EndpointConfig, LoanError, Outcome, PeerId, RecvError,
 };
-use lm_protocol::control::RejectReason;
 use lm_protocol::session::Permit;
 
 use crate::bed::Namespace;
@@ -115,68 +114,53 @@ fn both_ways_at_once() {
 }
 
 #[test]
-fn a_second_sender_waits_for_the_first_to_end() {
+fn two_senders_share_the_landing_queue() {
+    const EACH: u64 = 60;
     let Some(bed) = Switched::new() else { return };
-    let [first, second] = &bed.senders;
-    let (busy, granted) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     let len = 200_000;
-    let receiving = || {
-        bed.receiver.run(|| {
-            let mut b = open(&config_b());
-            busy.wait();
-            for tag in 0..3 {
-                receive(&mut b, tag, len);
-            }
-            wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
-            assert_eq!(b.counters().sessions_granted, 2);
-            assert_clean(&b);
-        });
-    };
-    std::thread::scope(|scope| {
-        let receiver = scope.spawn(receiving);
-        let other = scope.spawn(|| {
-            second.run(|| {
-                let mut a = open(&config_a());
-                granted.wait();
-                let impatient = ConnectOptions {
-                    timeout: Duration::from_millis(300),
-                    ..up_to(len)
-                };
-                let error = a.connect(B, &impatient).unwrap_err();
-                let reason = RejectReason::Busy;
-                assert!(
-                    matches!(error, ConnectError::Rejected { reason: found, .. } if found == reason),
-                    "{error:?}"
-                );
-                assert!(error.to_string().contains("busy with another sender"), "{error}");
-                granted.wait();
-                // Asks again until the first has ended.
-                let patient = ConnectOptions {
-                    timeout: PATIENCE,
-                    ..up_to(len)
-                };
-                let peer = a.connect(B, &patient).unwrap();
-                let token = send(&mut a, peer, 2, &content(2, len));
-                assert_delivered(&settle(&mut a), &[(token, 2, len)]);
-            });
-        });
-        first.run(|| {
+    let ready = std::sync::Barrier::new(3);
+    let send_all = |namespace: &Namespace, first: u64| {
+        namespace.run(|| {
             let mut a = open(&config_a());
-            busy.wait();
+            ready.wait();
             let peer = connect(&mut a, len);
-            send(&mut a, peer, 0, &content(0, len));
-            settle(&mut a);
-            granted.wait();
-            let refused = std::thread::scope(|scope| {
-                let refused = scope.spawn(|| granted.wait());
-                wait_until(&mut a, "the second was refused", |_| refused.is_finished());
-                refused.join()
-            });
-            assert!(refused.is_ok());
-            send(&mut a, peer, 1, &content(1, len));
-            settle(&mut a);
+            // Both have a session before either sends.
+            ready.wait();
+            let tokens: Vec<_> = (first..first + EACH)
+                .map(|tag| (send(&mut a, peer, tag, &content(tag, len)), tag, len))
+                .collect();
+            assert_delivered(&settle(&mut a), &tokens);
             a.close();
         });
+    };
+    let (first, second) = (&bed.senders[0], &bed.senders[1]);
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            bed.receiver.run(|| {
+                let mut b = open(&config_b());
+                ready.wait();
+                let both = std::thread::scope(|scope| {
+                    let both = scope.spawn(|| ready.wait());
+                    wait_until(&mut b, "both have a session", |_| both.is_finished());
+                    both.join()
+                });
+                assert!(both.is_ok());
+                // Each sender's messages come in their order.
+                let mut next = [0, EACH];
+                for _ in 0..2 * EACH {
+                    let message = recv(&mut b);
+                    let of = &mut next[usize::from(message.tag() >= EACH)];
+                    check(&mut b, &message, *of, len);
+                    *of += 1;
+                }
+                wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
+                assert_eq!(b.counters().sessions_granted, 2);
+                assert_eq!(b.counters().violations.total(), 0);
+                assert_clean(&b);
+            });
+        });
+        let other = scope.spawn(|| send_all(second, EACH));
+        send_all(first, 0);
         other.join().unwrap();
         receiver.join().unwrap();
     });
