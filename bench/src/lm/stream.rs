@@ -1,14 +1,15 @@
 //! One-way stream of messages between two endpoints.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{Endpoint, LoanError, Message, PeerId, RecvError, SendError};
+use lm_dataplane::{ConnectOptions, Endpoint, LoanError, Message, PeerId, RecvError, SendError};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain};
+use crate::cli::{DeliveryOption, Failure, chain, parse_rate};
 use crate::link;
 use crate::size::ByteSize;
 
@@ -41,6 +42,9 @@ pub struct SendArgs {
     /// What becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub delivery: DeliveryOption,
+    /// Most to send, in bits per second of Ethernet frames: 500Mbit, 2.5G [default: no limit]
+    #[arg(long, value_name = "BITS", value_parser = parse_rate)]
+    pub rate: Option<NonZeroU64>,
 }
 
 /// What `lm-stream-send` prints.
@@ -121,7 +125,14 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
     }
     let to = link::resolve(&args.to)?;
     let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
-    let peer = connect(&mut endpoint, to, len, args.in_flight, args.delivery)?;
+    let options = ConnectOptions {
+        max_message_len: len,
+        messages_in_flight: args.in_flight,
+        delivery: args.delivery.into(),
+        rate: args.rate,
+        ..ConnectOptions::default()
+    };
+    let peer = connect(&mut endpoint, to, &options)?;
     let mode = endpoint.mode().as_str();
     let mut messages = 0_u64;
     let started = Instant::now();
@@ -151,7 +162,11 @@ fn send_one(endpoint: &mut Endpoint, peer: PeerId, len: u64, number: u64) -> Res
     let mut region = loop {
         match endpoint.loan(peer, len) {
             Ok(region) => break region,
-            Err(LoanError::WouldBlock) => drop(endpoint.poll()),
+            Err(LoanError::WouldBlock) => {
+                if endpoint.poll() == 0 {
+                    endpoint.wait(Duration::from_millis(10));
+                }
+            }
             Err(error) => return Err(error.into()),
         }
     };
