@@ -560,14 +560,12 @@ impl<N: Nic> Engine<N> {
         count as usize
     }
 
-    /// When the rate limit of a session lets its next packet go; `None` where none held one back in the last round.
+    /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
     pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
         let mut next: Option<u64> = None;
         for &index in &self.senders {
             let outbound = self.peers.at(index).outbound.as_ref();
-            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns)
-                && departure > self.now_ns
-            {
+            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns) {
                 next = Some(next.map_or(departure, |next| next.min(departure)));
             }
         }

@@ -439,8 +439,7 @@ impl Outbound {
         packets
     }
 
-    /// When the rate limit lets the next packet go: a moment that has passed where something else holds it. `None` without
-    /// a limit.
+    /// When the rate limit lets the next packet go; `None` where it holds none back.
     pub(crate) fn next_departure_ns(&self) -> Option<u64> {
         let has_fragments = !self.repairs.is_empty()
             || (self.sending < self.queue.len()

@@ -12,6 +12,8 @@ use crate::engine::time;
 pub(crate) struct RateLimit {
     bucket: Option<TokenBucket>,
     full_len_bytes: u32,
+    /// When it was last asked.
+    looked_ns: u64,
 }
 
 impl RateLimit {
@@ -25,12 +27,14 @@ impl RateLimit {
         RateLimit {
             bucket,
             full_len_bytes,
+            looked_ns: now_ns,
         }
     }
 
     /// How many full packets may leave now.
     #[inline]
     pub(crate) fn full_packets(&mut self, now_ns: u64) -> u32 {
+        self.looked_ns = now_ns;
         match &mut self.bucket {
             Some(bucket) => bucket.packets(self.full_len_bytes, time(now_ns)),
             None => u32::MAX,
@@ -41,6 +45,7 @@ impl RateLimit {
     /// same: it may leave on the last token, and the next fragment waits for longer.
     #[inline]
     pub(crate) fn allows_small(&mut self, now_ns: u64) -> bool {
+        self.looked_ns = now_ns;
         (self.bucket.as_mut()).is_none_or(|bucket| bucket.packets(1, time(now_ns)) > 0)
     }
 
@@ -52,11 +57,11 @@ impl RateLimit {
         }
     }
 
-    /// When the next full packet may leave, or the next small message: a moment not after the last look where it may at
-    /// once, `None` without a limit.
+    /// When the next full packet may leave, or the next small message; `None` where it might have left at the last look.
     pub(crate) fn next_ns(&self, full: bool) -> Option<u64> {
         let len = if full { self.full_len_bytes } else { 1 };
-        Some(self.bucket.as_ref()?.next(len).as_nanos())
+        let next_ns = self.bucket.as_ref()?.next(len).as_nanos();
+        (next_ns > self.looked_ns).then_some(next_ns)
     }
 }
 
