@@ -7,12 +7,12 @@
 //!                              │  │   bridge   port2 │───── lm0 198.18.0.2
 //! ```
 //!
-//! **Which queue a packet comes in on.** A veth hands a packet to the queue of the transmit queue that it was sent on. Behind a
-//! bridge that is chosen anew, from what the packet remembers (`skb_tx_hash` in net/core/dev.c): what was sent on queue `q ≥ 1`
-//! of the sender comes in on queue `q − 1` of the receiver, because the number counts as that of a receive queue by then, and what was sent on
-//! queue 0, or by a kernel socket, on one that a hash of the flow picks. LM's data, from queue 1, would come in on queue 0. Transmit packet steering
-//! (XPS) of the bridge's ports overrides that: everything for the receiver goes to its landing queue, as the rule of a network card
-//! (`ethtool -N`) would have it, and everything for a sender to its general queue.
+//! **Which queue a packet comes in on.** On a veth pair it is the transmit queue that it was sent on. Behind a bridge that is
+//! chosen anew, from what the packet remembers (`skb_tx_hash` in net/core/dev.c): what an XSK of the sender sent on queue
+//! `q ≥ 1` comes in on queue `q − 1` of the receiver, because the number counts as that of a receive queue by then, and what was
+//! sent on queue 0, or by a kernel socket, on one that a hash of the flow picks. LM's data, from queue 1, would come in on queue
+//! 0. Transmit packet steering (XPS) of the bridge's ports overrides that: everything for the receiver goes to its landing
+//! queue, as the rule of a network card (`ethtool -N`) would have it, and everything for a sender to its general queue.
 
 use std::net::Ipv4Addr;
 
