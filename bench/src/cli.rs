@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Delivery, ModeRequest};
 
+use crate::impair::quantity::BitRate;
 use crate::output::describe;
 use crate::report::Report;
 
@@ -145,6 +147,16 @@ impl From<Mode> for ModeRequest {
             Mode::Generic => ModeRequest::Generic,
         }
     }
+}
+
+/// Reads `--rate`, in bits per second. Below 100 kbit/s a full packet comes so seldom that receivers take the sender for dead.
+///
+/// # Errors
+/// How to write it.
+pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = text.parse::<BitRate>().ok().filter(|rate| rate.0 >= 100_000);
+    rate.and_then(|rate| NonZeroU64::new(rate.0))
+        .ok_or_else(|| "write a rate from 100kbit to 1000Gbit, like 2.5Gbit or 500M".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -338,6 +350,15 @@ mod tests {
                 line.contains("; ") && !line.contains('\n') && !line.starts_with("error"),
                 "{line}"
             );
+        }
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(parse_rate("2.5G").map(NonZeroU64::get), Ok(2_500_000_000));
+        assert_eq!(parse_rate("100kbit").map(NonZeroU64::get), Ok(100_000));
+        for wrong in ["", "0", "99kbit", "1", "1001Gbit", "-1G", "nanG"] {
+            assert!(parse_rate(wrong).unwrap_err().contains("like 2.5Gbit"), "{wrong}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! What an application chooses when it opens an endpoint, and the bounds that nobody chooses.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,6 +60,12 @@ pub(crate) const ON_THE_WAY_PACED: u32 = 2 * ON_THE_WAY_VETH;
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
 pub(crate) const PLAIN_FRAGMENTS_MAX: u32 = 128;
+
+/// A burst under a rate limit: full packets of so much time, so that neither the sleep of an endpoint that waits nor a short
+/// pause of its thread costs throughput.
+pub(crate) const RATE_BURST: Duration = Duration::from_millis(1);
+/// Fewest and most packets of such a burst. The most is what a window has, and no more than what veth's ring takes.
+pub(crate) const RATE_BURST_PACKETS: (u32, u32) = (4, 256);
 
 /// UDP port of data packets; control packets use the next one.
 pub const DEFAULT_PORT: u16 = 7168;
@@ -188,6 +195,15 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// Whether to ask for a landing session now. Without one only messages of one fragment can be sent.
     pub session: bool,
+    /// Most that may leave for the peer while the session lasts, in bits per second of Ethernet frames, from the
+    /// destination address to the last payload byte (no preamble, no checksum). Over any time `t` no more than
+    /// `rate · t` leaves and a burst: as many full packets as the rate brings in a millisecond, 4 at least and 256 at
+    /// most (one packet more where messages of one fragment go as well). Repeated fragments and small messages count;
+    /// acknowledgements and other control packets do not.
+    ///
+    /// A receiver gives a message up that brings no packet for its `message_timeout`: full packets should leave more
+    /// often than that.
+    pub rate: Option<NonZeroU64>,
 }
 
 impl Default for ConnectOptions {
@@ -199,6 +215,7 @@ impl Default for ConnectOptions {
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
             session: true,
+            rate: None,
         }
     }
 }

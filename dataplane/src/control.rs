@@ -288,6 +288,7 @@ impl<N: Nic> Engine<N> {
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,
+                rate: options.rate,
             },
             now_ns,
         );

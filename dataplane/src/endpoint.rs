@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::SocketAddrV4;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -254,14 +255,19 @@ impl Endpoint {
     }
 
     /// Resolves the way to a host that runs no LM: messages to it leave as plain UDP datagrams in IP fragments
-    /// ([`Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them.
+    /// ([`Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them. `rate` is as in
+    /// [`ConnectOptions::rate`].
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub fn connect_plain(&mut self, to: SocketAddrV4) -> Result<PeerId, ConnectError> {
+    pub fn connect_plain(
+        &mut self,
+        to: SocketAddrV4,
+        rate: Option<NonZeroU64>,
+    ) -> Result<PeerId, ConnectError> {
         let index = self.resolve(to)?;
         let now_ns = self.now_ns();
-        self.engine.make_plain(index, now_ns)?;
+        self.engine.make_plain(index, rate, now_ns)?;
         Ok(self.engine.peers.id_of(index))
     }
 
@@ -530,9 +536,20 @@ impl Endpoint {
                     || (self.engine.landing.as_ref())
                         .is_some_and(|landing| landing.sessions.iter().any(|inbound| inbound.told.changed));
                 let most = if busy { Duration::from_micros(50) } else { most };
-                let _ = self.engine.nic.wait(most.min(longest));
+                let most = most.min(longest);
+                let most = self.until_departure().map_or(most, |left| most.min(left));
+                if !most.is_zero() {
+                    let _ = self.engine.nic.wait(most);
+                }
             }
         }
+    }
+
+    /// How long until a rate limit ([`ConnectOptions::rate`]) lets the next packet go, where one holds a packet back:
+    /// [`wait`](Endpoint::wait) waits no longer, and neither should an application that waits on the descriptor.
+    pub fn until_departure(&mut self) -> Option<Duration> {
+        let departure_ns = self.engine.next_departure_ns()?;
+        Some(Duration::from_nanos(departure_ns.saturating_sub(self.now_ns())))
     }
 
     fn poll_or_wait(&mut self) {
@@ -579,8 +596,10 @@ impl AsFd for Endpoint {
     /// Readable (level-triggered) when [`poll`](Endpoint::poll) may find something to receive.
     ///
     /// Only `poll` runs timers, sends what the kernel had no room for and repeats what was lost. So wait on the
-    /// descriptor for no longer than 10 ms while messages are under way in either direction, and for no longer than half
-    /// a second while a session is open, and poll then in any case.
+    /// descriptor for no longer than 10 ms while messages are under way in either direction ([`until_departure`] under a
+    /// rate limit), and for no longer than half a second while a session is open, and poll then in any case.
+    ///
+    /// [`until_departure`]: Endpoint::until_departure
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.engine.nic.as_fd()
     }

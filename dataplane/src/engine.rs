@@ -40,7 +40,7 @@ use crate::landing::{Inbound, Sessions, Zone};
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::nic::Nic;
-use crate::outbound::{Completion, OutgoingTable};
+use crate::outbound::{Completion, Outbound, OutgoingTable};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, Peers};
 use crate::release::{Loaned, Released};
@@ -237,7 +237,7 @@ impl<N: Nic> Engine<N> {
         self.care(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
-        work += self.send_fragments();
+        work += self.send_fragments(now_ns);
         self.flush();
         if work == 0 {
             work += self.reap(true);
@@ -491,7 +491,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Stage 8.
-    fn send_fragments(&mut self) -> usize {
+    fn send_fragments(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         for &index in &self.senders {
             let peer = self.peers.at(index);
@@ -508,6 +508,7 @@ impl<N: Nic> Engine<N> {
                     channel,
                     &self.umem,
                     TRANSMIT_BURST,
+                    now_ns,
                     |umem, address, len| {
                         if let Some(capture) = capture {
                             capture.sent(umem, address, len);
@@ -526,6 +527,18 @@ impl<N: Nic> Engine<N> {
         }
         self.counters.data_packets_sent += u64::from(count);
         count as usize
+    }
+
+    /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
+    pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for &index in &self.senders {
+            let outbound = self.peers.at(index).outbound.as_ref();
+            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns) {
+                next = Some(next.map_or(departure, |next| next.min(departure)));
+            }
+        }
+        next
     }
 
     /// Stage 9.

@@ -29,6 +29,7 @@ mod packets;
 mod peer;
 mod probe;
 mod queue_poll;
+mod rate_limit;
 mod region;
 mod release;
 mod requests;

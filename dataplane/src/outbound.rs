@@ -6,6 +6,7 @@
 //! entries posted) and the number of packets in flight bound what is sent.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
@@ -18,6 +19,7 @@ use crate::channel::Transmit;
 use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
 use crate::memory::Umem;
 use crate::peer::PeerId;
+use crate::rate_limit::RateLimit;
 use crate::release::Released;
 
 /// Ranges of fragments to be sent again that are kept; the receiver repeats requests for others.
@@ -104,7 +106,7 @@ impl Outgoing {
         self.len
     }
 
-    /// Puts the packet of fragment `index` on the ring, where there is room: 1 packet.
+    /// Puts the packet of fragment `index` on the ring, where there is room. Returns its length in bytes.
     #[inline]
     fn put_packet(
         &mut self,
@@ -126,7 +128,7 @@ impl Outgoing {
         channel.push(address, frame_len);
         sent(umem, address, frame_len);
         self.in_flight += 1;
-        1
+        frame_len
     }
 }
 
@@ -232,6 +234,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) channel: usize,
     /// No receiver that grants anything: plain IP fragments, unconfirmed.
     pub(crate) plain: bool,
+    /// Most bits of Ethernet frames per second.
+    pub(crate) rate: Option<NonZeroU64>,
 }
 
 /// The sender's side of a session.
@@ -260,6 +264,7 @@ pub(crate) struct Outbound {
     asked: u32,
     /// An announcement is due although no message is new (retransmission, keepalive).
     pub(crate) announce_due: bool,
+    pub(crate) rate_limit: RateLimit,
 }
 
 /// A credit that no honest receiver sends.
@@ -270,6 +275,7 @@ impl Outbound {
     pub(crate) fn new(terms: OutboundTerms, now_ns: u64) -> Outbound {
         Outbound {
             terms,
+            rate_limit: RateLimit::new(terms.rate, terms.layout.max_frame_len(), now_ns),
             queue: VecDeque::with_capacity(OUTGOING_MAX),
             sending: 0,
             next_number: terms.first_message,
@@ -364,8 +370,10 @@ impl Outbound {
         channel: &mut Transmit,
         umem: &Umem,
         budget: u32,
+        now_ns: u64,
         mut sent: impl FnMut(&Umem, u64, u32),
     ) -> u32 {
+        let budget = self.rate_limit.full_packets(now_ns).min(budget);
         let repaired = self.transmit_repairs(table, channel, umem, budget, &mut sent);
         let budget = budget - repaired;
         let credit = match self.terms.plain {
@@ -377,14 +385,15 @@ impl Outbound {
             return repaired;
         }
         let allowed = allowed.min(channel.room());
-        let mut packets = 0;
+        let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
         while packets < allowed && self.sending < self.queue.len() {
             let outgoing = table.at(self.queue[self.sending]);
             let count = outgoing.geometry.fragment_count();
             while outgoing.position < count && packets < allowed {
                 let index = self.terms.window.index_at(outgoing.position, count);
-                packets += outgoing.put_packet(index, channel, umem, &mut header, &mut sent);
+                bytes += u64::from(outgoing.put_packet(index, channel, umem, &mut header, &mut sent));
+                packets += 1;
                 outgoing.position += 1;
             }
             if outgoing.position == count {
@@ -392,6 +401,7 @@ impl Outbound {
             }
         }
         self.sent_packets = self.sent_packets.wrapping_add(packets);
+        self.rate_limit.spend(bytes);
         repaired + packets
     }
 
@@ -409,7 +419,7 @@ impl Outbound {
             return 0;
         }
         let allowed = budget.min(channel.room());
-        let mut packets = 0;
+        let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
         while packets < allowed
             && let Some((number, range)) = self.repairs.front_mut()
@@ -421,10 +431,20 @@ impl Outbound {
                 continue;
             };
             let outgoing = table.at(slot);
-            packets += outgoing.put_packet(index, channel, umem, &mut header, sent);
+            bytes += u64::from(outgoing.put_packet(index, channel, umem, &mut header, sent));
+            packets += 1;
         }
         self.resent += u64::from(packets);
+        self.rate_limit.spend(bytes);
         packets
+    }
+
+    /// When the rate limit lets the next packet go; `None` where it holds none back.
+    pub(crate) fn next_departure_ns(&self) -> Option<u64> {
+        let has_fragments = !self.repairs.is_empty()
+            || (self.sending < self.queue.len()
+                && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)));
+        self.rate_limit.next_ns(has_fragments)
     }
 
     /// Cumulative packets sent, without repetitions (mod 2^32).

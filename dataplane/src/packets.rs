@@ -376,6 +376,9 @@ impl<N: Nic> Engine<N> {
                 capture.sent(&self.umem, packet, packet_len);
             }
             self.counters.eager_resent += 1;
+            if let Some(outbound) = &mut self.peers.at(index).outbound {
+                outbound.rate_limit.spend(u64::from(packet_len));
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Requests: what an application asks of the engine between poll rounds. Step 1 (loan) and step 2 (send) of the
 //! data's path.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
@@ -103,7 +104,7 @@ impl<N: Nic> Engine<N> {
         let reason = match region.released {
             // Another endpoint's memory: its addresses mean nothing here.
             _ if !Arc::ptr_eq(&region.loaned, &self.loaned) => Err(SendError::UnknownPeer),
-            Some(Released::TransmitFrame(_)) => self.may_send_eager(region.peer),
+            Some(Released::TransmitFrame(_)) => self.may_send_eager(region.peer, now_ns),
             _ => self.may_send_fragments(&region),
         };
         if let Err(reason) = reason {
@@ -136,8 +137,13 @@ impl<N: Nic> Engine<N> {
         Ok(token)
     }
 
-    fn may_send_eager(&mut self, id: PeerId) -> Result<(), SendError> {
+    fn may_send_eager(&mut self, id: PeerId, now_ns: u64) -> Result<(), SendError> {
         let peer = self.peers.named(id).ok_or(SendError::UnknownPeer)?;
+        if let Some(outbound) = &mut peer.outbound
+            && !outbound.rate_limit.allows_small(now_ns)
+        {
+            return Err(SendError::WouldBlock);
+        }
         if peer.eager_credit() == 0 {
             // Watched while it waits, because the packet with more credit may get lost.
             if !peer.eager_out.watched {
@@ -201,6 +207,9 @@ impl<N: Nic> Engine<N> {
             .expect("128 bytes hold any header");
         self.umem.copy_to(packet, &bytes[..header_len]);
         let packet_len = u32::from(fragment.frame_len());
+        if let Some(outbound) = &mut peer.outbound {
+            outbound.rate_limit.spend(u64::from(packet_len));
+        }
         let in_kernel = match &self.general {
             Some(general) => {
                 self.transmit[general.transmit].push(packet, packet_len);
@@ -338,7 +347,12 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Makes a peer that runs no LM: it gets plain UDP datagrams as IP fragments, unconfirmed.
-    pub(crate) fn make_plain(&mut self, index: u16, now_ns: u64) -> Result<(), ConnectError> {
+    pub(crate) fn make_plain(
+        &mut self,
+        index: u16,
+        rate: Option<NonZeroU64>,
+        now_ns: u64,
+    ) -> Result<(), ConnectError> {
         let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)
             .map_err(|error| ConnectError::Options(error.to_string()))?;
         let terms = OutboundTerms {
@@ -354,6 +368,7 @@ impl<N: Nic> Engine<N> {
             channel: 0,
             delivery: lm_protocol::delivery::Delivery::Unreliable,
             plain: true,
+            rate,
         };
         let peer = self.peers.at(index);
         peer.plain = true;

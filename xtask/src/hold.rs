@@ -6,9 +6,9 @@ use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, leftovers};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
 
-/// Make two connected hosts and keep them until Ctrl-C.
+/// Make two connected hosts, or several, and keep them until Ctrl-C.
 ///
-/// Prints how to run a command on either. For trying the tools, or anything else, on the network that the
+/// Prints how to run a command on each. For trying the tools, or anything else, on the network that the
 /// benchmark uses.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -30,6 +30,9 @@ pub struct Arguments {
     /// Put an impairment box between the hosts: without further options it only forwards.
     #[arg(long = "box", id = "box")]
     with_box: bool,
+    /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
+    #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
+    senders: Option<u32>,
     #[command(flatten)]
     impairments: Impairments,
 }
@@ -54,19 +57,23 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         pfifo_packets: arguments.pfifo,
         with_box: arguments.with_box,
         box_cores: Some(two_cores()),
+        senders: arguments.senders,
         checksum_offload: !arguments.impairments.needs_checksums(),
         ..BedConfig::default()
     })?;
     let running = programs
         .map(|programs| bed.start_box(&programs.path("lm-bench"), &arguments.impairments))
         .transpose()?;
+    let hosts: Vec<_> = bed.senders().into_iter().chain([bed.right()]).collect();
     let joined = if running.is_some() {
         ", with an impairment box between them"
+    } else if arguments.senders.is_some() {
+        " and a switch"
     } else {
         ""
     };
-    println!("two hosts, joined by {INTERFACE}{joined}:");
-    for host in [bed.left(), bed.right()] {
+    println!("{} hosts, joined by {INTERFACE}{joined}:", hosts.len());
+    for host in hosts {
         println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
     }
     println!("Ctrl-C removes them.");

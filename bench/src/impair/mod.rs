@@ -15,7 +15,7 @@
 //! Everything random comes from one seed and the packet's number in its direction.
 
 mod line;
-mod quantity;
+pub(crate) mod quantity;
 
 use std::io;
 use std::os::fd::AsFd;

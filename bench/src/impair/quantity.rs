@@ -1,4 +1,4 @@
-//! Quantities as people write them: `1%`, `0.1%`, `200ppm`; `1Gbit`, `500Mbit`; `50us`, `2ms`; one value or one for each direction.
+//! Quantities as people write them: `1%`, `0.1%`, `200ppm`; `1Gbit`, `500Mbit`, `2.5G`; `50us`, `2ms`; one value or one for each direction.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl FromStr for PerMillion {
     }
 }
 
-/// Bits per second; `Gbit`, `Mbit` and `kbit` are powers of 1000.
+/// Bits per second; `Gbit` or `G`, `Mbit` or `M`, `kbit` or `k` are powers of 1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BitRate(pub u64);
 
@@ -40,10 +40,11 @@ impl FromStr for BitRate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<BitRate, String> {
-        let units = [("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)];
+        let short = text.strip_suffix("bit").unwrap_or(text);
+        let units = [('G', 1e9), ('M', 1e6), ('k', 1e3)];
         let rate = units
             .iter()
-            .find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor));
+            .find_map(|(unit, factor)| Some(short.strip_suffix(*unit)?.parse::<f64>().ok()? * factor));
         match rate {
             Some(rate) if (1e3..=1e12).contains(&rate) => Ok(BitRate(rate as u64)),
             _ => Err("write a rate from 1kbit to 1000Gbit, like 500Mbit".to_owned()),
@@ -122,10 +123,11 @@ mod tests {
     fn rates_and_times() {
         assert_eq!("1.5Gbit".parse(), Ok(BitRate(1_500_000_000)));
         assert_eq!("64kbit".parse(), Ok(BitRate(64_000)));
+        assert_eq!("2.5G".parse(), Ok(BitRate(2_500_000_000)));
         assert_eq!("50us".parse(), Ok(Span(Duration::from_micros(50))));
         assert_eq!("2ms".parse(), Ok(Span(Duration::from_millis(2))));
         assert_eq!("0".parse(), Ok(Span(Duration::ZERO)));
-        for wrong in ["", "1", "0Gbit", "1bit", "infGbit"] {
+        for wrong in ["", "1", "0Gbit", "1bit", "infGbit", "G", "1Gbits", "1g"] {
             assert!(wrong.parse::<BitRate>().is_err(), "{wrong}");
         }
         for wrong in ["", "1", "-1us", "11s", "nans"] {

@@ -8,12 +8,11 @@ mod pingpong;
 mod stream;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
-use crate::cli::{DeliveryOption, Failure, Mode, chain};
+use crate::cli::{Failure, Mode, chain};
 use crate::link;
 
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
@@ -96,25 +95,15 @@ impl EndpointArgs {
 }
 
 /// Connects, with a session only where messages do not fit one packet.
-fn connect(
-    endpoint: &mut Endpoint,
-    to: SocketAddrV4,
-    message_len: u64,
-    messages_in_flight: u32,
-    delivery: DeliveryOption,
-) -> Result<PeerId, Failure> {
-    let options = |session| ConnectOptions {
-        max_message_len: message_len,
-        messages_in_flight,
-        delivery: delivery.into(),
-        timeout: Duration::from_secs(3),
-        session,
-        ..ConnectOptions::default()
+fn connect(endpoint: &mut Endpoint, to: SocketAddrV4, options: &ConnectOptions) -> Result<PeerId, Failure> {
+    let without = ConnectOptions {
+        session: false,
+        ..*options
     };
     let failed = |error| Failure::new(chain(&error));
-    let peer = endpoint.connect(to, &options(false)).map_err(failed)?;
-    if endpoint.max_message_len(peer) < message_len {
-        endpoint.open_session(peer, &options(true)).map_err(failed)?;
+    let peer = endpoint.connect(to, &without).map_err(failed)?;
+    if endpoint.max_message_len(peer) < options.max_message_len {
+        endpoint.open_session(peer, options).map_err(failed)?;
     }
     Ok(peer)
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{Endpoint, RecvError, SendError};
+use lm_dataplane::{ConnectOptions, Endpoint, RecvError, SendError};
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain};
+use crate::cli::{Failure, chain};
 use crate::link;
 use crate::peer::latency::{RoundTripReport, RoundTrips};
 use crate::size::ByteSize;
@@ -56,7 +56,12 @@ pub fn ping(args: &PingArgs) -> Result<RoundTripReport, Failure> {
     }
     let to = link::resolve(&args.to)?;
     let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 4)?;
-    let peer = connect(&mut endpoint, to, len, 2, DeliveryOption::Reliable)?;
+    let options = ConnectOptions {
+        max_message_len: len,
+        messages_in_flight: 2,
+        ..ConnectOptions::default()
+    };
+    let peer = connect(&mut endpoint, to, &options)?;
     let mut payload = vec![0x5a_u8; len as usize];
     let mut round_trips = RoundTrips::new();
     let warm_up = args.count / 10;
@@ -107,9 +112,9 @@ pub fn pong(args: &PongArgs, ready: impl FnOnce()) -> Result<(), Failure> {
 fn answer(endpoint: &mut Endpoint, message: &lm_dataplane::Message) {
     let peer = message.peer();
     if let Err(SendError::Loan(_)) = endpoint.send_copy(peer, message, message.tag()) {
-        let options = lm_dataplane::ConnectOptions {
+        let options = ConnectOptions {
             max_message_len: message.len() as u64,
-            ..lm_dataplane::ConnectOptions::default()
+            ..ConnectOptions::default()
         };
         if endpoint.open_session(peer, &options).is_ok() {
             let _gone = endpoint.send_copy(peer, message, message.tag());

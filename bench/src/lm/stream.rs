@@ -1,14 +1,16 @@
 //! One-way stream of messages between two endpoints.
 
+use std::net::SocketAddrV4;
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{Endpoint, LoanError, Message, PeerId, RecvError, SendError};
+use lm_dataplane::{ConnectOptions, Endpoint, LoanError, Message, PeerId, RecvError, SendError};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain};
+use crate::cli::{DeliveryOption, Failure, chain, parse_rate};
 use crate::link;
 use crate::size::ByteSize;
 
@@ -19,6 +21,10 @@ const REPORT: u64 = u64::MAX;
 
 /// A stream that is silent for so long has ended.
 const SILENCE: Duration = Duration::from_secs(1);
+/// Nobody sends for so long, and not all senders have come: they will not.
+const GATHERING: Duration = Duration::from_secs(3);
+/// A report goes as a message of one packet, also where the MTU is small, and without a session.
+const REPORT_LEN_MAX: usize = 500;
 
 /// Arguments of `lm-stream-send`.
 #[derive(Debug, Clone, Args)]
@@ -41,6 +47,9 @@ pub struct SendArgs {
     /// What becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub delivery: DeliveryOption,
+    /// Most to send, in bits per second of Ethernet frames: 500Mbit, 2.5G [default: no limit]
+    #[arg(long, value_name = "BITS", value_parser = parse_rate)]
+    pub rate: Option<NonZeroU64>,
 }
 
 /// What `lm-stream-send` prints.
@@ -84,6 +93,9 @@ pub struct ReceiveArgs {
     /// Messages to have landing memory for
     #[arg(long, default_value_t = 32)]
     pub in_flight: u32,
+    /// Senders to wait for: time counts once each has sent a message
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub senders: u32,
 }
 
 /// What `lm-stream-recv` prints.
@@ -105,6 +117,23 @@ pub struct ReceiveReport {
     pub mode: &'static str,
     /// Payload bytes that user space copied since the start.
     pub user_copied_bytes: u64,
+    /// The same of each sender, in the order of their first messages.
+    pub senders: Vec<SenderReport>,
+}
+
+/// What one sender's messages came to.
+#[derive(Debug, Serialize)]
+pub struct SenderReport {
+    /// Its address and data port.
+    pub address: Option<SocketAddrV4>,
+    /// Payload received.
+    pub bytes: u64,
+    /// Messages received.
+    pub messages: u64,
+    /// Sequence numbers that did not come.
+    pub lost_messages: u64,
+    /// Payload over time.
+    pub gbit_per_s: f64,
 }
 
 /// Runs `lm-stream-send`. It ends early, without error, when the receiver has gone after the first message.
@@ -121,7 +150,14 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
     }
     let to = link::resolve(&args.to)?;
     let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
-    let peer = connect(&mut endpoint, to, len, args.in_flight, args.delivery)?;
+    let options = ConnectOptions {
+        max_message_len: len,
+        messages_in_flight: args.in_flight,
+        delivery: args.delivery.into(),
+        rate: args.rate,
+        ..ConnectOptions::default()
+    };
+    let peer = connect(&mut endpoint, to, &options)?;
     let mode = endpoint.mode().as_str();
     let mut messages = 0_u64;
     let started = Instant::now();
@@ -151,7 +187,11 @@ fn send_one(endpoint: &mut Endpoint, peer: PeerId, len: u64, number: u64) -> Res
     let mut region = loop {
         match endpoint.loan(peer, len) {
             Ok(region) => break region,
-            Err(LoanError::WouldBlock) => drop(endpoint.poll()),
+            Err(LoanError::WouldBlock) => {
+                if endpoint.poll() == 0 {
+                    endpoint.wait(Duration::from_millis(10));
+                }
+            }
             Err(error) => return Err(error.into()),
         }
     };
@@ -176,7 +216,7 @@ fn await_report(endpoint: &mut Endpoint) -> Value {
     Value::Object(serde_json::Map::new())
 }
 
-/// Runs `lm-stream-recv`: waits for the first message, measures, and sends the sender its report.
+/// Runs `lm-stream-recv`: waits for the first message of each sender, measures, and sends them its report.
 ///
 /// # Errors
 ///
@@ -186,19 +226,21 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
         .endpoint
         .open(None, args.port, args.message_size.bytes(), args.in_flight)?;
     ready();
-    let (mut bytes, mut messages, mut incomplete) = (0_u64, 0_u64, 0_u64);
+    let mut tallies: Vec<Tally> = Vec::with_capacity(args.senders as usize);
+    let mut incomplete = 0_u64;
     let mut started: Option<Instant> = None;
     let mut since_look = 0_u64;
-    let mut counts_from: Option<(Instant, u64)> = None;
+    let mut counts_from: Option<Instant> = None;
     loop {
-        let silence = started.map(|_| SILENCE);
+        // Until all senders are there, the last of them may still wait for its turn.
+        let silence = match tallies.len() {
+            0 => None,
+            _ if started.is_none() => Some(GATHERING),
+            _ => Some(SILENCE),
+        };
         let message = match endpoint.recv(silence) {
             Ok(message) => message,
-            Err(RecvError::TimedOut) => {
-                return Err(Failure::new(
-                    "the sender stopped before the measurement ended; let it send for longer",
-                ));
-            }
+            Err(RecvError::TimedOut) => return Err(stopped(tallies.len(), args.senders)),
             Err(RecvError::Incomplete { .. }) => {
                 incomplete += 1;
                 continue;
@@ -210,17 +252,22 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
             true => sequence_of(&message),
             false => Some(message.tag()),
         };
-        let Some(next) = sequence.map(|sequence| sequence + 1) else {
-            continue;
-        };
+        let Some(sequence) = sequence else { continue };
         let peer = message.peer();
-        let missing: u64 = message
-            .missing()
-            .iter()
-            .map(|range| range.end - range.start)
-            .sum();
-        bytes += message.len() as u64 - missing;
-        messages += 1;
+        let tally = match tallies.iter_mut().find(|tally| tally.peer == peer) {
+            Some(tally) => tally,
+            None => {
+                if tallies.len() == args.senders as usize {
+                    return Err(Failure::new(format!(
+                        "more than {} senders came; say how many with --senders",
+                        args.senders
+                    )));
+                }
+                tallies.push(Tally::new(peer));
+                tallies.last_mut().expect("it was just added")
+            }
+        };
+        tally.count(&message, sequence);
         since_look += message.len() as u64;
         drop(message);
         if started.is_some() && since_look < BYTES_PER_LOOK {
@@ -228,29 +275,98 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport
         }
         since_look = 0;
         let now = Instant::now();
+        if tallies.len() < args.senders as usize {
+            continue;
+        }
         let started = *started.get_or_insert(now);
         match counts_from {
             None if (now - started).as_secs_f64() >= args.warmup => {
-                counts_from = Some((now, next));
-                (bytes, messages) = (0, 0);
+                counts_from = Some(now);
+                tallies.iter_mut().for_each(Tally::begin);
             }
-            Some((from, first)) if (now - from).as_secs_f64() >= args.seconds => {
-                let seconds = (now - from).as_secs_f64();
-                let report = ReceiveReport {
-                    program: "lm-stream-recv",
-                    bytes,
-                    messages,
-                    lost_messages: (next - first).saturating_sub(messages).max(incomplete),
-                    seconds,
-                    gbit_per_s: bytes as f64 * 8.0 / seconds / 1e9,
-                    mode: endpoint.mode().as_str(),
-                    user_copied_bytes: endpoint.counters().user_copied_bytes,
-                };
-                tell(&mut endpoint, peer, &report);
+            Some(from) if (now - from).as_secs_f64() >= args.seconds => {
+                let report = report(&mut endpoint, &tallies, incomplete, (now - from).as_secs_f64());
+                tell(&mut endpoint, &tallies, &report);
                 return Ok(report);
             }
             _ => {}
         }
+    }
+}
+
+/// A sender's messages since the time began to count.
+struct Tally {
+    peer: PeerId,
+    bytes: u64,
+    messages: u64,
+    /// The sequence number after the last one, now and when the time began to count.
+    next: u64,
+    first: u64,
+}
+
+impl Tally {
+    fn new(peer: PeerId) -> Tally {
+        Tally {
+            peer,
+            bytes: 0,
+            messages: 0,
+            next: 0,
+            first: 0,
+        }
+    }
+
+    fn count(&mut self, message: &Message, sequence: u64) {
+        let missing: u64 = (message.missing().iter())
+            .map(|range| range.end - range.start)
+            .sum();
+        self.bytes += message.len() as u64 - missing;
+        self.messages += 1;
+        self.next = self.next.max(sequence.saturating_add(1));
+    }
+
+    fn begin(&mut self) {
+        (self.bytes, self.messages, self.first) = (0, 0, self.next);
+    }
+
+    fn lost(&self) -> u64 {
+        (self.next - self.first).saturating_sub(self.messages)
+    }
+}
+
+/// Why the measurement ends without a result.
+fn stopped(came: usize, wanted: u32) -> Failure {
+    if came < wanted as usize {
+        Failure::new(format!(
+            "{came} of {wanted} senders came and none is left; start them all, and let them send for longer"
+        ))
+    } else {
+        Failure::new("the sender stopped before the measurement ended; let it send for longer")
+    }
+}
+
+fn report(endpoint: &mut Endpoint, tallies: &[Tally], incomplete: u64, seconds: f64) -> ReceiveReport {
+    let gbit_per_s = |bytes: u64| bytes as f64 * 8.0 / seconds / 1e9;
+    let senders: Vec<SenderReport> = tallies
+        .iter()
+        .map(|tally| SenderReport {
+            address: endpoint.peer_address(tally.peer),
+            bytes: tally.bytes,
+            messages: tally.messages,
+            lost_messages: tally.lost(),
+            gbit_per_s: gbit_per_s(tally.bytes),
+        })
+        .collect();
+    let bytes = tallies.iter().map(|tally| tally.bytes).sum();
+    ReceiveReport {
+        program: "lm-stream-recv",
+        bytes,
+        messages: tallies.iter().map(|tally| tally.messages).sum(),
+        lost_messages: tallies.iter().map(Tally::lost).sum::<u64>().max(incomplete),
+        seconds,
+        gbit_per_s: gbit_per_s(bytes),
+        mode: endpoint.mode().as_str(),
+        user_copied_bytes: endpoint.counters().user_copied_bytes,
+        senders,
     }
 }
 
@@ -260,16 +376,26 @@ fn sequence_of(message: &Message) -> Option<u64> {
         .map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Sends the report to the sender; where it does not get there, the sender prints none.
-fn tell(endpoint: &mut Endpoint, peer: PeerId, report: &ReceiveReport) {
-    let Ok(text) = serde_json::to_vec(report) else {
+/// Sends the report to the senders; where it does not get there, the sender prints none.
+fn tell(endpoint: &mut Endpoint, tallies: &[Tally], report: &ReceiveReport) {
+    // One packet holds the report of some senders; to more of them only the sums go.
+    let full = serde_json::to_vec(report).ok();
+    let sums = || {
+        let mut value = serde_json::to_value(report).ok()?;
+        value.as_object_mut()?.remove("senders");
+        serde_json::to_vec(&value).ok()
+    };
+    let Some(text) = full.filter(|text| text.len() <= REPORT_LEN_MAX).or_else(sums) else {
         return;
     };
-    // The sender's own stream goes on meanwhile: what still arrives is dropped here.
-    if endpoint.send_copy(peer, &text, REPORT).is_ok() {
-        let deadline = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < deadline && endpoint.try_completion().is_none() {
-            while let Ok(Some(_)) = endpoint.try_recv() {}
-        }
+    let mut told = 0;
+    for tally in tallies {
+        told += u32::from(endpoint.send_copy(tally.peer, &text, REPORT).is_ok());
+    }
+    // The senders' own streams go on meanwhile: what still arrives is dropped here.
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while told > 0 && Instant::now() < deadline {
+        told -= u32::from(endpoint.try_completion().is_some());
+        while let Ok(Some(_)) = endpoint.try_recv() {}
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectError, ConnectOptions, Delivery, Endpoint, EndpointConfig, PeerId};
+use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 
@@ -93,7 +93,7 @@ impl Tool {
         for warning in endpoint.warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
-        let (peer, plain) = connect(&mut endpoint, to, &shape, options.delivery.into())?;
+        let (peer, plain) = connect(&mut endpoint, to, &shape, &options)?;
         if plain {
             cli::complain(
                 TOOL,
@@ -176,15 +176,16 @@ fn connect(
     endpoint: &mut Endpoint,
     to: SocketAddrV4,
     shape: &Shape,
-    delivery: Delivery,
+    wanted: &Options,
 ) -> Result<(PeerId, bool), Failure> {
     let options = ConnectOptions {
         wire: shape.wire,
         max_message_len: shape.longest_message(),
         messages_in_flight: shape.window,
-        delivery,
+        delivery: wanted.delivery.into(),
         timeout: CONNECT_MAX,
         session: true,
+        rate: wanted.rate,
     };
     let failure = |error: &ConnectError| Failure::new(cli::chain(error));
     match endpoint.connect(to, &options) {
@@ -192,7 +193,9 @@ fn connect(
         Err(ConnectError::NotListening { .. } | ConnectError::Unreachable { .. })
             if shape.wire == Wire::IpFrag =>
         {
-            let peer = endpoint.connect_plain(to).map_err(|error| failure(&error))?;
+            let peer = endpoint
+                .connect_plain(to, wanted.rate)
+                .map_err(|error| failure(&error))?;
             Ok((peer, true))
         }
         Err(error) => Err(failure(&error)),

@@ -1,12 +1,13 @@
 //! What the command line asks for: the options of `lm-send`, and the transfer's shape that follows from them.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use lm_protocol::geometry::Wire;
 
 use super::TOOL;
-use crate::cli::{DeliveryOption, Failure, LinkOptions, MANUAL_END};
+use crate::cli::{DeliveryOption, Failure, LinkOptions, MANUAL_END, parse_rate};
 use crate::size::ByteSize;
 use crate::transfer::wire::Plan;
 
@@ -70,6 +71,13 @@ pub struct Options {
     /// --wire ipfrag is always unreliable.
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable, value_name = "KIND")]
     pub(super) delivery: DeliveryOption,
+
+    /// Most to send, in bits per second of Ethernet frames: 500Mbit, 2.5G [default: no limit]
+    ///
+    /// Repetitions count, acknowledgements do not. Up to a millisecond's packets (4 at least, 256 at most) may leave at
+    /// once.
+    #[arg(long, value_name = "BITS", value_parser = parse_rate)]
+    pub(super) rate: Option<NonZeroU64>,
 
     /// File to send, or - for standard input
     #[arg(value_name = "FILE|-")]

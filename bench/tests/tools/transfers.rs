@@ -215,3 +215,35 @@ fn a_hundred_megabytes_in_one_message() {
     assert_eq!(receiver.end().expect_code(0).json()["user_copied_bytes"], 0);
     assert!(fs::read(out).unwrap() == content(len));
 }
+
+/// How long a transfer takes says that no more left than was allowed. That not much less did is shown where no other program
+/// takes part: on the simulated NIC.
+#[test]
+fn a_rate_limit_is_kept() {
+    let Some(bed) = Bed::new() else { return };
+    const LEN: usize = 1 << 20;
+    let file = bed.file("file", LEN);
+    for (message_size, packet_payload) in [("64K", 1448.0), ("1000", 1000.0)] {
+        let out = bed.path("out");
+        let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
+        let sent = bed.send_to_end(&[
+            "--rate",
+            "40M",
+            "--message-size",
+            message_size,
+            file.to_str().unwrap(),
+        ]);
+        sent.expect_code(0);
+        receiver.end().expect_code(0);
+        assert!(fs::read(&out).unwrap() == content(LEN));
+        // 66 bytes of headers in each packet; four full packets may go at once, and one when all is sent but the last.
+        let bits = LEN as f64 / packet_payload * (packet_payload + 66.0) * 8.0;
+        let least = (bits - 5.0 * 1514.0 * 8.0) / 40e6;
+        let seconds = sent.json()["seconds"].as_f64().unwrap();
+        assert!(seconds >= least, "{seconds} s, where {least} s are needed");
+        fs::remove_file(&out).unwrap();
+    }
+    let refused = bed.send_to_end(&["--rate", "1kbit", file.to_str().unwrap()]);
+    let line = &refused.expect_code(2).stderr;
+    assert!(line.contains("write a rate from 100kbit"), "{line}");
+}

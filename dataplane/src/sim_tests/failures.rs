@@ -26,12 +26,20 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let own = noise(2, 1 << 20);
     bed.send(1, back, &own, 2);
     bed.alone(0, 3);
+    let now_ns = bed.now_ns;
     let engine = &mut bed.hosts[1];
     let peer = engine.senders[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
     let channel = &mut engine.transmit[outbound.terms.channel];
-    let sent = outbound.transmit(&mut engine.outgoing, channel, &engine.umem, 100, |_, _, _| {});
+    let sent = outbound.transmit(
+        &mut engine.outgoing,
+        channel,
+        &engine.umem,
+        100,
+        now_ns,
+        |_, _, _| {},
+    );
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;

@@ -6,6 +6,7 @@ mod copies;
 mod delivery;
 mod failures;
 mod hostile;
+mod rate;
 mod resilience;
 mod scenarios;
 mod sharing;

@@ -1,9 +1,11 @@
 //! Messages of all lengths, in both directions; regions chosen by the application; back-pressure.
 
-use std::time::Duration;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    EffectiveMode, Endpoint, EndpointConfig, LoanError, ModeRequest, PeerId, RecvError, SendError,
+    ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LoanError, ModeRequest, PeerId, RecvError,
+    SendError,
 };
 
 use crate::harness::{
@@ -104,6 +106,42 @@ fn the_receiver_sends_back_to_whom_it_knows() {
             assert_eq!(b.loan(peer, FRAGMENT + 1).unwrap_err(), LoanError::NoSession);
             b.open_session(peer, &up_to(5 << 20)).unwrap();
             send_all(b, peer, &LENGTHS);
+        },
+    );
+}
+
+/// Whoever waits, here or on the descriptor, is told when to come back: within a packet's time at this rate.
+#[test]
+fn a_rate_limit_says_when_the_next_packet_may_leave() {
+    let Some(bed) = Bed::new(2) else { return };
+    let len = 100_000;
+    let (rate, packet) = (20_000_000, Duration::from_nanos(1514 * 8 * 50));
+    bed.talk(
+        &config_a(),
+        &config_b(),
+        |a| {
+            let limited = ConnectOptions {
+                rate: NonZeroU64::new(rate),
+                ..up_to(len)
+            };
+            let peer = a.connect(B, &limited).unwrap();
+            assert_eq!(a.until_departure(), None);
+            let started = Instant::now();
+            let token = send(a, peer, 0, &content(0, len));
+            let mut told = None;
+            wait_until(a, "the limit holds a packet back", |a| {
+                told = a.until_departure();
+                told.is_some()
+            });
+            assert!(told.unwrap() <= packet, "{told:?}");
+            assert_delivered(&settle(a), &[(token, 0, len)]);
+            // 70 packets, of which 4 may leave at once.
+            assert!(started.elapsed() >= packet * 65, "{:?}", started.elapsed());
+            assert_clean(a);
+        },
+        |b| {
+            let message = recv(b);
+            check(b, &message, 0, len);
         },
     );
 }

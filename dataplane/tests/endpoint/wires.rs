@@ -104,7 +104,7 @@ fn an_ordinary_socket_receives_whole_datagrams() {
             };
             let mut a = open(&config);
             start.meet();
-            let peer = a.connect_plain(to).unwrap();
+            let peer = a.connect_plain(to, None).unwrap();
             assert_eq!(a.max_message_len(peer), DATAGRAM_MAX);
             assert_eq!(
                 a.loan(peer, DATAGRAM_MAX + 1).unwrap_err(),
@@ -156,7 +156,7 @@ fn an_ordinary_socket_is_sent_to_from_the_data_port() {
         &config_a(),
         &config_b(),
         |a| {
-            let socket_there = a.connect_plain(to).unwrap();
+            let socket_there = a.connect_plain(to, None).unwrap();
             send(a, socket_there, 0, &content(0, 5000));
             settle(a);
             a.local()

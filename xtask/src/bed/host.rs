@@ -137,7 +137,7 @@ impl Host {
 }
 
 /// A CPU mask as sysfs takes it: groups of 32 bits, hexadecimal, separated by commas.
-fn cpu_mask(mask: u64) -> String {
+pub(super) fn cpu_mask(mask: u64) -> String {
     if mask >> 32 == 0 {
         format!("{mask:x}")
     } else {

@@ -8,7 +8,7 @@
 //!  └───────────────────────────┘           └───────────────────────────┘
 //! ```
 //!
-//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]).
+//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders ([`switch`]).
 //!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
 //! unwinds. Ctrl-C and SIGTERM are covered by [`leftovers::watch_signals`]. Only `kill -9` leaves something
@@ -23,11 +23,12 @@ pub mod ip;
 pub mod leftovers;
 pub mod middle;
 pub mod program;
+pub mod switch;
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 pub use host::Host;
 pub use middle::{Impairments, RunningBox};
@@ -101,6 +102,8 @@ pub struct BedConfig {
     /// of the host that the packet goes to (receive packet steering), as an interrupt of that host's network card would. `None`:
     /// on the core of whoever sent it.
     pub box_cores: Option<[usize; 2]>,
+    /// `Some(n)`: a switch with `n` senders, the left host and others, and the right host as their receiver.
+    pub senders: Option<u32>,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
 }
@@ -119,6 +122,7 @@ impl Default for BedConfig {
             tx_queue_len: None,
             with_box: false,
             box_cores: None,
+            senders: None,
             checksum_offload: true,
         }
     }
@@ -131,6 +135,8 @@ pub struct Bed {
     left: Host,
     right: Host,
     middle: Option<Host>,
+    /// Senders beyond the left host.
+    further: Vec<Host>,
     _namespaces: Vec<Registered>,
 }
 
@@ -143,15 +149,29 @@ impl Bed {
         leftovers::watch_signals().context("cannot watch for Ctrl-C")?;
         remove_stale();
 
+        ensure!(
+            config.senders.is_none() || !config.with_box,
+            "a bed has a box or a switch, not both"
+        );
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
         let name = |side: &str| format!("{NAMESPACE_PREFIX}-{}-{number}-{side}", std::process::id());
         let (left, right) = (name(Side::Left.name()), name(Side::Right.name()));
         let middle = config.with_box.then(|| name(BOX));
-        let names: Vec<&String> = [&left, &right].into_iter().chain(&middle).collect();
+        let switch = config.senders.map(|_| name(switch::SWITCH));
+        let further = config.senders.map_or(Ok(Vec::new()), switch::further_senders)?;
+        let host = |(side, address): (String, _)| Host::new(name(&side), address);
+        let further: Vec<Host> = further.into_iter().map(host).collect();
+        let left = Host::new(left, Side::Left.address());
+        let right = Host::new(right, Side::Right.address());
+        let nameless = |name| Host::new(name, Ipv4Addr::UNSPECIFIED);
+        let middle = middle.map(nameless);
+        let switch = switch.map(nameless);
+        let hosts = || [&left, &right].into_iter().chain(&further);
+        let names: Vec<&str> = hosts().chain(&middle).chain(&switch).map(Host::name).collect();
         // Registered before they exist: what is registered and was never made is harmless to remove.
         let namespaces = names
             .iter()
-            .map(|name| leftovers::register(Leftover::Namespace((*name).clone())))
+            .map(|name| leftovers::register(Leftover::Namespace((*name).to_owned())))
             .collect::<Result<_>>()?;
         let mut commands: Vec<String> = names.iter().map(|name| format!("netns add {name}")).collect();
         let (mtu, queues) = (
@@ -164,20 +184,29 @@ impl Bed {
                 one.1, one.0, other.1, other.0
             ));
         };
-        match &middle {
-            None => join([(&left, INTERFACE), (&right, INTERFACE)]),
-            Some(middle) => {
-                join([(&left, INTERFACE), (middle, middle::LEFT)]);
-                join([(&right, INTERFACE), (middle, middle::RIGHT)]);
+        match (&middle, &switch) {
+            (Some(middle), _) => {
+                join([(left.name(), INTERFACE), (middle.name(), middle::LEFT)]);
+                join([(right.name(), INTERFACE), (middle.name(), middle::RIGHT)]);
             }
+            (None, Some(switch)) => {
+                for host in hosts() {
+                    join([(host.name(), INTERFACE), (switch.name(), &switch::port_of(host))]);
+                }
+            }
+            (None, None) => join([(left.name(), INTERFACE), (right.name(), INTERFACE)]),
         }
-        ip::batch(None, &commands).context("cannot make the two hosts")?;
+        ip::batch(None, &commands).context("cannot make the hosts")?;
         let bed = Bed {
-            left: Host::new(left, Side::Left.address()),
-            right: Host::new(right, Side::Right.address()),
-            middle: middle.map(|name| Host::new(name, Ipv4Addr::UNSPECIFIED)),
+            left,
+            right,
+            middle,
+            further,
             _namespaces: namespaces,
         };
+        if let Some(switch) = &switch {
+            switch::configure(switch, &bed.senders(), &bed.right, config.queues)?;
+        }
         if let Some(middle) = &bed.middle {
             middle
                 .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
@@ -191,9 +220,13 @@ impl Bed {
                 }
             }
         }
-        for (host, rps) in [(&bed.left, &config.rps_left), (&bed.right, &config.rps_right)] {
+        let senders = bed.senders().into_iter().map(|host| (host, &config.rps_left));
+        for (host, rps) in senders.chain([(&bed.right, &config.rps_right)]) {
             bed.configure(host, config, rps)
                 .with_context(|| format!("cannot set up host {}", host.name()))?;
+        }
+        if switch.is_some() {
+            switch::introduce(&bed.senders(), &bed.right).context("cannot introduce the hosts")?;
         }
         Ok(bed)
     }
@@ -237,6 +270,11 @@ impl Bed {
         &self.left
     }
 
+    /// All senders, the left host first; only a bed with a switch ([`BedConfig::senders`]) has others.
+    pub fn senders(&self) -> Vec<&Host> {
+        std::iter::once(&self.left).chain(&self.further).collect()
+    }
+
     /// The host with address 198.18.0.2.
     pub fn right(&self) -> &Host {
         &self.right
@@ -274,7 +312,8 @@ fn owner_of(name: &str) -> Option<u32> {
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?;
-    (matches!(side, "left" | "right" | BOX) && parts.next().is_none()).then_some(pid)
+    let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH) || switch::is_further_sender(side);
+    (ours && parts.next().is_none()).then_some(pid)
 }
 
 #[cfg(test)]
@@ -286,6 +325,8 @@ mod tests {
         assert_eq!(owner_of("lmx-4711-0-left"), Some(4711));
         assert_eq!(owner_of("lmx-4711-12-right"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-box"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-0-switch"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-0-left9"), Some(4711));
         for foreign in [
             "lmx",
             "lmx-4711",

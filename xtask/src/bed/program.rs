@@ -248,6 +248,12 @@ impl Program {
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
 
+    /// Whether the program has ended by itself.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let status = self.child.try_wait();
+        Ok(status.context("cannot ask for the program's state")?.is_some())
+    }
+
     /// Waits until the program (or anybody in its network) has bound UDP `port`. An error if it ends before.
     pub fn await_udp_port(&mut self, port: u16) -> Result<()> {
         let pid = self.id();

@@ -16,11 +16,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::congestion::Congestion;
 use super::recipes::{
     self, FULL_PACKET, PORT, PaceFile, Reports, bare_addresses, messages_in_flight, receive_and_send,
     receiver_address, words,
 };
-use super::{Comparison, Contender, Measured, Sample, Target, Unit, plot};
+use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit, plot};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 use crate::machine::{ResultFile, two_cores};
 use crate::workspace::Programs;
@@ -124,7 +125,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let congestion = Congestion::of_this_system()?;
     let comparisons = super::selected(comparisons(deliveries, &congestion), arguments.only.as_deref())?;
     let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
-    super::print_results(&measured, arguments.pairs);
+    super::print_results(&measured, arguments.pairs, Headings::LM);
     println!(
         "kernel TCP's congestion control is {}, this system's default. What the box alone could forward is what its work adds\n\
          to a sender whose packets are thrown away on the other side, all on one core.",
@@ -159,33 +160,6 @@ impl Deliveries {
             sender: knows("lm-stream-send")?,
             receiver: knows("lm-stream-recv")?,
         })
-    }
-}
-
-/// What the kernel's TCP can do about congestion.
-#[derive(Clone, Debug)]
-struct Congestion {
-    default: String,
-    has_cubic: bool,
-}
-
-impl Congestion {
-    fn of_this_system() -> Result<Congestion> {
-        let read = |name: &str| {
-            let path = format!("/proc/sys/net/ipv4/{name}");
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
-        };
-        Ok(Congestion {
-            default: read("tcp_congestion_control")?.trim().to_owned(),
-            has_cubic: read("tcp_available_congestion_control")?
-                .split_whitespace()
-                .any(|name| name == "cubic"),
-        })
-    }
-
-    /// Cubic is what most systems use: shown beside another default.
-    fn shows_cubic(&self) -> bool {
-        self.has_cubic && self.default != "cubic"
     }
 }
 

@@ -5,11 +5,14 @@
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
+mod congestion;
+pub mod delivery;
 mod distance;
 pub mod loss;
 mod memory;
 mod plot;
 pub mod recipes;
+pub mod share;
 mod yardsticks;
 
 use std::path::PathBuf;
@@ -49,6 +52,8 @@ enum Suite {
         only: Option<String>,
     },
     Loss(loss::Arguments),
+    Delivery(delivery::Arguments),
+    Share(share::Arguments),
 }
 
 /// What a number means.
@@ -116,6 +121,9 @@ pub enum Target {
     Within(&'static str, f64),
     /// One named contender / another, median of the rounds' ratios, at least this.
     RatioOfAtLeast(&'static str, &'static str, f64),
+    /// What the function finds in the first contender's reports, median of the rounds, at least this. The text says
+    /// what it is: "≥ 0.5 of its share has each".
+    ReportAtLeast(&'static str, fn(&Value) -> Option<f64>, f64),
 }
 
 /// Contenders for one quantity; the first is the one the targets are about.
@@ -268,6 +276,11 @@ impl Measured {
                 let reached = self.ratio(one, other)?.median;
                 Some((format!("{one} ≥ {least} × {other}"), reached, reached >= least))
             }
+            Target::ReportAtLeast(what, find, least) => {
+                let found: Vec<f64> = self.results.first()?.2.iter().filter_map(find).collect();
+                let reached = Summary::of(&found)?.median;
+                Some((format!("≥ {least} {what}"), reached, reached >= least))
+            }
         };
         self.targets.iter().filter_map(verdict).collect()
     }
@@ -320,9 +333,20 @@ impl Measured {
     }
 }
 
+/// The heading over the ratios of the first contender to the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Headings(&'static str);
+
+impl Headings {
+    /// Where the first contender is LM.
+    pub const LM: Headings = Headings("LM is");
+    /// Where several are.
+    pub const FIRST: Headings = Headings("the first is");
+}
+
 /// The table of measured comparisons.
-pub fn table() -> Table {
-    Table::new(&["", "contender", "median", "spread", "LM is"])
+pub fn table(headings: Headings) -> Table {
+    Table::new(&["", "contender", "median", "spread", headings.0])
 }
 
 /// Says in plain words what a veth pair can and cannot show.
@@ -341,11 +365,13 @@ pub fn run(arguments: Arguments) -> Result<()> {
             let file = json.as_deref().map(ResultFile::create).transpose()?;
             let programs = Programs::build()?;
             let measured = measure_all(comparisons, pairs, &programs)?;
-            print_results(&measured, pairs);
+            print_results(&measured, pairs, Headings::LM);
             println!("{ABOUT_VETH}");
             keep("core", pairs, &measured, file)
         }
         Suite::Loss(arguments) => loss::run(&arguments),
+        Suite::Delivery(arguments) => delivery::run(&arguments),
+        Suite::Share(arguments) => share::run(&arguments),
     }
 }
 
@@ -365,8 +391,8 @@ fn measure_all(comparisons: Vec<Comparison>, pairs: u32, programs: &Programs) ->
 }
 
 /// Prints the table of results and that of targets.
-fn print_results(measured: &[Measured], pairs: u32) {
-    let mut results = table();
+fn print_results(measured: &[Measured], pairs: u32, headings: Headings) {
+    let mut results = table(headings);
     let mut targets = Table::new(&["target", "asked", "reached", ""]);
     for comparison in measured {
         comparison.add_to(&mut results);
@@ -407,7 +433,8 @@ mod tests {
     use super::*;
 
     fn measured(targets: Vec<Target>) -> Measured {
-        let result = |name, samples: &[f64]| (name, Summary::of(samples).unwrap(), Vec::new());
+        let report = || vec![json!({"share": 0.5})];
+        let result = |name, samples: &[f64]| (name, Summary::of(samples).unwrap(), report());
         Measured {
             key: "k",
             title: "t",
@@ -434,12 +461,14 @@ mod tests {
             Target::AtMost(4.0),
             Target::Within("UDP", 0.1),
             Target::RatioOfAtLeast("UDP", "LM", 0.5),
+            Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.6),
+            Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.5),
         ];
         let met: Vec<bool> = measured(targets)
             .verdicts()
             .into_iter()
             .map(|(_, _, met)| met)
             .collect();
-        assert_eq!(met, [true, false, false, true, false, true]);
+        assert_eq!(met, [true, false, false, true, false, true, false, true]);
     }
 }

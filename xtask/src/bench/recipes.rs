@@ -160,6 +160,11 @@ fn udp_round_trip(spin: bool) -> Contender {
 }
 
 fn lm_stream(message_len: u32) -> Contender {
+    lm_stream_with("LM", message_len, "")
+}
+
+/// The same with further options of the sender.
+pub(super) fn lm_stream_with(name: &'static str, message_len: u32, options: &str) -> Contender {
     let to = receiver_address();
     let in_flight = messages_in_flight(message_len);
     let receiver = words(&format!(
@@ -169,10 +174,10 @@ fn lm_stream(message_len: u32) -> Contender {
     ));
     let sender = words(&format!(
         "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {SENDING_SECONDS} --in-flight {in_flight}"
+         --seconds {SENDING_SECONDS} --in-flight {in_flight} {options}"
     ));
     Contender {
-        name: "LM",
+        name,
         bed: BedConfig::default(),
         measure: Box::new(move |bed, programs| {
             stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)

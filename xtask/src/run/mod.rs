@@ -183,7 +183,7 @@ fn result(kind: &str, content: &Content, transfer: Value, comparisons: Vec<Value
 }
 
 fn print_table(measured: &[bench::Measured], rounds: u32) {
-    let mut table = bench::table();
+    let mut table = bench::table(bench::Headings::LM);
     measured.iter().for_each(|one| one.add_to(&mut table));
     println!("\nMedians of {rounds} rounds in turns; spread: half the distance of the quartiles.\n\n{table}");
 }

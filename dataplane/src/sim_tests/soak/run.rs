@@ -1,6 +1,7 @@
 //! A soak's run: two applications that send and keep messages, the hosts that pause and die, and all that is checked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU64;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape};
@@ -263,6 +264,7 @@ impl Run {
             ][(self.seed % 4) as usize],
             max_message_len: self.plan.max_message_len,
             messages_in_flight: self.plan.messages_in_flight,
+            rate: NonZeroU64::new([0, 0, 0, 300_000_000, 2_000_000_000][(self.seed / 4 % 5) as usize]),
             ..ConnectOptions::default()
         };
         let engine = &mut self.bed.hosts[host];

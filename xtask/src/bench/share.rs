@@ -1,0 +1,413 @@
+//! `cargo xtask bench share`: many LM senders into one receiver, and kernel TCP beside LM.
+//!
+//! **Many senders** stand at a switch (`bed/switch.rs`) with their receiver, which counts each sender's messages from the moment
+//! on when it has one of each. All senders share one core and the receiver has the other, as in every comparison; what is compared with
+//! is one sender through the same switch. On a real network each sender has a host of its own; here they also share what one core can
+//! send, so that the sum says nothing about more senders than one being faster.
+//!
+//! **Beside TCP**: the two receivers share a core and the two senders the other. The stream in the background starts first and ends
+//! last, and each of the two is measured once in the background of the other: so no sample has a moment in which it is alone.
+//!
+//! LM waits here as it does by default, spinning for some 100 µs and then asleep: whoever shares a core must give it away.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::recipes::{PORT, messages_in_flight, receive_and_send, receiver_address, stream_sample, words};
+use super::{Comparison, Contender, Headings, Measured, Target, Unit, congestion::Congestion};
+use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Program};
+use crate::machine::{ResultFile, two_cores};
+use crate::stats::Summary;
+use crate::workspace::Programs;
+
+/// Many LM senders into one receiver, and kernel TCP beside LM, at 64 KiB and 1 MiB messages.
+///
+/// Prints what all senders reach together beside one alone, each sender's part of a fair share, and what kernel TCP and LM keep of
+/// what they reach alone when they share a link. Takes both of two cores; leave the machine alone meanwhile. A target
+/// that is missed is no error.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Rounds: how often every contender is measured.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Senders into the one receiver.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
+    senders: u32,
+    /// Also keep everything, with every single sample, in this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only comparisons whose key contains this text: senders, tcp, cubic, 64k, 1m, …
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+const ALL: &str = "LM, all senders";
+const ONE: &str = "LM, one sender";
+const TCP_BESIDE: &str = "TCP beside LM";
+const TCP_ALONE: &str = "TCP alone";
+const LM_BESIDE: &str = "LM beside TCP";
+const LM_ALONE: &str = "LM alone";
+
+/// What all senders shall reach of one's goodput.
+const SUM_KEPT: f64 = 0.80;
+/// What each sender shall have of its fair share.
+const SHARE_LEAST: f64 = 0.5;
+/// What TCP shall keep of what it reaches alone.
+const TCP_KEPT: f64 = 0.25;
+
+/// How long one sample lasts, in seconds of the receiver's clock.
+const SECONDS: f64 = 1.0;
+/// How long a sender goes on: its start beside the others', the receiver's warm-up, and some to spare.
+const SENDING_SECONDS: f64 = SECONDS + 4.0;
+/// The stream in the background has run for so long when the other one starts.
+const HEAD_START: Duration = Duration::from_millis(400);
+/// No program runs for longer.
+const LIMIT: Duration = Duration::from_secs(30);
+const TCP_PORT: u16 = 7500;
+
+const LENS: [(&str, u32); 2] = [("64k", 65_536), ("1m", 1 << 20)];
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let congestion = Congestion::of_this_system()?;
+    let comparisons = comparisons(arguments.senders, &congestion);
+    let comparisons = super::selected(comparisons, arguments.only.as_deref())?;
+    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let programs = Programs::build()?;
+    let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
+    super::print_results(&measured, arguments.pairs, Headings::FIRST);
+    for (title, shares) in measured.iter().filter_map(shares_of_all) {
+        println!(
+            "{title}: each of {} senders had {:.2} to {:.2} of its fair share in all rounds, {:.2} in the median.",
+            arguments.senders,
+            shares.samples.iter().copied().fold(f64::INFINITY, f64::min),
+            shares.samples.iter().copied().fold(0.0, f64::max),
+            shares.median,
+        );
+    }
+    for one in &measured {
+        if let Some(kept) = one.ratio(LM_BESIDE, LM_ALONE) {
+            println!(
+                "{}: LM kept {:.2} of what it reaches alone.",
+                one.title, kept.median
+            );
+        }
+    }
+    println!(
+        "\nkernel TCP's congestion control is {}, this system's default, where none is named. All senders share one core, and all\n\
+         receivers the other: what is shared here is the cores more than the link.",
+        congestion.default
+    );
+    println!("{}", super::ABOUT_VETH);
+    super::keep("share", arguments.pairs, &measured, file)
+}
+
+/// Everything of `cargo xtask bench share`.
+fn comparisons(senders: u32, congestion: &Congestion) -> Vec<Comparison> {
+    let mut comparisons = Vec::new();
+    for (key, message_len) in LENS {
+        let (key, title) = match key {
+            "64k" => ("senders_64k", "many senders, 64 KiB"),
+            _ => ("senders_1m", "many senders, 1 MiB"),
+        };
+        comparisons.push(Comparison {
+            key,
+            title,
+            unit: Unit::GbitPerSecond,
+            contenders: vec![
+                lm_senders(ALL, senders, message_len),
+                lm_senders(ONE, 1, message_len),
+            ],
+            targets: vec![
+                Target::RatioAtLeast(ONE, SUM_KEPT),
+                Target::ReportAtLeast("of its share has each", least_share, SHARE_LEAST),
+            ],
+            most_rounds: None,
+        });
+    }
+    for (key, message_len) in LENS {
+        let (key, title, cubic_key, cubic_title) = match key {
+            "64k" => (
+                "tcp_64k",
+                "beside TCP, 64 KiB",
+                "tcp_cubic_64k",
+                "beside TCP cubic, 64 KiB",
+            ),
+            _ => (
+                "tcp_1m",
+                "beside TCP, 1 MiB",
+                "tcp_cubic_1m",
+                "beside TCP cubic, 1 MiB",
+            ),
+        };
+        comparisons.push(beside_tcp(key, title, message_len, None));
+        if congestion.shows_cubic() {
+            comparisons.push(beside_tcp(cubic_key, cubic_title, message_len, Some("cubic")));
+        }
+    }
+    comparisons
+}
+
+/// The least sender's goodput over a fair share of the sum.
+fn least_share(report: &Value) -> Option<f64> {
+    shares(report)?.into_iter().reduce(f64::min)
+}
+
+/// Each sender's goodput over a fair share of the sum.
+fn shares(report: &Value) -> Option<Vec<f64>> {
+    let senders = report["receiver"]["senders"].as_array()?;
+    let sum = report["receiver"]["gbit_per_s"]
+        .as_f64()
+        .filter(|&sum| sum > 0.0)?;
+    let fair = sum / senders.len() as f64;
+    senders
+        .iter()
+        .map(|sender| Some(sender["gbit_per_s"].as_f64()? / fair))
+        .collect()
+}
+
+/// The shares of all senders in all rounds.
+fn shares_of_all(measured: &Measured) -> Option<(&'static str, Summary)> {
+    let (_, _, reports) = measured.results.iter().find(|(name, ..)| *name == ALL)?;
+    let all: Vec<f64> = reports.iter().filter_map(shares).flatten().collect();
+    Some((measured.title, Summary::of(&all)?))
+}
+
+fn lm_receiver(message_len: u32, senders: u32, seconds: f64) -> String {
+    format!(
+        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {seconds} --idle default \
+         --senders {senders} --in-flight {}",
+        2 * senders * messages_in_flight(message_len)
+    )
+}
+
+fn lm_sender(message_len: u32, seconds: f64) -> String {
+    format!(
+        "lm-stream-send --interface {INTERFACE} --to {} --message-size {message_len} --seconds {seconds} --idle default \
+         --in-flight {}",
+        receiver_address(),
+        messages_in_flight(message_len)
+    )
+}
+
+fn tcp_receiver(message_len: u32, seconds: f64) -> String {
+    format!("tcp-stream-recv --bind 0.0.0.0:{TCP_PORT} --message-size {message_len} --seconds {seconds}")
+}
+
+fn tcp_sender(message_len: u32, seconds: f64, congestion: Option<&str>) -> String {
+    let to = crate::bed::Side::Right.address();
+    let option = congestion.map_or_else(String::new, |name| format!("--congestion {name}"));
+    format!("tcp-stream-send --to {to}:{TCP_PORT} --message-size {message_len} --seconds {seconds} {option}")
+}
+
+/// So many senders at once through a switch.
+fn lm_senders(name: &'static str, senders: u32, message_len: u32) -> Contender {
+    let receiver = words(&lm_receiver(message_len, senders, SECONDS));
+    let sender = words(&lm_sender(message_len, SENDING_SECONDS));
+    Contender {
+        name,
+        bed: BedConfig {
+            senders: Some(senders),
+            ..BedConfig::default()
+        },
+        measure: Box::new(move |bed, programs| {
+            let receiving = start_receiver(bed, programs, &receiver)?;
+            let senders = bed.senders();
+            let sending: Vec<Program> = (senders.iter())
+                .map(|&host| host.spawn(launch(programs, &sender, two_cores()[0])))
+                .collect::<Result<_>>()?;
+            let mut reports = Vec::new();
+            for program in sending {
+                reports.push(program.finish()?.json()?);
+            }
+            let receiver = receiving.finish()?.json()?;
+            let heard = receiver["senders"].as_array().map_or(0, Vec::len);
+            ensure!(
+                heard == senders.len(),
+                "the receiver heard {heard} of {} senders",
+                senders.len()
+            );
+            stream_sample(super::recipes::Reports {
+                sender: json!(reports),
+                receiver,
+            })
+        }),
+    }
+}
+
+/// A stream's receiver and sender, as `lm-bench` takes them.
+#[derive(Clone)]
+struct Stream {
+    receiver: Vec<String>,
+    sender: Vec<String>,
+}
+
+/// How long a stream lasts: as a sample, or around one.
+#[derive(Clone, Copy)]
+enum Place {
+    Foreground,
+    Background,
+}
+
+impl Place {
+    fn seconds(self) -> [f64; 2] {
+        match self {
+            Place::Foreground => [SECONDS, SECONDS + 2.0],
+            // It is stopped when the other one has been measured.
+            Place::Background => [20.0, 20.0],
+        }
+    }
+}
+
+fn lm(message_len: u32, place: Place) -> Stream {
+    let [receiving, sending] = place.seconds();
+    Stream {
+        receiver: words(&lm_receiver(message_len, 1, receiving)),
+        sender: words(&lm_sender(message_len, sending)),
+    }
+}
+
+fn tcp(message_len: u32, congestion: Option<&str>, place: Place) -> Stream {
+    let [receiving, sending] = place.seconds();
+    Stream {
+        receiver: words(&tcp_receiver(message_len, receiving)),
+        sender: words(&tcp_sender(message_len, sending, congestion)),
+    }
+}
+
+/// TCP and LM beside each other, and each alone.
+fn beside_tcp(
+    key: &'static str,
+    title: &'static str,
+    message_len: u32,
+    congestion: Option<&'static str>,
+) -> Comparison {
+    let lm = |place| lm(message_len, place);
+    let tcp = |place| tcp(message_len, congestion, place);
+    let (front, back) = (Place::Foreground, Place::Background);
+    Comparison {
+        key,
+        title,
+        unit: Unit::GbitPerSecond,
+        contenders: vec![
+            stream(TCP_BESIDE, tcp(front), Some(lm(back))),
+            stream(TCP_ALONE, tcp(front), None),
+            stream(LM_BESIDE, lm(front), Some(tcp(back))),
+            stream(LM_ALONE, lm(front), None),
+        ],
+        targets: vec![Target::RatioAtLeast(TCP_ALONE, TCP_KEPT)],
+        most_rounds: None,
+    }
+}
+
+/// A stream, beside another one if there is one in the background.
+fn stream(name: &'static str, measured: Stream, background: Option<Stream>) -> Contender {
+    Contender {
+        name,
+        bed: BedConfig::default(),
+        measure: Box::new(move |bed, programs| {
+            let running = match &background {
+                Some(stream) => {
+                    let receiving = start_receiver(bed, programs, &stream.receiver)?;
+                    let sending = bed
+                        .left()
+                        .spawn(launch(programs, &stream.sender, two_cores()[0]))?;
+                    std::thread::sleep(HEAD_START);
+                    Some([sending, receiving])
+                }
+                None => None,
+            };
+            let sample = stream_sample(receive_and_send(
+                bed,
+                programs,
+                &measured.receiver,
+                &measured.sender,
+                false,
+            )?);
+            for program in running.into_iter().flatten() {
+                ensure_running(program)?;
+            }
+            sample
+        }),
+    }
+}
+
+/// Stops a program of the background, which must have been there all the time.
+fn ensure_running(mut program: Program) -> Result<()> {
+    if program.has_ended()? {
+        program.finish().context("the stream in the background ended")?;
+        anyhow::bail!("the stream in the background ended before the other one was measured");
+    }
+    program.stop().map(drop)
+}
+
+fn launch(programs: &Programs, words: &[String], core: usize) -> Launch {
+    Launch::new(programs.path("lm-bench"))
+        .args(words)
+        .core(core)
+        .time_limit(LIMIT)
+}
+
+/// A receiver on the right host that is ready.
+fn start_receiver(bed: &Bed, programs: &Programs, words: &[String]) -> Result<Program> {
+    let mut receiver = bed.right().spawn(launch(programs, words, two_cores()[1]))?;
+    receiver.await_text("ready")?;
+    Ok(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_what_one_has_of_an_equal_part() {
+        let sender = |gbit_per_s: f64| json!({"gbit_per_s": gbit_per_s});
+        let report = json!({"receiver": {
+            "gbit_per_s": 8.0,
+            "senders": [sender(1.0), sender(2.0), sender(3.0), sender(2.0)],
+        }});
+        assert_eq!(shares(&report).unwrap(), [0.5, 1.0, 1.5, 1.0]);
+        assert_eq!(least_share(&report), Some(0.5));
+        assert_eq!(
+            least_share(&json!({"receiver": {"gbit_per_s": 0.0, "senders": []}})),
+            None
+        );
+    }
+
+    #[test]
+    fn targets_name_contenders_and_keys_differ() {
+        let congestion = Congestion {
+            default: "bbr".to_owned(),
+            has_cubic: true,
+        };
+        let all = comparisons(8, &congestion);
+        let mut keys: Vec<&str> = all.iter().map(|one| one.key).collect();
+        assert_eq!(keys.len(), 6);
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 6);
+        for comparison in &all {
+            assert_eq!(comparison.contenders.len() % 2, 0);
+            for target in &comparison.targets {
+                match target {
+                    Target::RatioAtLeast(name, _) => {
+                        assert!(
+                            comparison.contenders.iter().any(|one| one.name == *name),
+                            "{name}"
+                        );
+                    }
+                    Target::ReportAtLeast(..) => {}
+                    _ => panic!("another kind of target: {target:?}"),
+                }
+            }
+        }
+        let cubic = Congestion {
+            default: "cubic".to_owned(),
+            has_cubic: true,
+        };
+        assert_eq!(comparisons(8, &cubic).len(), 4, "the default is cubic already");
+    }
+}
