@@ -50,7 +50,13 @@ fn users_who_are_not_root_are_told_what_to_do() {
     // The build's folder may be closed to other users.
     let program = folder.0.join("xtask");
     std::fs::copy(env!("CARGO_BIN_EXE_xtask"), &program).unwrap();
-    for command in [&["run"][..], &["bed"], &["bench", "core"], &["bench", "loss"]] {
+    for command in [
+        &["run"][..],
+        &["bed"],
+        &["bench", "core"],
+        &["bench", "loss"],
+        &["bench", "strip"],
+    ] {
         let mut xtask = Command::new(&program);
         if rustix::process::geteuid().is_root() {
             xtask.uid(65534).gid(65534);

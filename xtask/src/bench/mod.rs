@@ -10,6 +10,7 @@ pub mod loss;
 mod memory;
 mod plot;
 pub mod recipes;
+mod strip;
 mod yardsticks;
 
 use std::path::PathBuf;
@@ -49,6 +50,7 @@ enum Suite {
         only: Option<String>,
     },
     Loss(loss::Arguments),
+    Strip(strip::Arguments),
 }
 
 /// What a number means.
@@ -346,6 +348,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
             keep("core", pairs, &measured, file)
         }
         Suite::Loss(arguments) => loss::run(&arguments),
+        Suite::Strip(arguments) => strip::run(&arguments),
     }
 }
 
@@ -379,6 +382,11 @@ fn print_results(measured: &[Measured], pairs: u32) {
         "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
     );
     println!("{targets}");
+    print_distances(measured);
+}
+
+/// Says how far apart the cores were.
+fn print_distances(measured: &[Measured]) {
     let mut distances: Vec<f64> = (measured.iter())
         .flat_map(|one| one.core_distances_ns.iter().copied())
         .collect();
