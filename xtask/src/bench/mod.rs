@@ -370,19 +370,26 @@ fn measure_all(comparisons: Vec<Comparison>, pairs: u32, programs: &Programs) ->
 /// Prints the table of results and that of targets.
 fn print_results(measured: &[Measured], pairs: u32) {
     let mut results = table();
-    let mut targets = Table::new(&["target", "asked", "reached", ""]);
     for comparison in measured {
         comparison.add_to(&mut results);
+    }
+    println!(
+        "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
+    );
+    print_targets(measured);
+    print_distances(measured);
+}
+
+/// Prints what was asked and what was reached.
+fn print_targets(measured: &[Measured]) {
+    let mut targets = Table::new(&["target", "asked", "reached", ""]);
+    for comparison in measured {
         for (asked, reached, met) in comparison.verdicts() {
             let verdict = if met { "met" } else { "MISSED" };
             targets.row([comparison.title, &asked, &format!("{reached:.2}"), verdict]);
         }
     }
-    println!(
-        "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
-    );
     println!("{targets}");
-    print_distances(measured);
 }
 
 /// Says how far apart the cores were.

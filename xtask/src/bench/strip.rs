@@ -219,6 +219,7 @@ fn print(measured: &[Measured], pairs: u32) -> Result<()> {
          receiver: time of the receiving core for each packet, in the kernel (its polling, the gate, the copy) and in the program.\n\n\
          {table}"
     );
+    super::print_targets(measured);
     super::print_distances(measured);
     Ok(())
 }
