@@ -132,7 +132,10 @@ pub fn land(args: &LandArgs, ready: impl FnOnce()) -> io::Result<LandReport> {
                 counts_from = Some(now);
                 (packets, batches, bytes, working) = (0, 0, 0, Duration::ZERO);
             }
-            Some(from) if (now - from).as_secs_f64() >= args.seconds => {
+            // Not before a message is whole, however slow the machine.
+            Some(from)
+                if (now - from).as_secs_f64() >= args.seconds && landing.taking.message > FIRST_MESSAGE =>
+            {
                 let seconds = (now - from).as_secs_f64();
                 return Ok(LandReport {
                     program: "land-recv",
