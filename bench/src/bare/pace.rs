@@ -1,8 +1,9 @@
 //! Back-pressure at no cost: a counter in a file that both programs map.
 //!
 //! Completions tell the sender that the kernel has taken a packet, not that the receiving program has; where the two
-//! share a core with the kernel's work, its ring overflows. On a bed inside one host the receiver writes how many packets
-//! it has taken (into landing zones: how many it has posted frames for) into shared memory. No protocol can be cheaper, which is the point of a yardstick.
+//! share a core with the kernel's work, its ring overflows. On a bed inside one host the receiver writes how many
+//! packets it has taken (into landing zones: how many it has posted frames for) into shared memory. No protocol can be
+//! cheaper, which is the point of a yardstick.
 
 use std::fs::OpenOptions;
 use std::io;

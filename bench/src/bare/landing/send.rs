@@ -69,7 +69,7 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
         unfinished -= reap(&mut socket, &mut free);
-        let credit = u32::try_from(pace.count() - sent).unwrap_or(u32::MAX);
+        let credit = u32::try_from(pace.count().saturating_sub(sent)).unwrap_or(u32::MAX);
         let count = (port.batch)
             .min(limit - unfinished)
             .min(socket.tx.room())
