@@ -695,8 +695,8 @@ impl<N: Nic> Landing for Engine<N> {
 
         let window_len = request.window.fragments().min(LANDING_RING_LEN / 4);
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
-        // The gate finds the session by the low bits of its key.
-        let key = random_u64() & !u64::from(SessionAdmission::PLACES - 1) | u64::from(place);
+        // The gate finds the session by four bits of its key.
+        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
         let first_message = match request.wire {
             Wire::Lm => 0,
             // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not

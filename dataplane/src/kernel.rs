@@ -91,6 +91,7 @@ impl KernelNic {
             control_port: udp.control_port(),
             landing_queues: config.landing_queues.to_vec(),
             cpu_check: config.cpu_check,
+            strip_headers: false,
         };
         let gate = Gate::attach(config.interface_index, &gate, config.mode.attach_mode())?;
         let mut nic = KernelNic {

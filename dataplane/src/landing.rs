@@ -393,7 +393,7 @@ impl Inbound {
         true
     }
 
-    /// The session's place on its channel: the low bits of its key say it to the gate.
+    /// The session's place on its channel: four bits of its key say it to the gate.
     pub(crate) fn place(&self) -> u8 {
         self.terms.admission.place() as u8
     }

@@ -11,8 +11,9 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, QUEUES};
 use crate::{rps, sys};
 
-/// The committed object, aligned as the loader's ELF reader needs it.
+/// The committed object, aligned as the loader's ELF reader needs it, and the one that strips headers.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../gate.o");
+static STRIPPING_OBJECT: &[u8] = aya::include_bytes_aligned!("../gate-strip.o");
 const PROGRAM: &str = "lm_gate";
 
 /// What the gate must know before it is loaded.
@@ -28,6 +29,10 @@ pub struct GateConfig {
     pub landing_queues: Vec<u32>,
     /// How generic mode makes sure of that.
     pub cpu_check: CpuCheck,
+    /// Takes the headers off each fragment that lands, so that its RX descriptor holds the payload alone; a payload of
+    /// less than 14 bytes passes. An experiment (`cargo xtask bench strip`): the data plane expects the headers, and so
+    /// does zero-copy mode.
+    pub strip_headers: bool,
 }
 
 impl Default for GateConfig {
@@ -38,6 +43,7 @@ impl Default for GateConfig {
             control_port: 7169,
             landing_queues: Vec::new(),
             cpu_check: CpuCheck::Rps,
+            strip_headers: false,
         }
     }
 }
@@ -242,9 +248,14 @@ pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, Att
         control_port: config.control_port.to_be(),
         flags: one_cpu | ordered,
     };
+    let object = if config.strip_headers {
+        STRIPPING_OBJECT
+    } else {
+        OBJECT
+    };
     let mut ebpf = EbpfLoader::new()
         .override_global("lm_config", &constants, true)
-        .load(OBJECT)
+        .load(object)
         .map_err(load_error)?;
     xdp_mut(&mut ebpf)
         .and_then(|program| Ok(program.load()?))

@@ -22,7 +22,7 @@ typedef int __s32;
 enum lm_limit {
 	LM_QUEUES = 64,		/* receive queues that can be channels */
 	LM_STRAY_ROW = 64,	/* lm_channels row that counts for every queue above them */
-	LM_SESSIONS = 16,	/* sessions of a landing queue; the low bits of a session's key say which; a power of two */
+	LM_SESSIONS = 16,	/* sessions of a landing queue; four bits of a session's key, above the lowest, say which; a power of two */
 	LM_LOG_ENTRIES = 32768, /* per channel; a power of two; also the largest RX ring */
 	LM_VERDICT_ROW = 32,	/* counters in a row; a power of two, at least LM_VERDICTS */
 	LM_SHORT_FRAME = 64,	/* a frame up to this long may carry Ethernet padding (60, and 4 for a VLAN tag) */

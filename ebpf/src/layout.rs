@@ -7,7 +7,7 @@
 pub const QUEUES: u32 = 64;
 /// Row of `lm_channels` that counts for every queue from [`QUEUES`] on.
 pub const STRAY_ROW: u32 = 64;
-/// Sessions of a landing queue; the low bits of a session's key say which: a power of two.
+/// Sessions of a landing queue; four bits of a session's key, above the lowest, say which: a power of two.
 pub const SESSIONS: u32 = 16;
 /// Entries of a channel's log: a power of two.
 pub const LOG_ENTRIES: u32 = 32768;

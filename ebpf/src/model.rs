@@ -256,7 +256,7 @@ impl ModelGate {
 
     fn judge_data(&mut self, queue: u32, packet: &Packet<'_>, lm: &[u8]) -> Verdict {
         let key = be64(lm, 4);
-        let found = self.session(queue, (key % u64::from(SESSIONS)) as u32, Wire::Lm);
+        let found = self.session(queue, SessionAdmission::place_of(key), Wire::Lm);
         let Some(Open {
             admission: session, ..
         }) = found

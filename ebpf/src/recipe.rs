@@ -14,23 +14,37 @@ use sha2::{Digest, Sha256};
 /// One committed object: `NAME.o` and `NAME.sum` in the crate's folder, its sources in `src`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// Name of the object and of its main source.
+    /// Name of the object.
     pub name: &'static str,
-    /// Every file that it is made from.
+    /// Every file that it is made from; the first one is compiled.
     pub sources: &'static [&'static str],
+    /// Options of this object alone.
+    pub defines: &'static [&'static str],
 }
 
 /// The gate.
 pub const GATE: Recipe = Recipe {
     name: "gate",
     sources: &["gate.c", "gate.h"],
+    defines: &[],
+};
+
+/// The gate's variant that strips headers, which is measured beside the gate and used by nothing else.
+pub const GATE_STRIP: Recipe = Recipe {
+    name: "gate-strip",
+    sources: &["gate.c", "gate.h"],
+    defines: &["-DLM_STRIP"],
 };
 
 /// The impairment box's forwarder.
 pub const IMPAIR: Recipe = Recipe {
     name: "impair",
     sources: &["impair.c"],
+    defines: &[],
 };
+
+/// Every committed object.
+pub const ALL: [Recipe; 3] = [GATE, GATE_STRIP, IMPAIR];
 
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
@@ -124,9 +138,10 @@ impl Recipe {
                 .map_err(|error| error.to_string())?;
             run(Command::new(clang)
                 .args(FLAGS)
+                .args(self.defines)
                 .arg("-fdebug-compilation-dir=.")
                 .arg(format!("-ffile-prefix-map={}=.", source.display()))
-                .args(["-c", &format!("{}.c", self.name), "-o"])
+                .args(["-c", self.sources[0], "-o"])
                 .arg(&output.0)
                 .current_dir(&source))?;
             run(Command::new(strip).arg("-g").arg(&output.0))?;
@@ -142,7 +157,7 @@ impl Recipe {
             let _ = writeln!(text, "source {name} {hash}");
         }
         let _ = writeln!(text, "object {}.o {}", self.name, hash(object));
-        let _ = writeln!(text, "flags {}", FLAGS.join(" "));
+        let _ = writeln!(text, "flags {}", [&FLAGS, self.defines].concat().join(" "));
         let _ = writeln!(text, "compiler {compiler}");
         Ok(text)
     }

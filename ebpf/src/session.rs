@@ -31,7 +31,7 @@ pub enum Wire {
 /// A session that a landing queue admits. All numbers in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionAdmission {
-    /// Session key as in the LM header; unused by [`Wire::IpFrag`]. Its low bits are the session's place.
+    /// Session key as in the LM header; unused by [`Wire::IpFrag`]. Four of its bits are the session's place.
     pub key: u64,
     /// Wire mode.
     pub wire: Wire,
@@ -55,11 +55,23 @@ impl SessionAdmission {
     /// Sessions that a landing queue has place for.
     pub const PLACES: u32 = SESSIONS;
 
-    /// Which of the queue's sessions it is: the low bits of the key, so that the gate finds it by what is in the packet.
+    /// The place that a key says.
+    pub const fn place_of(key: u64) -> u32 {
+        (key >> 1) as u32 % SESSIONS
+    }
+
+    /// A key that says this place, otherwise the given one.
+    pub const fn key_at(key: u64, place: u32) -> u64 {
+        let mask = (SESSIONS as u64 - 1) << 1;
+        key & !mask | (place as u64) << 1 & mask
+    }
+
+    /// Which of the queue's sessions it is: the four bits of the key above the lowest, so that the gate finds it by
+    /// what is in the packet.
     /// IP fragments carry no key, so theirs is 0.
     pub fn place(&self) -> u32 {
         match self.wire {
-            Wire::Lm => self.key as u32 % SESSIONS,
+            Wire::Lm => SessionAdmission::place_of(self.key),
             Wire::IpFrag => 0,
         }
     }

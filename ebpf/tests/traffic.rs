@@ -241,3 +241,68 @@ fn a_caller_may_vouch_for_the_cpu() {
         assert!(error.to_string().contains("queue 0 roams"), "{error}");
     });
 }
+
+#[test]
+fn the_stripping_variant_lands_payloads_alone() {
+    bed::in_namespace(|| {
+        let (ifindex, peer) = link();
+        let stripping = GateConfig {
+            strip_headers: true,
+            ..config()
+        };
+        let mut gate = Gate::attach(ifindex, &stripping, AttachMode::Native).unwrap();
+        let mut xsk = Xsk::bind(ifindex, QUEUE);
+        let socket = UdpSocket::bind((LOCAL, DATA_PORT)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        gate.register_xsk(QUEUE, xsk.as_fd()).unwrap();
+        gate.set_role(QUEUE, Role::Landing).unwrap();
+        gate.open_session(QUEUE, &lm_session()).unwrap();
+        let mut log = gate.log(QUEUE).unwrap();
+        log.set_message_limit(lm_session().place(), u32::MAX >> 1);
+        log.set_posted(100);
+        let sender = Sender::new(peer);
+        // The kernel leaves no packet shorter than an Ethernet header: 13 bytes cannot land, and pass with their headers.
+        for (position, (message, payload_len)) in [(10, 77), (11, 14)].into_iter().enumerate() {
+            let short = Packet::data(message, 3, 4, 13);
+            sender.send(&short.bytes());
+            let mut passed = [0; 100];
+            let len = socket
+                .recv(&mut passed)
+                .expect("what passes reaches the data socket");
+            assert_eq!(passed[..len], short.bytes()[42..]);
+            assert_eq!(log.counter(Verdict::PassLength), position as u64 + 1);
+            assert_eq!(log.producer(), 2 * position as u64, "nothing is logged for it");
+            for (index, payload_len) in [(3, payload_len), (1, 1448)] {
+                let packet = Packet::data(message, index, 4, payload_len);
+                sender.send(&packet.bytes());
+                let mut landed = None;
+                until("the packet", || {
+                    landed = xsk.receive();
+                    landed.is_some()
+                });
+                assert_eq!(landed.unwrap(), packet.bytes()[66..], "the payload alone");
+                let entry = log.entry(log.producer() - 1);
+                assert_eq!((entry.message, entry.index), (message, index));
+                assert_eq!(
+                    usize::from(entry.frame_len),
+                    66 + payload_len,
+                    "the packet as it came"
+                );
+            }
+        }
+        // The same on the ipfrag wire, where only the first fragment's headers include UDP's.
+        gate.close_session(QUEUE, lm_session().place()).unwrap();
+        gate.open_session(QUEUE, &bed::pair::ipfrag_session()).unwrap();
+        log.set_message_limit(bed::pair::ipfrag_session().place(), u32::MAX >> 1);
+        for (offset, has_more, header_len) in [(1480, false, 34), (0, true, 42)] {
+            let packet = Packet::ip_fragment(10, offset, has_more, 1480);
+            sender.send(&packet.bytes());
+            let mut landed = None;
+            until("the fragment", || {
+                landed = xsk.receive();
+                landed.is_some()
+            });
+            assert_eq!(landed.unwrap(), packet.bytes()[header_len..], "the payload alone");
+        }
+    });
+}

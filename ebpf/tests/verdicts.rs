@@ -647,7 +647,7 @@ fn sessions_of_a_queue_do_not_see_each_other() {
     bed::in_namespace(|| {
         let mut pair = Pair::new(Some(LOCAL));
         let other = SessionAdmission {
-            key: lm_session().key ^ 1,
+            key: lm_session().key ^ 4,
             peer_port: lm_session().peer_port + 1,
             first_message: 70,
             ..lm_session()
@@ -660,7 +660,7 @@ fn sessions_of_a_queue_do_not_see_each_other() {
         pair.open(&other, 1, 100);
         pair.open(&fragments, 1, 100);
         let places = [lm_session(), other, fragments].map(|session| session.place());
-        assert_eq!(places, [15, 14, 0]);
+        assert_eq!(places, [7, 5, 0]);
         let of = |session: &SessionAdmission, message, index| {
             let mut packet = Packet::data(message, index, 4, 1448);
             packet.key = session.key;
@@ -680,13 +680,13 @@ fn sessions_of_a_queue_do_not_see_each_other() {
             .map(|at| pair.log.entry(at))
             .map(|entry| (entry.session, entry.message, entry.index))
             .collect();
-        let expected = [(15, 10, 3), (14, 70, 2), (0, 500, 1), (15, 10, 2), (15, 11, 3)];
+        let expected = [(7, 10, 3), (5, 70, 2), (0, 500, 1), (7, 10, 2), (7, 11, 3)];
         assert_eq!(logged, expected);
         // A key at another's place, a key at nobody's, the right key from another's port.
         let mut packet = Packet::data(70, 1, 4, 1448);
         packet.key = other.key ^ 0x100;
         assert_eq!(pair.run(LANDING, &packet.bytes()), PassKey);
-        packet.key = other.key ^ 2;
+        packet.key = other.key ^ 16;
         assert_eq!(pair.run(LANDING, &packet.bytes()), PassNoSession);
         packet.key = other.key;
         assert_eq!(pair.run(LANDING, &packet.bytes()), PassPeer);

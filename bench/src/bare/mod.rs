@@ -4,9 +4,13 @@
 //! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
+//!
+//! A third pair, `land-send` and `land-recv`, has the real gate and landing zones, but none of the data plane: it measures ways to place
+//! payload.
 
 mod frame;
 mod inject;
+mod landing;
 mod pace;
 mod pingpong;
 mod socket;
@@ -24,6 +28,7 @@ use serde::Serialize;
 
 pub use frame::Mac;
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
+pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
@@ -125,16 +130,8 @@ fn ifindex(name: &str) -> io::Result<u32> {
 /// The receiving end of a queue: program, socket, and the means to wait for packets.
 struct Port {
     socket: socket::Socket,
-    idle: Idle,
-    poller: Poller,
-    budget: u32,
+    waiting: Waiting,
     _redirect: sys::Redirect,
-}
-
-enum Poller {
-    Off,
-    Xsk { ready: bool },
-    Udp { socket: UdpSocket, ready: bool },
 }
 
 impl Port {
@@ -146,6 +143,39 @@ impl Port {
         if let Some(budget) = args.tx_budget {
             socket.set_tx_budget(budget)?;
         }
+        Ok(Port {
+            socket,
+            waiting: Waiting::open(args)?,
+            _redirect: redirect,
+        })
+    }
+
+    /// One step of waiting.
+    fn wait(&mut self) -> io::Result<()> {
+        self.waiting.step(&self.socket)
+    }
+
+    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
+    fn napi_id(&self) -> io::Result<u32> {
+        self.waiting.napi_id(&self.socket)
+    }
+}
+
+/// How a receiver waits for packets, and makes them come.
+struct Waiting {
+    idle: Idle,
+    poller: Poller,
+    budget: u32,
+}
+
+enum Poller {
+    Off,
+    Xsk { ready: bool },
+    Udp { socket: UdpSocket, ready: bool },
+}
+
+impl Waiting {
+    fn open(args: &PortArgs) -> io::Result<Waiting> {
         let poller = match args.busy_poll {
             BusyPoll::Off => Poller::Off,
             BusyPoll::Xsk => Poller::Xsk { ready: false },
@@ -155,26 +185,23 @@ impl Port {
                 Poller::Udp { socket, ready: false }
             }
         };
-        Ok(Port {
-            socket,
+        Ok(Waiting {
             idle: args.idle,
             poller,
             budget: args.busy_budget,
-            _redirect: redirect,
         })
     }
 
-    /// One step of waiting.
-    fn wait(&mut self) -> io::Result<()> {
+    fn step(&mut self, xsk: &socket::Socket) -> io::Result<()> {
         match &mut self.poller {
             Poller::Off => match self.idle {
                 Idle::Spin => std::hint::spin_loop(),
                 Idle::Yield => std::thread::yield_now(),
-                Idle::Poll => self.socket.sleep(),
+                Idle::Poll => xsk.sleep(),
             },
-            Poller::Xsk { ready: true } => self.socket.busy_poll(),
+            Poller::Xsk { ready: true } => xsk.busy_poll(),
             Poller::Xsk { ready } => {
-                let fd = self.socket.raw_fd();
+                let fd = xsk.raw_fd();
                 if socket::napi_id(fd)? != 0 {
                     socket::prefer_busy_poll(fd, self.budget)?;
                     *ready = true;
@@ -192,10 +219,9 @@ impl Port {
         Ok(())
     }
 
-    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
-    fn napi_id(&self) -> io::Result<u32> {
+    fn napi_id(&self, xsk: &socket::Socket) -> io::Result<u32> {
         match &self.poller {
-            Poller::Off | Poller::Xsk { .. } => socket::napi_id(self.socket.raw_fd()),
+            Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk.raw_fd()),
             Poller::Udp { socket, .. } => socket::napi_id(socket.as_raw_fd()),
         }
     }

@@ -1,8 +1,9 @@
 //! Back-pressure at no cost: a counter in a file that both programs map.
 //!
 //! Completions tell the sender that the kernel has taken a packet, not that the receiving program has; where the two
-//! share a core with the kernel's work, its ring overflows. On a bed inside one host the receiver writes how many packets
-//! it has taken into shared memory. No protocol can be cheaper, which is the point of a yardstick.
+//! share a core with the kernel's work, its ring overflows. On a bed inside one host the receiver writes how many
+//! packets it has taken (into landing zones: how many it has posted frames for) into shared memory. No protocol can be
+//! cheaper, which is the point of a yardstick.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -35,13 +36,13 @@ impl Pace {
         })
     }
 
-    /// Packets that the receiver has taken. Its store and the sender's load carry no other data, so relaxed order does.
-    pub(super) fn taken(&self) -> u64 {
+    /// What the receiver has published last. Its store and the sender's load carry no other data, so relaxed order does.
+    pub(super) fn count(&self) -> u64 {
         self.counter().load(Ordering::Relaxed)
     }
 
-    /// Publishes how many packets the receiver has taken.
-    pub(super) fn set_taken(&self, packets: u64) {
+    /// Publishes a number of packets.
+    pub(super) fn set_count(&self, packets: u64) {
         self.counter().store(packets, Ordering::Relaxed);
     }
 

@@ -1,5 +1,6 @@
 //! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, copy mode, the first
-//! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
+//! half of the memory for receiving and the second half for sending; or unaligned chunks that may overlap, for receiving
+//! alone. Written against `include/uapi/linux/if_xdp.h` and
 //! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
 use std::io;
@@ -162,6 +163,24 @@ impl Socket {
     /// Opens a socket bound to `queue` of the interface, in copy mode, with `posted` receive chunks on the
     /// fill ring.
     pub(super) fn open(ifindex: u32, queue: u32, posted: u32) -> io::Result<Socket> {
+        let memory_len = CHUNK_LEN * 2 * u64::from(CHUNKS_EACH_WAY);
+        let mut socket = Socket::unbound(memory_len as usize, 0)?;
+        for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
+            socket.fill.write(chunk, u64::from(chunk) * CHUNK_LEN);
+        }
+        socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
+        patiently(|| socket.bind(ifindex, queue))?;
+        Ok(socket)
+    }
+
+    /// Opens a socket bound to `queue` whose receive chunks may begin at any of `memory_len` bytes and overlap. None is posted.
+    pub(super) fn open_unaligned(ifindex: u32, queue: u32, memory_len: usize) -> io::Result<Socket> {
+        let socket = Socket::unbound(memory_len, libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG)?;
+        patiently(|| socket.bind(ifindex, queue))?;
+        Ok(socket)
+    }
+
+    fn unbound(memory_len: usize, flags: u32) -> io::Result<Socket> {
         // SAFETY: creates a descriptor; no memory is involved.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -173,12 +192,13 @@ impl Socket {
         // A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
         // sender after some ninety full frames, with EAGAIN.
         set_option(raw, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)?;
-        let memory = Mapping::anonymous((CHUNK_LEN * 2 * u64::from(CHUNKS_EACH_WAY)) as usize)?;
+        let memory = Mapping::anonymous(memory_len)?;
         // SAFETY: xdp_umem_reg is plain data for which zero is valid.
         let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
         registration.addr = memory.base() as u64;
         registration.len = memory.len() as u64;
         registration.chunk_size = CHUNK_LEN as u32;
+        registration.flags = flags;
         set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
@@ -189,20 +209,14 @@ impl Socket {
             set_option(raw, libc::SOL_XDP, ring, &RING_LEN)?;
         }
         let offsets: libc::xdp_mmap_offsets = option(raw, libc::XDP_MMAP_OFFSETS)?;
-        let mut socket = Socket {
+        Ok(Socket {
             fill: Ring::new(raw, FILL_OFFSET, &offsets.fr)?,
             completion: Ring::new(raw, COMPLETION_OFFSET, &offsets.cr)?,
             rx: Ring::new(raw, RX_OFFSET, &offsets.rx)?,
             tx: Ring::new(raw, TX_OFFSET, &offsets.tx)?,
             memory,
             fd,
-        };
-        for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
-            socket.fill.write(chunk, u64::from(chunk) * CHUNK_LEN);
-        }
-        socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
-        patiently(|| socket.bind(ifindex, queue))?;
-        Ok(socket)
+        })
     }
 
     fn bind(&self, ifindex: u32, queue: u32) -> io::Result<()> {
@@ -304,6 +318,32 @@ impl Socket {
                 .cast::<[u8; N]>()
                 .read_unaligned()
         }
+    }
+
+    /// Writes `len` times `byte` at `address` of the memory.
+    pub(super) fn fill_with(&self, byte: u8, address: u64, len: usize) {
+        assert!(
+            address as usize + len <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns these bytes (no posted chunk reaches them), so the kernel does not touch them.
+        unsafe { self.memory.base().add(address as usize).write_bytes(byte, len) };
+    }
+
+    /// Copies bytes at `address` of the memory to `out`.
+    pub(super) fn copy_to(&self, address: u64, out: &mut [u8]) {
+        assert!(
+            address as usize + out.len() <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns these bytes, as for `copy_out`.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                self.memory.base().add(address as usize),
+                out.as_mut_ptr(),
+                out.len(),
+            )
+        };
     }
 
     /// Packets that the kernel dropped at this socket, for any reason.

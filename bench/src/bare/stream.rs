@@ -73,7 +73,7 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
         socket.copy_in(chunk, &headers);
         socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
     }
-    teach_queue(&mut socket, args, &mut free)?;
+    teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
 
     let packet_len = (HEADER_LEN + args.payload) as u32;
@@ -86,7 +86,7 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     while Instant::now() < end {
         unfinished -= reap(&mut socket, &mut free);
         let in_flight = match &pace {
-            Some(pace) => ((sequence - pace.taken()) as u32).min(limit),
+            Some(pace) => ((sequence - pace.count()) as u32).min(limit),
             None => unfinished,
         };
         let count = args.port.batch.min(limit - in_flight).min(socket.tx.room());
@@ -127,7 +127,7 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
 }
 
 /// Takes finished packets back; returns how many.
-fn reap(socket: &mut Socket, free: &mut Vec<u64>) -> u32 {
+pub(super) fn reap(socket: &mut Socket, free: &mut Vec<u64>) -> u32 {
     let done = socket.completion.waiting(u32::MAX);
     for n in 0..done {
         // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
@@ -138,9 +138,14 @@ fn reap(socket: &mut Socket, free: &mut Vec<u64>) -> u32 {
 }
 
 /// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
-fn teach_queue(socket: &mut Socket, args: &SendArgs, free: &mut Vec<u64>) -> io::Result<()> {
+pub(super) fn teach_queue(
+    socket: &mut Socket,
+    to: &ToArgs,
+    port: u16,
+    free: &mut Vec<u64>,
+) -> io::Result<()> {
     let chunk = free.pop().expect("no chunk is in use yet");
-    socket.copy_in(chunk, &args.to.ends(args.port.port + 1).headers(SEQUENCE_LEN));
+    socket.copy_in(chunk, &to.ends(port + 1).headers(SEQUENCE_LEN));
     let len = (HEADER_LEN + SEQUENCE_LEN) as u32;
     socket.tx.write(
         0,
@@ -215,7 +220,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
     let mut port = Port::open(&args.port)?;
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
     if let Some(pace) = &pace {
-        pace.set_taken(0);
+        pace.set_count(0);
     }
     ready();
     let (mut bytes, mut packets, mut batches) = (0_u64, 0_u64, 0_u64);
@@ -248,7 +253,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
         port.socket.rx.release(count);
         port.socket.fill.submit(count);
         if let Some(pace) = &pace {
-            pace.set_taken(next);
+            pace.set_count(next);
         }
         packets += u64::from(count);
         batches += 1;

@@ -55,6 +55,10 @@ enum Program {
     BarePing(bare::PingArgs),
     /// Bare AF_XDP: answer until ended
     BarePong(bare::PongArgs),
+    /// Landing: send messages to land-recv
+    LandSend(bare::LandSendArgs),
+    /// Landing: receive messages into zones through the gate, overlaid or with headers stripped, and count
+    LandRecv(bare::LandArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(impair::ImpairArgs),
@@ -95,6 +99,8 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
         Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
+        Program::LandSend(args) => print(&bare::land_send(&args).map_err(system)?),
+        Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())

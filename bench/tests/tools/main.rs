@@ -3,5 +3,6 @@
 mod bad_input;
 mod bed;
 mod impairments;
+mod landing;
 mod measuring;
 mod transfers;

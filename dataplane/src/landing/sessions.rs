@@ -100,7 +100,7 @@ impl Entries {
 /// The sessions of a landing channel.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    /// By place, which the low bits of a session's key name.
+    /// By place, which four bits of a session's key name.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
     /// Packets that the gate had accepted of sessions which are closed.
@@ -182,14 +182,14 @@ impl Sessions {
     /// The session with this key.
     #[inline]
     pub(crate) fn with_key(&self, key: u64) -> Option<&Inbound> {
-        self.at((key % u64::from(PLACES)) as u8)
+        self.at(SessionAdmission::place_of(key) as u8)
             .filter(|inbound| inbound.terms.key == key)
     }
 
     /// The session with this key.
     #[inline]
     pub(crate) fn keyed(&mut self, key: u64) -> Option<&mut Inbound> {
-        self.at_mut((key % u64::from(PLACES)) as u8)
+        self.at_mut(SessionAdmission::place_of(key) as u8)
             .filter(|inbound| inbound.terms.key == key)
     }
 

@@ -1,12 +1,12 @@
-//! Rebuilds the committed objects (the gate, the impairment box's forwarder), or says whether one is stale. `cargo xtask gate` calls it.
+//! Rebuilds the committed objects (the gate, its header-stripping variant, the impairment box's forwarder), or says whether one is stale. `cargo xtask gate` calls it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use lm_ebpf::recipe::{Freshness, GATE, IMPAIR, Recipe};
+use lm_ebpf::recipe::{ALL, Freshness, Recipe};
 
 const USAGE: &str = "lm-gate-build [--check]
-  rebuilds ebpf/gate.o and ebpf/impair.o, and their sums, from their sources in ebpf/src (needs clang and llvm-strip)
+  rebuilds ebpf/gate.o, ebpf/gate-strip.o and ebpf/impair.o, and their sums, from their sources in ebpf/src (needs clang and llvm-strip)
   --check  changes nothing; fails if an object is stale";
 
 fn main() -> ExitCode {
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
 /// Does the same with every object; the first failure ends it.
 fn each(work: impl Fn(&Recipe) -> Result<String, String>) -> Result<String, String> {
-    let lines: Result<Vec<String>, String> = [GATE, IMPAIR].iter().map(work).collect();
+    let lines: Result<Vec<String>, String> = ALL.iter().map(work).collect();
     lines.map(|lines| lines.join("\n"))
 }
 

@@ -13,6 +13,7 @@ mod memory;
 mod plot;
 pub mod recipes;
 pub mod share;
+mod strip;
 mod yardsticks;
 
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ enum Suite {
     Loss(loss::Arguments),
     Delivery(delivery::Arguments),
     Share(share::Arguments),
+    Strip(strip::Arguments),
 }
 
 /// What a number means.
@@ -372,6 +374,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Loss(arguments) => loss::run(&arguments),
         Suite::Delivery(arguments) => delivery::run(&arguments),
         Suite::Share(arguments) => share::run(&arguments),
+        Suite::Strip(arguments) => strip::run(&arguments),
     }
 }
 
@@ -393,18 +396,30 @@ fn measure_all(comparisons: Vec<Comparison>, pairs: u32, programs: &Programs) ->
 /// Prints the table of results and that of targets.
 fn print_results(measured: &[Measured], pairs: u32, headings: Headings) {
     let mut results = table(headings);
-    let mut targets = Table::new(&["target", "asked", "reached", ""]);
     for comparison in measured {
         comparison.add_to(&mut results);
+    }
+    println!(
+        "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
+    );
+    print_targets(measured);
+    print_distances(measured);
+}
+
+/// Prints what was asked and what was reached.
+fn print_targets(measured: &[Measured]) {
+    let mut targets = Table::new(&["target", "asked", "reached", ""]);
+    for comparison in measured {
         for (asked, reached, met) in comparison.verdicts() {
             let verdict = if met { "met" } else { "MISSED" };
             targets.row([comparison.title, &asked, &format!("{reached:.2}"), verdict]);
         }
     }
-    println!(
-        "\nMedians of {pairs} interleaved rounds; spread: half the distance of the quartiles.\n\n{results}"
-    );
     println!("{targets}");
+}
+
+/// Says how far apart the cores were.
+fn print_distances(measured: &[Measured]) {
     let mut distances: Vec<f64> = (measured.iter())
         .flat_map(|one| one.core_distances_ns.iter().copied())
         .collect();
