@@ -12,7 +12,8 @@ const START: u64 = 5 * LOG_ENTRIES as u64 - 1;
 
 fn entry(position: u64) -> LogEntry {
     LogEntry {
-        sequence: position as u32,
+        sequence: position as u16,
+        session: 2,
         message: 9,
         index: position as u32 ^ 0xffff,
         frame_len: position as u16 | 1,

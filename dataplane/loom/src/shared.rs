@@ -27,7 +27,7 @@ impl SharedMemory {
             let entry = offset_of!(LogMap, entries) + slot as usize * size_of::<LogEntryRow>();
             (0..4).map(move |word| entry + 4 * word)
         });
-        let words = entries.chain([offset_of!(LogMap, message_limit)]);
+        let words = entries.chain([offset_of!(LogMap, message_limits)]);
         Ok(SharedMemory {
             words: words.map(|at| (at, AtomicU32::new(0))).collect(),
             producer: AtomicU64::new(0),
