@@ -47,6 +47,10 @@ enum Program {
     LmPing(lm::PingArgs),
     /// LM: answer until ended
     LmPong(lm::PongArgs),
+    /// LM: send messages that are known from a seed
+    LmCheckSend(lm::CheckSendArgs),
+    /// LM: receive messages that are known from a seed, compare every byte, and tell of each what became of it
+    LmCheckRecv(lm::CheckReceiveArgs),
     /// Bare AF_XDP: send packets
     BareSend(bare::SendArgs),
     /// Bare AF_XDP: receive packets and count
@@ -91,6 +95,8 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
         Program::LmPing(args) => print(&lm::ping(&args)?),
         Program::LmPong(args) => lm::pong(&args, ready)?,
+        Program::LmCheckSend(args) => print(&lm::check_send(&args)?),
+        Program::LmCheckRecv(args) => print(&lm::check_receive(&args, ready)?),
         Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),

@@ -4,6 +4,7 @@
 //! message. The counterparts over kernel UDP ([`crate::peer`]) do exactly as much with the payload: a sequence number at
 //! its start, nothing else.
 
+mod check;
 mod pingpong;
 mod stream;
 
@@ -16,6 +17,7 @@ use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerI
 use crate::cli::{DeliveryOption, Failure, Mode, chain};
 use crate::link;
 
+pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 
@@ -103,18 +105,26 @@ fn connect(
     messages_in_flight: u32,
     delivery: DeliveryOption,
 ) -> Result<PeerId, Failure> {
-    let options = |session| ConnectOptions {
+    let options = session_options(message_len, messages_in_flight, delivery);
+    let without = ConnectOptions {
+        session: false,
+        ..options
+    };
+    let failed = |error| Failure::new(chain(&error));
+    let peer = endpoint.connect(to, &without).map_err(failed)?;
+    if endpoint.max_message_len(peer) < message_len {
+        endpoint.open_session(peer, &options).map_err(failed)?;
+    }
+    Ok(peer)
+}
+
+/// What the measuring programs ask a receiver for.
+fn session_options(message_len: u64, messages_in_flight: u32, delivery: DeliveryOption) -> ConnectOptions {
+    ConnectOptions {
         max_message_len: message_len,
         messages_in_flight,
         delivery: delivery.into(),
         timeout: Duration::from_secs(3),
-        session,
         ..ConnectOptions::default()
-    };
-    let failed = |error| Failure::new(chain(&error));
-    let peer = endpoint.connect(to, &options(false)).map_err(failed)?;
-    if endpoint.max_message_len(peer) < message_len {
-        endpoint.open_session(peer, &options(true)).map_err(failed)?;
     }
-    Ok(peer)
 }
