@@ -49,6 +49,9 @@ pub(crate) use repair::{Remedy, RepairCounters};
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
 
+/// Fragments without an entry that may be on the way: as many as the kernel's socket surely has room for.
+const UNPOSTED_AHEAD: u64 = 32;
+
 /// A landing zone taken from the arena: what goes back is exactly this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
@@ -576,7 +579,13 @@ impl Inbound {
     /// How many packets the sender may have sent (cumulative, mod 2^32): as many as entries are posted for, and not
     /// more on the way than the path can hold.
     pub(crate) fn credit(&self) -> u32 {
-        let ahead = self.outstanding.min(self.terms.on_the_way);
+        let mut ahead = self.outstanding.min(self.terms.on_the_way);
+        if self.posting == self.messages.len() {
+            // Fragments whose entries others have used, or which were left out, have no other way than the socket's; for
+            // them nothing more will be posted.
+            let to_come = self.announced_packets.saturating_sub(self.accepted);
+            ahead = ahead.max(to_come.min(UNPOSTED_AHEAD) as u32);
+        }
         (self.accepted as u32).wrapping_add(ahead)
     }
 

@@ -17,7 +17,9 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError};
+use lm_dataplane::{
+    ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
+};
 use lm_ebpf::impair::split_mix;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -147,7 +149,9 @@ impl CheckReport {
     fn new(program: &'static str, endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
         let counters = endpoint.counters();
         let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
-            pairs.map(|(name, count)| (name.to_owned(), count.into())).collect()
+            pairs
+                .map(|(name, count)| (name.to_owned(), count.into()))
+                .collect()
         };
         CheckReport {
             program,
@@ -191,7 +195,9 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 13] {
 pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let to = link::resolve(&args.to)?;
     let longest = args.plan.message_size.bytes().max(1);
-    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, longest, 2 * args.in_flight)?;
+    let mut endpoint = args
+        .endpoint
+        .open(Some(*to.ip()), 0, longest, 2 * args.in_flight)?;
     let started = Instant::now();
     let peer = connect(&mut endpoint, to, longest, args.in_flight, args.delivery)?;
     let mut sender = Sender {
@@ -383,7 +389,10 @@ fn check(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), Str
     *fate = if missing.is_empty() { b'w' } else { b'p' };
     let len = plan.len(number);
     if message.len() as u64 != len {
-        return Err(format!("message {number} has {} bytes instead of {len}", message.len()));
+        return Err(format!(
+            "message {number} has {} bytes instead of {len}",
+            message.len()
+        ));
     }
     let mut expected = vec![0; message.len()];
     plan.fill(number, 0, &mut expected);
@@ -419,7 +428,10 @@ mod tests {
             let shorter = lens.iter().filter(|&&len| len < bound).count();
             assert!((50..950).contains(&shorter), "{shorter} are shorter than {bound}");
         }
-        assert_ne!(lens, (0..1000).map(|number| plan(8).len(number)).collect::<Vec<_>>());
+        assert_ne!(
+            lens,
+            (0..1000).map(|number| plan(8).len(number)).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Dice {
         }
         // Small shares as often as large ones.
         let mut share = || {
-            let most = most >> self.roll(8);
+            let most = most >> self.roll(5);
             self.roll(most + 1)
         };
         Some(format!("{}ppm,{}ppm", share(), share()))
@@ -321,8 +321,14 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         let of = |name: &str| number(forwarded, &[direction, name]);
         let came = of("received")? + of("duplicated")?;
         let went = of("sent")? + of("lost")? + of("queue_full")? + of("refused")? + of("held")?;
-        ensure!(came == went, "{direction}, the box took {came} packets and {went} went");
-        ensure!(of("refused")? == 0, "{direction}, the kernel refused packets to the box");
+        ensure!(
+            came == went,
+            "{direction}, the box took {came} packets and {went} went"
+        );
+        ensure!(
+            of("refused")? == 0,
+            "{direction}, the kernel refused packets to the box"
+        );
     }
     // What the box sent met the gate, or found the interface's queue full.
     let judged: u64 = (received["gate"].as_object().context("no gate")?.values())
@@ -369,7 +375,11 @@ mod tests {
             assert!(plan.messages > 0 && plan.in_flight > 0);
         }
         let deliveries = ["reliable", "partial", "unreliable"];
-        let of = |delivery| (0..200).filter(|&seed| Plan::new(seed).delivery == delivery).count();
+        let of = |delivery| {
+            (0..200)
+                .filter(|&seed| Plan::new(seed).delivery == delivery)
+                .count()
+        };
         assert!(deliveries.into_iter().all(|delivery| of(delivery) > 20));
     }
 
@@ -411,7 +421,9 @@ mod tests {
                 s["counters"]["messages_failed"] = json!(1);
             }),
             ("the box took", |_, _, _, f| f["leftward"]["lost"] = json!(5)),
-            ("the gate judged", |_, _, r, _| r["gate"]["gate_pass_order"] = json!(1)),
+            ("the gate judged", |_, _, r, _| {
+                r["gate"]["gate_pass_order"] = json!(1)
+            }),
             ("were taken", |_, _, r, _| {
                 r["counters"]["landing_packets"] = json!(34);
             }),
