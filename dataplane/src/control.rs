@@ -5,7 +5,9 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_ebpf::{Role, SessionAdmission};
-use lm_protocol::control::{ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request};
+use lm_protocol::control::{
+    ControlError, ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request,
+};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{
@@ -14,8 +16,8 @@ use lm_protocol::session::{
 };
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::lm::MissingRange;
+use lm_protocol::wire::lm::{LmError, LmHeader};
 use lm_protocol::zone::ZoneShape;
 
 use crate::arena::pages_len;
@@ -28,6 +30,7 @@ use crate::engine::{Engine, LandingSide, Told, same_drops, time};
 use crate::error::{ConnectError, RecvError};
 use crate::landing::{ChannelOrder, GivenUp, Inbound, InboundTerms, Violation};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
+use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
 use crate::peer::PeerId;
 use crate::udp::{Port, UdpEvent};
@@ -102,32 +105,62 @@ impl<N: Nic> Engine<N> {
         match ControlMessage::parse(datagram) {
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
                 let Some(mut grants) = self.grants.take() else {
+                    self.reject(Fault::Answer, from);
                     return;
+                };
+                let is_for_nothing = match &message {
+                    ControlMessage::End(end) => !(grants.grantor.sessions())
+                        .any(|session| session.peer == from && session.grant.session_key == end.session_key),
+                    _ => false,
                 };
                 let reply =
                     grants
                         .grantor
                         .handle(from, request_id, &message, now, grants.admit.as_mut(), self);
                 self.grants = Some(grants);
+                match (&message, &reply) {
+                    (ControlMessage::End(end), _) if is_for_nothing => {
+                        self.reject_for(end.session_key, Fault::Key, from);
+                    }
+                    (ControlMessage::Request(_), Some(ControlMessage::Reject(_))) => {
+                        self.reject(Fault::Refused, from);
+                    }
+                    // A repetition of one whose session is over.
+                    (ControlMessage::Request(_), None) => self.counters.drops.late += 1,
+                    _ => {}
+                }
                 if let Some(reply) = reply {
                     self.send_control(from, request_id, &reply);
                 }
             }
             Ok((request_id, message)) => {
+                let mut is_awaited = false;
                 for applying in &mut self.applying {
                     if self.peers.at(applying.peer).control == from {
+                        is_awaited |= applying.applicant.request_id() == request_id;
                         applying.applicant.handle(request_id, &message, now);
                     }
                 }
                 for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == from) {
+                    is_awaited |= leaving.farewell.request_id() == request_id;
                     leaving.farewell.handle(request_id, &message);
                 }
+                let mut number = u64::from(request_id);
                 if let ControlMessage::Ended(ended) = message {
-                    self.take_ended(from, &ended, now_ns);
+                    is_awaited |= self.take_ended(from, &ended, now_ns);
+                    number = ended.session_key;
+                }
+                if !is_awaited {
+                    self.reject_for(number, Fault::Answer, from);
                 }
             }
             Err(error) => {
-                self.counters.drops.malformed += 1;
+                let fault = match error {
+                    ControlError::VersionMismatch { .. }
+                    | ControlError::Packet(LmError::VersionMismatch { .. }) => Fault::Version,
+                    _ => Fault::Malformed,
+                };
+                self.reject(fault, from);
                 for applying in &mut self.applying {
                     if self.peers.at(applying.peer).control == from {
                         applying.applicant.handle_error(&error);
@@ -156,8 +189,8 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The receiver has ended a session that we still used.
-    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) {
+    /// The receiver has ended a session that we still used. `false`: there is none with this key.
+    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> bool {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
             peer.control == from
@@ -166,15 +199,15 @@ impl<N: Nic> Engine<N> {
                     .as_ref()
                     .is_some_and(|outbound| outbound.terms.key == ended.session_key)
         });
-        if let Some(index) = found {
-            if let Some(outbound) = &mut self.peers.at(index).outbound {
-                // The last credit may have been lost, or be behind us.
-                if outbound.ended(ended.delivered).is_err() {
-                    self.counters.drops.implausible += 1;
-                }
+        let Some(index) = found else { return false };
+        if let Some(outbound) = &mut self.peers.at(index).outbound {
+            // The last credit may have been lost, or be behind us.
+            if outbound.ended(ended.delivered).is_err() {
+                self.reject(Fault::Ended, from);
             }
-            self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         }
+        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        true
     }
 
     pub(crate) fn send_control(&mut self, to: SocketAddrV4, request_id: u32, message: &ControlMessage) {
@@ -262,6 +295,8 @@ impl<N: Nic> Engine<N> {
         };
         // A grant that we do not want is given back.
         self.drive_admission(now_ns);
+        let request_id = self.applying[position].applicant.request_id();
+        self.notices.remember(request_id.into());
         self.applying.swap_remove(position);
         self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
         Some(outcome)
@@ -345,7 +380,9 @@ impl<N: Nic> Engine<N> {
     /// Ends the session that we have with a peer. Unconfirmed messages are settled as `outcome`.
     pub(crate) fn drop_outbound(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         self.settle_outbound(index, Some(outcome), now_ns);
-        self.peers.at(index).outbound = None;
+        if let Some(outbound) = self.peers.at(index).outbound.take() {
+            self.notices.remember(outbound.terms.key);
+        }
         self.senders.retain(|&sender| sender != index);
     }
 
@@ -363,6 +400,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn end_session_key(&mut self, index: u16, key: u64, messages: u32, now_ns: u64) {
+        self.notices.remember(key);
         let farewell = Farewell::new(
             key,
             messages,
@@ -390,6 +428,13 @@ impl<N: Nic> Engine<N> {
             .as_ref()
             .and_then(|grants| grants.grantor.session(queue as u16))
             .map(|session| (session.peer, session.grant.session_key));
+        if let Some((from, _)) = session {
+            let fault = match reason {
+                AbortReason::Violation(_) => Fault::Violation,
+                AbortReason::Stalled => Fault::Stalled,
+            };
+            self.notices.tell(fault, from);
+        }
         let Some(mut grants) = self.grants.take() else {
             return;
         };
@@ -599,7 +644,7 @@ impl<N: Nic> Engine<N> {
     fn report_given_up(&mut self, inbound: &mut Inbound) -> Vec<crate::landing::Zone> {
         let (given_up, zones) = inbound.give_up();
         let (peer, key) = (inbound.terms.peer, inbound.terms.key);
-        self.counters.repair(std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, std::mem::take(&mut inbound.repair));
         for message in given_up {
             // To a sender that repeats what is missing this would be a request.
             if inbound.terms.delivery != Delivery::Reliable {
@@ -775,6 +820,7 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(mut inbound) = landing.inbound.take() else {
             return 0;
         };
+        self.notices.remember(inbound.terms.key);
         let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
         let leftover = !inbound.is_idle() || landing.order.posted != landing.order.received;
         if !leftover {

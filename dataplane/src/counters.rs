@@ -23,9 +23,19 @@ macro_rules! drops {
 drops! {
     /// Not a packet of ours, or its fields contradict each other.
     malformed,
-    /// A well-formed packet that nothing waits for (another session's, another incarnation's).
+    /// A packet of another version of LM.
+    other_version,
+    /// A well-formed packet that nothing waits for (another incarnation's, or of a kind that has no business here).
     unexpected,
-    /// A credit or acknowledgement that no honest peer sends.
+    /// A packet for a session of ours with another key, or from another address.
+    wrong_key,
+    /// A packet for a session or a request that ended a while ago.
+    late,
+    /// An answer of the admission protocol that nothing waits for, or a request where no sessions are granted.
+    control_unexpected,
+    /// A request for a session that was refused. It was answered.
+    request_refused,
+    /// A credit, an acknowledgement, a request for fragments or the end of a session that no honest peer sends.
     implausible,
     /// An eager message that had arrived before.
     eager_duplicate,
@@ -117,9 +127,9 @@ pub struct Counters {
     pub fragments_one_copy: u64,
     /// Messages that were copied out of their landing zone, since packets were lost that were to use it up.
     pub messages_copied_out: u64,
-    /// Packets received on the general channel.
+    /// Packets received on the general channel, dropped ones included.
     pub general_packets: u64,
-    /// Packets that came through the kernel's data socket.
+    /// Packets that came through the kernel's data socket, dropped ones included.
     pub one_copy_packets: u64,
     /// Credit packets sent.
     pub credits_sent: u64,

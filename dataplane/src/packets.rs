@@ -7,18 +7,20 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
+use lm_protocol::wire::lm::LmError;
 use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, SETTLED_KEPT, broken_messages};
-use lm_protocol::wire::{Addressing, parse_frame};
+use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
 use crate::control::RANGES_MAX;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::frames::Frame;
-use crate::landing::Remedy;
+use crate::landing::{Remedy, RepairCounters};
 use crate::message::Message;
 use crate::nic::Nic;
-use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn};
+use crate::notices::{Fault, source_of};
+use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn, PeerId};
 use crate::release::Released;
 use crate::udp::{Port, UdpEvent};
 
@@ -46,16 +48,21 @@ impl<N: Nic> Engine<N> {
         if let Some(capture) = &mut self.capture {
             capture.received(bytes);
         }
-        let parsed = parse_frame(bytes).ok().and_then(|parsed| {
+        self.counters.general_packets += 1;
+        let found = parse_frame(bytes);
+        let parsed = found.as_ref().ok().and_then(|parsed| {
             let addressing = parsed.addressing()?.reversed();
             Some((addressing, *parsed.lm()?, parsed.payload))
         });
         let Some((addressing, header, payload)) = parsed else {
-            self.counters.drops.malformed += 1;
+            let fault = match found {
+                Err(ParseError::Lm(LmError::VersionMismatch { .. })) => Fault::Version,
+                _ => Fault::Malformed,
+            };
+            self.reject(fault, source_of(bytes));
             self.frames.put(frame);
             return;
         };
-        self.counters.general_packets += 1;
         self.take_lm(frame, addressing, &header, payload, now_ns);
     }
 
@@ -86,12 +93,19 @@ impl<N: Nic> Engine<N> {
             let pointer = self.loaned.pointer(start, len as u64);
             // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
             let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-            let Ok((header, payload)) = parse_datagram(bytes) else {
-                self.counters.drops.malformed += 1;
-                self.frames.put(frame);
-                continue;
-            };
             self.counters.one_copy_packets += 1;
+            let (header, payload) = match parse_datagram(bytes) {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    let fault = match error {
+                        LmError::VersionMismatch { .. } => Fault::Version,
+                        _ => Fault::Malformed,
+                    };
+                    self.reject(fault, from);
+                    self.frames.put(frame);
+                    continue;
+                }
+            };
             // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
             // it, and until then answers go through the socket.
             let Some(addressing) = self.addressing_of_sender(from) else {
@@ -123,7 +137,7 @@ impl<N: Nic> Engine<N> {
         {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
-            self.counters.drops.malformed += 1;
+            self.reject(Fault::Malformed, from);
             self.frames.put(frame);
             return;
         }
@@ -186,7 +200,7 @@ impl<N: Nic> Engine<N> {
                 count,
             } => self.take_fragment(from, session_key, (message, index, count), payload, now_ns),
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
-            _ => self.counters.drops.unexpected += 1,
+            _ => self.reject(Fault::Unexpected, from),
         }
         self.frames.put(frame);
     }
@@ -215,7 +229,7 @@ impl<N: Nic> Engine<N> {
         }
         let keep = self.landing_peer();
         let Some(index) = self.peers.find_or_add(from, &addressing, keep, now_ns) else {
-            self.counters.drops.peer_table_full += 1;
+            self.reject(Fault::PeersFull, from);
             self.frames.put(frame);
             return;
         };
@@ -268,13 +282,13 @@ impl<N: Nic> Engine<N> {
 
     fn take_eager_ack(&mut self, from: SocketAddrV4, sender_id: u64, next: u32, limit: u32, now_ns: u64) {
         let Some(index) = self.peers.find(from) else {
-            self.counters.drops.unexpected += 1;
+            self.reject(Fault::Unexpected, from);
             return;
         };
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         if sender_id != peer.eager_out.sender_id(self.fixed.sender_id) {
-            self.counters.drops.unexpected += 1;
+            self.reject(Fault::Unexpected, from);
             return;
         }
         peer.heard_ns = now_ns;
@@ -286,7 +300,7 @@ impl<N: Nic> Engine<N> {
                     Self::completed(completions, counters, failed, completion)
                 });
         if !plausible {
-            self.counters.drops.implausible += 1;
+            self.reject(Fault::Acknowledgement, from);
             return;
         }
         // The receiver says again where it is: something before what it got is lost.
@@ -318,7 +332,7 @@ impl<N: Nic> Engine<N> {
                 && peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from)
         });
         let Some(inbound) = inbound else {
-            self.counters.drops.fragment_passed += 1;
+            self.reject_for(key, Fault::Fragment, from);
             return;
         };
         inbound.take_datagram(place, (address, payload.len() as u64), &self.umem, now_ns);
@@ -383,36 +397,44 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
-        let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = &mut landing.inbound else {
-            self.counters.drops.unexpected += 1;
+        let peers = &mut self.peers;
+        let found = self.landing.as_mut().and_then(|landing| {
+            let inbound = landing.inbound.as_ref()?;
+            let expected = peers.named(inbound.terms.peer).map(|peer| peer.data);
+            (inbound.terms.key == key && expected == Some(from)).then_some(landing)
+        });
+        let Some(landing) = found else {
+            self.reject_for(key, Fault::Key, from);
             return;
         };
-        let expected = self.peers.named(inbound.terms.peer).map(|peer| peer.data);
-        if inbound.terms.key != key || expected != Some(from) {
-            self.counters.drops.unexpected += 1;
+        let Some(inbound) = &mut landing.inbound else {
             return;
-        }
+        };
         let queue = landing.queue as u16;
         if let Some(grants) = &mut self.grants {
             grants.grantor.touched(queue, crate::engine::time(now_ns));
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
+        let mut refused = false;
         for (offset, entry) in AnnounceEntry::iter(payload).enumerate() {
             let number = first.wrapping_add(offset as u32);
             if inbound.knows(number) {
                 repeated = true;
             } else if !inbound.announce(number, entry.len, entry.tag, now_ns) {
-                self.counters.drops.announcement_refused += 1;
+                refused = true;
                 break;
             }
         }
         landing.log.set_message_limit(inbound.announced.wrapping_sub(1));
-        if !inbound.claimed(sent, now_ns) {
-            self.counters.drops.implausible += 1;
-        }
+        let is_believed = inbound.claimed(sent, now_ns);
         landing.told.asked |= repeated;
+        // One counter for a packet: what follows from a refused announcement is no news.
+        match (refused, is_believed) {
+            (true, _) => self.reject(Fault::Announcement, from),
+            (false, false) => self.reject(Fault::Claim, from),
+            (false, true) => {}
+        }
     }
 
     fn take_credit(
@@ -425,21 +447,21 @@ impl<N: Nic> Engine<N> {
     ) {
         let found = self.peers.find(from);
         let Some(index) = found else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let peer = self.peers.at(index);
-        peer.heard_ns = now_ns;
         let Some(outbound) = peer
             .outbound
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
+        peer.heard_ns = now_ns;
         if outbound.credit(limit, delivered, announced, now_ns).is_err() {
-            self.counters.drops.implausible += 1;
+            self.reject(Fault::Credit, from);
             return;
         }
         // The report of what is missing of them may be lost.
@@ -451,6 +473,7 @@ impl<N: Nic> Engine<N> {
 
     fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {
         let Some(index) = self.peers.find(from) else {
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let peer = self.peers.at(index);
@@ -459,7 +482,7 @@ impl<N: Nic> Engine<N> {
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let ranges = MissingRange::iter(payload)
@@ -467,7 +490,7 @@ impl<N: Nic> Engine<N> {
             .collect();
         outbound.heard_ns = now_ns;
         if !outbound.missing(&mut self.outgoing, message, ranges) {
-            self.counters.drops.implausible += 1;
+            self.reject(Fault::Missing, from);
         }
     }
 
@@ -606,7 +629,19 @@ impl<N: Nic> Engine<N> {
         let Some(inbound) = &mut landing.inbound else {
             return;
         };
-        self.counters.repair(std::mem::take(&mut inbound.repair));
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+    }
+
+    /// Counts what a landing session did about losses.
+    pub(crate) fn book_repair(&mut self, peer: PeerId, repair: RepairCounters) {
+        self.counters.repair(repair);
+        if repair.implausible > 0
+            && let Some(peer) = self.peers.named(peer)
+        {
+            let from = peer.data;
+            self.reject(Fault::FragmentShape, from);
+        }
     }
 
     /// Asks the sender for fragments that are due.

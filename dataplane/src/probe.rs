@@ -11,6 +11,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
 use crate::nic::Nic;
+use crate::notices::Fault;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -55,7 +56,9 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn take_probe_request(&mut self, from: SocketAddrV4, kind: u8, request_id: u32) {
         let known = self.peers.find(from);
         let (Some(index), KIND_PROBE_ME) = (known, kind) else {
-            self.counters.drops.unexpected += u64::from(kind != KIND_PROBE);
+            if kind != KIND_PROBE {
+                self.reject(Fault::Unexpected, from);
+            }
             return;
         };
         let peer = self.peers.at(index);

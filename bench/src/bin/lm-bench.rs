@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, impair, lm, peer};
+use lm_bench::{bare, impair, lm, log, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -21,6 +21,9 @@ struct Arguments {
     /// Seconds after which a program that has not ended ends with an error
     #[arg(long, global = true, default_value_t = 60.0)]
     time_limit: f64,
+    /// Say more on standard error; -vv still more. RUST_LOG goes before
+    #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
     #[command(subcommand)]
     program: Program,
 }
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    log::start(arguments.verbose);
     // A box lives as long as the hosts it joins.
     if !matches!(arguments.program, Program::Impair(_)) {
         end_after(arguments.time_limit);
