@@ -106,6 +106,18 @@ impl<N: Nic> Engine<N> {
                     continue;
                 }
             };
+            if let LmHeader::Data {
+                session_key,
+                message,
+                index,
+                count,
+            } = header
+            {
+                // It is never answered.
+                self.take_fragment(from, session_key, (message, index, count), payload, now_ns);
+                self.frames.put(frame);
+                continue;
+            }
             // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
             // it, and until then answers go through the socket.
             let Some(addressing) = self.addressing_of_sender(from) else {

@@ -5,6 +5,7 @@ mod bed;
 mod copies;
 mod delivery;
 mod failures;
+mod flood;
 mod hostile;
 mod resilience;
 mod scenarios;
