@@ -95,6 +95,10 @@ impl<N: Nic> Engine<N> {
             match event {
                 UdpEvent::Datagram { from, len } => self.take_control(from, &datagram[..len], now_ns),
                 UdpEvent::Refused(by) => self.take_refusal(by),
+                UdpEvent::TooLong(from) => {
+                    self.counters.control_packets += 1;
+                    self.reject(Fault::Malformed, from);
+                }
             }
         }
         count
@@ -102,6 +106,7 @@ impl<N: Nic> Engine<N> {
 
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         let now = time(now_ns);
+        self.counters.control_packets += 1;
         match ControlMessage::parse(datagram) {
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
                 let Some(mut grants) = self.grants.take() else {
@@ -127,7 +132,7 @@ impl<N: Nic> Engine<N> {
                     }
                     // A repetition of one whose session is over.
                     (ControlMessage::Request(_), None) => self.counters.drops.late += 1,
-                    _ => {}
+                    _ => self.counters.packets_used += 1,
                 }
                 if let Some(reply) = reply {
                     self.send_control(from, request_id, &reply);
@@ -147,11 +152,17 @@ impl<N: Nic> Engine<N> {
                 }
                 let mut number = u64::from(request_id);
                 if let ControlMessage::Ended(ended) = message {
-                    is_awaited |= self.take_ended(from, &ended, now_ns);
+                    match self.take_ended(from, &ended, now_ns) {
+                        Some(true) => is_awaited = true,
+                        // Counted as what it is.
+                        Some(false) => return,
+                        None => {}
+                    }
                     number = ended.session_key;
                 }
-                if !is_awaited {
-                    self.reject_for(number, Fault::Answer, from);
+                match is_awaited {
+                    true => self.counters.packets_used += 1,
+                    false => self.reject_for(number, Fault::Answer, from),
                 }
             }
             Err(error) => {
@@ -189,8 +200,9 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The receiver has ended a session that we still used. `false`: there is none with this key.
-    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> bool {
+    /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is
+    /// no session with this key.
+    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
             peer.control == from
@@ -199,15 +211,15 @@ impl<N: Nic> Engine<N> {
                     .as_ref()
                     .is_some_and(|outbound| outbound.terms.key == ended.session_key)
         });
-        let Some(index) = found else { return false };
-        if let Some(outbound) = &mut self.peers.at(index).outbound {
-            // The last credit may have been lost, or be behind us.
-            if outbound.ended(ended.delivered).is_err() {
-                self.reject(Fault::Ended, from);
-            }
+        let index = found?;
+        // The last credit may have been lost, or be behind us.
+        let outbound = self.peers.at(index).outbound.as_mut();
+        let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended.delivered).is_ok());
+        if !is_plausible {
+            self.reject(Fault::Ended, from);
         }
         self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
-        true
+        Some(is_plausible)
     }
 
     pub(crate) fn send_control(&mut self, to: SocketAddrV4, request_id: u32, message: &ControlMessage) {
@@ -536,6 +548,7 @@ impl<N: Nic> Engine<N> {
             fill,
             rx,
             mut log,
+            order,
             arena,
             chosen,
             transmit,
@@ -569,6 +582,7 @@ impl<N: Nic> Engine<N> {
         );
         // Packets that the gate accepted and nobody took stay behind in the log.
         let producer = log.producer();
+        self.counters.drops.landing_discarded += producer.wrapping_sub(order.received);
         log.set_posted(producer);
         self.landing = Some(LandingSide {
             queue,
@@ -821,6 +835,11 @@ impl<N: Nic> Landing for Engine<N> {
             return 0;
         };
         self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
         let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
         let leftover = !inbound.is_idle() || landing.order.posted != landing.order.received;
         if !leftover {

@@ -53,6 +53,10 @@ drops! {
     fragment_implausible,
     /// A fragment for which no memory was free; it was asked for again.
     fragment_no_room,
+    /// A fragment of a message that was given up, because others of it never came.
+    fragment_given_up,
+    /// A fragment that the gate accepted and nobody looked at: something was wrong before it, or the channel was built anew.
+    landing_discarded,
     /// The table of peers is full of peers that are owed something.
     peer_table_full,
     /// The sender's Ethernet address is not known yet.
@@ -113,6 +117,8 @@ pub struct Counters {
     pub data_packets_sent: u64,
     /// Fragments landed.
     pub landing_packets: u64,
+    /// Fragments that are in messages which were shown to the application.
+    pub fragments_delivered: u64,
     /// Payload bytes that are missing of messages which were delivered without them.
     pub missing_bytes: u64,
     /// Fragments that landed in the slot of another, because of a loss.
@@ -131,6 +137,10 @@ pub struct Counters {
     pub general_packets: u64,
     /// Packets that came through the kernel's data socket, dropped ones included.
     pub one_copy_packets: u64,
+    /// Datagrams that came to the control port, dropped ones included.
+    pub control_packets: u64,
+    /// Packets other than fragments that were of use.
+    pub packets_used: u64,
     /// Credit packets sent.
     pub credits_sent: u64,
     /// Times that no general frame was free for a datagram of the kernel's socket.
@@ -163,6 +173,10 @@ impl Counters {
         self.drops.fragment_stale += repair.stale;
         self.drops.fragment_implausible += repair.implausible;
         self.drops.fragment_no_room += repair.no_room;
+        self.drops.fragment_given_up += repair.given_up;
+        self.drops.landing_discarded += repair.discarded;
+        self.fragments_delivered += repair.delivered;
+        self.landing_packets += repair.landed;
     }
 
     /// Everything that went wrong, by name: drops and violations.

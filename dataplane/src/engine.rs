@@ -398,7 +398,6 @@ impl<N: Nic> Engine<N> {
         if burst.packets == 0 {
             return 0;
         }
-        self.counters.landing_packets += u64::from(burst.packets);
         if burst.window_ended || inbound.has_landed() {
             self.show_landed(now_ns);
         }

@@ -84,6 +84,13 @@ impl<N: Nic> Engine<N> {
                     count += 1;
                     continue;
                 }
+                Ok(Some(UdpEvent::TooLong(from))) => {
+                    self.counters.one_copy_packets += 1;
+                    self.reject(Fault::Malformed, from);
+                    self.frames.put(frame);
+                    count += 1;
+                    continue;
+                }
                 Ok(None) | Err(_) => {
                     self.frames.put(frame);
                     break;
@@ -266,7 +273,7 @@ impl<N: Nic> Engine<N> {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
             let asks = len == 0 && serial::distance(eager.next, number) < -(EAGER_NEVER_NEXT as i32 / 2);
             match serial::precedes(number, eager.next) {
-                _ if asks => {}
+                _ if asks => self.counters.packets_used += 1,
                 true => self.counters.drops.eager_duplicate += 1,
                 false => self.counters.drops.eager_out_of_order += 1,
             }
@@ -277,6 +284,7 @@ impl<N: Nic> Engine<N> {
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
         self.frames_held += 1;
+        self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;
         self.ready.push_back(Message {
@@ -315,6 +323,7 @@ impl<N: Nic> Engine<N> {
             self.reject(Fault::Acknowledgement, from);
             return;
         }
+        self.counters.packets_used += 1;
         // The receiver says again where it is: something before what it got is lost.
         let out = &self.peers.at(index).eager_out;
         let pause_ns = EAGER_REPEAT_SOON_NS << out.resends.min(9);
@@ -445,7 +454,7 @@ impl<N: Nic> Engine<N> {
         match (refused, is_believed) {
             (true, _) => self.reject(Fault::Announcement, from),
             (false, false) => self.reject(Fault::Claim, from),
-            (false, true) => {}
+            (false, true) => self.counters.packets_used += 1,
         }
     }
 
@@ -476,6 +485,7 @@ impl<N: Nic> Engine<N> {
             self.reject(Fault::Credit, from);
             return;
         }
+        self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {
             outbound.broken(&mut self.outgoing, number);
@@ -501,8 +511,9 @@ impl<N: Nic> Engine<N> {
             .map(|range| range.first..range.first.saturating_add(range.len))
             .collect();
         outbound.heard_ns = now_ns;
-        if !outbound.missing(&mut self.outgoing, message, ranges) {
-            self.reject(Fault::Missing, from);
+        match outbound.missing(&mut self.outgoing, message, ranges) {
+            true => self.counters.packets_used += 1,
+            false => self.reject(Fault::Missing, from),
         }
     }
 

@@ -56,11 +56,13 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn take_probe_request(&mut self, from: SocketAddrV4, kind: u8, request_id: u32) {
         let known = self.peers.find(from);
         let (Some(index), KIND_PROBE_ME) = (known, kind) else {
-            if kind != KIND_PROBE {
-                self.reject(Fault::Unexpected, from);
+            match kind {
+                KIND_PROBE => self.counters.packets_used += 1,
+                _ => self.reject(Fault::Unexpected, from),
             }
             return;
         };
+        self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
         let channel = match (&peer.outbound, &self.general) {

@@ -49,6 +49,9 @@ impl Inbound {
                 now_ns,
             );
             if result.is_err() {
+                // Those behind it are not looked at; the channel will be built anew.
+                self.repair.discarded += 1;
+                burst.packets = offset;
                 break;
             }
         }
@@ -60,6 +63,7 @@ impl Inbound {
         if self.troubled && result.is_ok() {
             self.settle_trouble(umem);
         }
+        self.repair.landed += u64::from(burst.packets);
         result.map(|()| burst)
     }
 
@@ -115,12 +119,15 @@ impl Inbound {
         self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
         let arrival = message.arrivals.take(position);
         let in_place = aim.number == entry.message && aim.position == position;
-        if arrival == Arrival::Next && in_place {
-            self.used(&aim, true, (start, len), entry, umem, burst)?;
-        } else {
-            // The header in the slot is looked at before anything is done with the payload behind it.
-            let valid = in_place && arrival != Arrival::Duplicate;
-            self.used(&aim, valid, (start, len), entry, umem, burst)?;
+        // The header in the slot is looked at before anything is done with the payload behind it.
+        let valid = in_place && arrival != Arrival::Duplicate;
+        if let Err(violation) = self.used(&aim, valid, (start, len), entry, umem, burst) {
+            if arrival != Arrival::Duplicate {
+                self.messages[at].arrivals.reject(position);
+            }
+            return Err(violation);
+        }
+        if arrival != Arrival::Next || !in_place {
             self.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
         }
         if self.messages.front().is_some_and(Arriving::is_final) {
@@ -138,9 +145,10 @@ impl Inbound {
         umem: &Umem,
         burst: &mut Burst,
     ) -> Result<(), Violation> {
-        self.repair.stale += 1;
         self.troubled = true;
-        self.used(aim, false, frame, entry, umem, burst)
+        self.used(aim, false, frame, entry, umem, burst)?;
+        self.repair.stale += 1;
+        Ok(())
     }
 
     /// The entry `aim` was used, by the packet at `start` that `entry` of the log describes; `in_place`: by the fragment
