@@ -536,6 +536,10 @@ mod tests {
         a.send(Port::Data, a.local(), &[2; 8]).expect("send");
         assert_eq!(
             wait_for(&a, Port::Data, &mut space),
+            Some(UdpEvent::TooLong(a.local()))
+        );
+        assert_eq!(
+            wait_for(&a, Port::Data, &mut space),
             Some(UdpEvent::Datagram {
                 from: a.local(),
                 len: 8

@@ -168,7 +168,7 @@ impl CheckReport {
 }
 
 /// The counters that the balance of packets and messages needs.
-fn counted(counters: &Counters) -> [(&'static str, u64); 13] {
+fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
     [
         ("messages_sent", counters.messages_sent),
         ("messages_failed", counters.messages_failed),
@@ -181,6 +181,9 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 13] {
         ("landing_packets", counters.landing_packets),
         ("general_packets", counters.general_packets),
         ("one_copy_packets", counters.one_copy_packets),
+        ("control_packets", counters.control_packets),
+        ("packets_used", counters.packets_used),
+        ("fragments_delivered", counters.fragments_delivered),
         ("sessions_granted", counters.sessions_granted),
         ("missing_bytes", counters.missing_bytes),
     ]

@@ -347,11 +347,13 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         fragments <= left,
         "{fragments} fragments were sent, and {left} packets"
     );
+    let drops = received["drops"].as_object().context("no drops")?;
+    let dropped = |name: &str| drops.get(name).and_then(Value::as_u64).unwrap_or(0);
     let landed = number(received, &["gate", "gate_redirect_landing"])?;
-    let taken = receiver("landing_packets")?;
+    let taken = receiver("landing_packets")? + dropped("landing_discarded");
     ensure!(
         taken == landed,
-        "the gate let {landed} fragments land, and {taken} were taken"
+        "the gate let {landed} fragments land, and {taken} were taken or discarded"
     );
     let redirected = number(received, &["gate", "gate_redirect_general"])?;
     let taken = receiver("general_packets")?;
@@ -359,7 +361,40 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         taken == redirected,
         "the gate redirected {redirected} general packets, and {taken} were taken"
     );
+    // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are no
+    // packets; those that were discarded were not taken.
+    let taken = receiver("landing_packets")?
+        + receiver("general_packets")?
+        + receiver("one_copy_packets")?
+        + receiver("control_packets")?;
+    let used = receiver("packets_used")? + receiver("fragments_delivered")?;
+    let is_packet =
+        |name: &str| name != "landing_discarded" && name != "foreign_frame" && !is_violation(name);
+    let dropped: u64 = (drops.iter())
+        .filter(|(name, _)| is_packet(name))
+        .filter_map(|(_, count)| count.as_u64())
+        .sum();
+    ensure!(
+        taken == used + dropped,
+        "{taken} packets were taken, {used} were of use and {dropped} dropped"
+    );
     Ok(())
+}
+
+/// Violations of the pairing invariant stand among the drops, by these names.
+fn is_violation(name: &str) -> bool {
+    let kinds = [
+        "unposted",
+        "address",
+        "sequence",
+        "displaced",
+        "length",
+        "header",
+        "statistics",
+        "processor",
+    ];
+    let kind = name.strip_prefix("landing_");
+    kind.is_some_and(|kind| kinds.contains(&kind))
 }
 
 #[cfg(test)]
@@ -393,7 +428,9 @@ mod tests {
         let sent = json!({"fates": "dii", "counters": {"messages_sent": 1, "messages_failed": 2,
             "data_packets_sent": 40, "fragments_resent": 2}});
         let received = json!({"fates": "wpi", "faults": [],
-            "counters": {"landing_packets": 35, "general_packets": 9, "one_copy_packets": 1},
+            "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
+            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2,
+                "packets_used": 10, "fragments_delivered": 32},
             "gate": {"gate_redirect_landing": 35, "gate_redirect_general": 9, "gate_pass_order": 2}});
         let direction = json!({"received": 50, "duplicated": 1, "sent": 46, "lost": 4, "queue_full": 0,
             "refused": 0, "held": 1, "reordered": 3, "corrupted": 0, "overrun": 0});
@@ -411,7 +448,7 @@ mod tests {
     fn each_kind_of_trouble_is_found() {
         judged(|_, _, _, _| ()).unwrap();
         type Change = fn(&mut Plan, &mut Value, &mut Value, &mut Value);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 10] = [
             ("wrong", |_, _, r, _| r["faults"] = json!(["byte 1 is wrong"])),
             ("message 0", |_, _, r, _| r["fates"] = json!("-pi")),
             ("message 2", |_, s, _, _| s["fates"] = json!("did")),
@@ -424,8 +461,11 @@ mod tests {
             ("the gate judged", |_, _, r, _| {
                 r["gate"]["gate_pass_order"] = json!(1)
             }),
-            ("were taken", |_, _, r, _| {
+            ("were taken or discarded", |_, _, r, _| {
                 r["counters"]["landing_packets"] = json!(34);
+            }),
+            ("were of use", |_, _, r, _| {
+                r["drops"]["fragment_duplicate"] = json!(4)
             }),
         ];
         for (words, change) in changes {
