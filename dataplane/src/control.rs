@@ -582,7 +582,8 @@ impl<N: Nic> Engine<N> {
         );
         // Packets that the gate accepted and nobody took stay behind in the log.
         let producer = log.producer();
-        self.counters.drops.landing_discarded += producer.wrapping_sub(order.received);
+        // A descriptor that the log does not know is a violation, and was counted when it was read.
+        self.counters.drops.landing_discarded += producer.saturating_sub(order.received);
         log.set_posted(producer);
         self.landing = Some(LandingSide {
             queue,

@@ -127,7 +127,10 @@ fn the_counter_counts() {
 #[test]
 fn an_open_session_allocates_nothing() {
     for wire in [WireMode::Lm, WireMode::IpFrag] {
-        let mut bed = Bed::new(&BedConfig::default());
+        let mut bed = Bed::new(&BedConfig {
+            guarded: false,
+            ..BedConfig::default()
+        });
         let len = if wire == WireMode::Lm { 200_000 } else { 60_000 };
         let payload = noise(3, len);
         let peers = [0, 1].map(|from| bed.session(from, wire, len as u64));

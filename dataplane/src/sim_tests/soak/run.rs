@@ -6,7 +6,6 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::zone::ZONE_ALIGN;
 
-use super::guard::Guard;
 use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
 use crate::config::{ConnectOptions, GENERAL_FRAMES};
@@ -18,6 +17,7 @@ use crate::peer::PeerId;
 use crate::region::SendRegion;
 use crate::release::Released;
 use crate::sim_tests::bed::{Bed, fill, is_back_pressure, noise};
+use crate::sim_tests::guard::Guard;
 use crate::sim_tests::transfer::Dice;
 use crate::simnic::Impairments;
 
