@@ -12,6 +12,7 @@ mod resilience;
 mod restart;
 mod scenarios;
 mod soak;
+mod starved;
 mod transfer;
 mod violations;
 
