@@ -657,7 +657,7 @@ impl Inbound {
     }
 
     /// Fragments of messages that are not settled.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(test)]
     pub(crate) fn open_fragments(&self) -> u64 {
         let landed: u64 = self.complete.iter().map(|landed| landed.arrived).sum();
         landed + self.messages.iter().map(Arriving::arrived).sum::<u64>()

@@ -630,3 +630,64 @@ fn a_peer_that_ends_the_session_early_is_believed_once() {
     let socket_full = scene.bed.wire.counters().socket_full;
     assert_eq!(drops.late - before.late, PACKETS - 1 - socket_full);
 }
+
+/// Fragments that the gate cannot tell from real ones, because their sender knows the key and forges the count: the session is
+/// given up and reported, nothing else suffers, and the next one is as good as any.
+#[test]
+fn forged_fragment_counts_end_the_session_clearly() {
+    let mut scene = Scene::new();
+    let from = SocketAddrV4::new(IPS[0], PORT);
+    let before = scene.bed.hosts[1].counters;
+    let mut end = None;
+    let grown = growth(|| {
+        for n in 0..PACKETS {
+            let message = scene.bed.hosts[1]
+                .landing
+                .as_ref()
+                .and_then(|side| side.inbound.as_ref());
+            let header = LmHeader::Data {
+                session_key: scene.key,
+                message: message.map_or(announced(&scene), |inbound| inbound.unsettled_from()),
+                // Of 28 fragments.
+                index: 28 + (n % 5000) as u32,
+                count: 6000,
+            };
+            let bytes = packet(1, from, PORT, &header, &[0x5a; 1448]);
+            scene.bed.wire.inject(1, 1, &bytes);
+            if n % PER_ROUND == PER_ROUND - 1 {
+                match end {
+                    None => end = scene.go_on().err(),
+                    Some(_) => drop(scene.bed.round()),
+                }
+            }
+        }
+        scene.bed.rounds(QUIET_ROUNDS);
+    });
+    assert_eq!(end, Some(Outcome::SessionEnded));
+    let counters = scene.bed.hosts[1].counters;
+    assert_eq!(counters.violations.total() - before.violations.total(), 1);
+    assert!(counters.messages_incomplete > before.messages_incomplete);
+    // The channel is built anew, once: the simulated kernel's rings are new memory before the old ones go.
+    assert!(grown < 8 * GROWTH_MAX, "memory grew by {grown} bytes");
+    // The rest came for a session that is no more.
+    let (late, socket_full) = (
+        counters.drops.late - before.drops.late,
+        scene.bed.wire.counters().socket_full,
+    );
+    assert!(
+        late > 1000 && late + socket_full > 9 * PACKETS / 10,
+        "{late}, {socket_full}"
+    );
+    assert!(scene.bed.hosts[1].notices.lines <= 2);
+    let Scene { mut bed, .. } = scene;
+    while bed.hosts[1]
+        .take_message()
+        .map_or(true, |message| message.is_some())
+    {}
+    bed.hosts[0].completions.clear();
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    for n in 0..20 {
+        bed.exchange(0, peer, &noise(n, LEN));
+    }
+    bed.check_memory();
+}
