@@ -101,6 +101,10 @@ pub struct LinkOptions {
     /// Print the report as one JSON object on standard output
     #[arg(long)]
     pub json: bool,
+
+    /// Say more on standard error; -vv still more. RUST_LOG goes before
+    #[arg(long, short = 'v', action = clap::ArgAction::Count)]
+    pub verbose: u8,
 }
 
 /// `--delivery`.

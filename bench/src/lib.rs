@@ -12,6 +12,7 @@ pub mod impair;
 pub mod input;
 pub mod link;
 pub mod lm;
+pub mod log;
 pub mod meter;
 pub mod output;
 pub mod peer;

@@ -88,6 +88,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(options) => options,
         Err(code) => return code,
     };
+    crate::log::start(options.link.verbose);
     match Tool::open(&options) {
         Ok(tool) => tool.run(),
         Err(failure) => {

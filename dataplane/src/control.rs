@@ -5,7 +5,9 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_ebpf::{Role, SessionAdmission};
-use lm_protocol::control::{ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request};
+use lm_protocol::control::{
+    ControlError, ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request,
+};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{
@@ -14,8 +16,8 @@ use lm_protocol::session::{
 };
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::lm::MissingRange;
+use lm_protocol::wire::lm::{LmError, LmHeader};
 use lm_protocol::zone::ZoneShape;
 
 use crate::arena::pages_len;
@@ -28,6 +30,7 @@ use crate::engine::{Engine, LandingSide, same_drops, time};
 use crate::error::{ConnectError, RecvError};
 use crate::landing::{GivenUp, Inbound, InboundTerms, Sessions, Violation};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
+use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
 use crate::peer::PeerId;
 use crate::udp::{Port, UdpEvent};
@@ -79,6 +82,10 @@ impl<N: Nic> Engine<N> {
             match event {
                 UdpEvent::Datagram { from, len } => self.take_control(from, &datagram[..len], now_ns),
                 UdpEvent::Refused(by) => self.take_refusal(by),
+                UdpEvent::TooLong(from) => {
+                    self.counters.control_packets += 1;
+                    self.reject(Fault::Malformed, from);
+                }
             }
         }
         count
@@ -86,35 +93,72 @@ impl<N: Nic> Engine<N> {
 
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         let now = time(now_ns);
+        self.counters.control_packets += 1;
         match ControlMessage::parse(datagram) {
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
                 let Some(mut grants) = self.grants.take() else {
+                    self.reject(Fault::Answer, from);
                     return;
+                };
+                let is_for_nothing = match &message {
+                    ControlMessage::End(end) => !(grants.grantor.sessions())
+                        .any(|session| session.peer == from && session.grant.session_key == end.session_key),
+                    _ => false,
                 };
                 let reply =
                     grants
                         .grantor
                         .handle(from, request_id, &message, now, grants.admit.as_mut(), self);
                 self.grants = Some(grants);
+                match (&message, &reply) {
+                    (ControlMessage::End(end), _) if is_for_nothing => {
+                        self.reject_for(end.session_key, Fault::Key, from);
+                    }
+                    (ControlMessage::Request(_), Some(ControlMessage::Reject(_))) => {
+                        self.reject(Fault::Refused, from);
+                    }
+                    // A repetition of one whose session is over.
+                    (ControlMessage::Request(_), None) => self.counters.drops.late += 1,
+                    _ => self.counters.packets_used += 1,
+                }
                 if let Some(reply) = reply {
                     self.send_control(from, request_id, &reply);
                 }
             }
             Ok((request_id, message)) => {
+                let mut is_awaited = false;
                 for applying in &mut self.applying {
                     if self.peers.at(applying.peer).control == from {
+                        is_awaited |= applying.applicant.request_id() == request_id;
                         applying.applicant.handle(request_id, &message, now);
                     }
                 }
                 for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == from) {
+                    is_awaited |= leaving.farewell.request_id() == request_id;
                     leaving.farewell.handle(request_id, &message);
                 }
+                let mut number = u64::from(request_id);
                 if let ControlMessage::Ended(ended) = message {
-                    self.take_ended(from, &ended, now_ns);
+                    match self.take_ended(from, &ended, now_ns) {
+                        Some(true) => is_awaited = true,
+                        // Counted as what it is.
+                        Some(false) => return,
+                        None => {}
+                    }
+                    number = ended.session_key;
+                }
+                match is_awaited {
+                    true => self.counters.packets_used += 1,
+                    false => self.reject_for(number, Fault::Answer, from),
                 }
             }
             Err(error) => {
-                self.counters.drops.malformed += 1;
+                let fault = match error {
+                    ControlError::VersionMismatch { .. }
+                    | ControlError::Packet(LmError::VersionMismatch { .. }) => Fault::Version,
+                    _ => Fault::Malformed,
+                };
+                self.reject(fault, from);
                 for applying in &mut self.applying {
                     if self.peers.at(applying.peer).control == from {
                         applying.applicant.handle_error(&error);
@@ -143,8 +187,9 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The receiver has ended a session that we still used.
-    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) {
+    /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is
+    /// no session with this key.
+    fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
             peer.control == from
@@ -153,15 +198,15 @@ impl<N: Nic> Engine<N> {
                     .as_ref()
                     .is_some_and(|outbound| outbound.terms.key == ended.session_key)
         });
-        if let Some(index) = found {
-            if let Some(outbound) = &mut self.peers.at(index).outbound {
-                // The last credit may have been lost, or be behind us.
-                if outbound.ended(ended.delivered).is_err() {
-                    self.counters.drops.implausible += 1;
-                }
-            }
-            self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        let index = found?;
+        // The last credit may have been lost, or be behind us.
+        let outbound = self.peers.at(index).outbound.as_mut();
+        let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended.delivered).is_ok());
+        if !is_plausible {
+            self.reject(Fault::Ended, from);
         }
+        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        Some(is_plausible)
     }
 
     pub(crate) fn send_control(&mut self, to: SocketAddrV4, request_id: u32, message: &ControlMessage) {
@@ -249,6 +294,8 @@ impl<N: Nic> Engine<N> {
         };
         // A grant that we do not want is given back.
         self.drive_admission(now_ns);
+        let request_id = self.applying[position].applicant.request_id();
+        self.notices.remember(request_id.into());
         self.applying.swap_remove(position);
         self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
         Some(outcome)
@@ -333,7 +380,9 @@ impl<N: Nic> Engine<N> {
     /// Ends the session that we have with a peer. Unconfirmed messages are settled as `outcome`.
     pub(crate) fn drop_outbound(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         self.settle_outbound(index, Some(outcome), now_ns);
-        self.peers.at(index).outbound = None;
+        if let Some(outbound) = self.peers.at(index).outbound.take() {
+            self.notices.remember(outbound.terms.key);
+        }
         self.senders.retain(|&sender| sender != index);
     }
 
@@ -351,6 +400,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn end_session_key(&mut self, index: u16, key: u64, messages: u32, now_ns: u64) {
+        self.notices.remember(key);
         let farewell = Farewell::new(
             key,
             messages,
@@ -375,17 +425,20 @@ impl<N: Nic> Engine<N> {
             .map(|inbound| inbound.terms.key)
             .collect();
         for key in keys {
-            self.abort_session(key);
+            self.abort_session(key, Fault::Violation);
         }
     }
 
     /// Gives a landing session up: reports to the application and the sender.
-    pub(crate) fn abort_session(&mut self, session_key: u64) {
+    pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
         let session = grants.grantor.session(session_key);
         let peer = session.map(|session| session.peer);
+        if let Some(peer) = peer {
+            self.notices.tell(fault, peer);
+        }
         grants.grantor.close(session_key, self);
         self.grants = Some(grants);
         if let Some(peer) = peer {
@@ -524,7 +577,7 @@ impl<N: Nic> Engine<N> {
         // Packets that the gate accepted and nobody took stay behind in the log.
         let producer = log.producer();
         log.set_posted(producer);
-        sessions.forget_entries(producer, &mut arena, &self.umem);
+        self.counters.drops.landing_discarded += sessions.forget_entries(producer, &mut arena, &self.umem);
         self.landing = Some(LandingSide {
             queue,
             fill: channel.fill,
@@ -559,7 +612,8 @@ impl<N: Nic> Engine<N> {
         let closed = (landing.sessions.taken())
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
-        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(0, 0));
+        let position = landing.log.producer();
+        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0));
         if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;
@@ -572,8 +626,8 @@ impl<N: Nic> Engine<N> {
         let Some(landing) = &mut self.landing else {
             return false;
         };
-        let position = landing.log.producer();
-        sessions.forget_entries(position, &mut landing.arena, &self.umem);
+        self.counters.drops.landing_discarded +=
+            sessions.forget_entries(position, &mut landing.arena, &self.umem);
         landing.sessions = sessions;
         for place in taken {
             let Some(inbound) = landing.sessions.at_mut(place) else {
@@ -609,7 +663,7 @@ impl<N: Nic> Engine<N> {
     fn report_given_up(&mut self, inbound: &mut Inbound) -> Vec<crate::landing::Zone> {
         let (given_up, zones) = inbound.give_up();
         let (peer, key) = (inbound.terms.peer, inbound.terms.key);
-        self.counters.repair(std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, std::mem::take(&mut inbound.repair));
         for message in given_up {
             // To a sender that repeats what is missing this would be a request.
             if inbound.terms.delivery != Delivery::Reliable {
@@ -679,6 +733,14 @@ impl<N: Nic> Landing for Engine<N> {
             .map_err(|_| RejectReason::Unsupported)?;
         let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, 0).total_len();
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
+        // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
+        // forged its address.
+        let peers = &mut self.peers;
+        let is_from =
+            |inbound: &Inbound| (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from);
+        if landing.sessions.iter().any(is_from) {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
         let Some(mac) = self.nic.neighbour(*from.ip()) else {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
@@ -803,7 +865,11 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(mut inbound) = landing.sessions.remove(place) else {
             return 0;
         };
-        if let Some(peer) = self.peers.named(inbound.terms.peer) {
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        if let Some(peer) = self.peers.named(peer) {
             peer.inbound -= 1;
         }
         let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);

@@ -23,9 +23,19 @@ macro_rules! drops {
 drops! {
     /// Not a packet of ours, or its fields contradict each other.
     malformed,
-    /// A well-formed packet that nothing waits for (another session's, another incarnation's).
+    /// A packet of another version of LM.
+    other_version,
+    /// A well-formed packet that nothing waits for (another incarnation's, or of a kind that has no business here).
     unexpected,
-    /// A credit or acknowledgement that no honest peer sends.
+    /// A packet for a session of ours with another key, or from another address.
+    wrong_key,
+    /// A packet for a session or a request that ended a while ago.
+    late,
+    /// An answer of the admission protocol that nothing waits for, or a request where no sessions are granted.
+    control_unexpected,
+    /// A request for a session that was refused. It was answered.
+    request_refused,
+    /// A credit, an acknowledgement, a request for fragments or the end of a session that no honest peer sends.
     implausible,
     /// An eager message that had arrived before.
     eager_duplicate,
@@ -43,6 +53,10 @@ drops! {
     fragment_implausible,
     /// A fragment for which no memory was free; it was asked for again.
     fragment_no_room,
+    /// A fragment of a message that was given up, because others of it never came.
+    fragment_given_up,
+    /// A fragment that the gate accepted and nobody looked at: something was wrong before it, or the channel was built anew.
+    landing_discarded,
     /// The table of peers is full of peers that are owed something.
     peer_table_full,
     /// The sender's Ethernet address is not known yet.
@@ -103,6 +117,8 @@ pub struct Counters {
     pub data_packets_sent: u64,
     /// Fragments landed.
     pub landing_packets: u64,
+    /// Fragments that are in messages which were shown to the application.
+    pub fragments_delivered: u64,
     /// Payload bytes that are missing of messages which were delivered without them.
     pub missing_bytes: u64,
     /// Fragments that landed in the slot of another, because of a loss.
@@ -117,10 +133,14 @@ pub struct Counters {
     pub fragments_one_copy: u64,
     /// Messages that were copied out of their landing zone, since packets were lost that were to use it up.
     pub messages_copied_out: u64,
-    /// Packets received on the general channel.
+    /// Packets received on the general channel, dropped ones included.
     pub general_packets: u64,
-    /// Packets that came through the kernel's data socket.
+    /// Packets that came through the kernel's data socket, dropped ones included.
     pub one_copy_packets: u64,
+    /// Datagrams that came to the control port, dropped ones included.
+    pub control_packets: u64,
+    /// Packets other than fragments that were of use.
+    pub packets_used: u64,
     /// Credit packets sent.
     pub credits_sent: u64,
     /// Times that no general frame was free for a datagram of the kernel's socket.
@@ -153,6 +173,10 @@ impl Counters {
         self.drops.fragment_stale += repair.stale;
         self.drops.fragment_implausible += repair.implausible;
         self.drops.fragment_no_room += repair.no_room;
+        self.drops.fragment_given_up += repair.given_up;
+        self.drops.landing_discarded += repair.discarded;
+        self.fragments_delivered += repair.delivered;
+        self.landing_packets += repair.landed;
     }
 
     /// Everything that went wrong, by name: drops and violations.

@@ -15,6 +15,7 @@
 //! Receiving comes before sending, so that a credit is used in the round that it came in.
 
 use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use lm_ebpf::Log;
@@ -40,6 +41,7 @@ use crate::landing::{Inbound, Sessions, Zone};
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::nic::Nic;
+use crate::notices::{Fault, Notices};
 use crate::outbound::{Completion, Outbound, OutgoingTable};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, Peers};
@@ -201,6 +203,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) failed_sends: u64,
     pub(crate) next_token: u64,
     pub(crate) counters: Counters,
+    pub(crate) notices: Notices,
     pub(crate) capture: Option<Capture>,
     /// Whether the general channel carries a stream of messages in one direction.
     pub(crate) stream: Stream,
@@ -337,7 +340,8 @@ impl<N: Nic> Engine<N> {
             let Some(general) = &mut self.general else { break };
             let descriptor = general.rx.read(offset);
             let Some(frame) = self.frames.reclaim(descriptor.start()) else {
-                self.counters.drops.foreign_frame += 1;
+                let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+                self.reject(Fault::Frame, nobody);
                 continue;
             };
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
@@ -374,7 +378,6 @@ impl<N: Nic> Engine<N> {
         if burst.packets == 0 {
             return 0;
         }
-        self.counters.landing_packets += u64::from(burst.packets);
         if burst.window_ended || landing.sessions.iter().any(Inbound::has_landed) {
             self.show_landed(now_ns);
         }

@@ -165,6 +165,17 @@ impl Arriving {
         self.base + u64::from(self.fragment_count())
     }
 
+    /// Fragments of it that are here.
+    fn arrived(&self) -> u64 {
+        let missing: u32 = self
+            .arrivals
+            .missing()
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum();
+        u64::from(self.arrivals.expected() - missing)
+    }
+
     /// Every fragment is in its place, and nothing can be written there any more (I1).
     fn is_final(&self) -> bool {
         self.consumed == self.fragment_count() && self.arrivals.is_complete() && self.held == 0
@@ -182,6 +193,8 @@ pub(crate) struct Landed {
     pub(crate) announced_ns: u64,
     /// Fragment indices that are not there, ascending: partial delivery.
     pub(crate) missing: Vec<Range<u32>>,
+    /// How many fragments are.
+    pub(crate) arrived: u64,
 }
 
 impl Landed {
@@ -532,6 +545,7 @@ impl Inbound {
         // Its last fragments may have come without the gate: what comes next is the next message's.
         self.accepted = self.accepted.max(message.end());
         self.complete.push_back(Landed {
+            arrived: message.arrived(),
             zone: message.zone.expect("a posted message has a zone"),
             address: message.payload,
             len: message.len,
@@ -551,6 +565,7 @@ impl Inbound {
     pub(crate) fn next_landed(&mut self) -> Option<Landed> {
         let landed = self.complete.pop_front()?;
         self.delivered = landed.number.wrapping_add(1);
+        self.repair.delivered += landed.arrived;
         Some(landed)
     }
 
@@ -610,6 +625,7 @@ impl Inbound {
         let mut zones: Vec<Zone> = Vec::new();
         let mut given_up = Vec::new();
         for landed in self.complete.drain(..) {
+            self.repair.given_up += landed.arrived;
             zones.push(landed.zone);
             let count = self
                 .terms
@@ -624,6 +640,7 @@ impl Inbound {
             });
         }
         for mut message in self.messages.drain(..) {
+            self.repair.given_up += message.arrived();
             zones.extend(message.zone);
             message.arrivals.claim(u32::MAX);
             given_up.push(GivenUp {
@@ -640,6 +657,13 @@ impl Inbound {
         self.posting = 0;
         self.delivered = self.announced;
         (given_up, zones)
+    }
+
+    /// Fragments of messages that are not settled.
+    #[cfg(test)]
+    pub(crate) fn open_fragments(&self) -> u64 {
+        let landed: u64 = self.complete.iter().map(|landed| landed.arrived).sum();
+        landed + self.messages.iter().map(Arriving::arrived).sum::<u64>()
     }
 
     /// Whether an announcement with this number was taken already.

@@ -23,6 +23,7 @@ pub mod memory;
 mod message;
 mod netlink;
 pub mod nic;
+mod notices;
 mod opening;
 mod outbound;
 mod packets;

@@ -25,6 +25,7 @@ use crate::interface::Interface;
 use crate::landing::Sessions;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Nic};
+use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::release::Loaned;
@@ -257,6 +258,7 @@ impl Parts {
             failed_sends: 0,
             next_token: 0,
             counters: Counters::default(),
+            notices: Notices::new(),
             capture: None,
             stream: crate::engine::Stream::default(),
             probes_ns: 0,

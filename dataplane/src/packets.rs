@@ -7,18 +7,20 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
+use lm_protocol::wire::lm::LmError;
 use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, SETTLED_KEPT, broken_messages};
-use lm_protocol::wire::{Addressing, parse_frame};
+use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
 use crate::control::RANGES_MAX;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::frames::Frame;
-use crate::landing::{Remedy, Told};
+use crate::landing::{Remedy, RepairCounters, Told};
 use crate::message::Message;
 use crate::nic::Nic;
-use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn};
+use crate::notices::{Fault, source_of};
+use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn, PeerId};
 use crate::release::Released;
 use crate::udp::{Port, UdpEvent};
 
@@ -46,16 +48,21 @@ impl<N: Nic> Engine<N> {
         if let Some(capture) = &mut self.capture {
             capture.received(bytes);
         }
-        let parsed = parse_frame(bytes).ok().and_then(|parsed| {
+        self.counters.general_packets += 1;
+        let found = parse_frame(bytes);
+        let parsed = found.as_ref().ok().and_then(|parsed| {
             let addressing = parsed.addressing()?.reversed();
             Some((addressing, *parsed.lm()?, parsed.payload))
         });
         let Some((addressing, header, payload)) = parsed else {
-            self.counters.drops.malformed += 1;
+            let fault = match found {
+                Err(ParseError::Lm(LmError::VersionMismatch { .. })) => Fault::Version,
+                _ => Fault::Malformed,
+            };
+            self.reject(fault, source_of(bytes));
             self.frames.put(frame);
             return;
         };
-        self.counters.general_packets += 1;
         self.take_lm(frame, addressing, &header, payload, now_ns);
     }
 
@@ -77,6 +84,13 @@ impl<N: Nic> Engine<N> {
                     count += 1;
                     continue;
                 }
+                Ok(Some(UdpEvent::TooLong(from))) => {
+                    self.counters.one_copy_packets += 1;
+                    self.reject(Fault::Malformed, from);
+                    self.frames.put(frame);
+                    count += 1;
+                    continue;
+                }
                 Ok(None) | Err(_) => {
                     self.frames.put(frame);
                     break;
@@ -86,12 +100,31 @@ impl<N: Nic> Engine<N> {
             let pointer = self.loaned.pointer(start, len as u64);
             // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
             let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-            let Ok((header, payload)) = parse_datagram(bytes) else {
-                self.counters.drops.malformed += 1;
+            self.counters.one_copy_packets += 1;
+            let (header, payload) = match parse_datagram(bytes) {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    let fault = match error {
+                        LmError::VersionMismatch { .. } => Fault::Version,
+                        _ => Fault::Malformed,
+                    };
+                    self.reject(fault, from);
+                    self.frames.put(frame);
+                    continue;
+                }
+            };
+            if let LmHeader::Data {
+                session_key,
+                message,
+                index,
+                count,
+            } = header
+            {
+                // It is never answered.
+                self.take_fragment(from, session_key, (message, index, count), payload, now_ns);
                 self.frames.put(frame);
                 continue;
-            };
-            self.counters.one_copy_packets += 1;
+            }
             // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
             // it, and until then answers go through the socket.
             let Some(addressing) = self.addressing_of_sender(from) else {
@@ -123,7 +156,7 @@ impl<N: Nic> Engine<N> {
         {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
-            self.counters.drops.malformed += 1;
+            self.reject(Fault::Malformed, from);
             self.frames.put(frame);
             return;
         }
@@ -186,7 +219,7 @@ impl<N: Nic> Engine<N> {
                 count,
             } => self.take_fragment(from, session_key, (message, index, count), payload, now_ns),
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
-            _ => self.counters.drops.unexpected += 1,
+            _ => self.reject(Fault::Unexpected, from),
         }
         self.frames.put(frame);
     }
@@ -214,7 +247,7 @@ impl<N: Nic> Engine<N> {
             return;
         }
         let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
-            self.counters.drops.peer_table_full += 1;
+            self.reject(Fault::PeersFull, from);
             self.frames.put(frame);
             return;
         };
@@ -239,7 +272,7 @@ impl<N: Nic> Engine<N> {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
             let asks = len == 0 && serial::distance(eager.next, number) < -(EAGER_NEVER_NEXT as i32 / 2);
             match serial::precedes(number, eager.next) {
-                _ if asks => {}
+                _ if asks => self.counters.packets_used += 1,
                 true => self.counters.drops.eager_duplicate += 1,
                 false => self.counters.drops.eager_out_of_order += 1,
             }
@@ -250,6 +283,7 @@ impl<N: Nic> Engine<N> {
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
         self.frames_held += 1;
+        self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;
         self.ready.push_back(Message {
@@ -267,13 +301,13 @@ impl<N: Nic> Engine<N> {
 
     fn take_eager_ack(&mut self, from: SocketAddrV4, sender_id: u64, next: u32, limit: u32, now_ns: u64) {
         let Some(index) = self.peers.find(from) else {
-            self.counters.drops.unexpected += 1;
+            self.reject(Fault::Unexpected, from);
             return;
         };
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         if sender_id != peer.eager_out.sender_id(self.fixed.sender_id) {
-            self.counters.drops.unexpected += 1;
+            self.reject(Fault::Unexpected, from);
             return;
         }
         peer.heard_ns = now_ns;
@@ -285,9 +319,10 @@ impl<N: Nic> Engine<N> {
                     Self::completed(completions, counters, failed, completion)
                 });
         if !plausible {
-            self.counters.drops.implausible += 1;
+            self.reject(Fault::Acknowledgement, from);
             return;
         }
+        self.counters.packets_used += 1;
         // The receiver says again where it is: something before what it got is lost.
         let out = &self.peers.at(index).eager_out;
         let pause_ns = EAGER_REPEAT_SOON_NS << out.resends.min(9);
@@ -317,7 +352,7 @@ impl<N: Nic> Engine<N> {
             })
         });
         let Some(landing) = landing else {
-            self.counters.drops.fragment_passed += 1;
+            self.reject_for(key, Fault::Fragment, from);
             return;
         };
         let bytes = (address, payload.len() as u64);
@@ -390,12 +425,18 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
-        let Some(landing) = &mut self.landing else { return };
         let peers = &mut self.peers;
-        let inbound = (landing.sessions.keyed(key))
-            .filter(|inbound| peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from));
-        let Some(inbound) = inbound else {
-            self.counters.drops.unexpected += 1;
+        let landing = self.landing.as_mut().filter(|landing| {
+            landing
+                .sessions
+                .with_key(key)
+                .is_some_and(|inbound| peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from))
+        });
+        let Some(landing) = landing else {
+            self.reject_for(key, Fault::Key, from);
+            return;
+        };
+        let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
         if let Some(grants) = &mut self.grants {
@@ -403,21 +444,26 @@ impl<N: Nic> Engine<N> {
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
+        let mut refused = false;
         for (offset, entry) in AnnounceEntry::iter(payload).enumerate() {
             let number = first.wrapping_add(offset as u32);
             if inbound.knows(number) {
                 repeated = true;
             } else if !inbound.announce(number, entry.len, entry.tag, now_ns) {
-                self.counters.drops.announcement_refused += 1;
+                refused = true;
                 break;
             }
         }
-        if !inbound.claimed(sent, now_ns) {
-            self.counters.drops.implausible += 1;
-        }
+        let is_believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
         let (place, announced) = (u32::from(inbound.place()), inbound.announced);
         landing.log.set_message_limit(place, announced.wrapping_sub(1));
+        // One counter for a packet: what follows from a refused announcement is no news.
+        match (refused, is_believed) {
+            (true, _) => self.reject(Fault::Announcement, from),
+            (false, false) => self.reject(Fault::Claim, from),
+            (false, true) => self.counters.packets_used += 1,
+        }
     }
 
     fn take_credit(
@@ -430,23 +476,24 @@ impl<N: Nic> Engine<N> {
     ) {
         let found = self.peers.find(from);
         let Some(index) = found else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let peer = self.peers.at(index);
-        peer.heard_ns = now_ns;
         let Some(outbound) = peer
             .outbound
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
+        peer.heard_ns = now_ns;
         if outbound.credit(limit, delivered, announced, now_ns).is_err() {
-            self.counters.drops.implausible += 1;
+            self.reject(Fault::Credit, from);
             return;
         }
+        self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {
             outbound.broken(&mut self.outgoing, number);
@@ -456,6 +503,7 @@ impl<N: Nic> Engine<N> {
 
     fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {
         let Some(index) = self.peers.find(from) else {
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let peer = self.peers.at(index);
@@ -464,15 +512,16 @@ impl<N: Nic> Engine<N> {
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.counters.drops.unexpected += 1;
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         let ranges = MissingRange::iter(payload)
             .map(|range| range.first..range.first.saturating_add(range.len))
             .collect();
         outbound.heard_ns = now_ns;
-        if !outbound.missing(&mut self.outgoing, message, ranges) {
-            self.counters.drops.implausible += 1;
+        match outbound.missing(&mut self.outgoing, message, ranges) {
+            true => self.counters.packets_used += 1,
+            false => self.reject(Fault::Missing, from),
         }
     }
 
@@ -626,9 +675,21 @@ impl<N: Nic> Engine<N> {
             }
         }
         let Some(landing) = &mut self.landing else { return };
-        self.counters.drops.fragment_stale += std::mem::take(&mut landing.sessions.strays);
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
         if let Some(inbound) = landing.sessions.at_mut(place) {
-            self.counters.repair(std::mem::take(&mut inbound.repair));
+            let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+            self.book_repair(peer, repair);
+        }
+    }
+
+    /// Counts what a landing session did about losses.
+    pub(crate) fn book_repair(&mut self, peer: PeerId, repair: RepairCounters) {
+        self.counters.repair(repair);
+        if repair.implausible > 0
+            && let Some(peer) = self.peers.named(peer)
+        {
+            let from = peer.data;
+            self.reject(Fault::FragmentShape, from);
         }
     }
 

@@ -11,6 +11,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
 use crate::nic::Nic;
+use crate::notices::Fault;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -54,9 +55,13 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn take_probe_request(&mut self, from: SocketAddrV4, kind: u8, request_id: u32) {
         let known = self.peers.find(from);
         let (Some(index), KIND_PROBE_ME) = (known, kind) else {
-            self.counters.drops.unexpected += u64::from(kind != KIND_PROBE);
+            match kind {
+                KIND_PROBE => self.counters.packets_used += 1,
+                _ => self.reject(Fault::Unexpected, from),
+            }
             return;
         };
+        self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
         let channel = match (&peer.outbound, &self.general) {

@@ -315,6 +315,12 @@ impl Wire {
         lock(&self.0).hosts[host].sent
     }
 
+    /// Datagrams in the sockets of host number `host` that nobody has read.
+    pub fn unread_datagrams(&self, host: usize) -> u64 {
+        let shared = lock(&self.0);
+        (shared.hosts[host].control.len() + shared.hosts[host].data.len()) as u64
+    }
+
     /// Says where the kernel may write what it receives for a queue of host number `host`: packets that it writes elsewhere are
     /// counted by [`Wire::strayed`].
     pub fn set_bounds(&self, host: usize, queue: u32, bounds: Range<u64>) {

@@ -4,6 +4,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
 use crate::nic::Nic;
+use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::EAGER_NEVER_NEXT;
 
@@ -37,7 +38,7 @@ impl<N: Nic> Engine<N> {
         let stalled = (landing.sessions.iter()).find(|inbound| inbound.stalled_ns(now_ns) > limit_ns);
         if let Some(key) = stalled.map(|inbound| inbound.terms.key) {
             self.counters.messages_stalled += 1;
-            self.abort_session(key);
+            self.abort_session(key, Fault::Stalled);
         }
     }
 

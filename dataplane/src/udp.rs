@@ -43,6 +43,8 @@ pub enum UdpEvent {
     },
     /// Nobody listens on the port there: an ICMP *port unreachable* came back for something sent from this socket.
     Refused(SocketAddrV4),
+    /// A datagram that was longer than the space given, and is gone.
+    TooLong(SocketAddrV4),
 }
 
 /// One socket with what its error queue may still hold.
@@ -182,7 +184,10 @@ impl UdpPair {
                 Ok((from, received)) if received <= len => {
                     return Ok(Some(UdpEvent::Datagram { from, len: received }));
                 }
-                Ok(_) => self.truncated.set(self.truncated.get() + 1),
+                Ok((from, _)) => {
+                    self.truncated.set(self.truncated.get() + 1);
+                    return Ok(Some(UdpEvent::TooLong(from)));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(if socket.errors_pending.get() {
                         socket.next_refusal()?
@@ -529,6 +534,10 @@ mod tests {
         let mut space = [0; 8];
         a.send(Port::Data, a.local(), &[1; 9]).expect("send");
         a.send(Port::Data, a.local(), &[2; 8]).expect("send");
+        assert_eq!(
+            wait_for(&a, Port::Data, &mut space),
+            Some(UdpEvent::TooLong(a.local()))
+        );
         assert_eq!(
             wait_for(&a, Port::Data, &mut space),
             Some(UdpEvent::Datagram {

@@ -3,6 +3,8 @@
 //! The test `sim_tests::soak::seeds_settle` of `lm-dataplane` runs the seeds that `LM_SOAK_SEEDS` names and says one line for
 //! each. Here they are handed out in small ranges, counted, and stopped at the first failure.
 
+mod kernel;
+
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -27,11 +29,14 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// packets, corrupt headers, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
 /// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
 /// first failure and says how to repeat it. Needs no root.
+///
+/// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
+/// the seed. Needs root.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// How many seeds.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: u64,
+    /// How many seeds on the simulated NIC [default: 1000, with --kernel none]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
@@ -41,6 +46,12 @@ pub struct Arguments {
     /// More kinds of trouble: `corrupt-anything`, bytes changed anywhere, which only digests notice.
     #[arg(long, value_name = "KIND,…")]
     with: Option<String>,
+    /// How many seeds on the real kernel.
+    #[arg(long, default_value_t = 0, value_name = "SEEDS")]
+    kernel: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 0, requires = "kernel", value_name = "SEED")]
+    kernel_seed: u64,
 }
 
 /// The test program and what it is told beside its seeds.
@@ -148,7 +159,23 @@ fn build() -> Result<PathBuf> {
 
 /// Runs `cargo xtask soak`.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let last = arguments.from.checked_add(arguments.seeds);
+    let seeds = match (arguments.seeds, arguments.kernel) {
+        (Some(seeds), _) => seeds,
+        (None, 0) => 1000,
+        (None, _) => 0,
+    };
+    if seeds > 0 {
+        simulated(arguments, seeds)?;
+    }
+    if arguments.kernel > 0 {
+        kernel::soak(arguments.kernel_seed, arguments.kernel)?;
+    }
+    Ok(())
+}
+
+/// Seeds of the simulated world.
+fn simulated(arguments: &Arguments, seeds: u64) -> Result<()> {
+    let last = arguments.from.checked_add(seeds);
     let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
     let subject = Subject {
         program: build()?,
@@ -181,9 +208,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let messages = progress.messages.load(Ordering::Relaxed);
     ensure!(
-        done == arguments.seeds,
-        "{done} of {} seeds ran; is the test {TEST} still there?",
-        arguments.seeds
+        done == seeds,
+        "{done} of {seeds} seeds ran; is the test {TEST} still there?"
     );
     println!("{done} seeds, {messages} messages, {seconds:.1} s");
     Ok(())

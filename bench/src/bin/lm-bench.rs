@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, impair, lm, peer};
+use lm_bench::{bare, impair, lm, log, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -21,6 +21,9 @@ struct Arguments {
     /// Seconds after which a program that has not ended ends with an error
     #[arg(long, global = true, default_value_t = 60.0)]
     time_limit: f64,
+    /// Say more on standard error; -vv still more. RUST_LOG goes before
+    #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
     #[command(subcommand)]
     program: Program,
 }
@@ -47,6 +50,10 @@ enum Program {
     LmPing(lm::PingArgs),
     /// LM: answer until ended
     LmPong(lm::PongArgs),
+    /// LM: send messages that are known from a seed
+    LmCheckSend(lm::CheckSendArgs),
+    /// LM: receive messages that are known from a seed, compare every byte, and tell of each what became of it
+    LmCheckRecv(lm::CheckReceiveArgs),
     /// Bare AF_XDP: send packets
     BareSend(bare::SendArgs),
     /// Bare AF_XDP: receive packets and count
@@ -69,6 +76,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    log::start(arguments.verbose);
     // A box lives as long as the hosts it joins.
     if !matches!(arguments.program, Program::Impair(_)) {
         end_after(arguments.time_limit);
@@ -95,6 +103,8 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
         Program::LmPing(args) => print(&lm::ping(&args)?),
         Program::LmPong(args) => lm::pong(&args, ready)?,
+        Program::LmCheckSend(args) => print(&lm::check_send(&args)?),
+        Program::LmCheckRecv(args) => print(&lm::check_receive(&args, ready)?),
         Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),

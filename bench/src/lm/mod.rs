@@ -4,17 +4,20 @@
 //! message. The counterparts over kernel UDP ([`crate::peer`]) do exactly as much with the payload: a sequence number at
 //! its start, nothing else.
 
+mod check;
 mod pingpong;
 mod stream;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
-use crate::cli::{Failure, Mode, chain};
+use crate::cli::{DeliveryOption, Failure, Mode, chain};
 use crate::link;
 
+pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 
@@ -106,4 +109,15 @@ fn connect(endpoint: &mut Endpoint, to: SocketAddrV4, options: &ConnectOptions) 
         endpoint.open_session(peer, options).map_err(failed)?;
     }
     Ok(peer)
+}
+
+/// What the measuring programs ask a receiver for.
+fn session_options(message_len: u64, messages_in_flight: u32, delivery: DeliveryOption) -> ConnectOptions {
+    ConnectOptions {
+        max_message_len: message_len,
+        messages_in_flight,
+        delivery: delivery.into(),
+        timeout: Duration::from_secs(3),
+        ..ConnectOptions::default()
+    }
 }

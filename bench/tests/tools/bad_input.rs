@@ -204,6 +204,43 @@ fn another_version() {
     nothing_attached(&bed);
 }
 
+/// What no honest peer sends is counted each time, and told once for each kind.
+#[test]
+fn strange_packets_are_told_once() {
+    let Some(bed) = Bed::new() else { return };
+    let directory = bed.directory("in");
+    let receiver = bed.recv(&["--json", "--output", directory.to_str().unwrap()]);
+    let socket = bed.udp_socket(Host::Sender, &format!("{SENDER}:0"));
+    // As many as a socket surely has room for, whenever it is looked at.
+    for _ in 0..60 {
+        // A version that there is, and nothing else; and one that there is not.
+        for byte in [0x1d, 0x7d] {
+            socket.send_to(&[byte; 40], format!("{RECEIVER}:7168")).unwrap();
+        }
+    }
+    receiver.wait_for_line("contradict themselves");
+    receiver.wait_for_line("another version");
+    // An honest transfer goes on as if nothing had been.
+    let file = bed.file("file", 100_000);
+    bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
+    receiver.signal(Signal::TERM);
+    let ended = receiver.end();
+    let warnings: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| line.contains("WARN"))
+        .collect();
+    assert_eq!(warnings.len(), 2, "{}", ended.stderr);
+    for line in &warnings {
+        assert!(line.contains(SENDER) && line.contains("; dropped"), "{line}");
+        // No colours and no times where nobody looks.
+        assert!(line.trim_start().starts_with("WARN from"), "{line:?}");
+    }
+    let report = ended.expect_code(130).json();
+    assert_eq!(report["drops"]["malformed"], 60, "{report}");
+    assert_eq!(report["drops"]["other_version"], 60, "{report}");
+}
+
 /// A killed process leaves no program attached, and the next one starts as if nothing had been.
 #[test]
 fn killed() {

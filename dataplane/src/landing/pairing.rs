@@ -49,6 +49,9 @@ impl Sessions {
                 now_ns,
             );
             if result.is_err() {
+                // Those behind it are not looked at; the channel will be built anew.
+                self.repair.discarded += 1;
+                burst.packets = offset;
                 break;
             }
         }
@@ -60,6 +63,7 @@ impl Sessions {
                 inbound.settle_trouble(umem);
             }
         }
+        self.repair.landed += u64::from(burst.packets);
         result.map(|()| burst)
     }
 
@@ -84,17 +88,19 @@ impl Sessions {
         }
         let Some(inbound) = self.places[usize::from(entry.session % PLACES)].as_deref_mut() else {
             // Its session was closed while it was on its way.
-            self.strays += 1;
-            return self.used(&aim, false, (start, len), entry, umem, burst);
+            self.used(&aim, false, (start, len), entry, umem, burst)?;
+            self.repair.stale += 1;
+            return Ok(());
         };
         let Some(at) = inbound.position_of(entry.message) else {
             // The gate admits nothing beyond what is announced. What comes for a message that was given up is of no use.
             if !serial::precedes(entry.message, inbound.announced) {
                 return Err(Violation::Displaced);
             }
-            inbound.repair.stale += 1;
             inbound.troubled = true;
-            return self.used(&aim, false, (start, len), entry, umem, burst);
+            self.used(&aim, false, (start, len), entry, umem, burst)?;
+            self.repair.stale += 1;
+            return Ok(());
         };
         let message = &mut inbound.messages[at];
         let count = message.geometry.fragment_count();
@@ -123,15 +129,20 @@ impl Sessions {
         inbound.forgiven = false;
         let arrival = message.arrivals.take(position);
         let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
-        if arrival == Arrival::Next && in_place {
-            self.used(&aim, true, (start, len), entry, umem, burst)?;
-        } else {
-            // The header in the slot is looked at before anything is done with the payload behind it.
-            let valid = in_place && arrival != Arrival::Duplicate;
-            self.used(&aim, valid, (start, len), entry, umem, burst)?;
-            if let Some(inbound) = &mut self.places[usize::from(entry.session % PLACES)] {
-                inbound.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
+        // The header in the slot is looked at before anything is done with the payload behind it.
+        let valid = in_place && arrival != Arrival::Duplicate;
+        let used = self.used(&aim, valid, (start, len), entry, umem, burst);
+        let Some(inbound) = self.at_mut(entry.session) else {
+            return used;
+        };
+        if used.is_err() {
+            if arrival != Arrival::Duplicate {
+                inbound.messages[at].arrivals.reject(position);
             }
+            return used;
+        }
+        if arrival != Arrival::Next || !in_place {
+            inbound.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
         }
         if let Some(inbound) = &mut self.places[usize::from(entry.session % PLACES)]
             && inbound.messages.front().is_some_and(Arriving::is_final)

@@ -48,6 +48,14 @@ pub(crate) struct RepairCounters {
     pub(crate) implausible: u64,
     /// Fragments for which no memory was free.
     pub(crate) no_room: u64,
+    /// Fragments that landed.
+    pub(crate) landed: u64,
+    /// Fragments of messages that were given up.
+    pub(crate) given_up: u64,
+    /// Fragments that the gate accepted and that could not be believed.
+    pub(crate) discarded: u64,
+    /// Fragments of messages that were shown.
+    pub(crate) delivered: u64,
     /// Fragments taken from datagrams.
     pub(crate) datagrams: u64,
     /// Fragments asked for.
@@ -510,6 +518,7 @@ impl Inbound {
         let Some(front) = self.messages.pop_front() else {
             return;
         };
+        self.repair.given_up += front.arrived();
         self.posting = self.posting.saturating_sub(1);
         self.accepted = self.accepted.max(front.end());
         self.delivered = front.number.wrapping_add(1);

@@ -12,7 +12,7 @@ use lm_ebpf::{Log, SessionAdmission};
 use lm_protocol::serial;
 use lm_protocol::turns::Turns;
 
-use super::{Aim, Inbound, Remedy, Zone};
+use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
 use crate::memory::Umem;
 use crate::ring::FillRing;
@@ -24,6 +24,8 @@ const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
 const OVERLAP: i32 = 32;
+/// Fragments without an entry that may be on the way: as many as the kernel's socket surely has room for.
+const UNPOSTED_AHEAD: u64 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 
@@ -103,8 +105,8 @@ pub(crate) struct Sessions {
     /// By place, which four bits of a session's key name.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
-    /// Packets that the gate had accepted of sessions which are closed.
-    pub(crate) strays: u64,
+    /// What the channel counted since it was last looked at, beside what each session did.
+    pub(crate) repair: RepairCounters,
     turns: Turns<{ PLACES as usize }>,
     /// Whose turn it is, and packets posted in it.
     turn: Option<u8>,
@@ -131,7 +133,7 @@ impl Sessions {
                 landed_ns: 0,
                 processor: None,
             },
-            strays: 0,
+            repair: RepairCounters::default(),
             turns: Turns::default(),
             turn: None,
             turn_posted: 0,
@@ -363,7 +365,8 @@ impl Sessions {
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
         let provided = inbound.provided().saturating_sub(inbound.accepted);
-        let ahead = u64::from(self.entries_for(place)).max(provided);
+        let entries = u64::from(self.entries_for(place));
+        let ahead = entries.max(provided.min(entries + UNPOSTED_AHEAD));
         inbound
             .accepted_packets()
             .wrapping_add(ahead.min(u64::from(inbound.terms.on_the_way)) as u32)
@@ -405,8 +408,11 @@ impl Sessions {
         inbound.watch(&mut self.entries, arena, umem, now_ns)
     }
 
-    /// The channel was built anew, with `position` packets accepted: none of the posted entries will be used.
-    pub(crate) fn forget_entries(&mut self, position: u64, arena: &mut Arena, umem: &Umem) {
+    /// The channel was built anew, with `position` packets accepted: none of the posted entries will be used. Gives the number
+    /// of packets that nobody has looked at. (A descriptor that the log does not know is a violation, and was counted when it was
+    /// read.)
+    pub(crate) fn forget_entries(&mut self, position: u64, arena: &mut Arena, umem: &Umem) -> u64 {
+        let discarded = position.saturating_sub(self.entries.received);
         while let Some(aim) = self.entries.aims.pop_front() {
             if let Some((owner, at)) = self.owner(&aim) {
                 let base = owner.messages[at].base;
@@ -426,5 +432,6 @@ impl Sessions {
         for inbound in self.iter_mut() {
             inbound.post_again(umem);
         }
+        discarded
     }
 }

@@ -14,35 +14,56 @@ struct Counting;
 thread_local! {
     /// Allocations of this thread: tests run side by side.
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has, and the most it ever had. What it frees for another counts as well.
+    static LIVE: Cell<i64> = const { Cell::new(0) };
+    static PEAK: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count_one() {
+fn count_one(len: usize) {
     // A thread that is ending has no counter any more, and is none of ours.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+    count_bytes(len as i64);
+}
+
+fn count_bytes(change: i64) {
+    let _ = LIVE.try_with(|live| {
+        live.set(live.get() + change);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
+    });
+}
+
+/// By how many bytes the memory of this thread grew at most while `run` ran.
+pub(super) fn growth(run: impl FnOnce()) -> i64 {
+    let before = LIVE.get();
+    PEAK.set(before);
+    run();
+    PEAK.get() - before
 }
 
 // SAFETY: every call is passed on to the system's allocator unchanged; the counter is a plain thread-local cell whose
 // use allocates nothing (const-initialised, without a destructor).
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_one();
+        count_one(layout.size());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count_one();
+        count_one(layout.size());
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        count_one();
+        count_one(len);
+        count_bytes(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, len) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count_bytes(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -96,12 +117,20 @@ fn traffic(
 fn the_counter_counts() {
     let count = allocations(|| drop(std::hint::black_box(vec![1u8; 100])));
     assert_eq!(count, 1);
+    let bytes = growth(|| {
+        drop(std::hint::black_box(vec![1u8; 1000]));
+        drop(std::hint::black_box(vec![1u8; 500]));
+    });
+    assert_eq!(bytes, 1000);
 }
 
 #[test]
 fn an_open_session_allocates_nothing() {
     for wire in [WireMode::Lm, WireMode::IpFrag] {
-        let mut bed = Bed::new(&BedConfig::default());
+        let mut bed = Bed::new(&BedConfig {
+            guarded: false,
+            ..BedConfig::default()
+        });
         let len = if wire == WireMode::Lm { 200_000 } else { 60_000 };
         let payload = noise(3, len);
         let peers = [0, 1].map(|from| bed.session(from, wire, len as u64));

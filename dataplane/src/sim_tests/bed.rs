@@ -7,7 +7,11 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
+#[cfg(test)]
+use lm_protocol::zone::ZONE_ALIGN;
 
+#[cfg(test)]
+use super::guard::Guard;
 use crate::config::{
     ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_FRAMES,
 };
@@ -20,6 +24,8 @@ use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
 use crate::region::SendRegion;
+#[cfg(test)]
+use crate::release::Released;
 use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
 
 pub(crate) const PORT: u16 = 7168;
@@ -50,6 +56,9 @@ pub(crate) struct BedConfig {
     pub(crate) one_processor: bool,
     /// Fill and RX ring of the landing channels.
     pub(crate) landing_ring_len: u32,
+    /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
+    /// may be allocated.
+    pub(crate) guarded: bool,
     pub(crate) wire: WireConfig,
 }
 
@@ -75,6 +84,7 @@ impl Default for BedConfig {
             lease: Duration::from_secs(5),
             one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
+            guarded: true,
             wire: WireConfig::default(),
         }
     }
@@ -84,6 +94,8 @@ pub(crate) struct Bed {
     pub(crate) wire: Wire,
     pub(crate) hosts: Vec<Engine<SimNic>>,
     pub(crate) now_ns: u64,
+    #[cfg(test)]
+    guards: Vec<Option<Guard>>,
 }
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
@@ -166,17 +178,87 @@ impl Bed {
             wire,
             hosts,
             now_ns: 1_000_000_000,
+            #[cfg(test)]
+            guards: (0..count).map(|_| None).collect(),
         };
+        #[cfg(test)]
+        if config.guarded {
+            bed.guard();
+        }
         bed.round();
         bed
     }
+
+    /// Paints the landing memory and says where packets may be written. What was written elsewhere is found at the latest when
+    /// the bed goes, so that no test can forget to look.
+    #[cfg(test)]
+    fn guard(&mut self) {
+        for (host, engine) in self.hosts.iter_mut().enumerate() {
+            if engine.landing.is_some() {
+                self.guards[host] = Some(Guard::new(engine));
+            }
+        }
+    }
+
+    /// Looks at the guard bytes of all free landing memory.
+    #[cfg(test)]
+    pub(crate) fn check_guards(&mut self) {
+        for (host, (guard, engine)) in self.guards.iter_mut().zip(&mut self.hosts).enumerate() {
+            if let Some(guard) = guard {
+                let checked = guard.check_free(engine);
+                checked.unwrap_or_else(|error| panic!("host {host}: {error}"));
+            }
+        }
+    }
+
+    /// Paints what was given back since the last round.
+    #[cfg(test)]
+    fn look_after(&mut self) {
+        for (guard, engine) in self.guards.iter_mut().zip(&mut self.hosts) {
+            if let Some(guard) = guard {
+                guard.look(engine);
+            }
+        }
+    }
+
+    #[cfg(not(test))]
+    fn look_after(&mut self) {}
+
+    /// Looks at the margins around a message in a landing zone.
+    #[cfg(test)]
+    fn check_margins(&mut self, host: usize, message: &Message) {
+        let engine = &mut self.hosts[host];
+        // Of other wires and layouts the test knows more.
+        let is_lm = (engine.landing.as_ref())
+            .and_then(|landing| landing.sessions.iter().next())
+            .is_some_and(|inbound| inbound.terms.layout == engine.fixed.layout);
+        let (Some(guard), Some(Released::Zone { start, len }), true) =
+            (&mut self.guards[host], &message.released, is_lm)
+        else {
+            return;
+        };
+        let layout = engine.fixed.layout;
+        let Ok(geometry) = layout.session_message(message.len() as u64) else {
+            return;
+        };
+        let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
+        let written =
+            message.umem_offset() - u64::from(layout.header_len())..message.umem_offset() + payload_len;
+        let checked = guard.check_margins(engine, (*start, *len), written);
+        checked.unwrap_or_else(|error| panic!("host {host}: {error}"));
+    }
+
+    #[cfg(not(test))]
+    fn check_margins(&mut self, _host: usize, _message: &Message) {}
 
     /// One round of both engines; how much they did.
     pub(crate) fn round(&mut self) -> usize {
         self.now_ns += ROUND_NS;
         let now_ns = self.now_ns;
         self.wire.advance(now_ns);
-        self.hosts.iter_mut().map(|engine| engine.poll(now_ns)).sum()
+        let work = self.hosts.iter_mut().map(|engine| engine.poll(now_ns)).sum();
+        self.look_after();
+        work
     }
 
     pub(crate) fn rounds(&mut self, count: u32) {
@@ -273,6 +355,7 @@ impl Bed {
     pub(crate) fn recv(&mut self, host: usize) -> Message {
         for _ in 0..100_000 {
             if let Some(message) = self.hosts[host].take_message().expect("no failure") {
+                self.check_margins(host, &message);
                 return message;
             }
             self.round();
@@ -386,6 +469,15 @@ impl Bed {
             (counters.too_long, counters.stack_ignored, counters.socket_full),
             (0, 0, 0)
         );
+    }
+}
+
+#[cfg(test)]
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.check_guards();
+        }
     }
 }
 

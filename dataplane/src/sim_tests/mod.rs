@@ -5,12 +5,16 @@ mod bed;
 mod copies;
 mod delivery;
 mod failures;
+mod flood;
+mod guard;
 mod hostile;
 mod rate;
 mod resilience;
+mod restart;
 mod scenarios;
 mod sharing;
 mod soak;
+mod starved;
 mod transfer;
 mod violations;
 

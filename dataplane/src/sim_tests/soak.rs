@@ -7,7 +7,6 @@
 //! `cargo xtask soak` runs many seeds. One seed again: `cargo xtask soak --seeds 1 --from SEED`.
 #![cfg(test)]
 
-mod guard;
 mod plan;
 mod run;
 

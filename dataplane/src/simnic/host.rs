@@ -346,16 +346,15 @@ impl Host {
         if let Some(peer) = refused.pop_front() {
             return Some(UdpEvent::Refused(peer));
         }
-        while let Some((from, payload)) = socket.pop_front() {
-            if payload.len() <= space_len {
-                take(&payload);
-                return Some(UdpEvent::Datagram {
-                    from,
-                    len: payload.len(),
-                });
-            }
+        let (from, payload) = socket.pop_front()?;
+        if payload.len() > space_len {
+            return Some(UdpEvent::TooLong(from));
         }
-        None
+        take(&payload);
+        Some(UdpEvent::Datagram {
+            from,
+            len: payload.len(),
+        })
     }
 }
 

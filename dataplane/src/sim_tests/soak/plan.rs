@@ -149,6 +149,8 @@ impl Plan {
         let lease = Duration::from_millis(1500 + dice.roll(3500));
         let message_timeout = Duration::from_millis(300 + dice.roll(1700));
         let bed = BedConfig {
+            // The soak has guards of its own, which know what it keeps.
+            guarded: false,
             mtu,
             window: 1 << dice.roll(11),
             queues: match dice.roll(8) {

@@ -7,7 +7,6 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::zone::ZONE_ALIGN;
 
-use super::guard::Guard;
 use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
 use crate::config::{ConnectOptions, GENERAL_FRAMES};
@@ -20,6 +19,7 @@ use crate::peer::PeerId;
 use crate::region::SendRegion;
 use crate::release::Released;
 use crate::sim_tests::bed::{Bed, fill, is_back_pressure, noise};
+use crate::sim_tests::guard::Guard;
 use crate::sim_tests::transfer::Dice;
 use crate::simnic::Impairments;
 
@@ -541,15 +541,15 @@ impl Run {
         if !wire.are_balanced(&impaired) {
             return Err(format!("packets are unaccounted for: {wire:?} {impaired:?}"));
         }
-        let (mut judged, mut redirected, mut taken, mut datagrams) = (0, 0, 0, 0);
+        let (mut judged, mut redirected, mut datagrams) = (0, 0, 0);
         for (host, engine) in self.bed.hosts.iter().enumerate() {
             let gate = engine.nic.gate_counters().expect("a simulated gate");
             judged += gate.total();
             redirected += gate.get(lm_ebpf::Verdict::RedirectLanding);
             redirected += gate.get(lm_ebpf::Verdict::RedirectGeneral);
             let counters = &engine.counters;
-            taken += counters.landing_packets + counters.general_packets;
-            datagrams += counters.one_copy_packets;
+            datagrams += counters.one_copy_packets + counters.control_packets;
+            check_packets(engine).map_err(|error| format!("host {host}: {error}"))?;
             let application = &self.applications[host];
             let completed = |delivered: bool| {
                 let outcomes = application.sent.values().flatten();
@@ -589,11 +589,63 @@ impl Run {
                 "the gates judged {judged} packets and redirected {redirected}: {wire:?}"
             ));
         }
-        if taken > wire.received || datagrams > wire.in_sockets {
+        // A dead host leaves datagrams in its sockets, and so does one that has just ended.
+        let unread: u64 = [0, 1]
+            .map(|host| self.bed.wire.unread_datagrams(host))
+            .iter()
+            .sum();
+        if datagrams + unread != wire.in_sockets {
             return Err(format!(
-                "engines took {taken} packets and {datagrams} datagrams: {wire:?}"
+                "engines took {datagrams} datagrams, and {unread} wait: {wire:?}"
             ));
         }
         Ok(())
     }
+}
+
+/// What a host's gate let through is what its engine took and what lies on its rings, and what the engine took was of use or
+/// moved one counter of drops. Exactly: nothing is lost between the books.
+///
+/// ```text
+///   gate: redirect_landing = landing_packets + drops.landing_discarded + on the ring
+///   gate: redirect_general = general_packets + drops.foreign_frame + lost at the ring (XDP_STATISTICS) + on the ring
+///   landing_packets + general_packets + one_copy_packets + control_packets
+///       = packets_used                     what is no fragment
+///       + fragments_delivered              in messages that were shown
+///       + fragments of open messages
+///       + Σ drops                          but the two that were not taken: landing_discarded, foreign_frame
+/// ```
+/// The wire's own books ([`crate::simnic::Wire::are_balanced`]) say the same of the way from a host's TX rings to the other
+/// one's gate: sent + duplicated + injected = judged + lost + held.
+fn check_packets(engine: &crate::engine::Engine<crate::simnic::SimNic>) -> Result<(), String> {
+    let counters = &engine.counters;
+    let gate = engine.nic.gate_counters().expect("a simulated gate");
+    let mut open = 0;
+    if let Some(landing) = &engine.landing {
+        let on_ring = landing.log.producer() - landing.sessions.entries.received;
+        let accepted = gate.get(lm_ebpf::Verdict::RedirectLanding);
+        let open_landed = landing.sessions.repair.landed;
+        let taken = counters.landing_packets + open_landed + counters.drops.landing_discarded;
+        if accepted != taken + on_ring {
+            return Err(format!(
+                "the gate let {accepted} fragments land, {taken} were taken or discarded, {on_ring} wait"
+            ));
+        }
+        open += (landing.sessions.iter())
+            .map(|inbound| inbound.open_fragments())
+            .sum::<u64>();
+    }
+    let taken = counters.landing_packets
+        + counters.general_packets
+        + counters.one_copy_packets
+        + counters.control_packets;
+    let dropped: u64 = counters.drops.iter().map(|(_, count)| count).sum();
+    let dropped = dropped - counters.drops.landing_discarded - counters.drops.foreign_frame;
+    let used = counters.packets_used + counters.fragments_delivered + open;
+    if taken != used + dropped {
+        return Err(format!(
+            "{taken} packets were taken, {used} were of use and {dropped} dropped ({open} in open messages): {counters:?}"
+        ));
+    }
+    Ok(())
 }

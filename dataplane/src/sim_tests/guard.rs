@@ -4,6 +4,8 @@
 //! restores bytes. Painted is what is free at the time; the margins of a zone are checked when its message is delivered,
 //! everything free is checked now and then.
 
+#![cfg(test)]
+
 use std::ops::Range;
 
 use crate::arena::{PAGE_LEN, pages_len};
@@ -15,7 +17,8 @@ use crate::simnic::SimNic;
 const BEHIND: u64 = 16;
 
 /// The guard of one host's landing memory.
-pub(super) struct Guard {
+#[derive(Debug)]
+pub(crate) struct Guard {
     start: u64,
     /// Length of the arena when it was last looked at: it may grow.
     len: u64,
@@ -31,7 +34,7 @@ fn pattern(page: u64) -> [u8; PAGE_LEN as usize] {
 
 impl Guard {
     /// Begins to guard the landing memory of `engine`.
-    pub(super) fn new(engine: &mut Engine<SimNic>) -> Guard {
+    pub(crate) fn new(engine: &mut Engine<SimNic>) -> Guard {
         let landing = engine.landing.as_mut().expect("a landing channel");
         landing.arena.journal = Some(Vec::new());
         let mut guard = Guard {
@@ -88,7 +91,7 @@ impl Guard {
     }
 
     /// Paints what is free and not painted. Call after each round.
-    pub(super) fn look(&mut self, engine: &mut Engine<SimNic>) {
+    pub(crate) fn look(&mut self, engine: &mut Engine<SimNic>) {
         let freed = self.learn(engine);
         let len = engine.landing.as_ref().map_or(0, |landing| landing.arena.len());
         if freed || len != self.len {
@@ -113,7 +116,7 @@ impl Guard {
     }
 
     /// Checks everything that is free.
-    pub(super) fn check_free(&mut self, engine: &mut Engine<SimNic>) -> Result<(), String> {
+    pub(crate) fn check_free(&mut self, engine: &mut Engine<SimNic>) -> Result<(), String> {
         self.look(engine);
         for pages in self.free(engine) {
             for page in pages {
@@ -125,7 +128,7 @@ impl Guard {
     }
 
     /// Checks the margins of the zone at `start` of `len` bytes, in which only `written` may have been written.
-    pub(super) fn check_margins(
+    pub(crate) fn check_margins(
         &mut self,
         engine: &mut Engine<SimNic>,
         (start, len): (u64, u64),
@@ -137,7 +140,7 @@ impl Guard {
     }
 
     /// The application is done with a zone: paints it before it goes back.
-    pub(super) fn leave(&mut self, engine: &mut Engine<SimNic>, (start, len): (u64, u64)) {
+    pub(crate) fn leave(&mut self, engine: &mut Engine<SimNic>, (start, len): (u64, u64)) {
         self.learn(engine);
         let len = pages_len(len);
         for page in self.pages(start, len) {

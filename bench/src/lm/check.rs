@@ -1,0 +1,457 @@
+//! A stream whose every byte both sides know from a seed: the receiver compares each message with what must have been sent.
+//!
+//! Lengths and contents are functions of the seed and the message's number, so nothing but LM itself passes between the two
+//! programs, and neither has to trust the other's report. What became of each message is one letter in a text, the n-th
+//! letter for message n; who started both programs compares the texts. The sender's letters:
+//!
+//! | `d` | `i` | `e` | `t` | `?` |
+//! |---|---|---|---|---|
+//! | confirmed whole | reported incomplete | the session ended | no confirmation in time | no completion at all |
+//!
+//! and the receiver's:
+//!
+//! | `w` | `p` | `i` | `-` |
+//! |---|---|---|---|
+//! | delivered whole | delivered in part, with a map | reported incomplete | nothing was heard of it |
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use lm_dataplane::{
+    ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
+};
+use lm_ebpf::impair::split_mix;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::{EndpointArgs, connect};
+use crate::cli::{DeliveryOption, Failure, chain};
+use crate::link;
+use crate::signals::Interrupt;
+use crate::size::ByteSize;
+
+/// Sessions that a sender asks for before it gives up what is left.
+const SESSIONS_MAX: u32 = 20;
+/// How long the receiver goes on after it was told to end, at least, since its last message.
+const QUIET: Duration = Duration::from_millis(50);
+/// How long either side sleeps at most.
+const IDLE_MAX: Duration = Duration::from_millis(1);
+
+/// What both sides must be given alike.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// Decides lengths and contents of all messages
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Longest message; the others are shorter, each order of magnitude as often as any other
+    #[arg(long, default_value = "256K")]
+    pub message_size: ByteSize,
+    /// Number of messages
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub messages: u32,
+}
+
+impl PlanArgs {
+    /// Length of a message in bytes: 1 to the longest, its logarithm spread evenly.
+    fn len(&self, number: u32) -> u64 {
+        let most = self.message_size.bytes().max(1);
+        let random = split_mix(self.seed ^ 0x6c65_6e67, u64::from(number));
+        // 53 bits of a random number, as a fraction of one.
+        let fraction = (random >> 11) as f64 / (1_u64 << 53) as f64;
+        ((most as f64).powf(fraction) as u64).clamp(1, most)
+    }
+
+    /// Where the sequence of a message's contents starts.
+    fn start(&self, number: u32) -> u64 {
+        split_mix(!self.seed, u64::from(number))
+    }
+
+    /// Puts the bytes of a message from `offset` on.
+    fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
+        let start = self.start(number);
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let word = split_mix(start, at / 8).to_le_bytes();
+            let word = &word[(at % 8) as usize..];
+            let len = word.len().min(rest.len());
+            rest[..len].copy_from_slice(&word[..len]);
+            rest = &mut rest[len..];
+            at += len as u64;
+        }
+    }
+}
+
+/// Arguments of `lm-check-send`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckSendArgs {
+    /// The receiving endpoint
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub to: String,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
+    /// What to send
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Messages that may be unconfirmed
+    #[arg(long, default_value_t = 16)]
+    pub in_flight: u32,
+    /// What becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    pub delivery: DeliveryOption,
+    /// Seconds that everything may take, until each message is confirmed or reported
+    #[arg(long, default_value_t = 20.0)]
+    pub patience: f64,
+}
+
+/// Arguments of `lm-check-recv`. It ends with Ctrl-C or SIGTERM.
+#[derive(Debug, Clone, Args)]
+pub struct CheckReceiveArgs {
+    /// UDP port for data; control has the next one
+    #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
+    pub port: u16,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
+    /// What to expect
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Messages to have landing memory for
+    #[arg(long, default_value_t = 32)]
+    pub in_flight: u32,
+}
+
+/// What `lm-check-send` and `lm-check-recv` print.
+#[derive(Debug, Serialize)]
+pub struct CheckReport {
+    /// Name of the program.
+    pub program: &'static str,
+    /// A letter for each message, see the table in this module's head.
+    pub fates: String,
+    /// The receiver's: what was wrong with messages that it was given. Must be empty.
+    pub faults: Vec<String>,
+    /// The sender's: sessions that it asked for.
+    pub sessions: u32,
+    /// By the program's own clock.
+    pub seconds: f64,
+    /// Mode in effect.
+    pub mode: &'static str,
+    /// Everything that the endpoint counted, by name.
+    pub counters: Map<String, Value>,
+    /// What was dropped and why, by name; reasons that did not occur are left out.
+    pub drops: Map<String, Value>,
+    /// Packets by the gate's verdict.
+    pub gate: Map<String, Value>,
+}
+
+impl CheckReport {
+    fn new(program: &'static str, endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
+        let counters = endpoint.counters();
+        let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
+            pairs
+                .map(|(name, count)| (name.to_owned(), count.into()))
+                .collect()
+        };
+        CheckReport {
+            program,
+            fates: fates.iter().map(|&fate| char::from(fate)).collect(),
+            faults: Vec::new(),
+            sessions: 0,
+            seconds: started.elapsed().as_secs_f64(),
+            mode: endpoint.mode().as_str(),
+            counters: object(&mut counted(&counters).into_iter()),
+            drops: object(&mut counters.drops().filter(|(_, count)| *count > 0)),
+            gate: object(&mut endpoint.gate_counters().into_iter()),
+        }
+    }
+}
+
+/// The counters that the balance of packets and messages needs.
+fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
+    [
+        ("messages_sent", counters.messages_sent),
+        ("messages_failed", counters.messages_failed),
+        ("messages_received", counters.messages_received),
+        ("messages_incomplete", counters.messages_incomplete),
+        ("data_packets_sent", counters.data_packets_sent),
+        ("fragments_resent", counters.fragments_resent),
+        ("fragments_requested", counters.fragments_requested),
+        ("eager_resent", counters.eager_resent),
+        ("landing_packets", counters.landing_packets),
+        ("general_packets", counters.general_packets),
+        ("one_copy_packets", counters.one_copy_packets),
+        ("control_packets", counters.control_packets),
+        ("packets_used", counters.packets_used),
+        ("fragments_delivered", counters.fragments_delivered),
+        ("sessions_granted", counters.sessions_granted),
+        ("missing_bytes", counters.missing_bytes),
+    ]
+}
+
+/// Runs `lm-check-send`.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened, the receiver not be reached, or messages are still open when the time
+/// is over.
+pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
+    let to = link::resolve(&args.to)?;
+    let longest = args.plan.message_size.bytes().max(1);
+    let mut endpoint = args
+        .endpoint
+        .open(Some(*to.ip()), 0, longest, 2 * args.in_flight)?;
+    let started = Instant::now();
+    let options = super::session_options(longest, args.in_flight, args.delivery);
+    let peer = connect(&mut endpoint, to, &options)?;
+    let mut sender = Sender {
+        endpoint,
+        args,
+        to,
+        peer,
+        sessions: 1,
+        deadline: started + Duration::from_secs_f64(args.patience.clamp(0.0, 86_400.0)),
+        fates: vec![b'?'; args.plan.messages as usize],
+        open: 0,
+    };
+    for number in 0..args.plan.messages {
+        sender.send(number)?;
+    }
+    while sender.open > 0 {
+        sender.pass_time()?;
+    }
+    Ok(CheckReport {
+        sessions: sender.sessions,
+        ..CheckReport::new("lm-check-send", &sender.endpoint, &sender.fates, started)
+    })
+}
+
+struct Sender<'a> {
+    endpoint: Endpoint,
+    args: &'a CheckSendArgs,
+    to: std::net::SocketAddrV4,
+    peer: PeerId,
+    sessions: u32,
+    deadline: Instant,
+    fates: Vec<u8>,
+    /// Messages handed over without a completion.
+    open: u64,
+}
+
+impl Sender<'_> {
+    fn send(&mut self, number: u32) -> Result<(), Failure> {
+        let len = self.args.plan.len(number);
+        let mut region = loop {
+            match self.endpoint.loan(self.peer, len) {
+                Ok(region) => break region,
+                Err(LoanError::WouldBlock) => self.pass_time()?,
+                Err(LoanError::NoSession) => self.ask_again()?,
+                Err(error) => return Err(Failure::new(chain(&error))),
+            }
+        };
+        let mut offset = 0;
+        for payload in region.payloads_mut() {
+            self.args.plan.fill(number, offset, payload);
+            offset += payload.len() as u64;
+        }
+        loop {
+            match self.endpoint.try_send(region, number.into()) {
+                Ok(_) => {
+                    self.open += 1;
+                    return Ok(());
+                }
+                Err(back) => match back.reason {
+                    SendError::WouldBlock => {
+                        region = back.region;
+                        self.pass_time()?;
+                    }
+                    // It ended between loan and send.
+                    SendError::NoSession => {
+                        drop(back.region);
+                        self.ask_again()?;
+                        return self.send(number);
+                    }
+                    error => return Err(Failure::new(chain(&error))),
+                },
+            }
+        }
+    }
+
+    /// One round, and what it brought.
+    fn pass_time(&mut self) -> Result<(), Failure> {
+        if self.endpoint.poll() == 0 {
+            self.endpoint.wait(IDLE_MAX);
+        }
+        self.take_completions();
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "{} messages are neither confirmed nor reported after {} s: {}",
+            self.open,
+            self.args.patience,
+            String::from_utf8_lossy(&self.fates)
+        )))
+    }
+
+    fn take_completions(&mut self) {
+        while let Some(completion) = self.endpoint.try_completion() {
+            self.open = self.open.saturating_sub(1);
+            if let Some(fate) = self.fates.get_mut(completion.tag as usize) {
+                *fate = match completion.outcome {
+                    Outcome::Delivered => b'd',
+                    Outcome::Incomplete { .. } => b'i',
+                    Outcome::SessionEnded => b'e',
+                    _ => b't',
+                };
+            }
+        }
+    }
+
+    /// The session has ended before its time: another one.
+    fn ask_again(&mut self) -> Result<(), Failure> {
+        self.take_completions();
+        if self.sessions == SESSIONS_MAX {
+            return Err(Failure::new(format!("{SESSIONS_MAX} sessions ended early")));
+        }
+        self.sessions += 1;
+        let options = super::session_options(
+            self.args.plan.message_size.bytes(),
+            self.args.in_flight,
+            self.args.delivery,
+        );
+        match self.endpoint.open_session(self.peer, &options) {
+            // The entry of a peer that was silent for long may have been given to another.
+            Err(ConnectError::UnknownPeer) => {
+                let peer = self.endpoint.connect(self.to, &options);
+                self.peer = peer.map_err(|error| Failure::new(chain(&error)))?;
+                Ok(())
+            }
+            result => result.map_err(|error| Failure::new(chain(&error))),
+        }
+    }
+}
+
+/// Runs `lm-check-recv` until it is told to end.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened or the interface goes away.
+pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
+    let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
+    let longest = args.plan.message_size.bytes().max(1);
+    let mut endpoint = args.endpoint.open(None, args.port, longest, args.in_flight)?;
+    ready();
+    let started = Instant::now();
+    let mut fates = vec![b'-'; args.plan.messages as usize];
+    let mut faults = Vec::new();
+    let mut heard = Instant::now();
+    loop {
+        match endpoint.try_recv() {
+            Ok(Some(message)) => {
+                heard = Instant::now();
+                if let Err(fault) = check(&args.plan, &message, &mut fates) {
+                    faults.push(fault);
+                }
+            }
+            Ok(None) if interrupt.is_set() && heard.elapsed() > QUIET => break,
+            Ok(None) => endpoint.wait(IDLE_MAX),
+            Err(RecvError::Incomplete { tag, .. }) => {
+                heard = Instant::now();
+                match fates.get_mut(tag as usize) {
+                    Some(fate @ b'-') => *fate = b'i',
+                    Some(fate) => faults.push(format!(
+                        "message {tag} was reported incomplete after it was {:?}",
+                        char::from(*fate)
+                    )),
+                    None => faults.push(format!("message {tag} was reported incomplete and never sent")),
+                }
+            }
+            Err(error) => return Err(Failure::new(chain(&error))),
+        }
+    }
+    Ok(CheckReport {
+        faults,
+        ..CheckReport::new("lm-check-recv", &endpoint, &fates, started)
+    })
+}
+
+/// The message is what must have been sent, with zeros where its map has gaps.
+fn check(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
+    let tag = message.tag();
+    let Some(fate) = fates.get_mut(tag as usize) else {
+        return Err(format!("message {tag} was delivered and never sent"));
+    };
+    let number = tag as u32;
+    if *fate != b'-' {
+        return Err(format!(
+            "message {number} was delivered after it was {:?}",
+            char::from(*fate)
+        ));
+    }
+    let missing = message.missing();
+    *fate = if missing.is_empty() { b'w' } else { b'p' };
+    let len = plan.len(number);
+    if message.len() as u64 != len {
+        return Err(format!(
+            "message {number} has {} bytes instead of {len}",
+            message.len()
+        ));
+    }
+    let mut expected = vec![0; message.len()];
+    plan.fill(number, 0, &mut expected);
+    for range in missing {
+        let Some(gap) = expected.get_mut(range.start as usize..range.end as usize) else {
+            return Err(format!("message {number} of {len} bytes lacks bytes {range:?}"));
+        };
+        gap.fill(0);
+    }
+    match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} of {len} of message {number} is wrong")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(seed: u64) -> PlanArgs {
+        PlanArgs {
+            seed,
+            message_size: "256K".parse().unwrap(),
+            messages: 1000,
+        }
+    }
+
+    #[test]
+    fn lengths_are_of_every_order_of_magnitude() {
+        let lens: Vec<u64> = (0..1000).map(|number| plan(7).len(number)).collect();
+        assert!(lens.iter().all(|&len| (1..=256 << 10).contains(&len)));
+        for bound in [10, 1000, 10_000, 100_000] {
+            let shorter = lens.iter().filter(|&&len| len < bound).count();
+            assert!((50..950).contains(&shorter), "{shorter} are shorter than {bound}");
+        }
+        assert_ne!(
+            lens,
+            (0..1000).map(|number| plan(8).len(number)).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn contents_do_not_depend_on_how_they_are_cut() {
+        let mut whole = vec![0; 5000];
+        plan(7).fill(3, 0, &mut whole);
+        for cut in [1, 7, 8, 1448, 4999] {
+            let mut parts = vec![0; 5000];
+            let (front, back) = parts.split_at_mut(cut);
+            plan(7).fill(3, 0, front);
+            plan(7).fill(3, cut as u64, back);
+            assert_eq!(parts, whole, "cut at {cut}");
+        }
+        let mut other = vec![0; 5000];
+        plan(7).fill(4, 0, &mut other);
+        let alike = whole.iter().zip(&other).filter(|(a, b)| a == b).count();
+        assert!(alike < 100, "{alike} bytes of two messages are the same");
+    }
+}

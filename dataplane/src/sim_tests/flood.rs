@@ -1,0 +1,693 @@
+//! Floods: a hundred thousand packets of each kind of bad input, in the middle of an honest transfer.
+//!
+//! Each flood comes once from the honest peer's address, whoever sends it knowing the session's key and numbers, and once from
+//! a stranger. Checked is that the transfer goes on byte-exact, that each packet moves its one counter, that one line is
+//! logged, and that memory, answers and work stay in proportion.
+#![cfg(test)]
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lm_protocol::control::{
+    ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Reject, RejectReason, Request,
+};
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::{AnnounceEntry, HEADER_LEN, LmHeader, MissingRange};
+
+use super::allocations::growth;
+use super::bed::{Bed, BedConfig, IPS, PORT, noise};
+use crate::config::PEERS_MAX;
+use crate::error::{RecvError, SendError};
+use crate::notices::HOSTS_TOLD;
+use crate::outbound::Outcome;
+use crate::peer::PeerId;
+use crate::simnic;
+
+const PACKETS: u64 = 100_000;
+/// So many a round: half of what the engine takes from a socket in one, so that none is lost before it was looked at.
+const PER_ROUND: u64 = 32;
+/// Length of each honest message, in bytes.
+const LEN: usize = 40_000;
+/// The honest transfer and the simulated link need memory too; a packet of the flood must need none.
+const GROWTH_MAX: i64 = 1 << 20;
+
+/// Rounds in which everything that waits in sockets is looked at.
+const QUIET_ROUNDS: u32 = 5000;
+
+const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 77);
+
+/// A host with a session, and who knows everything about it.
+struct Scene {
+    bed: Bed,
+    peer: PeerId,
+    key: u64,
+    /// Tag of the next honest message, and of the next that must come.
+    sent: u64,
+    received: u64,
+    confirmed: u64,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.session(0, WireMode::Lm, LEN as u64);
+        let key = inbound_key(&bed).expect("a session");
+        let mut scene = Scene {
+            bed,
+            peer,
+            key,
+            sent: 0,
+            received: 0,
+            confirmed: 0,
+        };
+        for _ in 0..100 {
+            scene.go_on().expect("nothing is wrong yet");
+        }
+        assert!(scene.confirmed > 0);
+        scene
+    }
+
+    /// A round of the honest transfer.
+    fn go_on(&mut self) -> Result<usize, Outcome> {
+        if self.sent < self.received + 2 {
+            match self.bed.try_send(0, self.peer, &noise(self.sent, LEN), self.sent) {
+                Ok(_) => self.sent += 1,
+                Err(SendError::WouldBlock) => {}
+                Err(error) => panic!("an honest message is refused: {error}"),
+            }
+        }
+        let work = self.bed.round();
+        loop {
+            match self.bed.hosts[1].take_message() {
+                // Forged messages of one fragment are messages; whoever sends them can.
+                Ok(Some(message)) if message.len() == LEN => {
+                    assert_eq!(message.tag(), self.received);
+                    assert!(message[..] == noise(self.received, LEN)[..], "a byte differs");
+                    self.received += 1;
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(RecvError::Incomplete { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        while let Some(completion) = self.bed.hosts[0].completions.pop_front() {
+            match completion.outcome {
+                Outcome::Delivered => self.confirmed += 1,
+                outcome => return Err(outcome),
+            }
+        }
+        Ok(work)
+    }
+}
+
+fn inbound_key(bed: &Bed) -> Option<u64> {
+    Some(bed.hosts[1].landing.as_ref()?.sessions.iter().next()?.terms.key)
+}
+
+/// A packet to `to`'s port, from its peer's or a stranger's.
+fn packet(to: usize, from: SocketAddrV4, port: u16, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
+    let addressing = Addressing {
+        src_mac: MacAddr(simnic::mac_of(*from.ip())),
+        dst_mac: MacAddr(simnic::mac_of(IPS[to])),
+        vlan: None,
+        src_ip: *from.ip(),
+        dst_ip: IPS[to],
+        src_port: from.port(),
+        dst_port: port,
+    };
+    let mut bytes = vec![0; 2048];
+    let len = (addressing.write_headers(&mut bytes, header, payload.len())).expect("room for the headers");
+    bytes[len..len + payload.len()].copy_from_slice(payload);
+    bytes.truncate(len + payload.len());
+    bytes
+}
+
+/// A control message; it comes from a control port.
+fn control(to: usize, from: SocketAddrV4, request_id: u32, message: &ControlMessage) -> Vec<u8> {
+    let mut datagram = [0u8; MAX_CONTROL_LEN];
+    let len = message.encode(request_id, &mut datagram);
+    let (header, _) = LmHeader::decode(&datagram[..len]).expect("just encoded");
+    let from = SocketAddrV4::new(*from.ip(), from.port() + 1);
+    packet(to, from, PORT + 1, &header, &datagram[HEADER_LEN..len])
+}
+
+/// What one flood is made of: the `n`-th packet, from an address, to a host whose session has that key.
+type Make = fn(&Scene, usize, SocketAddrV4, u64) -> Vec<u8>;
+
+struct Flood {
+    name: &'static str,
+    /// 0: the sender of the transfer, 1: its receiver.
+    to: usize,
+    make: Make,
+    /// Counters that move, when it comes from the honest peer and from a stranger.
+    counters: [&'static str; 2],
+}
+
+fn sent_packets(scene: &Scene) -> u32 {
+    let inbound = scene.bed.hosts[1]
+        .landing
+        .as_ref()
+        .and_then(|side| side.sessions.iter().next());
+    inbound.map_or(0, |inbound| inbound.accepted_packets())
+}
+
+fn announced(scene: &Scene) -> u32 {
+    let inbound = scene.bed.hosts[1]
+        .landing
+        .as_ref()
+        .and_then(|side| side.sessions.iter().next());
+    inbound.map_or(0, |inbound| inbound.announced)
+}
+
+fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
+    AnnounceEntry { len, tag: 7 }.encode()
+}
+
+fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
+    ControlMessage::Request(Request {
+        sender_id: n,
+        data_port: from.port(),
+        mtu: 1500,
+        wire: WireMode::Lm,
+        link: LinkShape::IPV4,
+        max_message_len: LEN as u64,
+        window: WindowShape::DEFAULT,
+        messages_in_flight: 4,
+        paced: false,
+        delivery: Delivery::Reliable,
+    })
+}
+
+const FLOODS: &[Flood] = &[
+    Flood {
+        name: "noise instead of a header",
+        to: 1,
+        make: |_, to, from, n| {
+            let header = LmHeader::Control {
+                request_id: n as u32,
+                kind: 0,
+            };
+            let mut bytes = packet(to, from, PORT, &header, &[]);
+            // The type: none that there is.
+            bytes[42] = bytes[42] & 0xf0 | 0x0d;
+            bytes
+        },
+        counters: ["malformed", "malformed"],
+    },
+    Flood {
+        name: "another version",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: n as u32,
+                entries: 0,
+                sent: 0,
+            };
+            let mut bytes = packet(to, from, PORT, &header, &[]);
+            bytes[42] = bytes[42] & 0x0f | 0x70;
+            bytes
+        },
+        counters: ["other_version", "other_version"],
+    },
+    Flood {
+        name: "fragments with another key",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Data {
+                session_key: scene.key ^ (1 + n),
+                message: announced(scene),
+                index: 0,
+                count: 28,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 1448])
+        },
+        counters: ["fragment_passed", "fragment_passed"],
+    },
+    Flood {
+        name: "fragments behind the end of their message",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Data {
+                session_key: scene.key,
+                message: announced(scene),
+                index: 28 + n as u32,
+                count: 28,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 1448])
+        },
+        counters: ["malformed", "malformed"],
+    },
+    Flood {
+        name: "announcements out of turn",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene).wrapping_add(500 + n as u32),
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            packet(to, from, PORT, &header, &entry(LEN as u64))
+        },
+        counters: ["announcement_refused", "wrong_key"],
+    },
+    Flood {
+        name: "announcements of too long messages",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene) + 100,
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            packet(to, from, PORT, &header, &entry(u64::MAX - n))
+        },
+        counters: ["announcement_refused", "wrong_key"],
+    },
+    Flood {
+        name: "claims to have sent what was never announced",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene),
+                entries: 0,
+                sent: sent_packets(scene).wrapping_add(1 << 20).wrapping_add(n as u32),
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "requests for sessions",
+        to: 1,
+        make: |_, to, from, n| control(to, from, n as u32, &request(n, from)),
+        counters: ["request_refused", "request_refused"],
+    },
+    Flood {
+        name: "ends of sessions that there are not",
+        to: 1,
+        make: |scene, to, from, n| {
+            let end = End {
+                session_key: scene.key ^ (1 + n),
+                messages: 1,
+            };
+            control(to, from, n as u32, &ControlMessage::End(end))
+        },
+        counters: ["wrong_key", "wrong_key"],
+    },
+    Flood {
+        name: "eager messages out of turn",
+        to: 1,
+        make: |_, to, from, n| {
+            let header = LmHeader::Eager {
+                sender_id: 0x1000,
+                number: 1_000_000 + n as u32,
+                tag: n,
+                paced: false,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 64])
+        },
+        counters: ["eager_out_of_order", "eager_out_of_order"],
+    },
+    Flood {
+        name: "credit without measure",
+        to: 0,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Credit {
+                session_key: scene.key,
+                packet_limit: sent_packets(scene).wrapping_add(1 << 24).wrapping_add(n as u32),
+                delivered: 0,
+                announced: 0,
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "confirmations of messages never sent",
+        to: 0,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Credit {
+                session_key: scene.key,
+                packet_limit: sent_packets(scene),
+                delivered: announced(scene) + 1000 + n as u32,
+                announced: announced(scene),
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "acknowledgements of eager messages never sent",
+        to: 0,
+        make: |_, to, from, n| {
+            let header = LmHeader::EagerAck {
+                sender_id: 0x1000,
+                next: 5000 + n as u32,
+                limit: 6000 + n as u32,
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "unexpected"],
+    },
+    Flood {
+        name: "requests for fragments that no message has",
+        to: 0,
+        make: |scene, to, from, n| {
+            let ranges: Vec<u8> = (0..60)
+                .flat_map(|at| {
+                    MissingRange {
+                        first: 1000 * at + n as u32,
+                        len: u32::MAX,
+                    }
+                    .encode()
+                })
+                .collect();
+            let header = LmHeader::Missing {
+                session_key: scene.key,
+                message: announced(scene) + 100,
+                ranges: 60,
+            };
+            packet(to, from, PORT, &header, &ranges)
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "grants that nobody asked for",
+        to: 0,
+        make: |_, to, from, n| {
+            let grant = Grant {
+                session_key: n,
+                data_port: PORT,
+                layout: Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("a legal MTU"),
+                landing_queue: 1,
+                tx_queue_hint: None,
+                prefix: 0,
+                frames_per_packet: 1,
+                max_message_len: u64::MAX,
+                window: WindowShape::DEFAULT,
+                packet_limit: u32::MAX,
+                lease_ms: u32::MAX,
+                first_message: 0,
+            };
+            control(to, from, n as u32, &ControlMessage::Grant(grant))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+    Flood {
+        name: "refusals that nobody asked for",
+        to: 0,
+        make: |_, to, from, n| {
+            let reject = Reject {
+                reason: RejectReason::Busy,
+                version: 1,
+                retry_after_ms: u32::MAX,
+                limit: 0,
+            };
+            control(to, from, n as u32, &ControlMessage::Reject(reject))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+    Flood {
+        name: "ends of other sessions",
+        to: 0,
+        make: |scene, to, from, n| {
+            let ended = Ended {
+                session_key: scene.key ^ (1 + n),
+                delivered: u32::MAX,
+            };
+            control(to, from, n as u32, &ControlMessage::Ended(ended))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+];
+
+/// Counts the lines that would be logged.
+struct Lines(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event()
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        assert_eq!(*event.metadata().level(), tracing::Level::WARN);
+        // Relaxed: one thread.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+fn counts(scene: &Scene, host: usize) -> Vec<(&'static str, u64)> {
+    scene.bed.hosts[host].counters.drops().collect()
+}
+
+fn flood(what: &Flood, honest: bool) {
+    let name = what.name;
+    let mut scene = Scene::new();
+    let from = match honest {
+        true => SocketAddrV4::new(IPS[1 - what.to], PORT),
+        false => SocketAddrV4::new(STRANGER, PORT),
+    };
+    let before = counts(&scene, what.to);
+    let messages = scene.received;
+    let (wire_sent, lines) = (scene.bed.wire.sent(what.to), Arc::new(AtomicU64::new(0)));
+    let socket_full = scene.bed.wire.counters().socket_full;
+    let (mut work, mut rounds) = (0, 0);
+    let grown = growth(|| {
+        tracing::subscriber::with_default(Lines(lines.clone()), || {
+            for n in 0..PACKETS {
+                let bytes = (what.make)(&scene, what.to, from, n);
+                scene.bed.wire.inject(what.to, 0, &bytes);
+                if n % PER_ROUND == PER_ROUND - 1 {
+                    rounds += 1;
+                    work += scene.go_on().expect("the honest transfer goes on");
+                }
+            }
+            for _ in 0..QUIET_ROUNDS {
+                scene.go_on().expect("the honest transfer goes on");
+            }
+        });
+    });
+    let expected = what.counters[usize::from(!honest)];
+    // A sender looks at its sockets now and then only; what finds them full is the kernel's to count.
+    let socket_full = match what.to {
+        0 => scene.bed.wire.counters().socket_full - socket_full,
+        _ => 0,
+    };
+    let looked_at = PACKETS - socket_full;
+    assert!(looked_at > 1000, "{name}: {looked_at} were looked at");
+    for ((counter, before), (_, after)) in before.into_iter().zip(counts(&scene, what.to)) {
+        let moved = if counter == expected { looked_at } else { 0 };
+        assert_eq!(after - before, moved, "{name}: {counter}, honest {honest}");
+    }
+    // What comes out of turn is what losses bring, too: nothing is said about it.
+    let said = u64::from(expected != "eager_out_of_order");
+    let lines_of = |host: usize| scene.bed.hosts[host].notices.lines;
+    assert_eq!(lines_of(what.to), said, "{name}: lines");
+    // The honest peer may wonder about answers that it did not ask for.
+    assert!(lines_of(1 - what.to) <= 1);
+    assert_eq!(lines.load(Ordering::Relaxed), lines_of(0) + lines_of(1));
+    assert!(grown < GROWTH_MAX, "{name}: memory grew by {grown} bytes");
+    // The transfer went on all the while, and nothing is answered more than once.
+    let transferred = scene.received - messages;
+    assert!(
+        transferred > rounds / 10,
+        "{name}: {transferred} messages in {rounds} rounds"
+    );
+    let answers = scene.bed.wire.sent(what.to) - wire_sent;
+    let own = match what.to {
+        0 => transferred * (LEN as u64 / 1448 + 6) + 2000,
+        _ => transferred * 4 + 2000,
+    };
+    let bound = match expected {
+        // A request deserves a refusal, and an end its confirmation.
+        "request_refused" | "wrong_key" => PACKETS + own,
+        _ => rounds + own,
+    };
+    assert!(
+        answers < bound,
+        "{name}: {answers} packets sent, {transferred} messages"
+    );
+    // Each packet is one piece of work, beside those of the transfer.
+    let of_transfer = (transferred + 4) * 4 * (LEN as u64 / 1448 + 8);
+    assert!(
+        (work as u64) < 2 * PACKETS + of_transfer + 4 * rounds,
+        "{name}: {work} pieces of work"
+    );
+    assert!(scene.bed.hosts[what.to].peers.len() <= PEERS_MAX);
+    // And the session is as good as before.
+    let confirmed = scene.confirmed;
+    for _ in 0..100 {
+        scene.go_on().expect("the honest transfer goes on");
+    }
+    assert!(scene.confirmed > confirmed, "{name}");
+}
+
+#[test]
+fn floods_from_the_peer_itself() {
+    FLOODS.iter().for_each(|what| flood(what, true));
+}
+
+#[test]
+fn floods_from_a_stranger() {
+    FLOODS.iter().for_each(|what| flood(what, false));
+}
+
+/// Strangers without number: the table of peers stays as long as it is, the session's peer stays in it, and few are named.
+#[test]
+fn floods_from_everywhere() {
+    let mut scene = Scene::new();
+    let lines = Arc::new(AtomicU64::new(0));
+    let before = scene.bed.hosts[1].counters;
+    let grown = growth(|| {
+        tracing::subscriber::with_default(Lines(lines.clone()), || {
+            for n in 0..PACKETS {
+                let from = SocketAddrV4::new(Ipv4Addr::from_bits(0x0b00_0000 + n as u32), 1000);
+                let bytes = match n % 2 {
+                    0 => {
+                        let header = LmHeader::Eager {
+                            sender_id: n,
+                            number: 0,
+                            tag: n,
+                            paced: false,
+                        };
+                        packet(1, from, PORT, &header, &[0x5a; 64])
+                    }
+                    _ => control(1, from, n as u32, &request(n, from)),
+                };
+                scene.bed.wire.inject(1, 0, &bytes);
+                if n % PER_ROUND == PER_ROUND - 1 {
+                    scene.go_on().expect("the honest transfer goes on");
+                }
+            }
+            for _ in 0..QUIET_ROUNDS {
+                scene.go_on().expect("the honest transfer goes on");
+            }
+        });
+    });
+    let host = &scene.bed.hosts[1];
+    assert!(host.peers.len() <= PEERS_MAX);
+    assert!(grown < GROWTH_MAX, "memory grew by {grown} bytes");
+    let drops = host.counters.drops;
+    assert_eq!(drops.request_refused - before.drops.request_refused, PACKETS / 2);
+    let honest = scene.received;
+    let taken = host.counters.messages_received - honest;
+    assert_eq!(taken + drops.peer_table_full, PACKETS / 2);
+    // Each kind names a few hosts, and says then that it names no more.
+    let said = 1 + u64::from(drops.peer_table_full > 0);
+    assert!(lines.load(Ordering::Relaxed) <= said * (HOSTS_TOLD as u64 + 1));
+    assert_eq!(inbound_key(&scene.bed), Some(scene.key));
+}
+
+/// The peer itself says that the session is over, although it is not: a clear end, nothing else.
+#[test]
+fn a_peer_that_ends_the_session_early_is_believed_once() {
+    let mut scene = Scene::new();
+    let from = SocketAddrV4::new(IPS[1], PORT);
+    let ended = ControlMessage::Ended(Ended {
+        session_key: scene.key,
+        delivered: 1 << 20,
+    });
+    let before = scene.bed.hosts[0].counters.drops;
+    let mut end = None;
+    for n in 0..PACKETS {
+        let bytes = control(0, from, n as u32, &ended);
+        scene.bed.wire.inject(0, 0, &bytes);
+        if n % PER_ROUND == PER_ROUND - 1 {
+            scene.bed.round();
+            while let Some(completion) = scene.bed.hosts[0].completions.pop_front() {
+                end = Some(completion.outcome);
+            }
+        }
+    }
+    scene.bed.rounds(QUIET_ROUNDS);
+    let refused = scene.bed.try_send(0, scene.peer, &noise(1, LEN), 1);
+    assert!(
+        matches!(refused, Err(SendError::Loan(_) | SendError::NoSession)),
+        "{refused:?}"
+    );
+    assert!(
+        matches!(end, Some(Outcome::SessionEnded | Outcome::Delivered)),
+        "{end:?}"
+    );
+    let drops = scene.bed.hosts[0].counters.drops;
+    assert_eq!(drops.implausible - before.implausible, 1);
+    let socket_full = scene.bed.wire.counters().socket_full;
+    assert_eq!(drops.late - before.late, PACKETS - 1 - socket_full);
+}
+
+/// Fragments that the gate cannot tell from real ones, because their sender knows the key and forges the count: the session is
+/// given up and reported, nothing else suffers, and the next one is as good as any.
+#[test]
+fn forged_fragment_counts_end_the_session_clearly() {
+    let mut scene = Scene::new();
+    let from = SocketAddrV4::new(IPS[0], PORT);
+    let before = scene.bed.hosts[1].counters;
+    let mut end = None;
+    let grown = growth(|| {
+        for n in 0..PACKETS {
+            let message = scene.bed.hosts[1]
+                .landing
+                .as_ref()
+                .and_then(|side| side.sessions.iter().next());
+            let header = LmHeader::Data {
+                session_key: scene.key,
+                message: message.map_or(announced(&scene), |inbound| inbound.unsettled_from()),
+                // Of 28 fragments.
+                index: 28 + (n % 5000) as u32,
+                count: 6000,
+            };
+            let bytes = packet(1, from, PORT, &header, &[0x5a; 1448]);
+            scene.bed.wire.inject(1, 1, &bytes);
+            if n % PER_ROUND == PER_ROUND - 1 {
+                match end {
+                    None => end = scene.go_on().err(),
+                    Some(_) => drop(scene.bed.round()),
+                }
+            }
+        }
+        scene.bed.rounds(QUIET_ROUNDS);
+    });
+    assert_eq!(end, Some(Outcome::SessionEnded));
+    let counters = scene.bed.hosts[1].counters;
+    assert_eq!(counters.violations.total() - before.violations.total(), 1);
+    assert!(counters.messages_incomplete > before.messages_incomplete);
+    // The channel is built anew, once: the simulated kernel's rings are new memory before the old ones go.
+    assert!(grown < 8 * GROWTH_MAX, "memory grew by {grown} bytes");
+    // The rest came for a session that is no more.
+    let (late, socket_full) = (
+        counters.drops.late - before.drops.late,
+        scene.bed.wire.counters().socket_full,
+    );
+    assert!(
+        late > 1000 && late + socket_full > 9 * PACKETS / 10,
+        "{late}, {socket_full}"
+    );
+    assert!(scene.bed.hosts[1].notices.lines <= 2);
+    let Scene { mut bed, .. } = scene;
+    while bed.hosts[1]
+        .take_message()
+        .map_or(true, |message| message.is_some())
+    {}
+    bed.hosts[0].completions.clear();
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    for n in 0..20 {
+        bed.exchange(0, peer, &noise(n, LEN));
+    }
+    bed.check_memory();
+}

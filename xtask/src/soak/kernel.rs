@@ -1,0 +1,476 @@
+//! `cargo xtask soak --kernel N`: the same questions to the real kernel. Two hosts with the impairment box between them, real
+//! gate, rings and sockets.
+//!
+//! ```text
+//!   lm-check-send ── lm0 ═══ impairment box ═══ lm0 ── lm-check-recv
+//!        │ fates, counters      │ counters              │ fates, faults, counters, gate
+//!        └──────────────────────┴───────────┬───────────┘
+//!                                         judge
+//! ```
+//!
+//! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here only their
+//! letters for each message and everybody's counters are compared.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, Side, ip, require_root};
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// Whether the box changes bytes. Any byte, so digests must guard every packet.
+const CORRUPTS: bool = false;
+
+/// A run takes a second or two; the sender gives up by itself after this.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Programs that do not end by themselves are killed.
+const TIME_LIMIT: Duration = Duration::from_secs(40);
+/// Bytes of all messages of a run together, about.
+const RUN_LEN: u64 = 6 << 20;
+
+/// What a seed stands for.
+#[derive(Debug)]
+struct Plan {
+    delivery: &'static str,
+    message_size: u64,
+    messages: u64,
+    in_flight: u64,
+    impairments: Impairments,
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Dice(u64);
+
+impl Dice {
+    /// 0 to `sides` - 1.
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % sides
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.roll(from.len() as u64) as usize]
+    }
+
+    /// A share of all packets for each direction, of up to `most` per million; nothing once in `blank` times.
+    fn shares(&mut self, most: u64, blank: u64) -> Option<String> {
+        if self.roll(blank) == 0 {
+            return None;
+        }
+        // Small shares as often as large ones.
+        let mut share = || {
+            let most = most >> self.roll(5);
+            self.roll(most + 1)
+        };
+        Some(format!("{}ppm,{}ppm", share(), share()))
+    }
+}
+
+impl Plan {
+    fn new(seed: u64) -> Plan {
+        let mut dice = Dice(seed);
+        let delivery = dice.pick(&["reliable", "reliable", "partial", "unreliable"]);
+        let message_size = dice.pick(&[1000, 4 << 10, 30_000, 64 << 10, 256 << 10, 1 << 20]);
+        // Logarithms of lengths are even, so that the average length is the longest through its logarithm.
+        let average = message_size as f64 / (message_size as f64).ln();
+        let messages = (RUN_LEN as f64 / average) as u64;
+        let messages = messages.min(20 + dice.roll(1500));
+        let impairments = Impairments {
+            loss: dice.shares(60_000, 6),
+            loss_burst: Some(format!("{},{}", 1 + dice.roll(6), 1 + dice.roll(6))),
+            duplicate: dice.shares(40_000, 4),
+            corrupt: dice.shares(10_000, 4).filter(|_| CORRUPTS),
+            reorder: dice.shares(40_000, 3),
+            reorder_by: Some(format!("{},{}", 1 + dice.roll(30), 1 + dice.roll(30))),
+            // Both take packets through user space, one at a time.
+            delay: (dice.roll(4) == 0).then(|| format!("{}us,{}us", dice.roll(1000), dice.roll(1000))),
+            rate: (dice.roll(8) == 0).then(|| format!("{}Mbit", 200 + dice.roll(1800))),
+            seed: Some(seed),
+        };
+        Plan {
+            delivery,
+            message_size,
+            messages,
+            in_flight: 1 + dice.roll(64),
+            impairments,
+        }
+    }
+
+    fn arguments(&self, program: &str, seed: u64) -> Vec<String> {
+        let line = format!(
+            "{program} --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
+             --in-flight {}",
+            self.message_size, self.messages, self.in_flight
+        );
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+/// What all runs together did.
+#[derive(Debug, Default)]
+struct Total {
+    runs: u64,
+    messages: u64,
+    whole: u64,
+    in_part: u64,
+    reported: u64,
+    packets: u64,
+    lost: u64,
+    duplicated: u64,
+    reordered: u64,
+    corrupted: u64,
+    resent: u64,
+}
+
+impl Total {
+    fn line(&self, count: u64, started: Instant) -> String {
+        format!(
+            "{} of {count} kernel runs, {} messages ({} whole, {} in part, {} reported), {} packets, {} s",
+            self.runs,
+            self.messages,
+            self.whole,
+            self.in_part,
+            self.reported,
+            self.packets,
+            started.elapsed().as_secs()
+        )
+    }
+}
+
+/// Runs `count` seeds from `first` on, one after the other.
+pub(super) fn soak(first: u64, count: u64) -> Result<()> {
+    require_root("make network namespaces")?;
+    let last = first.checked_add(count);
+    let last = last.context("no seed is beyond 2^64; choose a lower --kernel-seed")?;
+    let programs = Programs::build()?;
+    let bed = Bed::new(&BedConfig {
+        with_box: true,
+        box_cores: Some(two_cores()),
+        // The box keeps and copies packets.
+        checksum_offload: false,
+        ..BedConfig::default()
+    })?;
+    // Nothing but LM's packets shall pass, so that they can be counted.
+    know_each_other(&bed)?;
+    let started = Instant::now();
+    let is_terminal = std::io::stderr().is_terminal();
+    let every = super::PROGRESS_EVERY[usize::from(!is_terminal)];
+    let mut shown = Instant::now();
+    let mut total = Total::default();
+    for seed in first..last {
+        let plan = Plan::new(seed);
+        let result = run(&bed, &programs, &plan, seed, &mut total);
+        if is_terminal {
+            eprint!("\r\x1b[K");
+        }
+        if let Err(error) = result {
+            eprintln!("{plan:?}");
+            bail!(
+                "kernel seed {seed} failed after {} good ones: {error:#}; again: cargo xtask soak --kernel 1 --kernel-seed {seed}",
+                total.runs
+            );
+        }
+        total.runs += 1;
+        if shown.elapsed() >= every {
+            shown = Instant::now();
+            let line = total.line(count, started);
+            if is_terminal {
+                eprint!("{line}");
+                let _ = std::io::stderr().flush();
+            } else {
+                eprintln!("{line}");
+            }
+        }
+    }
+    println!("{}", total.line(count, started));
+    println!(
+        "the box lost {} packets, doubled {}, reordered {} and changed {}; {} fragments were sent again",
+        total.lost, total.duplicated, total.reordered, total.corrupted, total.resent
+    );
+    Ok(())
+}
+
+/// Each host knows the other's Ethernet address for ever: no ARP.
+fn know_each_other(bed: &Bed) -> Result<()> {
+    let address = format!("/sys/class/net/{INTERFACE}/address");
+    for (host, other, side) in [
+        (bed.left(), bed.right(), Side::Right),
+        (bed.right(), bed.left(), Side::Left),
+    ] {
+        let mac = other.read_file(&address)?;
+        let line = format!(
+            "neigh replace {} lladdr {mac} nud permanent dev {INTERFACE}",
+            side.address()
+        );
+        ip::batch(Some(host.name()), &[line]).context("cannot tell a host its neighbour")?;
+    }
+    Ok(())
+}
+
+fn run(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, total: &mut Total) -> Result<()> {
+    let [sending, receiving] = two_cores();
+    let program = programs.path("lm-bench");
+    let launch = |name: &str, core: usize| {
+        Launch::new(&program)
+            .args(plan.arguments(name, seed))
+            .core(core)
+            .time_limit(TIME_LIMIT)
+    };
+    let running = bed.start_box(&program, &plan.impairments)?;
+    let mut receiver = bed.right().spawn(launch("lm-check-recv", receiving))?;
+    receiver.await_text("ready")?;
+    let patience = PATIENCE.as_secs().to_string();
+    let to = bed.right().address().to_string();
+    let sender = launch("lm-check-send", sending).args([
+        "--to",
+        &to,
+        "--delivery",
+        plan.delivery,
+        "--patience",
+        &patience,
+    ]);
+    let sent = bed.left().spawn(sender)?.finish();
+    // The link first: after it nothing passes, so what the box sent is what the gate saw.
+    let forwarded = running.stop()?;
+    let received = receiver.stop()?;
+    ensure!(
+        received.status.success(),
+        "lm-check-recv ended with {}: {}",
+        received.status,
+        received.stderr.trim()
+    );
+    let received = received.json().context("lm-check-recv")?;
+    let sent = match sent {
+        Ok(output) => output.json().context("lm-check-send")?,
+        Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
+    };
+    let judged = judge(plan, &sent, &received, &forwarded, total);
+    judged.with_context(|| format!("sender {sent}; receiver {received}; box {forwarded}"))
+}
+
+fn number(report: &Value, path: &[&str]) -> Result<u64> {
+    let value = path.iter().fold(report, |value, name| &value[*name]);
+    value
+        .as_u64()
+        .with_context(|| format!("no number {}", path.join(".")))
+}
+
+/// Every message is accounted for, and so is every packet.
+fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, total: &mut Total) -> Result<()> {
+    let faults = received["faults"].as_array().context("no faults")?;
+    ensure!(faults.is_empty(), "{}", received["faults"]);
+    let fates = |report: &Value| -> Result<Vec<char>> {
+        let fates: Vec<char> = report["fates"].as_str().context("no fates")?.chars().collect();
+        ensure!(fates.len() as u64 == plan.messages, "{} fates", fates.len());
+        Ok(fates)
+    };
+    for (number, (sent, received)) in fates(sent)?.into_iter().zip(fates(received)?).enumerate() {
+        total.messages += 1;
+        let is_fair = match (sent, received) {
+            // Confirmed, and there.
+            ('d', 'w') => true,
+            // Not there, and both know, or the one who sent it knows.
+            ('i', 'i') | ('e' | 't' | 'i', '-' | 'i') => plan.delivery != "reliable",
+            // There in part, with a map, and its sender knows.
+            ('i', 'p') => plan.delivery == "partial",
+            // There, and the word of it was lost with the session.
+            ('e' | 't', 'w' | 'p') => plan.delivery != "reliable",
+            _ => false,
+        };
+        ensure!(
+            is_fair,
+            "message {number}: its sender says {sent:?}, its receiver {received:?} ({})",
+            plan.delivery
+        );
+        match received {
+            'w' => total.whole += 1,
+            'p' => total.in_part += 1,
+            _ => total.reported += 1,
+        }
+    }
+    balance(plan, sent, received, forwarded)?;
+    for direction in ["rightward", "leftward"] {
+        let of = |name: &str| number(forwarded, &[direction, name]);
+        total.packets += of("received")?;
+        total.lost += of("lost")? + of("queue_full")?;
+        total.duplicated += of("duplicated")?;
+        total.reordered += of("reordered")?;
+        total.corrupted += of("corrupted")?;
+    }
+    total.resent += number(sent, &["counters", "fragments_resent"])?;
+    Ok(())
+}
+
+/// Sent = delivered + Σ drops + in flight, for messages and for packets.
+fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Result<()> {
+    let sender = |name: &str| number(sent, &["counters", name]);
+    let receiver = |name: &str| number(received, &["counters", name]);
+    // Messages: each that was accepted has ended one way, by the sender's count.
+    let ended = sender("messages_sent")? + sender("messages_failed")?;
+    ensure!(
+        ended == plan.messages,
+        "{ended} of {} messages ended",
+        plan.messages
+    );
+    for direction in ["rightward", "leftward"] {
+        let of = |name: &str| number(forwarded, &[direction, name]);
+        let came = of("received")? + of("duplicated")?;
+        let went = of("sent")? + of("lost")? + of("queue_full")? + of("refused")? + of("held")?;
+        ensure!(
+            came == went,
+            "{direction}, the box took {came} packets and {went} went"
+        );
+        ensure!(
+            of("refused")? == 0,
+            "{direction}, the kernel refused packets to the box"
+        );
+    }
+    // What the box sent met the gate, or found the interface's queue full.
+    let judged: u64 = (received["gate"].as_object().context("no gate")?.values())
+        .filter_map(Value::as_u64)
+        .sum();
+    let arrived = number(forwarded, &["rightward", "sent"])?;
+    let overrun = number(forwarded, &["rightward", "overrun"])?;
+    ensure!(
+        judged + overrun == arrived,
+        "the box sent {arrived} packets, {overrun} were dropped by the interface, and the gate judged {judged}"
+    );
+    // Fragments leave through the box before anything happens to them.
+    let fragments = sender("data_packets_sent")?;
+    let left = number(forwarded, &["rightward", "received"])?;
+    ensure!(
+        fragments <= left,
+        "{fragments} fragments were sent, and {left} packets"
+    );
+    let drops = received["drops"].as_object().context("no drops")?;
+    let dropped = |name: &str| drops.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let landed = number(received, &["gate", "gate_redirect_landing"])?;
+    let taken = receiver("landing_packets")? + dropped("landing_discarded");
+    ensure!(
+        taken == landed,
+        "the gate let {landed} fragments land, and {taken} were taken or discarded"
+    );
+    let redirected = number(received, &["gate", "gate_redirect_general"])?;
+    let taken = receiver("general_packets")?;
+    ensure!(
+        taken == redirected,
+        "the gate redirected {redirected} general packets, and {taken} were taken"
+    );
+    // Each packet that was taken was of use, or moved one counter of drops. Violations are counted there too, and are no
+    // packets; those that were discarded were not taken.
+    let taken = receiver("landing_packets")?
+        + receiver("general_packets")?
+        + receiver("one_copy_packets")?
+        + receiver("control_packets")?;
+    let used = receiver("packets_used")? + receiver("fragments_delivered")?;
+    let is_packet =
+        |name: &str| name != "landing_discarded" && name != "foreign_frame" && !is_violation(name);
+    let dropped: u64 = (drops.iter())
+        .filter(|(name, _)| is_packet(name))
+        .filter_map(|(_, count)| count.as_u64())
+        .sum();
+    ensure!(
+        taken == used + dropped,
+        "{taken} packets were taken, {used} were of use and {dropped} dropped"
+    );
+    Ok(())
+}
+
+/// Violations of the pairing invariant stand among the drops, by these names.
+fn is_violation(name: &str) -> bool {
+    let kinds = [
+        "unposted",
+        "address",
+        "sequence",
+        "displaced",
+        "length",
+        "header",
+        "statistics",
+        "processor",
+    ];
+    let kind = name.strip_prefix("landing_");
+    kind.is_some_and(|kind| kinds.contains(&kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_seed_is_always_the_same_run() {
+        for seed in 0..50 {
+            let plan = Plan::new(seed);
+            assert_eq!(format!("{plan:?}"), format!("{:?}", Plan::new(seed)));
+            assert!(plan.messages > 0 && plan.in_flight > 0);
+        }
+        let deliveries = ["reliable", "partial", "unreliable"];
+        let of = |delivery| {
+            (0..200)
+                .filter(|&seed| Plan::new(seed).delivery == delivery)
+                .count()
+        };
+        assert!(deliveries.into_iter().all(|delivery| of(delivery) > 20));
+    }
+
+    /// Reports of a run in which all goes well.
+    fn good() -> (Plan, Value, Value, Value) {
+        let plan = Plan {
+            messages: 3,
+            delivery: "partial",
+            ..Plan::new(1)
+        };
+        let sent = json!({"fates": "dii", "counters": {"messages_sent": 1, "messages_failed": 2,
+            "data_packets_sent": 40, "fragments_resent": 2}});
+        let received = json!({"fates": "wpi", "faults": [],
+            "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
+            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2,
+                "packets_used": 10, "fragments_delivered": 32},
+            "gate": {"gate_redirect_landing": 35, "gate_redirect_general": 9, "gate_pass_order": 2}});
+        let direction = json!({"received": 50, "duplicated": 1, "sent": 46, "lost": 4, "queue_full": 0,
+            "refused": 0, "held": 1, "reordered": 3, "corrupted": 0, "overrun": 0});
+        let forwarded = json!({"rightward": direction, "leftward": direction});
+        (plan, sent, received, forwarded)
+    }
+
+    fn judged(change: impl FnOnce(&mut Plan, &mut Value, &mut Value, &mut Value)) -> Result<()> {
+        let (mut plan, mut sent, mut received, mut forwarded) = good();
+        change(&mut plan, &mut sent, &mut received, &mut forwarded);
+        judge(&plan, &sent, &received, &forwarded, &mut Total::default())
+    }
+
+    #[test]
+    fn each_kind_of_trouble_is_found() {
+        judged(|_, _, _, _| ()).unwrap();
+        type Change = fn(&mut Plan, &mut Value, &mut Value, &mut Value);
+        let changes: [(&str, Change); 10] = [
+            ("wrong", |_, _, r, _| r["faults"] = json!(["byte 1 is wrong"])),
+            ("message 0", |_, _, r, _| r["fates"] = json!("-pi")),
+            ("message 2", |_, s, _, _| s["fates"] = json!("did")),
+            ("message 1", |plan, _, _, _| plan.delivery = "unreliable"),
+            ("fates", |_, s, _, _| s["fates"] = json!("di")),
+            ("messages ended", |_, s, _, _| {
+                s["counters"]["messages_failed"] = json!(1);
+            }),
+            ("the box took", |_, _, _, f| f["leftward"]["lost"] = json!(5)),
+            ("the gate judged", |_, _, r, _| {
+                r["gate"]["gate_pass_order"] = json!(1)
+            }),
+            ("were taken or discarded", |_, _, r, _| {
+                r["counters"]["landing_packets"] = json!(34);
+            }),
+            ("were of use", |_, _, r, _| {
+                r["drops"]["fragment_duplicate"] = json!(4)
+            }),
+        ];
+        for (words, change) in changes {
+            let error = format!("{:#}", judged(change).unwrap_err());
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
