@@ -23,6 +23,12 @@ macro_rules! drops {
 drops! {
     /// Not a packet of ours, or its fields contradict each other.
     malformed,
+    /// A packet whose digest is not that of its bytes, or that says that it has none while its sender says that all have one.
+    corrupt,
+    /// A fragment, or of unreliable messages all of them, whose bytes were not those that its sender's digest is of.
+    fragment_corrupt,
+    /// A manifest that contradicts what its sender said of the message before: the message was given up.
+    manifest_contradictory,
     /// A well-formed packet that nothing waits for (another session's, another incarnation's).
     unexpected,
     /// A credit or acknowledgement that no honest peer sends.
@@ -111,6 +117,10 @@ pub struct Counters {
     pub fragments_requested: u64,
     /// Fragments sent again on request.
     pub fragments_resent: u64,
+    /// Manifests of messages asked for, because what came was not what their digests are of; each request counts.
+    pub manifests_requested: u64,
+    /// Packets with digests of fragments sent on request.
+    pub manifest_packets_sent: u64,
     /// Eager messages sent again.
     pub eager_resent: u64,
     /// Fragments that came by the one-copy path, and were of use.
@@ -153,6 +163,9 @@ impl Counters {
         self.drops.fragment_stale += repair.stale;
         self.drops.fragment_implausible += repair.implausible;
         self.drops.fragment_no_room += repair.no_room;
+        self.drops.fragment_corrupt += repair.corrupt;
+        self.drops.manifest_contradictory += repair.contradictory;
+        self.manifests_requested += repair.manifests;
     }
 
     /// Everything that went wrong, by name: drops and violations.

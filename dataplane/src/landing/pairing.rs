@@ -8,7 +8,7 @@ use lm_protocol::serial;
 use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use super::{Aim, Arriving, Burst, ChannelOrder, Inbound, InboundTerms, TAIL_LEN_MAX, Violation};
+use super::{Aim, Burst, ChannelOrder, Inbound, InboundTerms, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
 use crate::ring::RxRing;
 
@@ -115,6 +115,9 @@ impl Inbound {
         self.accepted = self.accepted.max(message.base + u64::from(position) + 1);
         let arrival = message.arrivals.take(position);
         let in_place = aim.number == entry.message && aim.position == position;
+        if in_place && arrival != Arrival::Duplicate {
+            self.note_landed(at, entry.index, start, umem);
+        }
         if arrival == Arrival::Next && in_place {
             self.used(&aim, true, (start, len), entry, umem, burst)?;
         } else {
@@ -123,7 +126,7 @@ impl Inbound {
             self.used(&aim, valid, (start, len), entry, umem, burst)?;
             self.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
         }
-        if self.messages.front().is_some_and(Arriving::is_final) {
+        if self.front_may_land() {
             self.land(Vec::new());
         }
         Ok(())

@@ -37,32 +37,32 @@ pub(crate) struct Soak {
     pub(crate) death: bool,
     /// Fill entries that run out, and full RX rings.
     pub(crate) rings: bool,
-    /// Changed bytes in the headers of fragments.
-    pub(crate) corrupt_headers: bool,
+    /// Changed bytes: anywhere where there are digests, else in those headers of fragments that are checked without.
+    pub(crate) corrupt: bool,
     /// Two CPUs in the gate at once; the receiver watches for it.
     pub(crate) races: bool,
-    /// Changed bytes anywhere: noticed only where digests are.
-    pub(crate) corrupt_anything: bool,
+    /// Changed bytes anywhere where there are no digests either, so that nothing notices.
+    pub(crate) unverified: bool,
 }
 
 impl Soak {
-    /// All that must be survived without digests.
+    /// All that must be survived.
     pub(crate) const USUAL: Soak = Soak {
         foreign: true,
         stalls: true,
         death: true,
         rings: true,
-        corrupt_headers: true,
+        corrupt: true,
         races: true,
-        corrupt_anything: false,
+        unverified: false,
     };
 
     /// Adds kinds by name.
     fn with(mut self, names: &str) -> Soak {
         for name in names.split(',').filter(|name| !name.is_empty()) {
             match name {
-                "corrupt-anything" => self.corrupt_anything = true,
-                other => panic!("{WITH_VARIABLE}: unknown kind {other}; there is corrupt-anything"),
+                "corrupt-unverified" => self.unverified = true,
+                other => panic!("{WITH_VARIABLE}: unknown kind {other}; there is corrupt-unverified"),
             }
         }
         self
