@@ -423,7 +423,7 @@ impl<N: Nic> Engine<N> {
             self.counters.drops.implausible += 1;
         }
         for known in MessageDigest::iter(payload, entries) {
-            repeated |= !inbound.take_digest(known, now_ns);
+            repeated |= !inbound.take_digest(known);
         }
         landing.told.asked |= repeated;
         if inbound.has_landed() {

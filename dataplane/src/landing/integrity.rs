@@ -46,7 +46,6 @@ pub(super) struct Proof {
     verdict: Verdict,
     /// Its manifest is needed although it is not whole: partial delivery.
     wanted: bool,
-    timer: DigestTimer,
 }
 
 /// Digests of all that came, and the manifest of the front message where that is needed.
@@ -54,6 +53,8 @@ pub(super) struct Proof {
 pub(super) struct Evidence {
     digests: FragmentDigests,
     manifest: Option<Box<ManifestCollector>>,
+    /// When to ask for what, about the message with this number.
+    timer: (u32, DigestTimer),
 }
 
 impl Evidence {
@@ -65,7 +66,16 @@ impl Evidence {
         Evidence {
             digests: FragmentDigests::new(arena.start(), len),
             manifest: None,
+            timer: (terms.first_message, DigestTimer::default()),
         }
+    }
+
+    /// The timer of message `number`, the front one.
+    fn timer(&mut self, number: u32) -> &mut DigestTimer {
+        if self.timer.0 != number {
+            self.timer = (number, DigestTimer::default());
+        }
+        &mut self.timer.1
     }
 
     /// The proved manifest of message `number`.
@@ -134,7 +144,7 @@ impl Inbound {
     }
 
     /// Takes a message's digest as its sender says it. `false`: it was known, or the message is settled.
-    pub(crate) fn take_digest(&mut self, digest: MessageDigest, now_ns: u64) -> bool {
+    pub(crate) fn take_digest(&mut self, digest: MessageDigest) -> bool {
         if !self.terms.integrity.has_digests() {
             return true;
         }
@@ -146,7 +156,6 @@ impl Inbound {
             return false;
         }
         proof.announced = Some(digest.digest);
-        proof.timer.progressed(time(now_ns));
         while self.front_may_land() {
             self.land(Vec::new());
         }
@@ -215,7 +224,7 @@ impl Inbound {
             }
             _ => {}
         }
-        let waited = front.proof.timer.waited(time(now_ns));
+        let waited = self.evidence.timer(front.number).waited(time(now_ns));
         (self.terms.delivery != Delivery::Reliable && waited >= PATIENCE)
             .then(|| self.give_up_front(arena, umem))
     }
@@ -250,7 +259,8 @@ impl Inbound {
             self.reject_what_differs(now_ns);
             return Some(true);
         }
-        (front.proof.timer.waited(time(now_ns)) >= PATIENCE).then_some(false)
+        let waited = self.evidence.timer(front.number).waited(time(now_ns));
+        (waited >= PATIENCE).then_some(false)
     }
 
     /// Fragments of the front message that differ from its proved manifest are missing from now on.
@@ -294,10 +304,12 @@ impl Inbound {
             (self.evidence.manifest.as_deref_mut()).filter(|manifest| manifest.message() == front.number)?;
         match manifest.accept(&packet.header, packet.payload) {
             Ok(0) => return Some(true),
-            Ok(_) => front.proof.timer.progressed(time(now_ns)),
+            Ok(_) => {}
             Err(_) => return Some(false),
         }
-        if let Some(digest) = manifest.message_digest()
+        let digest = manifest.message_digest();
+        self.evidence.timer(front.number).progressed(time(now_ns));
+        if let Some(digest) = digest
             && *front.proof.announced.get_or_insert(digest) != digest
         {
             front.proof.verdict = Verdict::Contradicted;
@@ -316,7 +328,7 @@ impl Inbound {
         let proof = &mut front.proof;
         match proof.verdict {
             Verdict::Open if !proof.wanted => {
-                let asks = proof.announced.is_none() && proof.timer.poll(now);
+                let asks = proof.announced.is_none() && self.evidence.timer(front.number).poll(now);
                 return asks.then_some((front.number, Vec::new()));
             }
             Verdict::Proved | Verdict::Contradicted => return None,
@@ -330,12 +342,12 @@ impl Inbound {
                 .begin(self.terms.key, front.number, count, front.len, front.tag)
                 .expect("it was made for so many fragments");
             self.evidence.manifest = Some(manifest);
-            proof.timer.ask_at_once(now);
+            self.evidence.timer(front.number).ask_at_once(now);
         }
-        let manifest = self.evidence.manifest.as_ref()?;
-        if manifest.is_proved() || !proof.timer.poll(now) {
+        if self.evidence.proved(front.number).is_some() || !self.evidence.timer(front.number).poll(now) {
             return None;
         }
+        let manifest = self.evidence.manifest.as_ref()?;
         self.repair.manifests += 1;
         Some((front.number, manifest.missing().take(RANGES_MAX).collect()))
     }
