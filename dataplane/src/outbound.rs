@@ -288,7 +288,7 @@ impl Outbound {
             next_number: terms.first_message,
             announced: terms.first_message,
             announced_confirmed: terms.first_message,
-            digests: DigestsToTell::new(terms.first_message),
+            digests: DigestsToTell::new(terms.key, terms.first_message),
             sent_packets: 0,
             limit: terms.packet_limit,
             delivered: terms.first_message,
@@ -401,7 +401,7 @@ impl Outbound {
                 let index = self.terms.window.index_at(outgoing.position, count);
                 packets += outgoing.put_packet(index, channel, umem, &mut header, &mut sent);
                 if self.terms.integrity.has_digests() {
-                    outgoing.note_digest(index, digests, umem, self.terms.key);
+                    outgoing.note_digest(index, digests, umem, &self.digests.hasher);
                 }
                 outgoing.position += 1;
             }

@@ -16,7 +16,7 @@
 //!
 //! *Fragment's digest*: XXH3 (64 bits) of its payload, with the session key as seed. *Message's digest*: the same hash of
 //! the message's length in bytes, its tag and its number (8, 8 and 4 bytes, big endian), whose seed is a chain of hashes over
-//! the fragments' digests in order (each 8 bytes big endian, 32 of them in one hash, which is the seed of the next; the
+//! the fragments' digests in order (each 8 bytes big endian, 30 of them in one hash, which is the seed of the next; the
 //! session key is the first). So a manifest proves itself, whatever became of single packets of it.
 //!
 //! On the way of a message that arrives whole there are no MANIFEST packets: its sender says its digest in an ANNOUNCE
@@ -45,7 +45,8 @@ use alloc::boxed::Box;
 use alloc::vec;
 use core::fmt;
 use core::ops::Range;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::const_xxh3::const_custom_default_secret;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 /// Bytes of a digest on the wire.
 pub const DIGEST_LEN: usize = 8;
@@ -67,11 +68,50 @@ pub fn fragment_digest(session_key: u64, payload: &[u8]) -> u64 {
     xxh3_64_with_seed(payload, session_key)
 }
 
+/// [`fragment_digest`] for many fragments of one session: what only depends on the key is worked out once.
+///
+/// ```
+/// use lm_protocol::manifest::{FragmentHasher, fragment_digest};
+/// let hasher = FragmentHasher::new(7);
+/// for payload in [&[5; 100][..], &[5; 1448]] {
+///     assert_eq!(hasher.digest(payload), fragment_digest(7, payload));
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FragmentHasher {
+    session_key: u64,
+    /// XXH3's secret for payloads that are longer than [`FragmentHasher::SEEDED_MAX`].
+    secret: [u8; FragmentHasher::SECRET_LEN],
+}
+
+impl FragmentHasher {
+    const SECRET_LEN: usize = 192;
+    /// Up to this length XXH3 mixes the seed with the payload instead of the secret (`XXH3_MIDSIZE_MAX`).
+    const SEEDED_MAX: usize = 240;
+
+    /// For the session with this key.
+    pub const fn new(session_key: u64) -> FragmentHasher {
+        FragmentHasher {
+            session_key,
+            secret: const_custom_default_secret(session_key),
+        }
+    }
+
+    /// The digest of a fragment's payload.
+    #[inline]
+    pub fn digest(&self, payload: &[u8]) -> u64 {
+        match payload.len() {
+            ..=FragmentHasher::SEEDED_MAX => fragment_digest(self.session_key, payload),
+            _ => xxh3_64_with_secret(payload, &self.secret),
+        }
+    }
+}
+
 /// The digest of message number `message`, of `len` bytes and with this tag, whose fragments have these digests, in order.
 pub fn message_digest(session_key: u64, message: u32, digests: &[u64], len: u64, tag: u64) -> u64 {
     let mut chain = session_key;
-    // Blocks of digests: the hash takes long inputs faster than many short ones, and needs no state for one call.
-    let mut block = [[0; DIGEST_LEN]; 32];
+    // The longest input for which XXH3 needs nothing that depends on the seed alone.
+    let mut block = [[0; DIGEST_LEN]; FragmentHasher::SEEDED_MAX / DIGEST_LEN];
     for digests in digests.chunks(block.len()) {
         for (bytes, digest) in block.iter_mut().zip(digests) {
             *bytes = digest.to_be_bytes();

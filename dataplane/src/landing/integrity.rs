@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use lm_protocol::delivery::{Delivery, RequestTimer};
 use lm_protocol::integrity::DigestTimer;
-use lm_protocol::manifest::{ManifestCollector, fragment_digest, message_digest};
+use lm_protocol::manifest::{FragmentHasher, ManifestCollector, message_digest};
 use lm_protocol::wire::lm::{LmPacket, MessageDigest, MissingRange};
 
 use super::repair::Source;
@@ -51,6 +51,7 @@ pub(super) struct Proof {
 /// Digests of all that came, and the manifest of the front message where that is needed.
 #[derive(Debug)]
 pub(super) struct Evidence {
+    hasher: FragmentHasher,
     digests: FragmentDigests,
     manifest: Option<Box<ManifestCollector>>,
     /// When to ask for what, about the message with this number.
@@ -64,6 +65,7 @@ impl Evidence {
             false => 0,
         };
         Evidence {
+            hasher: FragmentHasher::new(terms.key),
             digests: FragmentDigests::new(arena.start(), len),
             manifest: None,
             timer: (terms.first_message, DigestTimer::default()),
@@ -97,7 +99,7 @@ impl Inbound {
         // begins or begins behind it, but for a later window's lowest entry, which is posted when this window's tail was
         // saved, after this (I2, I5). Nothing copies there while the slice lives.
         let payload = unsafe { umem.mapping().slice(payload, u64::from(fragment.len)) };
-        let digest = fragment_digest(self.terms.key, payload);
+        let digest = self.evidence.hasher.digest(payload);
         self.note(at, index, digest);
     }
 
@@ -112,10 +114,11 @@ impl Inbound {
         let digest = match source {
             // SAFETY: a packet that was received and is not given back: its entry is used, as in `note_landed`, or it is a
             // datagram in a general frame that is posted nowhere. Nothing copies there while the slice lives.
-            Source::Umem(from) => fragment_digest(self.terms.key, unsafe {
-                umem.mapping().slice(from, u64::from(len))
-            }),
-            Source::Held(slot) => fragment_digest(self.terms.key, self.held.slot(slot, len)),
+            Source::Umem(from) => self
+                .evidence
+                .hasher
+                .digest(unsafe { umem.mapping().slice(from, u64::from(len)) }),
+            Source::Held(slot) => self.evidence.hasher.digest(self.held.slot(slot, len)),
         };
         self.note(at, index, digest);
     }
@@ -137,7 +140,7 @@ impl Inbound {
         };
         let count = front.fragment_count();
         for (position, payload) in self.held.of(front.number) {
-            let digest = fragment_digest(self.terms.key, payload);
+            let digest = self.evidence.hasher.digest(payload);
             let index = self.terms.window.index_at(position, count);
             self.evidence.digests.set(zone.start, index, digest);
         }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_protocol::manifest::{DIGEST_LEN, Manifest, Packet, fragment_digest, message_digest};
+use lm_protocol::manifest::{DIGEST_LEN, FragmentHasher, Manifest, Packet, message_digest};
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{MessageDigest, MissingRange};
 
@@ -18,6 +18,7 @@ const WANTED_MAX: usize = 64;
 /// What a session's receiver is to be told of its messages' digests.
 #[derive(Debug)]
 pub(crate) struct DigestsToTell {
+    pub(super) hasher: FragmentHasher,
     /// It was told the digests of all messages before this number.
     told: u32,
     /// It asked for those of fragments: message number and indices.
@@ -25,8 +26,9 @@ pub(crate) struct DigestsToTell {
 }
 
 impl DigestsToTell {
-    pub(super) fn new(first_message: u32) -> DigestsToTell {
+    pub(super) fn new(key: u64, first_message: u32) -> DigestsToTell {
         DigestsToTell {
+            hasher: FragmentHasher::new(key),
             told: first_message,
             wanted: VecDeque::new(),
         }
@@ -46,13 +48,19 @@ impl OutgoingTable {
 impl Outgoing {
     /// Keeps the digest of fragment `index`.
     #[inline]
-    pub(super) fn note_digest(&self, index: u32, digests: &mut FragmentDigests, umem: &Umem, key: u64) {
+    pub(super) fn note_digest(
+        &self,
+        index: u32,
+        digests: &mut FragmentDigests,
+        umem: &Umem,
+        hasher: &FragmentHasher,
+    ) {
         let fragment = self.geometry.fragment(index);
         let address = self.start + self.geometry.tx_frame_offset(index) + u64::from(fragment.header_len);
         // SAFETY: the payload lies inside the region that the application handed over with the message: it has no
         // reference to it any more, the kernel only reads it, and headers are written before it.
         let payload = unsafe { umem.mapping().slice(address, u64::from(fragment.len)) };
-        digests.set(self.start, index, fragment_digest(key, payload));
+        digests.set(self.start, index, hasher.digest(payload));
     }
 
     /// Every fragment's digest is known.
@@ -131,7 +139,7 @@ impl Outbound {
         if outgoing.digest.is_none() {
             // Not fully sent, and its receiver settles it without the rest: once for each message.
             for index in 0..count {
-                outgoing.note_digest(index, digests, umem, self.terms.key);
+                outgoing.note_digest(index, digests, umem, &self.digests.hasher);
             }
             outgoing.note_message_digest(digests, self.terms.key);
         }

@@ -38,7 +38,7 @@ use core::net::SocketAddrV4;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The protocol version that this crate speaks.
 pub const VERSION: u8 = 1;
@@ -212,7 +212,7 @@ pub enum LmError {
     },
     /// The payload length differs from UDP's, or from the number of entries.
     Length,
-    /// A packet of a type that ends with a digest says that it has none.
+    /// A packet of a type that ends with a digest says that it has none, or one of a type that has none says it has.
     Digest,
     /// A fragment index that is not below the fragment count, or digests of fragments that the message has not.
     Index,
@@ -230,7 +230,7 @@ impl fmt::Display for LmError {
             LmError::Truncated => f.write_str("the LM packet is truncated"),
             LmError::UnknownType { packet_type } => write!(f, "unknown LM packet type {packet_type}"),
             LmError::Length => f.write_str("the LM payload length differs from the packet's"),
-            LmError::Digest => f.write_str("the LM packet has no digest"),
+            LmError::Digest => f.write_str("the LM packet's type and its digest flag disagree"),
             LmError::Index => f.write_str("a fragment index is not below the fragment count"),
         }
     }
@@ -527,6 +527,10 @@ pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
     let (header, payload_len) = LmHeader::decode(bytes)?;
     let behind = bytes.get(HEADER_LEN..).ok_or(LmError::Truncated)?;
     let digest_len = header.digest_len();
+    if digest_len == 0 && bytes[1] & FLAG_DIGEST != 0 {
+        // Its type was another one.
+        return Err(LmError::Digest);
+    }
     if behind.len() != usize::from(payload_len) + digest_len {
         return Err(LmError::Length);
     }
@@ -538,8 +542,8 @@ pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
     })
 }
 
-/// The digest at the end of a packet with this header and payload, sent from the data port `from`: XXH3 (64 bits) of the payload.
-/// Its seed is the same hash of the header's 24 bytes, the address and the port, whose seed is the header's key.
+/// The digest at the end of a packet with this header and payload, sent from the data port `from`: XXH3 (64 bits), with the
+/// header's key as seed, of the header's 24 bytes, the address, the port and XXH3 (64 bits, no seed) of the payload.
 ///
 /// ```
 /// use lm_protocol::wire::lm::{self, LmHeader};
@@ -554,14 +558,14 @@ pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
 /// ```
 #[inline]
 pub fn packet_digest(header: &LmHeader, payload: &[u8], from: SocketAddrV4) -> u64 {
-    let mut bytes = [0; HEADER_LEN + 6];
+    let mut bytes = [0; HEADER_LEN + 6 + DIGEST_LEN];
     let encoded = header.encode(payload.len() as u16);
     bytes[..HEADER_LEN].copy_from_slice(&encoded);
     bytes[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&from.ip().octets());
-    bytes[HEADER_LEN + 4..].copy_from_slice(&from.port().to_be_bytes());
+    bytes[HEADER_LEN + 4..HEADER_LEN + 6].copy_from_slice(&from.port().to_be_bytes());
+    bytes[HEADER_LEN + 6..].copy_from_slice(&xxh3_64(payload).to_be_bytes());
     let [_, _, _, _, key @ .., _, _, _, _, _, _, _, _, _, _, _, _] = encoded;
-    let seed = xxh3_64_with_seed(&bytes, u64::from_be_bytes(key));
-    xxh3_64_with_seed(payload, seed)
+    xxh3_64_with_seed(&bytes, u64::from_be_bytes(key))
 }
 
 /// A receiver says of so many settled messages whether they are whole: as many as may be under way.
