@@ -318,8 +318,8 @@ fn illegal_fields_of_control_messages_are_named() {
         packet_limit: 2,
         delivered: 3,
         announced: 4,
-    }
-    .encode(0);
+    };
+    let credit = [&credit.encode(0)[..], &[0; 8]].concat();
     assert_eq!(
         ControlMessage::parse(&credit),
         Err(ControlError::NotControl { packet_type: 5 })

@@ -255,7 +255,7 @@ proptest! {
             let packet = arrival.get(&packets);
             let LmHeader::Manifest { first, .. } = LmHeader::decode(packet).unwrap().0 else { unreachable!() };
             let mut new = 0;
-            let digests_in = (packet.len() - HEADER_LEN) / DIGEST_LEN;
+            let digests_in = (packet.len() - HEADER_LEN - DIGEST_LEN) / DIGEST_LEN;
             for known in known.iter_mut().skip(first as usize).take(digests_in) {
                 new += u32::from(!*known);
                 *known = true;
@@ -306,7 +306,7 @@ proptest! {
         let packets = packets(&manifest, 160);
         let which = which.index(packets.len());
         let mut wrong = packets[which].clone();
-        let at = HEADER_LEN + at.index(wrong.len() - HEADER_LEN);
+        let at = HEADER_LEN + at.index(wrong.len() - HEADER_LEN - DIGEST_LEN);
         wrong[at] ^= 1 << bit;
 
         let mut collector = ManifestCollector::new(count);

@@ -323,7 +323,9 @@ impl Inbound {
     /// The next request for digests that is due: of the front message's fragments, or, without ranges, its own.
     pub(crate) fn next_digest_request(&mut self, now_ns: u64) -> Option<(u32, Vec<MissingRange>)> {
         if !self.awaits_digests() {
-            self.evidence.manifest = None;
+            // It is needed again when the fragments that it rejected have come.
+            let front = self.messages.front().map(|front| front.number);
+            (self.evidence.manifest).take_if(|manifest| front != Some(manifest.message()));
             return None;
         }
         let now = time(now_ns);

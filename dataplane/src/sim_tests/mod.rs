@@ -6,6 +6,7 @@ mod copies;
 mod delivery;
 mod failures;
 mod hostile;
+mod integrity;
 mod resilience;
 mod scenarios;
 mod soak;
