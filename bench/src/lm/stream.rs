@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain};
 use crate::link;
 use crate::size::ByteSize;
 
@@ -41,6 +41,9 @@ pub struct SendArgs {
     /// What becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub delivery: DeliveryOption,
+    /// Whether digests go with what is sent
+    #[arg(long, value_enum, default_value_t = IntegrityOption::Manifest)]
+    pub integrity: IntegrityOption,
 }
 
 /// What `lm-stream-send` prints.
@@ -120,7 +123,9 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
         )));
     }
     let to = link::resolve(&args.to)?;
-    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
+    let mut endpoint = args
+        .endpoint
+        .open(Some(*to.ip()), 0, len, 2 * args.in_flight, args.integrity)?;
     let peer = connect(&mut endpoint, to, len, args.in_flight, args.delivery)?;
     let mode = endpoint.mode().as_str();
     let mut messages = 0_u64;
@@ -182,9 +187,13 @@ fn await_report(endpoint: &mut Endpoint) -> Value {
 ///
 /// A one-line reason when the endpoint cannot be opened or the interface goes away.
 pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport, Failure> {
-    let mut endpoint = args
-        .endpoint
-        .open(None, args.port, args.message_size.bytes(), args.in_flight)?;
+    let mut endpoint = args.endpoint.open(
+        None,
+        args.port,
+        args.message_size.bytes(),
+        args.in_flight,
+        IntegrityOption::default(),
+    )?;
     ready();
     let (mut bytes, mut messages, mut incomplete) = (0_u64, 0_u64, 0_u64);
     let mut started: Option<Instant> = None;

@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use lm_protocol::geometry::Wire;
 
 use super::TOOL;
-use crate::cli::{DeliveryOption, Failure, LinkOptions, MANUAL_END};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, LinkOptions, MANUAL_END};
 use crate::size::ByteSize;
 use crate::transfer::wire::Plan;
 
@@ -71,6 +71,12 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable, value_name = "KIND")]
     pub(super) delivery: DeliveryOption,
 
+    /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
+    ///
+    /// --wire ipfrag is always without.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(super) integrity: Option<IntegrityOption>,
+
     /// File to send, or - for standard input
     #[arg(value_name = "FILE|-")]
     pub(super) file: PathBuf,
@@ -105,6 +111,11 @@ impl Shape {
             return Err(Failure::usage(format!(
                 "--message-size {message_len} does not fit a UDP datagram; with --wire ipfrag take at most {DATAGRAM_MAX}"
             )));
+        }
+        if wire == Wire::IpFrag && options.integrity == Some(IntegrityOption::Manifest) {
+            return Err(Failure::usage(
+                "--integrity manifest has no room in IP fragments; take --wire lm or --integrity none",
+            ));
         }
         if input_len.is_none() && options.repeat > 1 {
             return Err(Failure::usage(

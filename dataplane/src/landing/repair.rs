@@ -402,9 +402,7 @@ impl Inbound {
             return None;
         }
         // What is shown of a message is verified, too.
-        let Some(provable) = self.partial_is_proved(now_ns) else {
-            return None;
-        };
+        let provable = self.partial_is_proved(now_ns)?;
         let front = &mut self.messages[0];
         front.arrivals.claim(count);
         let given_up = GivenUp {

@@ -168,6 +168,20 @@ fn a_seed_repeats_itself() {
     }
 }
 
+/// Where nothing notices changed bytes, the soak does.
+#[test]
+fn corruption_without_digests_is_found() {
+    let kinds = Soak {
+        unverified: true,
+        ..Soak::USUAL
+    };
+    let found = (0..SEEDS.end).filter(|&seed| {
+        let result = caught(seed, &kinds);
+        result.is_err_and(|error| error.contains(" is wrong ")) && caught(seed, &Soak::USUAL).is_ok()
+    });
+    assert!(found.count() > 0);
+}
+
 /// A byte of a message that the application keeps, of free landing memory, and of a zone's margin.
 #[test]
 fn what_the_soak_looks_for_it_finds() {

@@ -327,9 +327,9 @@ impl LmHeader {
             version_type: VERSION << 4 | self.packet_type(),
             flags: match *self {
                 LmHeader::Eager { paced, digested, .. } => {
-                    u8::from(paced) * FLAG_PACED | u8::from(digested) * FLAG_DIGEST
+                    (u8::from(paced) * FLAG_PACED) | (u8::from(digested) * FLAG_DIGEST)
                 }
-                LmHeader::Missing { manifest, .. } => FLAG_DIGEST | u8::from(manifest) * FLAG_MANIFEST,
+                LmHeader::Missing { manifest, .. } => FLAG_DIGEST | (u8::from(manifest) * FLAG_MANIFEST),
                 LmHeader::Data { .. } | LmHeader::Control { .. } => 0,
                 _ => FLAG_DIGEST,
             },

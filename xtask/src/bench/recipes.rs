@@ -169,7 +169,7 @@ fn lm_stream(message_len: u32) -> Contender {
     ));
     let sender = words(&format!(
         "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {SENDING_SECONDS} --in-flight {in_flight}"
+         --seconds {SENDING_SECONDS} --in-flight {in_flight} --integrity none"
     ));
     Contender {
         name: "LM",
@@ -182,9 +182,11 @@ fn lm_stream(message_len: u32) -> Contender {
 
 fn lm_round_trip() -> Contender {
     let to = receiver_address();
-    let answering = words(&format!("lm-pong --interface {INTERFACE} --port {PORT}"));
+    let answering = words(&format!(
+        "lm-pong --interface {INTERFACE} --port {PORT} --integrity none"
+    ));
     let asking = words(&format!(
-        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS}"
+        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS} --integrity none"
     ));
     Contender {
         name: "LM",
