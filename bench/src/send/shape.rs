@@ -184,6 +184,7 @@ mod tests {
             (65_507, Some(2))
         );
         assert_eq!(shape(&["x"], Some(10)).unwrap().longest_message(), 10);
+        assert!(shape(&["--wire", "ipfrag", "--integrity", "none", "x"], Some(1)).is_ok());
     }
 
     #[test]
@@ -193,6 +194,7 @@ mod tests {
             (&["--message-size", "0", "x"], Some(1)),
             (&["--message-size", "1", "x"], Some(1 << 33)),
             (&["--repeat", "2", "-"], None),
+            (&["--wire", "ipfrag", "--integrity", "manifest", "x"], Some(1)),
         ] {
             let failure = shape(arguments, len).unwrap_err();
             assert_eq!(failure.code, cli::EXIT_USAGE);
@@ -223,6 +225,7 @@ mod tests {
             "user_copied_bytes",
             "restored_bytes",
             "latency_us",
+            "manifests_requested",
             "gbit_per_s",
             "--json",
             "EXIT CODES",

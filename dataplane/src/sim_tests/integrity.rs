@@ -71,7 +71,7 @@ fn change(
 }
 
 /// Flips a bit of the last byte: of a payload or a digest.
-fn flip_last(packet: &mut Vec<u8>) -> bool {
+fn flip_last(packet: &mut [u8]) -> bool {
     *packet.last_mut().expect("bytes") ^= 0x10;
     true
 }
@@ -212,7 +212,7 @@ fn a_changed_index_or_number_is_noticed() {
 fn lost_and_corrupt_digests_are_asked_for() {
     let with_digests = |packet: &[u8]| {
         // Entries of 16 bytes would be a multiple of it.
-        (packet.len() - HEADERS_LEN - 8) % 16 != 0
+        !(packet.len() - HEADERS_LEN - 8).is_multiple_of(16)
     };
     for lose in [true, false] {
         let harm = move |packet: &mut Vec<u8>| !lose && flip_last(packet);
@@ -308,8 +308,11 @@ fn other_deliveries_show_nothing_that_is_not_verified() {
             panic!("{delivery:?}: {:?}", completion.outcome);
         };
         let bytes = |index: usize| (index * 1448) as u64..(index * 1448 + 1448) as u64;
-        let mut gone = vec![17..18];
-        gone.extend(loses.then_some(44..45));
+        let gone: Vec<Range<u32>> = [17]
+            .into_iter()
+            .chain(loses.then_some(44))
+            .map(|index| index..index + 1)
+            .collect();
         match delivery {
             Delivery::Partial => {
                 assert_eq!(missing, gone);
@@ -550,7 +553,14 @@ fn without_integrity_corruption_arrives() {
         ..BedConfig::default()
     });
     let peer = session(&mut bed, Delivery::Reliable);
-    change(&bed, 0, TYPE_DATA, 1, |packet| index_of(packet) == 9, flip_last);
+    change(
+        &bed,
+        0,
+        TYPE_DATA,
+        1,
+        |packet| index_of(packet) == 9,
+        |packet| flip_last(packet),
+    );
     let payload = noise(1, MESSAGE_LEN);
     bed.send(0, peer, &payload, 1);
     let message = bed.recv(1);
@@ -563,11 +573,11 @@ fn without_integrity_corruption_arrives() {
     // A small one, too: 8 bytes more fit it.
     let small = noise(2, 1448);
     assert_eq!(bed.hosts[0].eager_max_len(), 1448);
-    change(&bed, 0, TYPE_EAGER, 1, |_| true, flip_last);
+    change(&bed, 0, TYPE_EAGER, 1, |_| true, |packet| flip_last(packet));
     bed.send(0, peer, &small, 2);
     assert!(bed.recv(1)[..] != small[..]);
     // But not what the endpoints say to each other.
-    let changed = change(&bed, 1, TYPE_CREDIT, 2, |_| true, flip_last);
+    let changed = change(&bed, 1, TYPE_CREDIT, 2, |_| true, |packet| flip_last(packet));
     bed.send(0, peer, &payload, 3);
     drop(bed.recv(1));
     while changed.load(Ordering::Relaxed) < 2 {
