@@ -360,6 +360,10 @@ impl<N: Nic> Engine<N> {
         };
         let (key, plain) = (outbound.terms.key, outbound.terms.plain);
         let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+        if outbound.has_digests_to_tell() {
+            // What has left counts, as far as it can be verified.
+            self.announce(index, now_ns);
+        }
         self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         if !plain {
             self.end_session_key(index, key, messages, now_ns);

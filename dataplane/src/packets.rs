@@ -654,7 +654,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Announces messages that are new, or repeats the unconfirmed ones.
-    fn announce(&mut self, index: u16, now_ns: u64) {
+    pub(crate) fn announce(&mut self, index: u16, now_ns: u64) {
         let Some(outbound) = &mut self.peers.at(index).outbound else {
             return;
         };
