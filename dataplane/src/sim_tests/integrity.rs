@@ -9,11 +9,11 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::wire::lm::{
-    FLAG_MANIFEST, HEADER_LEN, LmHeader, TYPE_ANNOUNCE, TYPE_CREDIT, TYPE_DATA, TYPE_EAGER, TYPE_EAGER_ACK,
-    TYPE_MANIFEST, TYPE_MISSING,
+    FLAG_DIGEST, FLAG_MANIFEST, HEADER_LEN, LmHeader, TYPE_ANNOUNCE, TYPE_CREDIT, TYPE_DATA, TYPE_EAGER,
+    TYPE_EAGER_ACK, TYPE_MANIFEST, TYPE_MISSING,
 };
 
-use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise};
+use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise, sender_id};
 use crate::config::ConnectOptions;
 use crate::error::RecvError;
 use crate::outbound::Outcome;
@@ -586,6 +586,33 @@ fn without_integrity_corruption_arrives() {
     bed.rounds(2);
     assert_eq!(drops(&bed, 0, "corrupt"), 2);
     assert_eq!(bed.hosts[1].counters.manifests_requested, 0);
+}
+
+/// What an endpoint sends is its own choice; the other one obeys.
+#[test]
+fn each_side_has_its_own_integrity() {
+    let mut bed = Bed::new(&BedConfig::default());
+    bed.hosts[0].config.integrity = Integrity::None;
+    bed.hosts[0].fixed.sender_id = sender_id(0, Integrity::None);
+    let peers = [0, 1].map(|from| bed.session(from, WireMode::Lm, 100_000));
+    let digested = [0, 1].map(|_| Arc::new(AtomicU32::new(0)));
+    let counters = digested.clone();
+    bed.wire.set_filter(move |from, packet| {
+        let has_digest = kind(packet) == Some(TYPE_EAGER) && packet[UDP_HEADERS_LEN + 1] & FLAG_DIGEST != 0;
+        let tells =
+            kind(packet) == Some(TYPE_ANNOUNCE) && !(packet.len() - HEADERS_LEN - 8).is_multiple_of(16);
+        counters[from].fetch_add(u32::from(has_digest || tells), Ordering::Relaxed);
+        true
+    });
+    for from in [0, 1] {
+        for len in [0, 10, 1440, 1441, 1448, 1449, 100_000] {
+            bed.exchange(from, peers[from], &noise(len as u64, len));
+        }
+    }
+    let [without, with] = digested.map(|count| count.load(Ordering::Relaxed));
+    assert!(without == 0 && with >= 7, "{without}, {with}");
+    bed.check_memory();
+    bed.check_clean();
 }
 
 /// IP fragments have no digests, whatever the endpoint's are.
