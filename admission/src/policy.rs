@@ -119,6 +119,7 @@ mod tests {
             messages_in_flight: 1,
             paced: false,
             delivery: Default::default(),
+            integrity: lm_protocol::integrity::Integrity::Manifest,
         });
         let from = SocketAddrV4::new(SENDER, 40_001);
         Grantor::new(&[1]).handle(from, 7, &request, Time::ZERO, policy, &mut Willing)

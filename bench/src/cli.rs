@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::{Delivery, ModeRequest};
+use lm_dataplane::{Delivery, Integrity, ModeRequest};
 
 use crate::impair::quantity::BitRate;
 use crate::output::describe;
@@ -44,6 +44,9 @@ REPORT
                        lm-recv: from the announcement until delivery
     missing_bytes      payload bytes lost in messages that were delivered
                        without them (--delivery partial)
+    manifests_requested
+                       how often lm-recv asked which bytes of a message are
+                       corrupt (lm-send --integrity manifest)
     drops              what was dropped: {reason: count}
     error              why the run failed; absent when it did not
 
@@ -125,6 +128,25 @@ impl From<DeliveryOption> for Delivery {
             DeliveryOption::Unreliable => Delivery::Unreliable,
             DeliveryOption::Reliable => Delivery::Reliable,
             DeliveryOption::Partial => Delivery::Partial,
+        }
+    }
+}
+
+/// `--integrity`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum IntegrityOption {
+    /// Each hop's checksums must do.
+    None,
+    /// Digests end to end; nothing is delivered that they do not verify.
+    #[default]
+    Manifest,
+}
+
+impl From<IntegrityOption> for Integrity {
+    fn from(option: IntegrityOption) -> Self {
+        match option {
+            IntegrityOption::None => Integrity::None,
+            IntegrityOption::Manifest => Integrity::Manifest,
         }
     }
 }

@@ -135,6 +135,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
         mode: endpoint.mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
         missing_bytes: counters.missing_bytes,
+        manifests_requested: counters.manifests_requested,
         restored_bytes: counters.restored_bytes,
         drops: counters
             .drops()

@@ -35,6 +35,8 @@ pub struct Report {
     pub restored_bytes: u64,
     /// Payload bytes that are missing of messages which were delivered without them (partial delivery); they are zeros.
     pub missing_bytes: u64,
+    /// How often the receiver asked for the manifest of a message, because what came differed from its digest.
+    pub manifests_requested: u64,
     /// Completion time per message in microseconds. Sender: from handing the message over to the receiver's confirmation.
     /// Receiver: from the announcement or first packet to delivery. `null` when nothing was measured.
     pub latency_us: LatencySummary,
@@ -109,6 +111,13 @@ impl fmt::Display for Report {
                 self.missing_bytes
             )?;
         }
+        if self.manifests_requested > 0 {
+            write!(
+                f,
+                "\ncorrupt messages: {} manifests were requested",
+                self.manifests_requested
+            )?;
+        }
         write!(f, "\ndrops:")?;
         if self.drops.is_empty() {
             write!(f, " none")?;
@@ -134,6 +143,7 @@ mod tests {
             user_copied_bytes: 0,
             restored_bytes: 264,
             missing_bytes: 0,
+            manifests_requested: 2,
             drops: BTreeMap::from([("no_session".to_owned(), 3)]),
             ..Report::default()
         };
@@ -157,6 +167,7 @@ mod tests {
                 "failed_transfers",
                 "gbit_per_s",
                 "latency_us",
+                "manifests_requested",
                 "messages",
                 "missing_bytes",
                 "mode",
@@ -194,6 +205,7 @@ mod tests {
             "copy-native",
             "p99.9",
             "no_session 3",
+            "2 manifests",
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }

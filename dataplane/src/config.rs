@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
+use lm_protocol::integrity::Integrity;
 
 use crate::memory::HugePages;
 use crate::nic::ModeRequest;
@@ -149,6 +150,9 @@ pub struct EndpointConfig {
     pub huge_pages: HugePages,
     /// A message without progress for so long is reported as incomplete.
     pub message_timeout: Duration,
+    /// What this endpoint does so that nobody takes what it sends for something else. What it receives has what its senders
+    /// chose. IP fragments have no room for it: sessions with `ipfrag` are always without.
+    pub integrity: Integrity,
     /// What to do when there is nothing to do.
     pub idle: IdleStrategy,
     /// Write every packet of this endpoint to a pcap file.
@@ -173,6 +177,7 @@ impl Default for EndpointConfig {
             poll_queues: true,
             huge_pages: HugePages::Auto,
             message_timeout: Duration::from_secs(2),
+            integrity: Integrity::Manifest,
             idle: IdleStrategy::default(),
             capture: None,
         }

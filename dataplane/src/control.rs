@@ -16,8 +16,8 @@ use lm_protocol::session::{
 };
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::MissingRange;
 use lm_protocol::wire::lm::{LmError, LmHeader};
+use lm_protocol::wire::lm::{MissingRange, with_digests};
 use lm_protocol::zone::ZoneShape;
 
 use crate::arena::pages_len;
@@ -231,6 +231,7 @@ impl<N: Nic> Engine<N> {
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             paced: self.fixed.paced,
             delivery: delivery_of(options),
+            integrity: self.integrity_of(options.wire),
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
@@ -310,7 +311,9 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) -> Result<(), ConnectError> {
         // The grant tells what the receiver sees; its device may have another idea of VLAN tags than ours.
-        let Ok(layout) = grant.layout.on_link(self.fixed.link) else {
+        let layout = (grant.layout.on_link(self.fixed.link).ok())
+            .filter(|layout| layout.payload_len() >= crate::integrity::PAYLOAD_LEN_MIN);
+        let Some(layout) = layout else {
             self.end_session_key(index, grant.session_key, 0, now_ns);
             let peer = self.peers.at(index).control;
             return Err(ConnectError::Incompatible { peer });
@@ -332,6 +335,7 @@ impl<N: Nic> Engine<N> {
                 messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
                 max_message_len: grant.max_message_len,
                 delivery: delivery_of(options),
+                integrity: self.integrity_of(layout.wire()),
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,
@@ -393,6 +397,10 @@ impl<N: Nic> Engine<N> {
         };
         let (key, plain) = (outbound.terms.key, outbound.terms.plain);
         let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+        if outbound.has_digests_to_tell() {
+            // What has left counts, as far as it can be verified.
+            self.announce(index, now_ns);
+        }
         self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         if !plain {
             self.end_session_key(index, key, messages, now_ns);
@@ -690,6 +698,7 @@ impl<N: Nic> Engine<N> {
             session_key,
             message: message.number,
             ranges: ranges as u32,
+            manifest: false,
         };
         if self.peers.named(peer).is_some() {
             self.send_packet(peer.index, &header, &payload[..ranges * MissingRange::LEN]);
@@ -724,6 +733,9 @@ impl<N: Nic> Landing for Engine<N> {
         let layout = request
             .layout_at(self.fixed.mtu, self.fixed.link)
             .map_err(|_| RejectReason::Unsupported)?;
+        if layout.payload_len() < crate::integrity::PAYLOAD_LEN_MIN {
+            return Err(RejectReason::Unsupported.into());
+        }
         let max_message_len = permit.max_message_len.min(layout.max_message_len());
         if request.max_message_len > max_message_len {
             return Err(Refusal::too_large(max_message_len));
@@ -759,6 +771,7 @@ impl<N: Nic> Landing for Engine<N> {
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
         // The gate finds the session by four bits of its key.
         let key = SessionAdmission::key_at(random_u64(), u32::from(place));
+        let key = with_digests(key, request.integrity.has_digests());
         let first_message = match request.wire {
             Wire::Lm => 0,
             // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
@@ -793,6 +806,7 @@ impl<N: Nic> Landing for Engine<N> {
             on_the_way,
             posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
             delivery: request.delivery,
+            integrity: request.integrity,
             max_message_len: request.max_message_len,
             registered_len: 0,
             one_processor: self.fixed.one_processor,
@@ -818,7 +832,7 @@ impl<N: Nic> Landing for Engine<N> {
             registered_len: landing.registered_len,
             ..terms
         };
-        landing.sessions.insert(Inbound::new(terms, now_ns));
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
         self.counters.sessions_granted += 1;
         Ok(Terms {

@@ -25,6 +25,12 @@ drops! {
     malformed,
     /// A packet of another version of LM.
     other_version,
+    /// A packet whose digest is not that of its bytes, or that says that it has none while its sender says that all have one.
+    corrupt,
+    /// A fragment, or of unreliable messages all of them, whose bytes were not those that its sender's digest is of.
+    fragment_corrupt,
+    /// A manifest that contradicts what its sender said of the message before: the message was given up.
+    manifest_contradictory,
     /// A well-formed packet that nothing waits for (another incarnation's, or of a kind that has no business here).
     unexpected,
     /// A packet for a session of ours with another key, or from another address.
@@ -127,6 +133,10 @@ pub struct Counters {
     pub fragments_requested: u64,
     /// Fragments sent again on request.
     pub fragments_resent: u64,
+    /// Manifests of messages asked for, because what came was not what their digests are of; each request counts.
+    pub manifests_requested: u64,
+    /// Packets with digests of fragments sent on request.
+    pub manifest_packets_sent: u64,
     /// Eager messages sent again.
     pub eager_resent: u64,
     /// Fragments that came by the one-copy path, and were of use.
@@ -177,6 +187,9 @@ impl Counters {
         self.drops.landing_discarded += repair.discarded;
         self.fragments_delivered += repair.delivered;
         self.landing_packets += repair.landed;
+        self.drops.fragment_corrupt += repair.corrupt;
+        self.drops.manifest_contradictory += repair.contradictory;
+        self.manifests_requested += repair.manifests;
     }
 
     /// Everything that went wrong, by name: drops and violations.

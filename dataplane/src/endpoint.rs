@@ -13,6 +13,7 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::session::{Admit, Permit};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::with_digests;
 
 use crate::capture::Capture;
 use crate::config::{
@@ -159,7 +160,7 @@ impl Endpoint {
         }
         let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
         let fixed = Fixed {
-            sender_id: random_u64(),
+            sender_id: with_digests(random_u64(), config.integrity.has_digests()),
             mac: MacAddr(interface.mac),
             veth,
             tx_queue_hint: queues
@@ -323,7 +324,7 @@ impl Endpoint {
 
     /// The longest message that can be sent to this peer now, in bytes; one fragment without a session.
     pub fn max_message_len(&mut self, peer: PeerId) -> u64 {
-        let eager = u64::from(self.engine.fixed.layout.payload_len());
+        let eager = self.engine.eager_max_len();
         let outbound = self
             .engine
             .peers

@@ -20,11 +20,12 @@ use std::sync::Arc;
 
 use lm_ebpf::Log;
 use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{LmHeader, packet_digest};
 
 use crate::arena::Arena;
 use crate::capture::Capture;
@@ -557,6 +558,11 @@ impl<N: Nic> Engine<N> {
     /// there is none. `false`: no room now; try again in a later round.
     pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
         let peer = self.peers.at(peer);
+        let digest_len = header.digest_len();
+        let digest = match digest_len {
+            0 => [0; DIGEST_LEN],
+            _ => packet_digest(header, payload, self.nic.local()).to_be_bytes(),
+        };
         let Some(general) = &self.general else {
             let mut datagram = [0u8; 2048];
             let Ok(payload_len) = u16::try_from(payload.len()) else {
@@ -564,8 +570,10 @@ impl<N: Nic> Engine<N> {
             };
             let header = header.encode(payload_len);
             datagram[..header.len()].copy_from_slice(&header);
-            datagram[header.len()..header.len() + payload.len()].copy_from_slice(payload);
-            let len = header.len() + payload.len();
+            let end = header.len() + payload.len();
+            datagram[header.len()..end].copy_from_slice(payload);
+            let len = end + digest_len;
+            datagram[end..len].copy_from_slice(&digest[..digest_len]);
             return self.nic.udp_send(Port::Data, peer.data, &datagram[..len]).is_ok();
         };
         let channel = &mut self.transmit[general.transmit];
@@ -580,8 +588,10 @@ impl<N: Nic> Engine<N> {
             .addressing
             .write_headers(&mut packet, header, payload.len())
             .expect("control packets are shorter than a frame");
-        packet[header_len..header_len + payload.len()].copy_from_slice(payload);
-        let len = header_len + payload.len();
+        let end = header_len + payload.len();
+        packet[header_len..end].copy_from_slice(payload);
+        let len = end + digest_len;
+        packet[end..len].copy_from_slice(&digest[..digest_len]);
         let address = frame.address();
         self.umem.copy_to(address, &packet[..len]);
         if let Some(capture) = &mut self.capture {

@@ -23,6 +23,7 @@
 //! A lost packet shifts those behind it by a slot (*displacement*). The log says which fragment is where, so
 //! [`repair`] moves it to its place, and entries that are posted from then on are aimed where they will be met.
 
+mod integrity;
 mod pairing;
 mod repair;
 mod sessions;
@@ -33,6 +34,7 @@ use std::ops::Range;
 use lm_ebpf::SessionAdmission;
 use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::SETTLED_KEPT;
@@ -44,6 +46,7 @@ use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
 use crate::peer::PeerId;
 use crate::ring::FillRing;
 
+use integrity::{Evidence, Proof};
 use repair::Held;
 pub(crate) use repair::{Remedy, RepairCounters};
 use sessions::Entries;
@@ -131,6 +134,8 @@ struct Arriving {
     timer: RequestTimer,
     /// Fragments of it that wait for their place to be free.
     held: u32,
+    /// What is known about its bytes being its sender's.
+    proof: Proof,
     /// When something was first found to be missing.
     missing_ns: Option<u64>,
     /// When a window's lowest entry may be posted and which tail is where (I5).
@@ -240,6 +245,8 @@ pub(crate) struct InboundTerms {
     /// Fill entries that may be posted at once.
     pub(crate) posted_max: u32,
     pub(crate) delivery: Delivery,
+    /// Whether the sender sends digests.
+    pub(crate) integrity: Integrity,
     pub(crate) max_message_len: u64,
     pub(crate) registered_len: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
@@ -303,6 +310,7 @@ pub(crate) struct Inbound {
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
     forgiven: bool,
+    evidence: Evidence,
     pub(crate) restored_bytes: u64,
     pub(crate) repair: RepairCounters,
 }
@@ -330,7 +338,8 @@ pub(crate) struct Burst {
 }
 
 impl Inbound {
-    pub(crate) fn new(terms: InboundTerms, now_ns: u64) -> Inbound {
+    /// `arena`: where its landing zones will be.
+    pub(crate) fn new(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
         Inbound {
             terms,
             serial: 0,
@@ -355,6 +364,7 @@ impl Inbound {
             answer_ns: 0,
             progress_ns: now_ns,
             forgiven: false,
+            evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
             repair: RepairCounters::default(),
         }
@@ -394,6 +404,7 @@ impl Inbound {
             arrivals: Arrivals::new(geometry.fragment_count()),
             timer: RequestTimer::default(),
             held: 0,
+            proof: Proof::default(),
             missing_ns: None,
             rule: TailRule::new(self.terms.window, geometry.fragment_count()),
             tails: [Tail {
@@ -591,7 +602,11 @@ impl Inbound {
     /// Nanoseconds without progress while packets are owed to us; 0 when the next move is not the sender's.
     pub(crate) fn stalled_ns(&self, now_ns: u64) -> u64 {
         match self.messages.front() {
-            Some(message) if message.posted > message.consumed || message.missing_ns.is_some() => {
+            Some(message)
+                if message.posted > message.consumed
+                    || message.missing_ns.is_some()
+                    || self.awaits_digests() =>
+            {
                 now_ns.saturating_sub(self.progress_ns)
             }
             _ => 0,

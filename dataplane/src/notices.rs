@@ -50,6 +50,12 @@ macro_rules! faults {
 faults! {
     Malformed(malformed): "packets that are not LM's, or contradict themselves",
         "dropped; see what sends to the data port and the one behind it, or what changes packets on the way";
+    Corrupt(corrupt): "packets whose bytes are not those that were sent",
+        "dropped and sent again; a link, a switch or memory on the way is faulty";
+    Digests(implausible): "digests that contradict others of the same message, or requests for digests of what was never sent",
+        "dropped; the host's program is faulty";
+    Contradictory(): "two digests for one message",
+        "the message is given up; the sender's program is faulty";
     Version(other_version): "packets of another version of LM",
         "dropped; run the same version on both hosts";
     Unexpected(unexpected): "acknowledgements, announcements or requests that nothing here waits for",

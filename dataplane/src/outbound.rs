@@ -5,22 +5,28 @@
 //! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
 //! entries posted) and the number of packets in flight bound what is sent.
 
+mod digests;
+
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::channel::Transmit;
 use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
+use crate::integrity::FragmentDigests;
 use crate::memory::Umem;
 use crate::peer::PeerId;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
+
+pub(crate) use digests::DigestsToTell;
 
 /// Ranges of fragments to be sent again that are kept; the receiver repeats requests for others.
 const REPAIRS_MAX: usize = 1024;
@@ -99,6 +105,8 @@ pub(crate) struct Outgoing {
     /// The application has its completion; the memory goes back with the last packet's completion.
     settled: bool,
     missing: Option<Vec<Range<u32>>>,
+    /// Its digest, once every fragment's is known.
+    digest: Option<u64>,
 }
 
 impl Outgoing {
@@ -140,6 +148,7 @@ pub(crate) struct OutgoingTable {
     arena_start: u64,
     /// Slot of the message in each page of the send arena.
     owner: Vec<u16>,
+    digests: FragmentDigests,
 }
 
 impl OutgoingTable {
@@ -149,6 +158,7 @@ impl OutgoingTable {
             free: (0..OUTGOING_MAX as u16).rev().collect(),
             arena_start,
             owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
+            digests: FragmentDigests::new(arena_start, arena_len),
         }
     }
 
@@ -228,6 +238,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) max_message_len: u64,
     /// What is to become of messages of which fragments are lost.
     pub(crate) delivery: Delivery,
+    /// Whether there are digests.
+    pub(crate) integrity: Integrity,
     /// Silence after which the session counts as lost.
     pub(crate) lease_ns: u64,
     /// Index of the transmit channel.
@@ -250,6 +262,7 @@ pub(crate) struct Outbound {
     /// Announcements sent, and those that the receiver confirmed.
     pub(crate) announced: u32,
     pub(crate) announced_confirmed: u32,
+    pub(crate) digests: DigestsToTell,
     /// Cumulative packets (mod 2^32).
     sent_packets: u32,
     limit: u32,
@@ -281,6 +294,7 @@ impl Outbound {
             next_number: terms.first_message,
             announced: terms.first_message,
             announced_confirmed: terms.first_message,
+            digests: DigestsToTell::new(terms.key, terms.first_message),
             sent_packets: 0,
             limit: terms.packet_limit,
             delivered: terms.first_message,
@@ -344,6 +358,7 @@ impl Outbound {
             template,
             settled: false,
             missing: None,
+            digest: None,
         });
         self.queue.push_back(slot);
     }
@@ -388,15 +403,21 @@ impl Outbound {
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
         while packets < allowed && self.sending < self.queue.len() {
-            let outgoing = table.at(self.queue[self.sending]);
+            let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
             let count = outgoing.geometry.fragment_count();
             while outgoing.position < count && packets < allowed {
                 let index = self.terms.window.index_at(outgoing.position, count);
                 bytes += u64::from(outgoing.put_packet(index, channel, umem, &mut header, &mut sent));
                 packets += 1;
+                if self.terms.integrity.has_digests() {
+                    outgoing.note_digest(index, digests, umem, &self.digests.hasher);
+                }
                 outgoing.position += 1;
             }
             if outgoing.position == count {
+                if self.terms.integrity.has_digests() {
+                    outgoing.note_message_digest(digests, self.terms.key);
+                }
                 self.sending += 1;
             }
         }

@@ -5,10 +5,11 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::wire::lm::LmError;
-use lm_protocol::wire::lm::{AnnounceEntry, MissingRange, parse_datagram};
+use lm_protocol::wire::lm::{AnnounceEntry, LmPacket, MessageDigest, MissingRange, parse_packet};
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, SETTLED_KEPT, broken_messages};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
@@ -36,6 +37,8 @@ const EAGER_RESEND_MAX: usize = 64;
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 /// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
 const ANNOUNCEMENTS_PER_PACKET: usize = 64;
+/// Entries and digests in one announcement, in bytes, where the MTU allows so many.
+const ANNOUNCEMENT_LEN_MAX: usize = 1440;
 
 impl<N: Nic> Engine<N> {
     /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
@@ -52,9 +55,9 @@ impl<N: Nic> Engine<N> {
         let found = parse_frame(bytes);
         let parsed = found.as_ref().ok().and_then(|parsed| {
             let addressing = parsed.addressing()?.reversed();
-            Some((addressing, *parsed.lm()?, parsed.payload))
+            Some((addressing, parsed.packet()?))
         });
-        let Some((addressing, header, payload)) = parsed else {
+        let Some((addressing, packet)) = parsed else {
             let fault = match found {
                 Err(ParseError::Lm(LmError::VersionMismatch { .. })) => Fault::Version,
                 _ => Fault::Malformed,
@@ -63,7 +66,7 @@ impl<N: Nic> Engine<N> {
             self.frames.put(frame);
             return;
         };
-        self.take_lm(frame, addressing, &header, payload, now_ns);
+        self.take_lm(frame, addressing, &packet, now_ns);
     }
 
     /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame.
@@ -101,7 +104,7 @@ impl<N: Nic> Engine<N> {
             // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
             let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
             self.counters.one_copy_packets += 1;
-            let (header, payload) = match parse_datagram(bytes) {
+            let packet = match parse_packet(bytes) {
                 Ok(parsed) => parsed,
                 Err(error) => {
                     let fault = match error {
@@ -118,10 +121,10 @@ impl<N: Nic> Engine<N> {
                 message,
                 index,
                 count,
-            } = header
+            } = packet.header
             {
                 // It is never answered.
-                self.take_fragment(from, session_key, (message, index, count), payload, now_ns);
+                self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
                 self.frames.put(frame);
                 continue;
             }
@@ -132,20 +135,14 @@ impl<N: Nic> Engine<N> {
                 self.frames.put(frame);
                 continue;
             };
-            self.take_lm(frame, addressing, &header, payload, now_ns);
+            self.take_lm(frame, addressing, &packet, now_ns);
         }
         count
     }
 
-    /// One LM packet from either way in. `payload` lies inside `frame`.
-    fn take_lm(
-        &mut self,
-        frame: Frame,
-        addressing: Addressing,
-        header: &LmHeader,
-        payload: &[u8],
-        now_ns: u64,
-    ) {
+    /// One LM packet from either way in. Its payload lies inside `frame`.
+    fn take_lm(&mut self, frame: Frame, addressing: Addressing, packet: &LmPacket<'_>, now_ns: u64) {
+        let payload = packet.payload;
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         let ip = from.ip();
         if ip.is_unspecified()
@@ -160,12 +157,18 @@ impl<N: Nic> Engine<N> {
             self.frames.put(frame);
             return;
         }
-        match *header {
+        if !packet.is_intact(from) {
+            self.reject(Fault::Corrupt, from);
+            self.frames.put(frame);
+            return;
+        }
+        match packet.header {
             LmHeader::Eager {
                 sender_id,
                 number,
                 tag,
                 paced,
+                ..
             } => {
                 let address = self.address_in_umem(payload);
                 let len = payload.len() as u64;
@@ -188,10 +191,10 @@ impl<N: Nic> Engine<N> {
             LmHeader::Announce {
                 session_key,
                 first,
+                entries,
                 sent,
-                ..
             } => {
-                self.take_announcements(from, session_key, (first, sent), payload, now_ns);
+                self.take_announcements(from, session_key, (first, entries, sent), payload, now_ns);
             }
             LmHeader::Credit {
                 session_key,
@@ -207,6 +210,13 @@ impl<N: Nic> Engine<N> {
                     now_ns,
                 );
             }
+            LmHeader::Missing {
+                session_key,
+                message,
+                manifest: true,
+                ..
+            } => self.take_digest_request(from, session_key, message, payload, now_ns),
+            LmHeader::Manifest { .. } => self.take_manifest(from, packet, now_ns),
             LmHeader::Missing {
                 session_key, message, ..
             } => {
@@ -384,7 +394,7 @@ impl<N: Nic> Engine<N> {
                 break;
             };
             let packet = address + geometry.tx_frame_offset(0);
-            let packet_len = u32::from(geometry.fragment(0).frame_len());
+            let packet_len = u32::from(geometry.fragment(0).frame_len()) + self.eager_digest_len();
             match &self.general {
                 Some(general) => {
                     let channel = &mut self.transmit[general.transmit];
@@ -421,7 +431,7 @@ impl<N: Nic> Engine<N> {
         &mut self,
         from: SocketAddrV4,
         key: u64,
-        (first, sent): (u32, u32),
+        (first, entries, sent): (u32, u32, u32),
         payload: &[u8],
         now_ns: u64,
     ) {
@@ -445,7 +455,7 @@ impl<N: Nic> Engine<N> {
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
         let mut refused = false;
-        for (offset, entry) in AnnounceEntry::iter(payload).enumerate() {
+        for (offset, entry) in AnnounceEntry::iter(payload, entries).enumerate() {
             let number = first.wrapping_add(offset as u32);
             if inbound.knows(number) {
                 repeated = true;
@@ -456,6 +466,10 @@ impl<N: Nic> Engine<N> {
         }
         let is_believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
+        for known in MessageDigest::iter(payload, entries) {
+            inbound.told.asked |= !inbound.take_digest(known);
+        }
+        let landed = inbound.has_landed();
         let (place, announced) = (u32::from(inbound.place()), inbound.announced);
         landing.log.set_message_limit(place, announced.wrapping_sub(1));
         // One counter for a packet: what follows from a refused announcement is no news.
@@ -463,6 +477,9 @@ impl<N: Nic> Engine<N> {
             (true, _) => self.reject(Fault::Announcement, from),
             (false, false) => self.reject(Fault::Claim, from),
             (false, true) => self.counters.packets_used += 1,
+        }
+        if landed {
+            self.show_landed(now_ns);
         }
     }
 
@@ -532,9 +549,12 @@ impl<N: Nic> Engine<N> {
         for place in taken.into_iter().flatten() {
             self.give_credit(place, now_ns, idle);
             self.ask_for_missing(place, now_ns);
+            self.ask_for_digests(place, now_ns);
         }
         for position in 0..self.senders.len() {
-            self.announce(self.senders[position], now_ns);
+            let index = self.senders[position];
+            self.announce(index, now_ns);
+            self.send_manifests(index);
         }
     }
 
@@ -655,9 +675,12 @@ impl<N: Nic> Engine<N> {
             let landed = inbound.has_landed();
             match remedy {
                 Some(Remedy::GivenUp(message)) => {
-                    let peer = inbound.terms.peer;
-                    let key = inbound.terms.key;
-                    self.report_missing(peer, key, &message);
+                    let (peer, key, delivery) =
+                        (inbound.terms.peer, inbound.terms.key, inbound.terms.delivery);
+                    // To a sender that repeats what is missing this would be a request.
+                    if delivery != Delivery::Reliable {
+                        self.report_missing(peer, key, &message);
+                    }
                     self.report_incomplete(peer, message);
                 }
                 Some(Remedy::Partial(message)) => {
@@ -685,11 +708,16 @@ impl<N: Nic> Engine<N> {
     /// Counts what a landing session did about losses.
     pub(crate) fn book_repair(&mut self, peer: PeerId, repair: RepairCounters) {
         self.counters.repair(repair);
-        if repair.implausible > 0
-            && let Some(peer) = self.peers.named(peer)
-        {
-            let from = peer.data;
-            self.reject(Fault::FragmentShape, from);
+        let seen = [
+            (repair.implausible, Fault::FragmentShape),
+            (repair.corrupt, Fault::Corrupt),
+            (repair.contradictory, Fault::Contradictory),
+        ];
+        for (_, fault) in seen.into_iter().filter(|(count, _)| *count > 0) {
+            if let Some(peer) = self.peers.named(peer) {
+                let from = peer.data;
+                self.notices.tell(fault, from);
+            }
         }
     }
 
@@ -709,17 +737,22 @@ impl<N: Nic> Engine<N> {
                 session_key,
                 message,
                 ranges: ranges.len() as u32,
+                manifest: false,
             };
             self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN]);
         }
     }
 
     /// Announces messages that are new, or repeats the unconfirmed ones.
-    fn announce(&mut self, index: u16, now_ns: u64) {
+    pub(crate) fn announce(&mut self, index: u16, now_ns: u64) {
         let Some(outbound) = &mut self.peers.at(index).outbound else {
             return;
         };
-        if outbound.terms.plain || (outbound.announced == outbound.next_number && !outbound.announce_due) {
+        if outbound.terms.plain
+            || (outbound.announced == outbound.next_number
+                && !outbound.announce_due
+                && !outbound.has_digests_to_tell())
+        {
             return;
         }
         let from = match outbound.announce_due {
@@ -727,9 +760,10 @@ impl<N: Nic> Engine<N> {
             false => outbound.announced,
         };
         let (key, sent) = (outbound.terms.key, outbound.sent_packets());
-        let mut payload = [0u8; ANNOUNCEMENTS_PER_PACKET * AnnounceEntry::LEN];
+        let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
+        let room = outbound.general_payload_len().min(payload.len());
         let most = ANNOUNCEMENTS_PER_PACKET
-            .min(usize::from(self.fixed.layout.payload_len()) / AnnounceEntry::LEN)
+            .min(room / AnnounceEntry::LEN)
             .min(IN_FLIGHT_MESSAGES_MAX as usize);
         let mut entries = 0;
         for (len, tag) in outbound.announcements(&mut self.outgoing, from, most) {
@@ -743,9 +777,19 @@ impl<N: Nic> Engine<N> {
             entries: entries as u32,
             sent,
         };
-        if self.send_packet(index, &header, &payload[..entries * AnnounceEntry::LEN])
+        let mut len = entries * AnnounceEntry::LEN;
+        let mut told = outbound.digests_told();
+        while len + MessageDigest::LEN <= room
+            && let Some(digest) = outbound.digest_of(&mut self.outgoing, told)
+        {
+            payload[len..len + MessageDigest::LEN].copy_from_slice(&digest.encode());
+            len += MessageDigest::LEN;
+            told = told.wrapping_add(1);
+        }
+        if self.send_packet(index, &header, &payload[..len])
             && let Some(outbound) = &mut self.peers.at(index).outbound
         {
+            outbound.told_digests(told);
             outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries as u32));
             outbound.announce_due = false;
             outbound.last_announce_ns = now_ns;

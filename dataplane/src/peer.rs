@@ -75,9 +75,10 @@ impl EagerOut {
         }
     }
 
-    /// The incarnation under which this peer knows us; `own` is the endpoint's random number.
+    /// The incarnation under which this peer knows us; `own` is the endpoint's random number, whose bit 0 says whether there
+    /// are digests.
     pub(crate) fn sender_id(&self, own: u64) -> u64 {
-        own.wrapping_add(self.epoch)
+        own.wrapping_add(2 * self.epoch)
     }
 
     /// Begins a new numbering, as a new incarnation. Nothing may be unacknowledged.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{LmHeader, packet_digest};
 
 use crate::arena::pages_len;
 use crate::engine::Engine;
@@ -31,7 +31,7 @@ impl<N: Nic> Engine<N> {
         let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
         let plain = peer.plain;
         let terms = peer.outbound.as_ref().map(|outbound| outbound.terms);
-        if !plain && len <= u64::from(layout.payload_len()) {
+        if !plain && len <= self.eager_max_len() {
             // One fragment: eager.
             let geometry = layout
                 .message(len)
@@ -197,6 +197,7 @@ impl<N: Nic> Engine<N> {
             number,
             tag,
             paced: self.fixed.paced,
+            digested: self.config.integrity.has_digests(),
         };
         let fragment = geometry.fragment(0);
         let packet = start + geometry.tx_frame_offset(0);
@@ -206,9 +207,19 @@ impl<N: Nic> Engine<N> {
             .write_headers(&mut bytes, &header, usize::from(fragment.len))
             .expect("128 bytes hold any header");
         self.umem.copy_to(packet, &bytes[..header_len]);
-        let packet_len = u32::from(fragment.frame_len());
+        let packet_len = u32::from(fragment.frame_len()) + header.digest_len() as u32;
         if let Some(outbound) = &mut peer.outbound {
             outbound.rate_limit.spend(u64::from(packet_len));
+        }
+        if header.digest_len() > 0 {
+            // A transmit frame holds a packet of the MTU, and this message is shorter by the digest's length.
+            let payload = packet + header_len as u64;
+            let len = u64::from(fragment.len);
+            let from = self.nic.local();
+            // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
+            let bytes = unsafe { self.umem.mapping().slice(payload, len) };
+            let digest = packet_digest(&header, bytes, from);
+            self.umem.copy_to(payload + len, &digest.to_be_bytes());
         }
         let in_kernel = match &self.general {
             Some(general) => {
@@ -367,6 +378,7 @@ impl<N: Nic> Engine<N> {
             lease_ns: u64::MAX,
             channel: 0,
             delivery: lm_protocol::delivery::Delivery::Unreliable,
+            integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
             rate,
         };

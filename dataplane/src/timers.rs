@@ -113,6 +113,7 @@ impl<N: Nic> Engine<N> {
                     number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
                     tag: 0,
                     paced: self.fixed.paced,
+                    digested: self.config.integrity.has_digests(),
                 };
                 self.send_packet(index, &header, &[]);
             }

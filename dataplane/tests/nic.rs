@@ -254,10 +254,11 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     let eager = packet(
         macs,
         LmHeader::Eager {
-            sender_id: 9,
+            sender_id: 8,
             number: 1,
             tag: 7,
             paced: false,
+            digested: false,
         },
         b"small",
     );
@@ -517,10 +518,11 @@ fn packets_cross_by_hand_and_in_turn() {
         packet(
             [[2; 6]; 2],
             LmHeader::Eager {
-                sender_id: 1,
+                sender_id: 2,
                 number,
                 tag: 0,
                 paced: false,
+                digested: false,
             },
             &[number as u8; 8],
         )
@@ -559,10 +561,11 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
     let eager = packet(
         [[2; 6]; 2],
         LmHeader::Eager {
-            sender_id: 1,
+            sender_id: 2,
             number: 1,
             tag: 0,
             paced: false,
+            digested: false,
         },
         &[1; 8],
     );

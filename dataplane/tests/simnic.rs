@@ -89,10 +89,11 @@ fn packet(header: LmHeader, payload: &[u8]) -> Vec<u8> {
 
 fn eager(number: u32) -> Vec<u8> {
     let header = LmHeader::Eager {
-        sender_id: 1,
+        sender_id: 2,
         number,
         tag: 0,
         paced: false,
+        digested: false,
     };
     packet(header, &[number as u8; 40])
 }

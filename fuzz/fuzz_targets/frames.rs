@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use lm_protocol::manifest;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange};
 use lm_protocol::wire::{Transport, ipv4, parse_frame};
 
 fn header(header: &LmHeader, payload: &[u8]) {
@@ -13,13 +13,11 @@ fn header(header: &LmHeader, payload: &[u8]) {
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
-            let again: Vec<u8> = AnnounceEntry::iter(payload)
-                .flat_map(|entry| entry.encode())
-                .collect();
-            assert_eq!(
-                (again.len(), &again[..]),
-                (entries as usize * AnnounceEntry::LEN, payload)
-            );
+            let entries_again = AnnounceEntry::iter(payload, entries).flat_map(|entry| entry.encode());
+            let digests = MessageDigest::iter(payload, entries).flat_map(|digest| digest.encode());
+            let again: Vec<u8> = entries_again.chain(digests).collect();
+            assert_eq!(again, payload);
+            assert_eq!(AnnounceEntry::iter(payload, entries).len(), entries as usize);
         }
         LmHeader::Missing { ranges, .. } => {
             let again: Vec<u8> = MissingRange::iter(payload)
@@ -69,7 +67,7 @@ fuzz_target!(|bytes: &[u8]| {
         frame(&summed);
     }
     if let Ok((lm, payload)) = lm::parse_datagram(bytes) {
-        assert_eq!(payload, &bytes[lm::HEADER_LEN..]);
+        assert_eq!(payload, &bytes[lm::HEADER_LEN..bytes.len() - lm.digest_len()]);
         header(&lm, payload);
     }
     if let Ok((lm, payload_len)) = LmHeader::decode(bytes) {

@@ -22,9 +22,9 @@ fuzz_target!(|bytes: &[u8]| {
     let (&count, mut rest) = bytes.split_first().unwrap_or((&0, &[]));
     let digests: Vec<u64> = (1..=u64::from(count) + 1).map(|n| n * 0x0101_0101).collect();
     let count = digests.len() as u32;
-    let manifest = Manifest::new(KEY, NUMBER, &digests, 1000);
+    let manifest = Manifest::new(KEY, NUMBER, &digests, 1000, 5);
     let mut collector = ManifestCollector::new(200);
-    let expected = collector.begin(KEY, NUMBER, count, 1000).is_ok();
+    let expected = collector.begin(KEY, NUMBER, count, 1000, 5).is_ok();
     assert_eq!(expected, count <= 200);
     while let Some((&[kind, first, len], behind)) = rest.split_first_chunk() {
         let (payload, behind) = behind.split_at(usize::from(len).min(behind.len()));

@@ -3,7 +3,7 @@
 //! ```text
 //!  0       1       2       4               8       9                       24
 //! +-------+-------+-------+---------------+-------+-----------------------+------------
-//! |ver|15 | flags |bodylen|  request id   | kind  |           0           | body …
+//! |ver|15 | flags |bodylen|  request id   | kind  |0  0 1 0 0 …           | body …
 //! +-------+-------+-------+---------------+-------+-----------------------+------------
 //! ```
 //!
@@ -22,6 +22,7 @@
 
 use crate::delivery::Delivery;
 use crate::geometry::{GeometryError, IpVersion, Layout, LinkShape, Wire};
+use crate::integrity::Integrity;
 use crate::window::{WindowError, WindowShape};
 use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
 use core::fmt;
@@ -51,6 +52,8 @@ pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
 const ANY_QUEUE: u16 = 0xffff;
 /// Where a request's flags hold the kind of delivery.
 const DELIVERY_SHIFT: u8 = 1;
+/// Flag of a request: there will be digests.
+const FLAG_INTEGRITY: u8 = 1 << 3;
 
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///
@@ -83,6 +86,9 @@ pub struct Request {
     pub paced: bool,
     /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
     pub delivery: Delivery,
+    /// Whether the sender sends digests, without which the receiver shows nothing: bit 3 of the flags. Never with
+    /// [`Wire::IpFrag`].
+    pub integrity: Integrity,
 }
 
 /// LM_ACQ_OK: "the LM_REQ request is accepted".
@@ -522,7 +528,9 @@ impl From<Request> for RawRequest {
             wire: request.wire.to_u8(),
             family: request.link.ip.to_u8(),
             vlan_tags: request.link.vlan_tags,
-            flags: (u8::from(request.paced) * FLAG_PACED) | (request.delivery.to_u8() << DELIVERY_SHIFT),
+            flags: (u8::from(request.paced) * FLAG_PACED)
+                | (request.delivery.to_u8() << DELIVERY_SHIFT)
+                | (u8::from(request.integrity.has_digests()) * FLAG_INTEGRITY),
             max_message_len: U64::new(request.max_message_len),
             window_fragments: U32::new(request.window.fragments()),
             messages_in_flight: U32::new(request.messages_in_flight),
@@ -546,6 +554,11 @@ impl TryFrom<RawRequest> for Request {
             paced: raw.flags & FLAG_PACED != 0,
             delivery: Delivery::from_u8((raw.flags >> DELIVERY_SHIFT) & 3)
                 .ok_or(ControlError::Field("delivery"))?,
+            integrity: match (raw.flags & FLAG_INTEGRITY != 0, parse_wire(raw.wire)?) {
+                (true, Wire::IpFrag) => return Err(ControlError::Field("integrity")),
+                (true, Wire::Lm) => Integrity::Manifest,
+                (false, _) => Integrity::None,
+            },
         })
     }
 }

@@ -12,6 +12,7 @@
 //! | [`delivery`] | which fragments arrived, which are missing, when to ask for them again |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
 //! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
+//! | [`integrity`] | whether there are digests, and when to ask for those that are missing |
 //! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
@@ -39,6 +40,7 @@ extern crate alloc;
 pub mod control;
 pub mod delivery;
 pub mod geometry;
+pub mod integrity;
 pub mod manifest;
 pub mod rate;
 pub mod serial;

@@ -15,8 +15,12 @@
 //! ```
 //!
 //! *Fragment's digest*: XXH3 (64 bits) of its payload, with the session key as seed. *Message's digest*: the same hash of
-//! the fragments' digests in order, each 8 bytes big endian, and the message's length in bytes, 8 bytes big endian. So a
-//! manifest proves itself, whatever became of single packets of it.
+//! the message's length in bytes, its tag and its number (8, 8 and 4 bytes, big endian), whose seed is a chain of hashes over
+//! the fragments' digests in order (each 8 bytes big endian, 30 of them in one hash, which is the seed of the next; the
+//! session key is the first). So a manifest proves itself, whatever became of single packets of it.
+//!
+//! On the way of a message that arrives whole there are no MANIFEST packets: its sender says its digest in an ANNOUNCE
+//! ([`crate::wire::lm::MessageDigest`]), and a receiver that finds another one asks for those of the fragments.
 //!
 //! # Why XXH3
 //!
@@ -41,7 +45,8 @@ use alloc::boxed::Box;
 use alloc::vec;
 use core::fmt;
 use core::ops::Range;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+use xxhash_rust::const_xxh3::const_custom_default_secret;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 /// Bytes of a digest on the wire.
 pub const DIGEST_LEN: usize = 8;
@@ -63,19 +68,61 @@ pub fn fragment_digest(session_key: u64, payload: &[u8]) -> u64 {
     xxh3_64_with_seed(payload, session_key)
 }
 
-/// The digest of a message of `len` bytes whose fragments have these digests, in order.
-pub fn message_digest(session_key: u64, digests: &[u64], len: u64) -> u64 {
-    let mut hash = Xxh3::with_seed(session_key);
-    // Blocks of digests: the hash takes long inputs faster than many short ones.
-    let mut block = [[0; DIGEST_LEN]; 32];
+/// [`fragment_digest`] for many fragments of one session: what only depends on the key is worked out once.
+///
+/// ```
+/// use lm_protocol::manifest::{FragmentHasher, fragment_digest};
+/// let hasher = FragmentHasher::new(7);
+/// for payload in [&[5; 100][..], &[5; 1448]] {
+///     assert_eq!(hasher.digest(payload), fragment_digest(7, payload));
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FragmentHasher {
+    session_key: u64,
+    /// XXH3's secret for payloads that are longer than [`FragmentHasher::SEEDED_MAX`].
+    secret: [u8; FragmentHasher::SECRET_LEN],
+}
+
+impl FragmentHasher {
+    const SECRET_LEN: usize = 192;
+    /// Up to this length XXH3 mixes the seed with the payload instead of the secret (`XXH3_MIDSIZE_MAX`).
+    const SEEDED_MAX: usize = 240;
+
+    /// For the session with this key.
+    pub const fn new(session_key: u64) -> FragmentHasher {
+        FragmentHasher {
+            session_key,
+            secret: const_custom_default_secret(session_key),
+        }
+    }
+
+    /// The digest of a fragment's payload.
+    #[inline]
+    pub fn digest(&self, payload: &[u8]) -> u64 {
+        match payload.len() {
+            ..=FragmentHasher::SEEDED_MAX => fragment_digest(self.session_key, payload),
+            _ => xxh3_64_with_secret(payload, &self.secret),
+        }
+    }
+}
+
+/// The digest of message number `message`, of `len` bytes and with this tag, whose fragments have these digests, in order.
+pub fn message_digest(session_key: u64, message: u32, digests: &[u64], len: u64, tag: u64) -> u64 {
+    let mut chain = session_key;
+    // The longest input for which XXH3 needs nothing that depends on the seed alone.
+    let mut block = [[0; DIGEST_LEN]; FragmentHasher::SEEDED_MAX / DIGEST_LEN];
     for digests in digests.chunks(block.len()) {
         for (bytes, digest) in block.iter_mut().zip(digests) {
             *bytes = digest.to_be_bytes();
         }
-        hash.update(block[..digests.len()].as_flattened());
+        chain = xxh3_64_with_seed(block[..digests.len()].as_flattened(), chain);
     }
-    hash.update(&len.to_be_bytes());
-    hash.digest()
+    let mut about = [0; 20];
+    about[..8].copy_from_slice(&len.to_be_bytes());
+    about[8..16].copy_from_slice(&tag.to_be_bytes());
+    about[16..].copy_from_slice(&message.to_be_bytes());
+    xxh3_64_with_seed(&about, chain)
 }
 
 /// The digests in a MANIFEST payload. Bytes behind the last whole digest are left out; a parsed packet has none.
@@ -91,7 +138,7 @@ pub fn digests(payload: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
 /// use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 ///
 /// let digests = [&b"frag"[..], b"ments"].map(|payload| manifest::fragment_digest(7, payload));
-/// let packet = Manifest::new(7, 1, &digests, 9).packets(1448).next().unwrap();
+/// let packet = Manifest::new(7, 1, &digests, 9, 5).packets(1448).next().unwrap();
 /// assert_eq!(packet.header, LmHeader::Manifest { session_key: 7, message: 1, first: 0, count: 2 });
 /// assert_eq!(packet.payload_len(), 24);
 /// ```
@@ -104,19 +151,19 @@ pub struct Manifest<'a> {
 }
 
 impl<'a> Manifest<'a> {
-    /// The manifest of message number `message`, of `len` bytes, whose fragments have these digests.
+    /// The manifest of message number `message`, of `len` bytes and with this tag, whose fragments have these digests.
     ///
     /// Computes the message's digest, which takes a pass over all of `digests`.
     ///
     /// # Panics
     ///
     /// When there are no digests, or more than 2³² − 1: a message has that many fragments.
-    pub fn new(session_key: u64, message: u32, digests: &'a [u64], len: u64) -> Manifest<'a> {
+    pub fn new(session_key: u64, message: u32, digests: &'a [u64], len: u64, tag: u64) -> Manifest<'a> {
         Manifest::with_message_digest(
             session_key,
             message,
             digests,
-            message_digest(session_key, digests, len),
+            message_digest(session_key, message, digests, len, tag),
         )
     }
 
@@ -316,11 +363,11 @@ impl core::error::Error for ManifestError {}
 /// use lm_protocol::wire::lm::MissingRange;
 ///
 /// let mut collector = ManifestCollector::new(1000);
-/// collector.begin(7, 1, 2, 9)?;
+/// collector.begin(7, 1, 2, 9, 5)?;
 /// assert_eq!(collector.missing().next(), Some(MissingRange { first: 0, len: 2 }));
 ///
 /// let digests = [fragment_digest(7, b"frag"), fragment_digest(7, b"ments")];
-/// for packet in Manifest::new(7, 1, &digests, 9).packets(1448) {
+/// for packet in Manifest::new(7, 1, &digests, 9, 5).packets(1448) {
 ///     let mut payload = [0; 1448];
 ///     let len = packet.write_payload(&mut payload);
 ///     collector.accept(&packet.header, &payload[..len])?;
@@ -335,6 +382,7 @@ pub struct ManifestCollector {
     message: u32,
     count: u32,
     len: u64,
+    tag: u64,
     /// One for each fragment; meaningful where `known` says so.
     digests: Box<[u64]>,
     /// A bit for each fragment; those from `count` on are 0.
@@ -354,6 +402,7 @@ impl ManifestCollector {
             message: 0,
             count: 0,
             len: 0,
+            tag: 0,
             digests: vec![0; max].into_boxed_slice(),
             known: vec![0; max.div_ceil(64)].into_boxed_slice(),
             known_count: 0,
@@ -362,8 +411,8 @@ impl ManifestCollector {
         }
     }
 
-    /// Forgets everything and expects the manifest of this message: its session's key, number, fragments and length
-    /// in bytes, as they were announced.
+    /// Forgets everything and expects the manifest of this message: its session's key, number, fragments, length in bytes
+    /// and tag, as they were announced.
     ///
     /// # Errors
     ///
@@ -374,6 +423,7 @@ impl ManifestCollector {
         message: u32,
         count: u32,
         len: u64,
+        tag: u64,
     ) -> Result<(), ManifestError> {
         self.forget();
         self.count = 0;
@@ -383,7 +433,8 @@ impl ManifestCollector {
                 max: self.digests.len() as u32,
             });
         }
-        (self.session_key, self.message, self.count, self.len) = (session_key, message, count, len);
+        (self.session_key, self.message, self.count) = (session_key, message, count);
+        (self.len, self.tag) = (len, tag);
         Ok(())
     }
 
@@ -449,7 +500,8 @@ impl ManifestCollector {
         }
         if new > 0 && self.known_count == self.count {
             let digests = &self.digests[..self.count as usize];
-            if message_digest(self.session_key, digests, self.len) != self.message_digest {
+            let found = message_digest(self.session_key, self.message, digests, self.len, self.tag);
+            if found != self.message_digest {
                 self.forget();
                 return Err(ManifestError::Disproved);
             }
@@ -470,6 +522,16 @@ impl ManifestCollector {
     /// Whether all digests are there and agree with the message's.
     pub fn is_proved(&self) -> bool {
         self.proved
+    }
+
+    /// Number of the message whose manifest is expected.
+    pub fn message(&self) -> u32 {
+        self.message
+    }
+
+    /// The message's digest. `None` before the manifest is proved.
+    pub fn message_digest(&self) -> Option<u64> {
+        self.proved.then_some(self.message_digest)
     }
 
     /// The digest that the fragment's payload must have. `None` before the manifest is proved, and for a fragment that

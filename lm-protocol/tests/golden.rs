@@ -2,11 +2,14 @@
 
 mod inputs;
 
+use std::net::{Ipv4Addr, SocketAddrV4};
+
 use inputs::addressing;
 use lm_protocol::control::*;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{self, LmHeader};
 use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
 
 fn bytes(dump: &str) -> Vec<u8> {
@@ -173,9 +176,21 @@ fn bytes_of_every_lm_header() {
                 number: 0x1112_1314,
                 tag: 0x2122_2324_3132_3334,
                 paced: true,
+                digested: false,
             },
             1,
             "12 01 00 01 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+        ),
+        (
+            LmHeader::Eager {
+                sender_id: 0x0102_0304_0506_0708,
+                number: 0x1112_1314,
+                tag: 0x2122_2324_3132_3334,
+                paced: false,
+                digested: true,
+            },
+            1,
+            "12 02 00 09 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
         ),
         (
             LmHeader::EagerAck {
@@ -184,7 +199,7 @@ fn bytes_of_every_lm_header() {
                 limit: 0x2122_2324,
             },
             0,
-            "13 00 00 00 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 00 00 00 00",
+            "13 02 00 08 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 00 00 00 00",
         ),
         (
             LmHeader::Announce {
@@ -193,8 +208,8 @@ fn bytes_of_every_lm_header() {
                 entries: 2,
                 sent: 0x2122_2324,
             },
-            32,
-            "14 00 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 21 22 23 24",
+            32 + 12,
+            "14 02 00 34 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 21 22 23 24",
         ),
         (
             LmHeader::Credit {
@@ -204,16 +219,17 @@ fn bytes_of_every_lm_header() {
                 announced: 0x3132_3334,
             },
             0,
-            "15 00 00 00 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+            "15 02 00 08 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
         ),
         (
             LmHeader::Missing {
                 session_key: 0x0102_0304_0506_0708,
                 message: 0x1112_1314,
                 ranges: 3,
+                manifest: false,
             },
             24,
-            "16 00 00 18 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 03 00 00 00 00",
+            "16 02 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 03 00 00 00 00",
         ),
         (
             LmHeader::Manifest {
@@ -222,8 +238,8 @@ fn bytes_of_every_lm_header() {
                 first: 0x2122_2324,
                 count: 0x3132_3334,
             },
-            1448,
-            "17 00 05 a8 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
+            1440,
+            "17 02 05 a8 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
         ),
         (
             LmHeader::Control {
@@ -231,12 +247,99 @@ fn bytes_of_every_lm_header() {
                 kind: 5,
             },
             16,
-            "1f 00 00 10 01 02 03 04 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+            "1f 00 00 10 01 02 03 04 05 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00",
         ),
     ];
     for (header, payload_len, dump) in cases {
         assert_eq!(header.encode(payload_len)[..], bytes(dump), "{header:?}");
         assert_eq!(LmHeader::decode(&bytes(dump)), Ok((header, payload_len)));
+    }
+}
+
+/// Digests by libxxhash 0.8.1.
+#[test]
+fn bytes_of_a_packet_with_a_digest() {
+    let header = LmHeader::Credit {
+        session_key: 0x0102_0304_0506_0708,
+        packet_limit: 0x1112_1314,
+        delivered: 0x2122_2324,
+        announced: 0x3132_3334,
+    };
+    let dump = "15 02 00 10 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34 \
+                00 00 00 05 00 00 00 06 68 07 b1 2c 5c 53 ba cf";
+    let packet = bytes(dump);
+    let read = lm::parse_packet(&packet).unwrap();
+    assert_eq!((read.header, read.payload), (header, &packet[24..32]));
+    let from = SocketAddrV4::new(Ipv4Addr::new(192, 168, 1, 1), 7168);
+    assert_eq!(read.digest, Some(lm::packet_digest(&header, read.payload, from)));
+    assert!(read.is_intact(from));
+
+    // Any bit of it, of the sender's address or of its port.
+    for bit in 0..packet.len() * 8 {
+        let mut changed = packet.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let intact = lm::parse_packet(&changed).is_ok_and(|packet| packet.is_intact(from));
+        // Flags that nobody knows mean nothing; that of MISSING is unknown to a CREDIT.
+        assert_eq!(intact, bit / 8 == 1 && bit != 8 + 1, "bit {bit}");
+    }
+    for bit in 0..32 {
+        let other = Ipv4Addr::from_bits(from.ip().to_bits() ^ 1 << bit);
+        assert!(!read.is_intact(SocketAddrV4::new(other, 7168)));
+    }
+    for bit in 0..16 {
+        assert!(!read.is_intact(SocketAddrV4::new(*from.ip(), 7168 ^ 1 << bit)));
+    }
+}
+
+/// No change of one byte makes an eager packet with a digest one without, or anything else an eager packet without.
+#[test]
+fn one_byte_does_not_switch_a_digest_off() {
+    let from = SocketAddrV4::new(Ipv4Addr::new(192, 168, 1, 1), 7168);
+    let key = lm::with_digests(0x1234_5678_9abc_def0, true);
+    let headers = [
+        LmHeader::Eager {
+            sender_id: key,
+            number: 0,
+            tag: 9,
+            paced: true,
+            digested: true,
+        },
+        LmHeader::Data {
+            session_key: key,
+            message: 0,
+            index: 1,
+            count: 2,
+        },
+        LmHeader::Credit {
+            session_key: lm::with_digests(key, false),
+            packet_limit: 0,
+            delivered: 0,
+            announced: 0,
+        },
+        LmHeader::Control {
+            request_id: 0,
+            kind: 0x70,
+        },
+    ];
+    for header in headers {
+        let payload = [];
+        let digest = lm::packet_digest(&header, &payload, from).to_be_bytes();
+        let mut packet = header.encode(0).to_vec();
+        packet.extend_from_slice(&digest[..header.digest_len()]);
+        assert!(lm::parse_packet(&packet).unwrap().is_intact(from));
+        for at in 0..packet.len() {
+            for change in 1..=255 {
+                let mut changed = packet.clone();
+                changed[at] ^= change;
+                if let Ok(read) = lm::parse_packet(&changed)
+                    && matches!(read.header, LmHeader::Eager { .. })
+                    && read.is_intact(from)
+                {
+                    // Unknown flags mean nothing.
+                    assert_eq!((read.header, at), (header, 1), "{header:?}, byte {at}");
+                }
+            }
+        }
     }
 }
 
@@ -259,10 +362,29 @@ fn bytes_of_every_control_message() {
                 messages_in_flight: 4,
                 paced: true,
                 delivery: lm_protocol::delivery::Delivery::Partial,
+                integrity: Integrity::None,
             }),
-            "1f 00 00 20 aa bb cc dd 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 20 aa bb cc dd 01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 05 \
              00 00 00 00 00 00 ff e3 00 00 00 40 00 00 00 04",
+        ),
+        (
+            ControlMessage::Request(Request {
+                sender_id: 0x0102_0304_0506_0708,
+                data_port: 7168,
+                mtu: 1500,
+                wire: Wire::Lm,
+                link: LinkShape::IPV4,
+                max_message_len: 1 << 20,
+                window: WindowShape::new(64).unwrap(),
+                messages_in_flight: 4,
+                paced: false,
+                delivery: lm_protocol::delivery::Delivery::Reliable,
+                integrity: Integrity::Manifest,
+            }),
+            "1f 00 00 20 aa bb cc dd 01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
+             01 02 03 04 05 06 07 08 1c 00 05 dc 00 04 00 0a \
+             00 00 00 00 00 10 00 00 00 00 00 40 00 00 00 04",
         ),
         (
             ControlMessage::Grant(Grant {
@@ -279,7 +401,7 @@ fn bytes_of_every_control_message() {
                 lease_ms: 10_000,
                 first_message: 7,
             }),
-            "1f 00 00 30 aa bb cc dd 03 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 30 aa bb cc dd 03 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              11 12 13 14 15 16 17 18 1c 00 00 42 05 a8 00 01 ff ff 00 04 0c 00 01 00 \
              00 00 00 00 40 00 00 00 00 00 01 00 00 00 02 00 00 00 27 10 00 00 00 07",
         ),
@@ -290,7 +412,7 @@ fn bytes_of_every_control_message() {
                 retry_after_ms: 0x0102,
                 limit: 0x0304,
             }),
-            "1f 00 00 10 aa bb cc dd 04 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 10 aa bb cc dd 04 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              03 01 00 00 00 00 01 02 00 00 00 00 00 00 03 04",
         ),
         (
@@ -298,7 +420,7 @@ fn bytes_of_every_control_message() {
                 session_key: 0x1112_1314_1516_1718,
                 messages: 9,
             }),
-            "1f 00 00 10 aa bb cc dd 02 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 10 aa bb cc dd 02 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              11 12 13 14 15 16 17 18 00 00 00 09 00 00 00 00",
         ),
         (
@@ -306,7 +428,7 @@ fn bytes_of_every_control_message() {
                 session_key: 0x1112_1314_1516_1718,
                 delivered: 8,
             }),
-            "1f 00 00 10 aa bb cc dd 05 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 10 aa bb cc dd 05 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              11 12 13 14 15 16 17 18 00 00 00 08 00 00 00 00",
         ),
     ];

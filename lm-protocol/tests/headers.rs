@@ -9,11 +9,12 @@ use inputs::{addressing, any_addressing};
 use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::wire::ipfrag::IpFragment;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange};
 use lm_protocol::wire::{
     Addressing, BuildError, DataTemplate, Frame, IpFragTemplate, ParseError, Transport, parse_frame, udp,
 };
 use proptest::prelude::*;
+use std::net::SocketAddrV4;
 
 fn any_header() -> impl Strategy<Value = LmHeader> {
     let words = any::<(u64, u32, u32, u32)>();
@@ -29,6 +30,7 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             number: a,
             tag: u64::from(b) << 32 | u64::from(c),
             paced: c & 1 == 1,
+            digested: c & 2 == 2,
         },
         2 => LmHeader::EagerAck {
             sender_id: key,
@@ -57,6 +59,7 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             session_key: key,
             message: a,
             ranges: b % 80,
+            manifest: c & 1 == 1,
         },
     })
 }
@@ -64,7 +67,9 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
 /// A payload that the header may have.
 fn payload_for(header: &LmHeader, bytes: &[u8]) -> Vec<u8> {
     let len = match header {
-        LmHeader::Announce { entries, .. } => *entries as usize * AnnounceEntry::LEN,
+        LmHeader::Announce { entries, sent, .. } => {
+            *entries as usize * AnnounceEntry::LEN + *sent as usize % 9 * MessageDigest::LEN
+        }
         LmHeader::Missing { ranges, .. } => *ranges as usize * MissingRange::LEN,
         LmHeader::EagerAck { .. } => 0,
         LmHeader::Credit { packet_limit, .. } => *packet_limit as usize % 9 * 4,
@@ -130,23 +135,30 @@ proptest! {
         padding in 0usize..40,
     ) {
         let payload = payload_for(&header, &bytes);
+        let from = SocketAddrV4::new(address.src_ip, address.src_port);
+        let digest = lm::packet_digest(&header, &payload, from);
+        let digest_bytes = &digest.to_be_bytes()[..header.digest_len()];
         let mut packet = vec![0; 70 + payload.len() + padding];
         let header_len = address.write_headers(&mut packet, &header, payload.len()).unwrap();
         prop_assert_eq!(header_len, if address.vlan.is_some() { 70 } else { 66 });
         packet[header_len..header_len + payload.len()].copy_from_slice(&payload);
         packet.truncate(header_len + payload.len());
+        packet.extend_from_slice(digest_bytes);
 
         let (ip, udp, udp_payload) = check_addresses(&packet, &address);
         prop_assert!(ip.dont_fragment && !ip.more_fragments && ip.identification == 0);
         let udp = udp.unwrap();
         prop_assert_eq!(udp.checksum, 0);
-        prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len());
+        prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len() + digest_bytes.len());
         prop_assert_eq!(lm::parse_datagram(&udp_payload), Ok((header, &payload[..])));
+        let read = lm::parse_packet(&udp_payload).unwrap();
+        prop_assert_eq!(read.digest, (header.digest_len() > 0).then_some(digest));
 
         // Ethernet padding may hold anything.
         packet.resize(packet.len() + padding, 0x5a);
         let frame = parse_frame(&packet).unwrap();
         prop_assert_eq!(frame.lm(), Some(&header));
+        prop_assert_eq!(frame.packet(), Some(read));
         prop_assert_eq!(frame.payload, &payload[..]);
         prop_assert_eq!(usize::from(frame.header_len), header_len);
         prop_assert_eq!(frame.addressing(), Some(address));
@@ -162,7 +174,8 @@ proptest! {
         ttl: u8,
     ) {
         let payload = payload_for(&header, &bytes);
-        let datagram = [&header.encode(payload.len() as u16)[..], &payload].concat();
+        let digest = &[0x11; DIGEST_LEN][..header.digest_len()];
+        let datagram = [&header.encode(payload.len() as u16)[..], &payload, digest].concat();
         let link = PacketBuilder::ethernet2(address.src_mac.0, address.dst_mac.0);
         let (src, dst) = (address.src_ip.octets(), address.dst_ip.octets());
         let network = match address.vlan {
@@ -301,8 +314,15 @@ proptest! {
     #[test]
     fn entries_survive(entries in prop::collection::vec(any::<(u64, u64)>(), 0..60)) {
         let announced: Vec<AnnounceEntry> = entries.iter().map(|&(len, tag)| AnnounceEntry { len, tag }).collect();
-        let bytes: Vec<u8> = announced.iter().flat_map(AnnounceEntry::encode).collect();
-        prop_assert_eq!(AnnounceEntry::iter(&bytes).collect::<Vec<_>>(), announced);
+        let told: Vec<MessageDigest> =
+            entries.iter().map(|&(message, digest)| MessageDigest { message: message as u32, digest }).collect();
+        let bytes: Vec<u8> = announced.iter().flat_map(AnnounceEntry::encode)
+            .chain(told.iter().flat_map(MessageDigest::encode)).collect();
+        let count = entries.len() as u32;
+        prop_assert_eq!(AnnounceEntry::iter(&bytes, count).collect::<Vec<_>>(), announced);
+        prop_assert_eq!(MessageDigest::iter(&bytes, count).collect::<Vec<_>>(), told);
+        // No number of entries from the network takes more than there is.
+        prop_assert_eq!(MessageDigest::iter(&bytes, u32::MAX).len(), 0);
         let missing: Vec<MissingRange> =
             entries.iter().map(|&(first, len)| MissingRange { first: first as u32, len: len as u32 }).collect();
         let bytes: Vec<u8> = missing.iter().flat_map(MissingRange::encode).collect();
@@ -351,6 +371,7 @@ fn headers_that_do_not_fit_are_refused() {
         number: 2,
         tag: 3,
         paced: false,
+        digested: false,
     };
     let mut out = [0xaa; 66];
     assert_eq!(
@@ -384,6 +405,7 @@ fn mistakes_are_named() {
         number: 2,
         tag: 3,
         paced: false,
+        digested: false,
     };
     let mut good = vec![0; 66 + 8];
     address.write_headers(&mut good, &header, 8).unwrap();
@@ -466,7 +488,32 @@ fn mistakes_are_named() {
     assert_eq!(changed(&[(45, 7)]), Err(ParseError::Lm(lm::LmError::Length)));
     assert_eq!(
         changed(&[(42, 0x13)]),
+        Err(ParseError::Lm(lm::LmError::Digest)),
+        "an ACK ends with a digest"
+    );
+    assert!(matches!(
+        changed(&[(42, 0x13), (43, 2)]),
+        Ok(Transport::Lm { .. })
+    ));
+    assert_eq!(
+        changed(&[(42, 0x13), (43, 2), (45, 7)]),
         Err(ParseError::Lm(lm::LmError::Length)),
+        "a digest of 7 bytes"
+    );
+    assert_eq!(
+        changed(&[(42, 0x11), (43, 2)]),
+        Err(ParseError::Lm(lm::LmError::Digest)),
+        "DATA has none"
+    );
+    let ack = LmHeader::EagerAck {
+        sender_id: 1,
+        next: 2,
+        limit: 3,
+    };
+    let datagram = [&ack.encode(8)[..], &[0; 16]].concat();
+    assert_eq!(
+        lm::parse_datagram(&datagram),
+        Err(lm::LmError::Length),
         "an ACK has no payload"
     );
     assert_eq!(

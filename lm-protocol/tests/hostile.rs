@@ -6,7 +6,7 @@ use inputs::addressing;
 use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::manifest;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmError, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmError, LmHeader, MessageDigest, MissingRange};
 use lm_protocol::wire::{IpFragTemplate, Transport, ipv4, parse_frame};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -29,7 +29,8 @@ fn look(bytes: &[u8]) {
         }
     }
     if let Ok((header, payload)) = lm::parse_datagram(bytes) {
-        assert_eq!(payload, &bytes[lm::HEADER_LEN..]);
+        let end = bytes.len() - header.digest_len();
+        assert_eq!(payload, &bytes[lm::HEADER_LEN..end]);
         look_at_lm(&header, payload);
     }
     let _ = LmHeader::decode(bytes);
@@ -57,8 +58,10 @@ fn look_at_lm(header: &LmHeader, payload: &[u8]) {
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
-            assert_eq!(AnnounceEntry::iter(payload).len(), entries as usize);
-            assert_eq!(AnnounceEntry::iter(payload).count(), entries as usize);
+            assert_eq!(AnnounceEntry::iter(payload, entries).len(), entries as usize);
+            let digests = MessageDigest::iter(payload, entries).len();
+            let len = entries as usize * AnnounceEntry::LEN + digests * MessageDigest::LEN;
+            assert_eq!(len, payload.len());
         }
         LmHeader::Missing { ranges, .. } => assert_eq!(MissingRange::iter(payload).count(), ranges as usize),
         LmHeader::Manifest { first, count, .. } => {
@@ -87,6 +90,17 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 number: 2,
                 tag: 3,
                 paced: false,
+                digested: false,
+            },
+            7,
+        ),
+        (
+            LmHeader::Eager {
+                sender_id: 1,
+                number: 2,
+                tag: 3,
+                paced: false,
+                digested: true,
             },
             7,
         ),
@@ -105,7 +119,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 entries: 3,
                 sent: 9,
             },
-            48,
+            48 + 24,
         ),
         (
             LmHeader::Credit {
@@ -121,6 +135,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 session_key: 1,
                 message: 2,
                 ranges: 2,
+                manifest: true,
             },
             16,
         ),
@@ -145,7 +160,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
         let mut address = addressing();
         address.vlan = vlan;
         for (header, payload_len) in headers {
-            let mut frame = vec![0x33; address.header_len() + payload_len];
+            let mut frame = vec![0x33; address.header_len() + payload_len + header.digest_len()];
             address.write_headers(&mut frame, &header, payload_len).unwrap();
             frames.push(frame);
         }
@@ -303,8 +318,8 @@ fn illegal_fields_of_control_messages_are_named() {
         packet_limit: 2,
         delivered: 3,
         announced: 4,
-    }
-    .encode(0);
+    };
+    let credit = [&credit.encode(0)[..], &[0; 8]].concat();
     assert_eq!(
         ControlMessage::parse(&credit),
         Err(ControlError::NotControl { packet_type: 5 })

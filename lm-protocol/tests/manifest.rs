@@ -31,7 +31,8 @@ fn packets(manifest: &Manifest<'_>, payload_len: usize) -> Vec<Vec<u8>> {
         .packets(payload_len)
         .map(|packet| {
             let mut bytes = packet.header.encode(packet.payload_len() as u16).to_vec();
-            bytes.resize(HEADER_LEN + packet.payload_len(), 0xee);
+            // The packet's own digest is another matter.
+            bytes.resize(HEADER_LEN + packet.payload_len() + DIGEST_LEN, 0);
             assert_eq!(
                 packet.write_payload(&mut bytes[HEADER_LEN..]),
                 packet.payload_len()
@@ -72,15 +73,20 @@ fn digests_are_those_of_the_reference_implementation() {
 #[test]
 fn bytes_of_a_manifest() {
     let digests = digests_of(&message(4000), 1448);
-    let manifest = Manifest::new(KEY, 0x1112_1314, &digests, 4000);
-    assert_eq!(manifest.message_digest(), 0xb565_0f96_7bdc_2356);
-    let dump = "17 00 00 20 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 00 00 00 00 03 \
-                66 62 1e 66 8f b1 ad 57 b3 00 cd b3 2d d0 ba 8e e9 a7 b5 19 50 38 75 91 b5 65 0f 96 7b dc 23 56";
+    let manifest = Manifest::new(KEY, 0x1112_1314, &digests, 4000, 0x2122_2324_3132_3334);
+    assert_eq!(manifest.message_digest(), 0x4fa1_3b3b_b00f_e6c3);
+    let dump = "17 02 00 28 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 00 00 00 00 03 \
+                66 62 1e 66 8f b1 ad 57 b3 00 cd b3 2d d0 ba 8e e9 a7 b5 19 50 38 75 91 4f a1 3b 3b b0 0f e6 c3 \
+                00 00 00 00 00 00 00 00";
     let bytes: Vec<u8> = dump
         .split_whitespace()
         .map(|byte| u8::from_str_radix(byte, 16).unwrap())
         .collect();
     assert_eq!(packets(&manifest, 1448), [bytes]);
+
+    // More digests than one hash takes.
+    let many: Vec<u64> = (0..61).collect();
+    assert_eq!(message_digest(KEY, 5, &many, 70_000, 9), 0x3b48_bf39_cf9e_932a);
 
     // One less than three digests and the message's: the last fragment's goes with the message's.
     let short: Vec<(u32, usize)> = manifest
@@ -103,7 +109,7 @@ fn one_packet_holds_181_digests_at_mtu_1500() {
         (362, vec![1448, 1440, 16]),
     ] {
         let digests: Vec<u64> = (0..count).collect();
-        let manifest = Manifest::new(KEY, 1, &digests, 1);
+        let manifest = Manifest::new(KEY, 1, &digests, 1, 0);
         let made: Vec<usize> = manifest
             .packets(1448)
             .map(|packet| packet.payload_len())
@@ -177,20 +183,22 @@ proptest! {
     /// The message's digest depends on each fragment's, on their order, on the length and on the session.
     #[test]
     fn the_messages_digest_covers_everything(
-        mut digests in prop::collection::vec(any::<u64>(), 2..200), len: u64, at: Index, other: Index, bit in 0u32..64,
+        mut digests in prop::collection::vec(any::<u64>(), 2..200), len: u64, tag: u64, at: Index, other: Index, bit in 0u32..64,
     ) {
-        let right = message_digest(KEY, &digests, len);
-        prop_assert_ne!(message_digest(KEY ^ 1, &digests, len), right);
-        prop_assert_ne!(message_digest(KEY, &digests, len ^ 1 << bit), right);
-        prop_assert_ne!(message_digest(KEY, &digests[1..], len), right);
+        let right = message_digest(KEY, 3, &digests, len, tag);
+        prop_assert_ne!(message_digest(KEY ^ 1, 3, &digests, len, tag), right);
+        prop_assert_ne!(message_digest(KEY, 3 ^ 1 << (bit % 32), &digests, len, tag), right);
+        prop_assert_ne!(message_digest(KEY, 3, &digests, len, tag ^ 1 << bit), right);
+        prop_assert_ne!(message_digest(KEY, 3, &digests, len ^ 1 << bit, tag), right);
+        prop_assert_ne!(message_digest(KEY, 3, &digests[1..], len, tag), right);
         let (at, other) = (at.index(digests.len()), other.index(digests.len()));
         if digests[at] != digests[other] {
             digests.swap(at, other);
-            prop_assert_ne!(message_digest(KEY, &digests, len), right);
+            prop_assert_ne!(message_digest(KEY, 3, &digests, len, tag), right);
             digests.swap(at, other);
         }
         digests[at] ^= 1 << bit;
-        prop_assert_ne!(message_digest(KEY, &digests, len), right);
+        prop_assert_ne!(message_digest(KEY, 3, &digests, len, tag), right);
     }
 
     /// The packets hold each digest once, in order, and the message's at the end; all are legal and as full as they can be.
@@ -198,7 +206,7 @@ proptest! {
     fn packets_hold_every_digest_once(
         digests in prop::collection::vec(any::<u64>(), 1..600), payload_len in MIN_PAYLOAD_LEN..2000, number: u32,
     ) {
-        let manifest = Manifest::new(KEY, number, &digests, 5);
+        let manifest = Manifest::new(KEY, number, &digests, 5, 0);
         let mut all = Vec::new();
         let mut lens = Vec::new();
         for packet in packets(&manifest, payload_len) {
@@ -229,25 +237,25 @@ proptest! {
         arrivals in prop::collection::vec(any::<Index>(), 0..40),
         resent_len in MIN_PAYLOAD_LEN..400,
     ) {
-        let manifest = Manifest::new(KEY, 9, &digests, 77);
+        let manifest = Manifest::new(KEY, 9, &digests, 77, 0);
         let count = digests.len() as u32;
         let packets = packets(&manifest, payload_len);
         let mut collector = ManifestCollector::new(count + 3);
         // Something else was there before.
-        collector.begin(1, 1, count + 3, 5).unwrap();
+        collector.begin(1, 1, count + 3, 5, 0).unwrap();
         let before: Vec<u64> = vec![3; count as usize + 3];
-        for packet in self::packets(&Manifest::new(1, 1, &before, 5), 1448) {
+        for packet in self::packets(&Manifest::new(1, 1, &before, 5, 0), 1448) {
             accept(&mut collector, &packet).unwrap();
         }
         prop_assert!(collector.is_proved());
 
-        collector.begin(KEY, 9, count, 77).unwrap();
+        collector.begin(KEY, 9, count, 77, 0).unwrap();
         let mut known = vec![false; digests.len()];
         for arrival in arrivals {
             let packet = arrival.get(&packets);
             let LmHeader::Manifest { first, .. } = LmHeader::decode(packet).unwrap().0 else { unreachable!() };
             let mut new = 0;
-            let digests_in = (packet.len() - HEADER_LEN) / DIGEST_LEN;
+            let digests_in = (packet.len() - HEADER_LEN - DIGEST_LEN) / DIGEST_LEN;
             for known in known.iter_mut().skip(first as usize).take(digests_in) {
                 new += u32::from(!*known);
                 *known = true;
@@ -293,16 +301,16 @@ proptest! {
     fn a_changed_digest_is_never_believed(
         digests in prop::collection::vec(any::<u64>(), 1..300), which: Index, at: Index, bit in 0u8..8, wrong_first: bool,
     ) {
-        let manifest = Manifest::new(KEY, 9, &digests, 77);
+        let manifest = Manifest::new(KEY, 9, &digests, 77, 0);
         let count = digests.len() as u32;
         let packets = packets(&manifest, 160);
         let which = which.index(packets.len());
         let mut wrong = packets[which].clone();
-        let at = HEADER_LEN + at.index(wrong.len() - HEADER_LEN);
+        let at = HEADER_LEN + at.index(wrong.len() - HEADER_LEN - DIGEST_LEN);
         wrong[at] ^= 1 << bit;
 
         let mut collector = ManifestCollector::new(count);
-        collector.begin(KEY, 9, count, 77).unwrap();
+        collector.begin(KEY, 9, count, 77, 0).unwrap();
         let mut outcomes = Vec::new();
         if wrong_first {
             outcomes.push(accept(&mut collector, &wrong));
@@ -341,7 +349,7 @@ proptest! {
     ) {
         let digests: Vec<u64> = (0..u64::from(count)).map(|n| n * n).collect();
         let mut collector = ManifestCollector::new(150);
-        let begun = collector.begin(KEY, 9, count, 77);
+        let begun = collector.begin(KEY, 9, count, 77, 0);
         prop_assert_eq!(begun.is_ok(), (1..=150).contains(&count));
         for ((key, number), first, total, payload) in packets {
             let (session_key, message) = if honest { (KEY, 9) } else { (key, number) };
@@ -358,6 +366,7 @@ proptest! {
             // On the wire the same header is refused before, or agrees with its payload.
             let mut bytes = header.encode(payload.len() as u16).to_vec();
             bytes.extend_from_slice(&payload);
+            bytes.extend_from_slice(&[0; DIGEST_LEN]);
             match lm::parse_datagram(&bytes) {
                 Ok((LmHeader::Manifest { first, count, .. }, payload)) => {
                     let n = lm_protocol::manifest::digests(payload).len() as u64;
@@ -370,7 +379,7 @@ proptest! {
         }
         if begun.is_ok() {
             // Afterwards the honest manifest is proved, at the latest when what is in doubt was asked for twice.
-            let manifest = Manifest::new(KEY, 9, &digests, 77);
+            let manifest = Manifest::new(KEY, 9, &digests, 77, 0);
             for _ in 0..3 {
                 let ranges: Vec<MissingRange> = collector.missing().collect();
                 for packet in manifest.packets(160).chain(ranges.iter().flat_map(|range| manifest.packets_of(*range, 160))) {
@@ -391,7 +400,7 @@ fn collector_count(begun: &Result<(), ManifestError>, count: u32) -> u32 {
 #[test]
 fn ranges_that_the_message_has_not_give_no_packets() {
     let digests = [1, 2, 3];
-    let manifest = Manifest::new(KEY, 1, &digests, 3);
+    let manifest = Manifest::new(KEY, 1, &digests, 3, 0);
     let of = |first, len| -> Vec<usize> {
         manifest
             .packets_of(MissingRange { first, len }, 1448)
@@ -411,12 +420,12 @@ fn ranges_that_the_message_has_not_give_no_packets() {
 fn a_proved_manifest_is_not_unsettled() {
     let honest = digests_of(&message(4000), 1448);
     let mut collector = ManifestCollector::new(3);
-    collector.begin(KEY, 1, 3, 4000).unwrap();
-    for packet in packets(&Manifest::new(KEY, 1, &honest, 4000), 1448) {
+    collector.begin(KEY, 1, 3, 4000, 0).unwrap();
+    for packet in packets(&Manifest::new(KEY, 1, &honest, 4000, 0), 1448) {
         assert_eq!(accept(&mut collector, &packet), Ok(3));
     }
     let forged = [1, honest[1], 2];
-    for packet in packets(&Manifest::new(KEY, 1, &forged, 4000), 1448) {
+    for packet in packets(&Manifest::new(KEY, 1, &forged, 4000, 0), 1448) {
         assert_eq!(
             accept(&mut collector, &packet),
             Err(ManifestError::Conflict { fragments: 2 })
@@ -428,7 +437,7 @@ fn a_proved_manifest_is_not_unsettled() {
     assert_eq!(collector.verify(1, &whole[2896..]), Some(false));
     assert_eq!(collector.verify(3, &whole[2896..]), None);
     // The next message knows nothing of this one.
-    collector.begin(KEY, 2, 3, 4000).unwrap();
+    collector.begin(KEY, 2, 3, 4000, 0).unwrap();
     assert!(!collector.is_proved() && collector.digest(0).is_none());
 }
 
@@ -437,8 +446,8 @@ fn a_proved_manifest_is_not_unsettled() {
 fn another_length_is_disproved() {
     let honest = digests_of(&message(4000), 1448);
     let mut collector = ManifestCollector::new(3);
-    collector.begin(KEY, 1, 3, 3999).unwrap();
-    for packet in packets(&Manifest::new(KEY, 1, &honest, 4000), 1448) {
+    collector.begin(KEY, 1, 3, 3999, 0).unwrap();
+    for packet in packets(&Manifest::new(KEY, 1, &honest, 4000, 0), 1448) {
         assert_eq!(accept(&mut collector, &packet), Err(ManifestError::Disproved));
     }
     assert_eq!(
@@ -446,7 +455,7 @@ fn another_length_is_disproved() {
         [MissingRange { first: 0, len: 3 }]
     );
     assert_eq!(
-        ManifestCollector::new(3).begin(KEY, 1, 4, 1),
+        ManifestCollector::new(3).begin(KEY, 1, 4, 1, 0),
         Err(ManifestError::Count { count: 4, max: 3 })
     );
     assert_eq!(digests(&[0; 7]).len(), 0);

@@ -26,7 +26,7 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// Run random beds under random impairments on the simulated NIC, seed after seed.
 ///
 /// Each seed is a bed of two hosts, a load and everything that goes wrong: loss, duplication, reordering, delay, foreign
-/// packets, corrupt headers, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
+/// packets, corrupt bytes, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
 /// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
 /// first failure and says how to repeat it. Needs no root.
 ///
@@ -43,7 +43,8 @@ pub struct Arguments {
     /// Processes at a time; as many as there are CPUs by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// More kinds of trouble: `corrupt-anything`, bytes changed anywhere, which only digests notice.
+    /// More kinds of trouble: `corrupt-unverified`, any byte changed where there are no digests either, which
+    /// nothing notices.
     #[arg(long, value_name = "KIND,…")]
     with: Option<String>,
     /// How many seeds on the real kernel.

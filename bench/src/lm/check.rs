@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain};
 use crate::link;
 use crate::signals::Interrupt;
 use crate::size::ByteSize;
@@ -198,9 +198,13 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
 pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let to = link::resolve(&args.to)?;
     let longest = args.plan.message_size.bytes().max(1);
-    let mut endpoint = args
-        .endpoint
-        .open(Some(*to.ip()), 0, longest, 2 * args.in_flight)?;
+    let mut endpoint = args.endpoint.open(
+        Some(*to.ip()),
+        0,
+        longest,
+        2 * args.in_flight,
+        IntegrityOption::Manifest,
+    )?;
     let started = Instant::now();
     let options = super::session_options(longest, args.in_flight, args.delivery);
     let peer = connect(&mut endpoint, to, &options)?;
@@ -340,7 +344,13 @@ impl Sender<'_> {
 pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let longest = args.plan.message_size.bytes().max(1);
-    let mut endpoint = args.endpoint.open(None, args.port, longest, args.in_flight)?;
+    let mut endpoint = args.endpoint.open(
+        None,
+        args.port,
+        longest,
+        args.in_flight,
+        IntegrityOption::default(),
+    )?;
     ready();
     let started = Instant::now();
     let mut fates = vec![b'-'; args.plan.messages as usize];

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
-use crate::cli::{DeliveryOption, Failure, Mode, chain};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
 pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
@@ -65,6 +65,7 @@ impl EndpointArgs {
         port: u16,
         message_len: u64,
         messages: u32,
+        integrity: IntegrityOption,
     ) -> Result<Endpoint, Failure> {
         let interface = match (&self.interface, towards) {
             (Some(name), _) => name.clone(),
@@ -83,6 +84,7 @@ impl EndpointArgs {
             send_len: memory.max(MEMORY_LEN),
             tx_in_flight: self.tx_in_flight,
             poll_queues: !self.no_queue_polling,
+            integrity: integrity.into(),
             idle: match self.idle {
                 Idle::Spin => IdleStrategy::SPIN,
                 Idle::Default => IdleStrategy::default(),

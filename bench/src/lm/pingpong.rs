@@ -6,7 +6,7 @@ use clap::Args;
 use lm_dataplane::{ConnectOptions, Endpoint, RecvError, SendError};
 
 use super::{EndpointArgs, connect};
-use crate::cli::{Failure, chain};
+use crate::cli::{Failure, IntegrityOption, chain};
 use crate::link;
 use crate::peer::latency::{RoundTripReport, RoundTrips};
 use crate::size::ByteSize;
@@ -26,6 +26,9 @@ pub struct PingArgs {
     /// Round trips that count (a tenth of it again goes before as a warm-up)
     #[arg(long, default_value_t = 20_000)]
     pub count: u64,
+    /// Whether digests go with what is sent
+    #[arg(long, value_enum, default_value_t = IntegrityOption::Manifest)]
+    pub integrity: IntegrityOption,
 }
 
 /// Arguments of `lm-pong`.
@@ -40,6 +43,9 @@ pub struct PongArgs {
     /// Longest message to expect
     #[arg(long, default_value = "1M")]
     pub message_size: ByteSize,
+    /// Whether digests go with what is sent
+    #[arg(long, value_enum, default_value_t = IntegrityOption::Manifest)]
+    pub integrity: IntegrityOption,
 }
 
 /// Runs `lm-ping`.
@@ -55,7 +61,7 @@ pub fn ping(args: &PingArgs) -> Result<RoundTripReport, Failure> {
         ));
     }
     let to = link::resolve(&args.to)?;
-    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 4)?;
+    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 4, args.integrity)?;
     let options = ConnectOptions {
         max_message_len: len,
         messages_in_flight: 2,
@@ -95,7 +101,7 @@ pub fn ping(args: &PingArgs) -> Result<RoundTripReport, Failure> {
 /// A one-line reason when the endpoint cannot be opened or the interface goes away.
 pub fn pong(args: &PongArgs, ready: impl FnOnce()) -> Result<(), Failure> {
     let len = args.message_size.bytes();
-    let mut endpoint = args.endpoint.open(None, args.port, len, 4)?;
+    let mut endpoint = args.endpoint.open(None, args.port, len, 4, args.integrity)?;
     ready();
     loop {
         match endpoint.recv(None) {

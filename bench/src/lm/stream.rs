@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, chain, parse_rate};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain, parse_rate};
 use crate::link;
 use crate::size::ByteSize;
 
@@ -50,6 +50,9 @@ pub struct SendArgs {
     /// Most to send, in bits per second of Ethernet frames: 500Mbit, 2.5G [default: no limit]
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
+    /// Whether digests go with what is sent
+    #[arg(long, value_enum, default_value_t = IntegrityOption::Manifest)]
+    pub integrity: IntegrityOption,
 }
 
 /// What `lm-stream-send` prints.
@@ -149,7 +152,9 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
         )));
     }
     let to = link::resolve(&args.to)?;
-    let mut endpoint = args.endpoint.open(Some(*to.ip()), 0, len, 2 * args.in_flight)?;
+    let mut endpoint = args
+        .endpoint
+        .open(Some(*to.ip()), 0, len, 2 * args.in_flight, args.integrity)?;
     let options = ConnectOptions {
         max_message_len: len,
         messages_in_flight: args.in_flight,
@@ -222,9 +227,13 @@ fn await_report(endpoint: &mut Endpoint) -> Value {
 ///
 /// A one-line reason when the endpoint cannot be opened or the interface goes away.
 pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<ReceiveReport, Failure> {
-    let mut endpoint = args
-        .endpoint
-        .open(None, args.port, args.message_size.bytes(), args.in_flight)?;
+    let mut endpoint = args.endpoint.open(
+        None,
+        args.port,
+        args.message_size.bytes(),
+        args.in_flight,
+        IntegrityOption::default(),
+    )?;
     ready();
     let mut tallies: Vec<Tally> = Vec::with_capacity(args.senders as usize);
     let mut incomplete = 0_u64;

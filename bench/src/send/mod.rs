@@ -86,6 +86,7 @@ impl Tool {
             // A sender gets answers only, and they are small.
             landing_len: 0,
             send_len: shape.send_memory(),
+            integrity: options.integrity.unwrap_or_default().into(),
             ..link::endpoint_config(&options.link)
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());

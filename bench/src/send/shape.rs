@@ -7,7 +7,7 @@ use clap::{Parser, ValueEnum};
 use lm_protocol::geometry::Wire;
 
 use super::TOOL;
-use crate::cli::{DeliveryOption, Failure, LinkOptions, MANUAL_END, parse_rate};
+use crate::cli::{DeliveryOption, Failure, IntegrityOption, LinkOptions, MANUAL_END, parse_rate};
 use crate::size::ByteSize;
 use crate::transfer::wire::Plan;
 
@@ -79,6 +79,12 @@ pub struct Options {
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     pub(super) rate: Option<NonZeroU64>,
 
+    /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
+    ///
+    /// --wire ipfrag is always without.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(super) integrity: Option<IntegrityOption>,
+
     /// File to send, or - for standard input
     #[arg(value_name = "FILE|-")]
     pub(super) file: PathBuf,
@@ -113,6 +119,11 @@ impl Shape {
             return Err(Failure::usage(format!(
                 "--message-size {message_len} does not fit a UDP datagram; with --wire ipfrag take at most {DATAGRAM_MAX}"
             )));
+        }
+        if wire == Wire::IpFrag && options.integrity == Some(IntegrityOption::Manifest) {
+            return Err(Failure::usage(
+                "--integrity manifest has no room in IP fragments; take --wire lm or --integrity none",
+            ));
         }
         if input_len.is_none() && options.repeat > 1 {
             return Err(Failure::usage(
@@ -181,6 +192,7 @@ mod tests {
             (65_507, Some(2))
         );
         assert_eq!(shape(&["x"], Some(10)).unwrap().longest_message(), 10);
+        assert!(shape(&["--wire", "ipfrag", "--integrity", "none", "x"], Some(1)).is_ok());
     }
 
     #[test]
@@ -190,6 +202,7 @@ mod tests {
             (&["--message-size", "0", "x"], Some(1)),
             (&["--message-size", "1", "x"], Some(1 << 33)),
             (&["--repeat", "2", "-"], None),
+            (&["--wire", "ipfrag", "--integrity", "manifest", "x"], Some(1)),
         ] {
             let failure = shape(arguments, len).unwrap_err();
             assert_eq!(failure.code, cli::EXIT_USAGE);
@@ -220,6 +233,7 @@ mod tests {
             "user_copied_bytes",
             "restored_bytes",
             "latency_us",
+            "manifests_requested",
             "gbit_per_s",
             "--json",
             "EXIT CODES",

@@ -1,6 +1,7 @@
 //! `lm-bench impair`: real packets through the box, whose fate is known beforehand from the seed.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -399,6 +400,35 @@ fn lm_and_tcp_pass() {
     running.signal(Signal::INT);
     let report = running.end().expect_code(0).json();
     assert!(number(&report["rightward"], "lost") > 0, "{report}");
+}
+
+/// Bytes changed in the middle of a transfer, in fragments and in everything else: the file arrives as it was. The session is
+/// there before, because nothing protects its request where the interfaces leave out UDP's checksum.
+#[test]
+fn what_is_corrupt_is_sent_again() {
+    let Some(bed) = Bed::with_box() else { return };
+    let running = start_box(&bed, "");
+    let file = bed.path("out");
+    let receiver = bed.recv(&["--output", file.to_str().unwrap(), "--count", "1", "--json"]);
+    let mut sender = bed.send(&["--json", "--message-size", "64K", "-"]);
+    let content = content(12 << 20);
+    let (before, after) = content.split_at(4 << 20);
+    let mut stdin = sender.stdin();
+    // More than a pipe holds, so that the sender has begun.
+    stdin.write_all(before).unwrap();
+    running.signal(Signal::TERM);
+    running.end().expect_code(0);
+    let running = start_box(&bed, "--corrupt 2%");
+    stdin.write_all(after).unwrap();
+    drop(stdin);
+    sender.end().expect_code(0);
+    let received = receiver.end().expect_code(0).json();
+    assert!(std::fs::read(&file).unwrap() == content, "the file differs");
+    running.signal(Signal::TERM);
+    let report = running.end().expect_code(0).json();
+    assert!(number(&report["rightward"], "corrupted") > 50, "{report}");
+    assert!(number(&received["drops"], "fragment_corrupt") > 0, "{received}");
+    assert!(number(&received, "manifests_requested") > 0, "{received}");
 }
 
 #[test]

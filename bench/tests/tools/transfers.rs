@@ -75,6 +75,7 @@ fn reports() {
         for name in [
             "bytes",
             "messages",
+            "manifests_requested",
             "missing_bytes",
             "transfers",
             "failed_transfers",

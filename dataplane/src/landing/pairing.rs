@@ -9,7 +9,7 @@ use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
 use super::sessions::PLACES;
-use super::{Aim, Arriving, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
+use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
 use crate::ring::RxRing;
 
@@ -131,6 +131,9 @@ impl Sessions {
         let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
         // The header in the slot is looked at before anything is done with the payload behind it.
         let valid = in_place && arrival != Arrival::Duplicate;
+        if valid {
+            inbound.note_landed(at, entry.index, start, umem);
+        }
         let used = self.used(&aim, valid, (start, len), entry, umem, burst);
         let Some(inbound) = self.at_mut(entry.session) else {
             return used;
@@ -144,9 +147,7 @@ impl Sessions {
         if arrival != Arrival::Next || !in_place {
             inbound.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
         }
-        if let Some(inbound) = &mut self.places[usize::from(entry.session % PLACES)]
-            && inbound.messages.front().is_some_and(Arriving::is_final)
-        {
+        if inbound.front_may_land() {
             inbound.land(Vec::new());
         }
         Ok(())

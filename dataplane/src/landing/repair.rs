@@ -64,6 +64,12 @@ pub(crate) struct RepairCounters {
     pub(crate) copied_bytes: u64,
     /// Messages copied out of their zone.
     pub(crate) copied_out: u64,
+    /// Fragments whose digest is another than their sender's.
+    pub(crate) corrupt: u64,
+    /// Messages whose manifest contradicts their announcement.
+    pub(crate) contradictory: u64,
+    /// Requests for manifests.
+    pub(crate) manifests: u64,
 }
 
 /// A fragment that waits for its place to be free.
@@ -89,8 +95,25 @@ impl Held {
         self.fragments.is_empty()
     }
 
-    fn slot(&self, slot: u16, len: u16) -> &[u8] {
+    pub(super) fn slot(&self, slot: u16, len: u16) -> &[u8] {
         &self.bytes[usize::from(slot) * self.slot_len..][..usize::from(len)]
+    }
+
+    /// Positions and bytes of a message's fragments.
+    pub(super) fn of(&self, number: u32) -> impl Iterator<Item = (u32, &[u8])> {
+        (self.fragments.iter())
+            .filter(move |fragment| fragment.number == number)
+            .map(|fragment| (fragment.position, self.slot(fragment.slot, fragment.len)))
+    }
+
+    /// Forgets a fragment. `false`: it is not here.
+    pub(super) fn forget(&mut self, number: u32, position: u32) -> bool {
+        let is_it = |fragment: &HeldFragment| (fragment.number, fragment.position) == (number, position);
+        let Some(at) = self.fragments.iter().position(is_it) else {
+            return false;
+        };
+        self.free.push(self.fragments.swap_remove(at).slot);
+        true
     }
 
     /// Memory for one more. A session that loses nothing takes none.
@@ -107,7 +130,7 @@ impl Held {
 
 /// Where a fragment is.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+pub(super) enum Source {
     Umem(u64),
     Held(u16),
 }
@@ -252,6 +275,7 @@ impl Inbound {
     /// Copies a fragment to its place, where no entry can be written any more. Its tail goes to the saved copy while the
     /// next window's lowest entry is out (I5).
     fn put(&mut self, at: usize, position: u32, source: Source, umem: &Umem) {
+        self.note_put(at, position, source, umem);
         let terms = &self.terms;
         let message = &mut self.messages[at];
         let count = message.geometry.fragment_count();
@@ -298,7 +322,7 @@ impl Inbound {
             self.held.free.push(fragment.slot);
             self.held.fragments.swap_remove(next);
         }
-        while self.messages.front().is_some_and(super::Arriving::is_final) {
+        while self.front_may_land() {
             self.land(Vec::new());
         }
         self.troubled = !self.held.is_empty()
@@ -328,7 +352,7 @@ impl Inbound {
 
     /// Whether [`watch`](Inbound::watch) and [`next_request`](Inbound::next_request) have anything to do.
     pub(crate) fn needs_care(&self) -> bool {
-        self.troubled || self.claim.is_some()
+        self.troubled || self.claim.is_some() || self.awaits_digests()
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
@@ -359,6 +383,9 @@ impl Inbound {
         }
         let count = front.geometry.fragment_count();
         if front.arrivals.is_complete() {
+            if !self.front_is_proved() {
+                return self.seek_proof(entries, arena, umem, now_ns);
+            }
             // Its own entries are all used, or others may still use them.
             if self.quiet_ns(entries, now_ns) < LEFTOVER_PATIENCE_NS {
                 return None;
@@ -382,6 +409,8 @@ impl Inbound {
         if self.terms.delivery == Delivery::Reliable || !known || lost_ns < GIVE_UP_AFTER_NS {
             return None;
         }
+        // What is shown of a message is verified, too.
+        let provable = self.partial_is_proved(now_ns)?;
         let front = &mut self.messages[0];
         front.arrivals.claim(count);
         let given_up = GivenUp {
@@ -393,7 +422,10 @@ impl Inbound {
         self.broke(given_up.number);
         let front = &self.messages[0];
         let whole_zone = front.consumed == count && front.held == 0;
-        if self.terms.delivery == Delivery::Partial && (whole_zone || self.copy_out(entries, arena, umem)) {
+        if self.terms.delivery == Delivery::Partial
+            && provable
+            && (whole_zone || self.copy_out(entries, arena, umem))
+        {
             self.land(given_up.missing.clone());
             self.settle_trouble(umem);
             return Some(Remedy::Partial(given_up));
@@ -514,7 +546,7 @@ impl Inbound {
     }
 
     /// Forgets the front message; its zone comes back when nothing can be written there any more.
-    fn drop_front(&mut self, entries: &mut Entries, arena: &mut Arena) {
+    pub(super) fn drop_front(&mut self, entries: &mut Entries, arena: &mut Arena) {
         let Some(front) = self.messages.pop_front() else {
             return;
         };

@@ -4,9 +4,12 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
+use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::{LmHeader, packet_digest, with_digests};
 #[cfg(test)]
 use lm_protocol::zone::ZONE_ALIGN;
 
@@ -59,6 +62,8 @@ pub(crate) struct BedConfig {
     /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
     /// may be allocated.
     pub(crate) guarded: bool,
+    /// What both hosts do for what they send.
+    pub(crate) integrity: Integrity,
     pub(crate) wire: WireConfig,
 }
 
@@ -85,6 +90,7 @@ impl Default for BedConfig {
             one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
             guarded: true,
+            integrity: Integrity::Manifest,
             wire: WireConfig::default(),
         }
     }
@@ -96,6 +102,11 @@ pub(crate) struct Bed {
     pub(crate) now_ns: u64,
     #[cfg(test)]
     guards: Vec<Option<Guard>>,
+}
+
+/// The incarnation of a host: bit 0 says that there are digests.
+pub(crate) fn sender_id(host: usize, integrity: Integrity) -> u64 {
+    with_digests(0x1000 * (host as u64 + 1), integrity.has_digests())
 }
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
@@ -117,6 +128,7 @@ impl Bed {
             send_len: config.send_len,
             tx_in_flight: config.tx_in_flight,
             message_timeout: config.message_timeout,
+            integrity: config.integrity,
             ..EndpointConfig::default()
         };
         let link = LinkShape::IPV4;
@@ -147,7 +159,7 @@ impl Bed {
             let parts =
                 Parts::open(&mut nic, &endpoint, &plan, queues, config.landing_ring_len).expect("channels");
             let fixed = Fixed {
-                sender_id: 0x1000 * (host as u64 + 1),
+                sender_id: sender_id(host, config.integrity),
                 mac: MacAddr(simnic::mac_of(ip(host))),
                 veth: true,
                 tx_queue_hint: queues
@@ -479,6 +491,19 @@ impl Drop for Bed {
             self.check_guards();
         }
     }
+}
+
+/// A whole LM packet with this header and payload, and the digest that belongs to it.
+pub(crate) fn lm_packet(addressing: &Addressing, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0; addressing.header_len()];
+    addressing
+        .write_headers(&mut packet, header, payload.len())
+        .expect("room for the headers");
+    packet.extend_from_slice(payload);
+    let from = SocketAddrV4::new(addressing.src_ip, addressing.src_port);
+    let digest = packet_digest(header, payload, from).to_be_bytes();
+    packet.extend_from_slice(&digest[..header.digest_len()]);
+    packet
 }
 
 /// Writes a message into a region, range by range.

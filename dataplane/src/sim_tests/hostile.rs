@@ -16,12 +16,13 @@ use lm_protocol::control::{
 };
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire as WireMode};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, noise};
+use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, lm_packet, noise, sender_id};
 use super::transfer::Dice;
 use crate::config::ConnectOptions;
 use crate::opening::Queues;
@@ -127,12 +128,12 @@ fn packet(dice: &mut Choices, to: usize, port: u16, header: &LmHeader, payload: 
         src_port,
         dst_port: port,
     };
-    let mut bytes = vec![0; 2048];
-    let len = addressing
-        .write_headers(&mut bytes, header, payload.len())
-        .expect("room for the headers");
-    bytes[len..len + payload.len()].copy_from_slice(payload);
-    bytes.truncate(len + payload.len());
+    let mut bytes = lm_packet(&addressing, header, payload);
+    if dice.roll(8) == 0 {
+        // The digest's, if there is one.
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+    }
     bytes
 }
 
@@ -212,6 +213,7 @@ fn control(dice: &mut Choices, key: u64) -> ControlMessage {
             messages_in_flight: number(dice) as u32,
             paced: dice.roll(2) == 0,
             delivery: Delivery::Reliable,
+            integrity: [Integrity::None, Integrity::Manifest][dice.roll(2) as usize],
         }),
     }
 }
@@ -241,11 +243,12 @@ fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             number: words[1] as u32,
             tag: words[2],
             paced: false,
+            digested: dice.roll(2) == 0,
         },
         2 => LmHeader::EagerAck {
             // The real one's now and then.
             sender_id: if dice.roll(2) == 0 {
-                0x1000 * (to as u64 + 1)
+                sender_id(to, Integrity::Manifest)
             } else {
                 words[0]
             },
@@ -268,6 +271,7 @@ fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             session_key,
             message: words[0] as u32,
             ranges: words[1] as u32,
+            manifest: dice.roll(2) == 0,
         },
         _ => LmHeader::Control {
             request_id: words[0] as u32,
@@ -296,6 +300,7 @@ fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
                 session_key,
                 message,
                 ranges,
+                manifest: dice.roll(2) == 0,
             };
             (header, ranges as usize * 8)
         }
@@ -648,14 +653,12 @@ fn limits_from_the_other_side_of_the_circle_are_refused() {
                 announced: 1,
             },
             LmHeader::EagerAck {
-                sender_id: 0x1000,
+                sender_id: sender_id(0, Integrity::Manifest),
                 next: 1,
                 limit: 1u32.wrapping_add(by),
             },
         ] {
-            let mut packet = [0; HEADERS_LEN];
-            addressing.write_headers(&mut packet, &header, 0).expect("room");
-            bed.wire.inject(0, 0, &packet);
+            bed.wire.inject(0, 0, &lm_packet(&addressing, &header, &[]));
         }
     }
     bed.rounds(3);

@@ -8,6 +8,7 @@ mod failures;
 mod flood;
 mod guard;
 mod hostile;
+mod integrity;
 mod rate;
 mod resilience;
 mod restart;

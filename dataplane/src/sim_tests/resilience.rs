@@ -6,9 +6,9 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::LmHeader;
+use lm_protocol::wire::lm::{LmHeader, has_digests};
 
-use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
+use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise};
 use crate::error::{SendError, TrySendError};
 use crate::nic::Nic;
 use crate::outbound::Outcome;
@@ -32,11 +32,9 @@ fn eager(addressing: &Addressing, sender_id: u64, number: u32) -> Vec<u8> {
         number,
         tag: 5,
         paced: false,
+        digested: has_digests(sender_id),
     };
-    let mut packet = vec![0u8; 200];
-    let len = addressing.write_headers(&mut packet, &header, 20).expect("room");
-    packet.truncate(len + 20);
-    packet
+    lm_packet(addressing, &header, &[0; 20])
 }
 
 /// Memory of one endpoint means nothing to another: its addresses would let the kernel write over messages.
@@ -95,20 +93,18 @@ fn control_datagrams_are_taken_a_few_at_a_time() {
 fn a_busy_receiver_answers() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = bed.session(0, WireMode::Lm, 100_000);
-    let noise_packet = vec![0xffu8; 80];
     for len in [10, 3 * 1448] {
         let begin_ns = bed.now_ns;
         bed.send(0, peer, &noise(2, len), 1);
         while bed.hosts[0].completions.is_empty() {
-            let mut stray = noise_packet.clone();
             let header = LmHeader::Missing {
                 session_key: 1,
                 message: 0,
                 ranges: 0,
+                manifest: false,
             };
             let at = addressing(IPS[0], PORT);
-            let written = at.write_headers(&mut stray, &header, 0).expect("room");
-            bed.wire.inject(1, 0, &stray[..written]);
+            bed.wire.inject(1, 0, &lm_packet(&at, &header, &[]));
             bed.round();
             drop(bed.hosts[1].take_message().expect("no failure"));
             assert!(bed.now_ns - begin_ns < 5_000_000, "no answer to {len} bytes");

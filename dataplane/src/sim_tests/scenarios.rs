@@ -5,9 +5,9 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::LmHeader;
 
-use super::bed::{Bed, BedConfig, IPS, PORT, ROUND_NS, TWO_QUEUES, data_address, fill, noise};
+use super::bed::{Bed, BedConfig, IPS, PORT, ROUND_NS, TWO_QUEUES, data_address, fill, lm_packet, noise};
 use crate::config::ConnectOptions;
 use crate::error::{ConnectError, LoanError, SendError};
 use crate::opening::Queues;
@@ -448,6 +448,7 @@ fn messages_name_their_sender() {
         number: 0,
         tag: 12,
         paced: false,
+        digested: true,
     };
     let addressing = Addressing {
         src_mac: MacAddr([2; 6]),
@@ -458,10 +459,7 @@ fn messages_name_their_sender() {
         src_port: 999,
         dst_port: PORT,
     };
-    let mut packet = [0u8; 200];
-    let len = addressing.write_headers(&mut packet, &header, 50).expect("room");
-    assert_eq!(len, 42 + HEADER_LEN);
-    bed.wire.inject(1, 0, &packet[..len + 50]);
+    bed.wire.inject(1, 0, &lm_packet(&addressing, &header, &[7; 50]));
     let message = bed.recv(1);
     assert!(message.peer() != from && message.tag() == 12 && message.len() == 50);
 }

@@ -36,32 +36,32 @@ pub(crate) struct Soak {
     pub(crate) death: bool,
     /// Fill entries that run out, and full RX rings.
     pub(crate) rings: bool,
-    /// Changed bytes in the headers of fragments.
-    pub(crate) corrupt_headers: bool,
+    /// Changed bytes: anywhere where there are digests, else in those headers of fragments that are checked without.
+    pub(crate) corrupt: bool,
     /// Two CPUs in the gate at once; the receiver watches for it.
     pub(crate) races: bool,
-    /// Changed bytes anywhere: noticed only where digests are.
-    pub(crate) corrupt_anything: bool,
+    /// Changed bytes anywhere where there are no digests either, so that nothing notices.
+    pub(crate) unverified: bool,
 }
 
 impl Soak {
-    /// All that must be survived without digests.
+    /// All that must be survived.
     pub(crate) const USUAL: Soak = Soak {
         foreign: true,
         stalls: true,
         death: true,
         rings: true,
-        corrupt_headers: true,
+        corrupt: true,
         races: true,
-        corrupt_anything: false,
+        unverified: false,
     };
 
     /// Adds kinds by name.
     fn with(mut self, names: &str) -> Soak {
         for name in names.split(',').filter(|name| !name.is_empty()) {
             match name {
-                "corrupt-anything" => self.corrupt_anything = true,
-                other => panic!("{WITH_VARIABLE}: unknown kind {other}; there is corrupt-anything"),
+                "corrupt-unverified" => self.unverified = true,
+                other => panic!("{WITH_VARIABLE}: unknown kind {other}; there is corrupt-unverified"),
             }
         }
         self
@@ -165,6 +165,20 @@ fn a_seed_repeats_itself() {
         let first = soak(seed, &Soak::USUAL).expect("settled");
         assert_eq!(first, soak(seed, &Soak::USUAL).expect("settled"), "seed {seed}");
     }
+}
+
+/// Where nothing notices changed bytes, the soak does.
+#[test]
+fn corruption_without_digests_is_found() {
+    let kinds = Soak {
+        unverified: true,
+        ..Soak::USUAL
+    };
+    let found = (0..SEEDS.end).filter(|&seed| {
+        let result = caught(seed, &kinds);
+        result.is_err_and(|error| error.contains(" is wrong ")) && caught(seed, &Soak::USUAL).is_ok()
+    });
+    assert!(found.count() > 0);
 }
 
 /// A byte of a message that the application keeps, of free landing memory, and of a zone's margin.

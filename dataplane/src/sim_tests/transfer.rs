@@ -315,11 +315,7 @@ fn run(case: &Case) {
         held: Vec::new(),
         restored: 0,
     });
-    let eager_max = usize::from(
-        Layout::new(WireMode::Lm, case.mtu, LinkShape::IPV4)
-            .expect("a legal MTU")
-            .payload_len(),
-    );
+    let eager_max = bed.hosts[0].eager_max_len() as usize;
     let mut run = Run {
         bed,
         case,

@@ -21,6 +21,8 @@ pub const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const B: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 2), PORT);
 /// Bytes in a fragment and in its headers at MTU 1500.
 pub const FRAGMENT: u64 = 1448;
+/// The longest message that goes in one packet, with its digest.
+pub const EAGER_MAX: u64 = FRAGMENT - 8;
 pub const HEADER: u64 = 66;
 /// Fragments in a window, by default.
 pub const WINDOW: u64 = 256;

@@ -9,11 +9,11 @@ use lm_dataplane::{
 };
 
 use crate::harness::{
-    B, Bed, FRAGMENT, PATIENCE, assert_clean, assert_delivered, check, config_a, config_b, connect, content,
-    recv, restored, send, settle, up_to, wait_until,
+    B, Bed, EAGER_MAX, FRAGMENT, PATIENCE, assert_clean, assert_delivered, check, config_a, config_b,
+    connect, content, recv, restored, send, settle, up_to, wait_until,
 };
 
-const LENGTHS: [u64; 8] = [0, 1, 1447, 1448, 1449, 7168, (64 << 10) + 1, 5 << 20];
+const LENGTHS: [u64; 9] = [0, 1, 1440, 1441, 1448, 1449, 7168, (64 << 10) + 1, 5 << 20];
 
 /// Sends one message of each length and waits until all are confirmed.
 fn send_all(endpoint: &mut Endpoint, peer: PeerId, lengths: &[u64]) {
@@ -43,7 +43,7 @@ fn receive_all(endpoint: &mut Endpoint, lengths: &[u64]) -> PeerId {
             std::mem::take(&mut missing[tag as usize]),
             "message {tag} came twice"
         );
-        assert_eq!(message.is_eager(), len <= FRAGMENT);
+        assert_eq!(message.is_eager(), len <= EAGER_MAX);
         // The offset it tells is the slice's own: no message lies outside the one UMEM.
         let start = message.as_ptr() as u64 - message.umem_offset();
         assert_eq!(*base.get_or_insert(start), start);
@@ -56,7 +56,7 @@ fn receive_all(endpoint: &mut Endpoint, lengths: &[u64]) -> PeerId {
         counters.restored_bytes,
         lengths.iter().map(|&len| restored(len)).sum::<u64>()
     );
-    let large = lengths.iter().filter(|&&len| len > FRAGMENT);
+    let large = lengths.iter().filter(|&&len| len > EAGER_MAX);
     let fragments: u64 = large.map(|len| len.div_ceil(FRAGMENT)).sum();
     assert_eq!(counters.landing_packets, fragments);
     assert_clean(endpoint);
@@ -102,8 +102,8 @@ fn the_receiver_sends_back_to_whom_it_knows() {
         },
         |b| {
             let peer = recv(b).peer();
-            assert_eq!(b.max_message_len(peer), FRAGMENT);
-            assert_eq!(b.loan(peer, FRAGMENT + 1).unwrap_err(), LoanError::NoSession);
+            assert_eq!(b.max_message_len(peer), EAGER_MAX);
+            assert_eq!(b.loan(peer, EAGER_MAX + 1).unwrap_err(), LoanError::NoSession);
             b.open_session(peer, &up_to(5 << 20)).unwrap();
             send_all(b, peer, &LENGTHS);
         },

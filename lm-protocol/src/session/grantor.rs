@@ -258,6 +258,7 @@ struct Past {
 /// let request = ControlMessage::Request(Request {
 ///     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
 ///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, paced: false, delivery: Default::default(),
+///     integrity: Default::default(),
 /// });
 /// let reply = grantor.handle(from, 77, &request, Time::ZERO, &mut policy, &mut Zone);
 /// assert!(matches!(reply, Some(ControlMessage::Grant(grant)) if grant.landing_queue == 1));

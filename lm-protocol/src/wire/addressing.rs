@@ -25,7 +25,7 @@ use zerocopy::byteorder::network_endian::U16;
 ///     src_port: 40_000,
 ///     dst_port: 7168,
 /// };
-/// let header = LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false };
+/// let header = LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false, digested: false };
 /// let mut packet = [0; 128];
 /// let header_len = addressing.write_headers(&mut packet, &header, 5)?;
 /// packet[header_len..header_len + 5].copy_from_slice(b"hello");
@@ -115,7 +115,8 @@ impl Addressing {
         }
     }
 
-    /// Writes all headers of one LM packet to the start of `out`; gives their length. The payload follows there.
+    /// Writes all headers of one LM packet to the start of `out`; gives their length. The payload follows there, and behind
+    /// it the digest, if the header says that there is one ([`lm::packet_digest`], which `payload_len` does not count).
     ///
     /// Don't fragment, identification 0 (RFC 6864), TTL 64, DSCP 0, no UDP checksum (see [`super::udp`]).
     ///
@@ -128,19 +129,19 @@ impl Addressing {
         header: &LmHeader,
         payload_len: usize,
     ) -> Result<usize, BuildError> {
-        if payload_len > lm::MAX_PAYLOAD_LEN {
-            return Err(BuildError::PayloadTooLong {
-                maximum: lm::MAX_PAYLOAD_LEN,
-            });
+        let digest_len = header.digest_len();
+        let maximum = lm::MAX_PAYLOAD_LEN - digest_len;
+        if payload_len > maximum {
+            return Err(BuildError::PayloadTooLong { maximum });
         }
         let needed = self.header_len();
         let out = out
             .get_mut(..needed)
             .ok_or(BuildError::OutputTooShort { needed })?;
 
-        // At most 65,483, so no sum below overflows.
+        // At most 65,483 with the digest, so no sum below overflows.
         let payload_len = payload_len as u16;
-        let udp_payload_len = payload_len + lm::HEADER_LEN as u16;
+        let udp_payload_len = payload_len + (digest_len + lm::HEADER_LEN) as u16;
         let (below_lm, lm_out) = out.split_at_mut(needed - lm::HEADER_LEN);
         let (below_udp, udp_out) = below_lm.split_at_mut(below_lm.len() - UdpRepr::HEADER_LEN);
         let (ethernet_out, ip_out) = below_udp.split_at_mut(below_udp.len() - Ipv4Repr::HEADER_LEN);

@@ -5,8 +5,9 @@ use super::addressing::Addressing;
 use super::ethernet::{ETHERTYPE_IPV4, EthernetRepr, MacAddr};
 use super::ipfrag::IpFragment;
 use super::ipv4::{Ipv4Repr, PROTOCOL_UDP};
-use super::lm::{self, LmHeader};
+use super::lm::{self, LmHeader, LmPacket};
 use super::udp::UdpRepr;
+use crate::manifest::DIGEST_LEN;
 use core::net::Ipv4Addr;
 
 /// A frame that was read. Headers are copied out; the payload still lies in the packet.
@@ -28,8 +29,10 @@ pub struct Frame<'a> {
     pub header_len: u16,
     /// What IP carries.
     pub transport: Transport,
-    /// Bytes of the message (DATA, EAGER, IP fragments) or entries (the rest), without Ethernet padding.
+    /// Bytes of the message (DATA, EAGER, IP fragments) or entries (the rest), without digest and Ethernet padding.
     pub payload: &'a [u8],
+    /// The digest at the end of an LM packet that has one. It is not checked here.
+    pub digest: Option<u64>,
 }
 
 /// What an IPv4 packet of ours carries.
@@ -48,7 +51,7 @@ pub enum Transport {
     Fragment(IpFragment),
 }
 
-impl Frame<'_> {
+impl<'a> Frame<'a> {
     /// The LM header, if there is one.
     #[inline]
     pub const fn lm(&self) -> Option<&LmHeader> {
@@ -56,6 +59,16 @@ impl Frame<'_> {
             Transport::Lm { header, .. } => Some(header),
             Transport::Fragment(_) => None,
         }
+    }
+
+    /// The LM packet, if there is one.
+    #[inline]
+    pub fn packet(&self) -> Option<LmPacket<'a>> {
+        Some(LmPacket {
+            header: *self.lm()?,
+            payload: self.payload,
+            digest: self.digest,
+        })
     }
 
     /// The IP fragment, if it is one.
@@ -113,22 +126,24 @@ pub fn parse_frame(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
     if ip.protocol != PROTOCOL_UDP {
         return Err(ParseError::NotUdp);
     }
-    let (transport, payload) = if ip.is_fragment() {
+    let (transport, payload, digest) = if ip.is_fragment() {
         let (fragment, payload) = IpFragment::parse(&ip, ip_payload)?;
-        (Transport::Fragment(fragment), payload)
+        (Transport::Fragment(fragment), payload, None)
     } else {
         let (udp, udp_payload) = UdpRepr::parse(ip_payload)?;
-        let (header, payload) = lm::parse_datagram(udp_payload)?;
+        let packet = lm::parse_packet(udp_payload)?;
         (
             Transport::Lm {
                 src_port: udp.src_port,
                 dst_port: udp.dst_port,
-                header,
+                header: packet.header,
             },
-            payload,
+            packet.payload,
+            packet.digest,
         )
     };
-    let header_len = ethernet_len + Ipv4Repr::HEADER_LEN + (ip_payload.len() - payload.len());
+    let digest_len = digest.map_or(0, |_| DIGEST_LEN);
+    let header_len = ethernet_len + Ipv4Repr::HEADER_LEN + (ip_payload.len() - payload.len() - digest_len);
     Ok(Frame {
         src_mac: ethernet.src,
         dst_mac: ethernet.dst,
@@ -139,5 +154,6 @@ pub fn parse_frame(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
         header_len: header_len as u16,
         transport,
         payload,
+        digest,
     })
 }

@@ -12,17 +12,33 @@
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
 //!  7  MANIFEST             session key             message         first           count             → crate::manifest
-//! 15  CONTROL              request id u32, kind u8, 0…                                              → crate::control
+//! 15  CONTROL              request id u32, kind u8, 1 u24, 0…                                           → crate::control
 //! ```
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. The
-//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are 0 but for [`FLAG_PACED`], and
-//! what is not known of them is ignored.
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_PACED`],
+//! [`FLAG_DIGEST`] and [`FLAG_MANIFEST`], each in the types that it belongs to, and what is not known of them is ignored.
+//!
+//! # Packets that end with a digest
+//!
+//! ```text
+//!  0                        24                                    payload length + 24
+//! +------------------------+---------------------+---------------+
+//! |  LM header             |  payload            |  digest u64   |
+//! +------------------------+---------------------+---------------+
+//! ```
+//!
+//! Types 3 to 7 always, EAGER where its sender wants it ([`FLAG_DIGEST`]). It is the [`packet_digest`] of header, payload
+//! and sender's address, and the header's payload length counts it. DATA has none: a fragment's digest is in its message's
+//! (see [`crate::manifest`]). CONTROL travels through the kernel's sockets, with a UDP checksum.
 
 use crate::manifest::DIGEST_LEN;
 use core::fmt;
+use core::net::SocketAddrV4;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The protocol version that this crate speaks.
 pub const VERSION: u8 = 1;
@@ -48,6 +64,12 @@ pub const TYPE_MANIFEST: u8 = 7;
 /// Flag of an EAGER packet: its sender counts what it has on the way by its own transmit completions, so that more
 /// credit does not mean more packets in the path's queues at once.
 pub const FLAG_PACED: u8 = 1;
+/// The packet ends with a digest: in all of types 3 to 7, and in EAGER packets of senders with odd ids. One corrupt bit does not
+/// switch a digest off, because a sender's id (random, the same in all its EAGER packets) says it as well.
+pub const FLAG_DIGEST: u8 = 2;
+/// Flag of a MISSING packet: what is missing is not fragments but the digests of those in the ranges, or, without ranges,
+/// the message's digest.
+pub const FLAG_MANIFEST: u8 = 4;
 /// Type of the admission messages on the control port; see [`crate::control`].
 pub const TYPE_CONTROL: u8 = 15;
 
@@ -57,7 +79,7 @@ pub const TYPE_CONTROL: u8 = 15;
 pub struct RawHeader {
     /// `version << 4 | type`.
     pub version_type: u8,
-    /// [`FLAG_PACED`] in EAGER packets, 0 in all others.
+    /// [`FLAG_PACED`], [`FLAG_DIGEST`] and [`FLAG_MANIFEST`].
     pub flags: u8,
     /// Bytes behind the header.
     pub payload_len: U16,
@@ -103,6 +125,8 @@ pub enum LmHeader {
         tag: u64,
         /// [`FLAG_PACED`].
         paced: bool,
+        /// [`FLAG_DIGEST`].
+        digested: bool,
     },
     /// Which eager messages arrived, and how many more may come.
     EagerAck {
@@ -113,8 +137,8 @@ pub enum LmHeader {
         /// Numbers before this one may be sent (serial arithmetic): the credit.
         limit: u32,
     },
-    /// Lengths and tags of the session's next messages; the payload is `entries` × [`AnnounceEntry`]. No entries: a
-    /// keepalive that asks for a CREDIT.
+    /// Lengths and tags of the session's next messages; the payload is `entries` × [`AnnounceEntry`], and then any number
+    /// of [`MessageDigest`] of messages that are fully sent. Neither: a keepalive that asks for a CREDIT.
     Announce {
         /// The session's key.
         session_key: u64,
@@ -138,7 +162,7 @@ pub enum LmHeader {
         /// All messages before this number were announced.
         announced: u32,
     },
-    /// An incomplete message; the payload is `ranges` × [`MissingRange`].
+    /// What the receiver lacks of a message; the payload is `ranges` × [`MissingRange`].
     Missing {
         /// The session's key.
         session_key: u64,
@@ -146,6 +170,8 @@ pub enum LmHeader {
         message: u32,
         /// Ranges of fragments that did not arrive.
         ranges: u32,
+        /// [`FLAG_MANIFEST`].
+        manifest: bool,
     },
     /// Digests of consecutive fragments of a message; the payload is one big-endian `u64` each, and behind the last
     /// fragment's digest the message's. See [`crate::manifest`].
@@ -186,6 +212,8 @@ pub enum LmError {
     },
     /// The payload length differs from UDP's, or from the number of entries.
     Length,
+    /// A packet of a type that ends with a digest says that it has none, or one of a type that has none says it has.
+    Digest,
     /// A fragment index that is not below the fragment count, or digests of fragments that the message has not.
     Index,
 }
@@ -202,6 +230,7 @@ impl fmt::Display for LmError {
             LmError::Truncated => f.write_str("the LM packet is truncated"),
             LmError::UnknownType { packet_type } => write!(f, "unknown LM packet type {packet_type}"),
             LmError::Length => f.write_str("the LM payload length differs from the packet's"),
+            LmError::Digest => f.write_str("the LM packet's type and its digest flag disagree"),
             LmError::Index => f.write_str("a fragment index is not below the fragment count"),
         }
     }
@@ -225,14 +254,24 @@ impl LmHeader {
         }
     }
 
-    /// The header's 24 bytes in front of a payload of `payload_len` bytes.
+    /// Bytes of the digest behind the payload: 8, or 0 in packets without.
+    #[inline]
+    pub const fn digest_len(&self) -> usize {
+        match self {
+            LmHeader::Data { .. } | LmHeader::Control { .. } | LmHeader::Eager { digested: false, .. } => 0,
+            _ => DIGEST_LEN,
+        }
+    }
+
+    /// The header's 24 bytes in front of a payload of `payload_len` bytes and, where the packet has one, the digest, which
+    /// `payload_len` does not count: 65,475 at most there.
     ///
     /// ```
     /// use lm_protocol::wire::lm::LmHeader;
     ///
     /// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
     /// let bytes = header.encode(0);
-    /// assert_eq!(bytes[..4], [0x15, 0, 0, 0]);
+    /// assert_eq!(bytes[..4], [0x15, 2, 0, 8]); // with a digest
     /// assert_eq!(LmHeader::decode(&bytes), Ok((header, 0)));
     /// ```
     #[inline]
@@ -271,6 +310,7 @@ impl LmHeader {
                 session_key,
                 message,
                 ranges,
+                ..
             } => (session_key, message, ranges, 0),
             LmHeader::Manifest {
                 session_key,
@@ -279,16 +319,21 @@ impl LmHeader {
                 count,
             } => (session_key, message, first, count),
             LmHeader::Control { request_id, kind } => {
-                (u64::from(request_id) << 32 | u64::from(kind) << 24, 0, 0, 0)
+                // Odd, and without the flag: with another type it would be no EAGER packet (see `is_intact`).
+                (u64::from(request_id) << 32 | u64::from(kind) << 24 | 1, 0, 0, 0)
             }
         };
         let raw = RawHeader {
             version_type: VERSION << 4 | self.packet_type(),
             flags: match *self {
-                LmHeader::Eager { paced: true, .. } => FLAG_PACED,
-                _ => 0,
+                LmHeader::Eager { paced, digested, .. } => {
+                    (u8::from(paced) * FLAG_PACED) | (u8::from(digested) * FLAG_DIGEST)
+                }
+                LmHeader::Missing { manifest, .. } => FLAG_DIGEST | (u8::from(manifest) * FLAG_MANIFEST),
+                LmHeader::Data { .. } | LmHeader::Control { .. } => 0,
+                _ => FLAG_DIGEST,
             },
-            payload_len: U16::new(payload_len),
+            payload_len: U16::new(payload_len.wrapping_add(self.digest_len() as u16)),
             key: U64::new(key),
             a: U32::new(a),
             b: U32::new(b),
@@ -297,7 +342,8 @@ impl LmHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads the 24 bytes at the start of `bytes`; gives the header and the payload length that it announces.
+    /// Reads the 24 bytes at the start of `bytes`; gives the header and the length of the payload that it announces, without
+    /// the digest.
     ///
     /// Whether that payload is there is not looked at: a header that survived at the lowest slot of a window stands
     /// alone. [`parse_datagram`] reads whole packets.
@@ -315,7 +361,7 @@ impl LmHeader {
             });
         }
         let (raw, _) = RawHeader::ref_from_prefix(bytes).map_err(|_| LmError::Truncated)?;
-        let payload_len = raw.payload_len.get();
+        let behind_header = raw.payload_len.get();
         let (key, a, b, c) = (raw.key.get(), raw.a.get(), raw.b.get(), raw.c.get());
         let header = match version_type & 0xf {
             TYPE_DATA if b >= c => return Err(LmError::Index),
@@ -330,6 +376,7 @@ impl LmHeader {
                 number: a,
                 tag: u64::from(b) << 32 | u64::from(c),
                 paced: raw.flags & FLAG_PACED != 0,
+                digested: raw.flags & FLAG_DIGEST != 0,
             },
             TYPE_EAGER_ACK => LmHeader::EagerAck {
                 sender_id: key,
@@ -352,6 +399,7 @@ impl LmHeader {
                 session_key: key,
                 message: a,
                 ranges: b,
+                manifest: raw.flags & FLAG_MANIFEST != 0,
             },
             TYPE_MANIFEST if b >= c => return Err(LmError::Index),
             TYPE_MANIFEST => LmHeader::Manifest {
@@ -366,8 +414,13 @@ impl LmHeader {
             },
             packet_type => return Err(LmError::UnknownType { packet_type }),
         };
+        let digest_len = header.digest_len() as u16;
+        if digest_len > 0 && raw.flags & FLAG_DIGEST == 0 {
+            return Err(LmError::Digest);
+        }
+        let payload_len = behind_header.checked_sub(digest_len).ok_or(LmError::Length)?;
         let entries_len = match header {
-            LmHeader::Announce { entries, .. } => u64::from(entries) * AnnounceEntry::LEN as u64,
+            LmHeader::Announce { entries, .. } => announce_payload_len(payload_len, entries),
             LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
             LmHeader::EagerAck { .. } => 0,
             LmHeader::Credit { .. } => u64::from(payload_len) & !3,
@@ -379,6 +432,14 @@ impl LmHeader {
         }
         Ok((header, payload_len))
     }
+}
+
+/// The length that an ANNOUNCE's payload must have if it is `payload_len` bytes long: the entries, then whole digests.
+#[inline]
+fn announce_payload_len(payload_len: u16, entries: u32) -> u64 {
+    let entries_len = u64::from(entries) * AnnounceEntry::LEN as u64;
+    let digests_len = u64::from(payload_len).saturating_sub(entries_len);
+    entries_len + digests_len / MessageDigest::LEN as u64 * MessageDigest::LEN as u64
 }
 
 /// The length that a MANIFEST's payload must have if it is `payload_len` bytes long: whole digests, at least one, of
@@ -405,7 +466,7 @@ fn manifest_payload_len(payload_len: u16, first: u32, count: u32) -> Result<u64,
 /// ```
 /// use lm_protocol::wire::lm::{self, LmError, LmHeader};
 ///
-/// let header = LmHeader::Eager { sender_id: 1, number: 2, tag: 3, paced: false };
+/// let header = LmHeader::Eager { sender_id: 4, number: 2, tag: 3, paced: false, digested: false };
 /// let mut packet = header.encode(5).to_vec();
 /// packet.extend_from_slice(b"hello");
 /// assert_eq!(lm::parse_datagram(&packet), Ok((header, &b"hello"[..])));
@@ -413,12 +474,98 @@ fn manifest_payload_len(payload_len: u16, first: u32, count: u32) -> Result<u64,
 /// ```
 #[inline]
 pub fn parse_datagram(bytes: &[u8]) -> Result<(LmHeader, &[u8]), LmError> {
+    parse_packet(bytes).map(|packet| (packet.header, packet.payload))
+}
+
+/// A whole LM packet that was read, digest and all. Whether that is right says [`LmPacket::is_intact`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LmPacket<'a> {
+    /// The header.
+    pub header: LmHeader,
+    /// What is between header and digest.
+    pub payload: &'a [u8],
+    /// The digest, where the header says that there is one.
+    pub digest: Option<u64>,
+}
+
+impl LmPacket<'_> {
+    /// Whether the packet is as its sender, whose data port is `from`, made it. Of packets without a digest nothing is known:
+    /// DATA and CONTROL always pass, EAGER where its sender's id agrees that it has none.
+    #[inline]
+    pub fn is_intact(&self, from: SocketAddrV4) -> bool {
+        if let LmHeader::Eager {
+            sender_id, digested, ..
+        } = self.header
+            && digested != has_digests(sender_id)
+        {
+            return false;
+        }
+        (self.digest).is_none_or(|digest| digest == packet_digest(&self.header, self.payload, from))
+    }
+}
+
+/// Whether the sender with this id puts digests into its EAGER packets; and whether a session with this key has digests of
+/// its messages: bit 0 of these random numbers says it.
+#[inline]
+pub const fn has_digests(id: u64) -> bool {
+    id & 1 == 1
+}
+
+/// The random number `id`, changed to say whether there are digests; see [`has_digests`].
+#[inline]
+pub const fn with_digests(id: u64, digests: bool) -> u64 {
+    id & !1 | digests as u64
+}
+
+/// Reads one whole LM packet, as [`parse_datagram`], with its digest. The digest is not checked.
+///
+/// # Errors
+///
+/// [`LmError`]; another version comes before anything else.
+#[inline]
+pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
     let (header, payload_len) = LmHeader::decode(bytes)?;
-    let payload = bytes.get(HEADER_LEN..).ok_or(LmError::Truncated)?;
-    if payload.len() != usize::from(payload_len) {
+    let behind = bytes.get(HEADER_LEN..).ok_or(LmError::Truncated)?;
+    let digest_len = header.digest_len();
+    if digest_len == 0 && bytes[1] & FLAG_DIGEST != 0 {
+        // Its type was another one.
+        return Err(LmError::Digest);
+    }
+    if behind.len() != usize::from(payload_len) + digest_len {
         return Err(LmError::Length);
     }
-    Ok((header, payload))
+    let (payload, digest) = behind.split_at(usize::from(payload_len));
+    Ok(LmPacket {
+        header,
+        payload,
+        digest: digest.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)),
+    })
+}
+
+/// The digest at the end of a packet with this header and payload, sent from the data port `from`: XXH3 (64 bits), with the
+/// header's key as seed, of the header's 24 bytes, the address, the port and XXH3 (64 bits, no seed) of the payload.
+///
+/// ```
+/// use lm_protocol::wire::lm::{self, LmHeader};
+///
+/// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
+/// let from = "10.0.0.1:7168".parse().unwrap();
+/// let mut packet = header.encode(0).to_vec();
+/// packet.extend_from_slice(&lm::packet_digest(&header, &[], from).to_be_bytes());
+/// let mut read = lm::parse_packet(&packet).unwrap();
+/// assert!(read.is_intact(from));
+/// assert!(!read.is_intact("10.0.0.2:7168".parse().unwrap()));
+/// ```
+#[inline]
+pub fn packet_digest(header: &LmHeader, payload: &[u8], from: SocketAddrV4) -> u64 {
+    let mut bytes = [0; HEADER_LEN + 6 + DIGEST_LEN];
+    let encoded = header.encode(payload.len() as u16);
+    bytes[..HEADER_LEN].copy_from_slice(&encoded);
+    bytes[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&from.ip().octets());
+    bytes[HEADER_LEN + 4..HEADER_LEN + 6].copy_from_slice(&from.port().to_be_bytes());
+    bytes[HEADER_LEN + 6..].copy_from_slice(&xxh3_64(payload).to_be_bytes());
+    let [_, _, _, _, key @ .., _, _, _, _, _, _, _, _, _, _, _, _] = encoded;
+    xxh3_64_with_seed(&bytes, u64::from_be_bytes(key))
 }
 
 /// A receiver says of so many settled messages whether they are whole: as many as may be under way.
@@ -458,18 +605,67 @@ impl AnnounceEntry {
         zerocopy::transmute!([U64::new(self.len), U64::new(self.tag)])
     }
 
-    /// The entries of an ANNOUNCE payload, in message order. Bytes behind the last whole entry are left out; a parsed
-    /// packet has none.
-    pub fn iter(payload: &[u8]) -> impl ExactSizeIterator<Item = AnnounceEntry> + '_ {
+    /// The entries of an ANNOUNCE payload, in message order, of which the header says how many there are. Fewer where the
+    /// payload ends before; a parsed packet has all.
+    pub fn iter(payload: &[u8], entries: u32) -> impl ExactSizeIterator<Item = AnnounceEntry> + '_ {
         payload
             .as_chunks::<{ AnnounceEntry::LEN }>()
             .0
             .iter()
+            .take(entries as usize)
             .map(|chunk| {
                 let [len, tag]: [U64; 2] = zerocopy::transmute!(*chunk);
                 AnnounceEntry {
                     len: len.get(),
                     tag: tag.get(),
+                }
+            })
+    }
+}
+
+/// The digest of one message, behind the entries of an ANNOUNCE payload.
+///
+/// ```text
+///  0               4                       12
+/// +---------------+-----------------------+
+/// |  message u32  |      digest u64       |
+/// +---------------+-----------------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageDigest {
+    /// Number of the message, whose fragments were all sent.
+    pub message: u32,
+    /// Its digest; see [`crate::manifest::message_digest`].
+    pub digest: u64,
+}
+
+impl MessageDigest {
+    /// Bytes of one.
+    pub const LEN: usize = 12;
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; MessageDigest::LEN] {
+        let mut bytes = [0; MessageDigest::LEN];
+        bytes[..4].copy_from_slice(&self.message.to_be_bytes());
+        bytes[4..].copy_from_slice(&self.digest.to_be_bytes());
+        bytes
+    }
+
+    /// The digests of an ANNOUNCE payload with so many entries. Bytes behind the last whole one are left out; a parsed packet
+    /// has none.
+    pub fn iter(payload: &[u8], entries: u32) -> impl ExactSizeIterator<Item = MessageDigest> + '_ {
+        let entries_len = (entries as usize).saturating_mul(AnnounceEntry::LEN);
+        let digests = payload.get(entries_len..).unwrap_or_default();
+        digests
+            .as_chunks::<{ MessageDigest::LEN }>()
+            .0
+            .iter()
+            .map(|chunk| {
+                let [message @ .., _, _, _, _, _, _, _, _] = *chunk;
+                let [_, _, _, _, digest @ ..] = *chunk;
+                MessageDigest {
+                    message: u32::from_be_bytes(message),
+                    digest: u64::from_be_bytes(digest),
                 }
             })
     }

@@ -29,6 +29,7 @@ pub(crate) fn request(sender_id: u64) -> Request {
         messages_in_flight: 4,
         paced: false,
         delivery: Default::default(),
+        integrity: lm_protocol::integrity::Integrity::Manifest,
     }
 }
 

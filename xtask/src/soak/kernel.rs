@@ -21,9 +21,6 @@ use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, Side, ip, requi
 use crate::machine::two_cores;
 use crate::workspace::Programs;
 
-/// Whether the box changes bytes. Any byte, so digests must guard every packet.
-const CORRUPTS: bool = false;
-
 /// A run takes a second or two; the sender gives up by itself after this.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Programs that do not end by themselves are killed.
@@ -84,7 +81,7 @@ impl Plan {
             loss: dice.shares(60_000, 6),
             loss_burst: Some(format!("{},{}", 1 + dice.roll(6), 1 + dice.roll(6))),
             duplicate: dice.shares(40_000, 4),
-            corrupt: dice.shares(10_000, 4).filter(|_| CORRUPTS),
+            corrupt: dice.shares(10_000, 4),
             reorder: dice.shares(40_000, 3),
             reorder_by: Some(format!("{},{}", 1 + dice.roll(30), 1 + dice.roll(30))),
             // Both take packets through user space, one at a time.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::integrity::Integrity;
 
 use super::Soak;
 use crate::opening::Queues;
@@ -66,7 +67,8 @@ fn length(dice: &mut Dice, layout: &Layout, max: u64) -> usize {
     len.min(max) as usize
 }
 
-fn impairments(dice: &mut Dice, soak: &Soak, seed: u64) -> Impairments {
+/// `verified`: the hosts' sessions have digests.
+fn impairments(dice: &mut Dice, soak: &Soak, verified: bool, seed: u64) -> Impairments {
     let pattern = match dice.roll(8) {
         0 => Pattern::Every {
             count: 50 + dice.roll(2000),
@@ -105,10 +107,10 @@ fn impairments(dice: &mut Dice, soak: &Soak, seed: u64) -> Impairments {
         rx_full_ppm: rate(dice, 3_000),
         race_ppm: rate(dice, 10_000),
     };
-    if soak.corrupt_anything {
-        what.corrupt = Corrupt::Anything;
-    } else if !soak.corrupt_headers {
+    if !soak.corrupt {
         what.corrupt_ppm = 0;
+    } else if verified || soak.unverified {
+        what.corrupt = Corrupt::Anything;
     }
     if !soak.foreign {
         what.inject_ppm = 0;
@@ -134,6 +136,12 @@ impl Plan {
             0 => WireMode::IpFrag,
             _ => WireMode::Lm,
         };
+        // Not by the dice, so that what else a seed decides is the same with and without.
+        let integrity = match (seed / 4).is_multiple_of(3) {
+            true => Integrity::None,
+            false => Integrity::Manifest,
+        };
+        let verified = mode == WireMode::Lm && integrity.has_digests();
         let layout = Layout::new(mode, mtu, LinkShape::IPV4).expect("a legal MTU");
         let max_message_len = pick(dice, &[20_000u64, 100_000, 300_000]).min(layout.max_message_len());
         let messages = [0, 1].map(|_| {
@@ -174,6 +182,7 @@ impl Plan {
             // What notices that two CPUs ran the gate (I3a).
             one_processor: soak.races,
             landing_ring_len: pick(dice, &[64u32, 256, 2048, 1 << 15]),
+            integrity,
             wire: WireConfig::default(),
         };
         let stalls = match soak.stalls {
@@ -196,7 +205,7 @@ impl Plan {
             max_message_len,
             messages_in_flight: 1 + dice.roll(32) as u32,
             messages,
-            impairments: [0, 1].map(|from| impairments(dice, soak, seed * 2 + from)),
+            impairments: [0, 1].map(|from| impairments(dice, soak, verified, seed * 2 + from)),
             stalls,
             death,
             keep_max_ns: pick(dice, &[0, 100_000, 20_000_000]),

@@ -640,7 +640,10 @@ fn check_packets(engine: &crate::engine::Engine<crate::simnic::SimNic>) -> Resul
         + counters.one_copy_packets
         + counters.control_packets;
     let dropped: u64 = counters.drops.iter().map(|(_, count)| count).sum();
-    let dropped = dropped - counters.drops.landing_discarded - counters.drops.foreign_frame;
+    let others = counters.drops.landing_discarded
+        + counters.drops.foreign_frame
+        + counters.drops.manifest_contradictory;
+    let dropped = dropped - others;
     let used = counters.packets_used + counters.fragments_delivered + open;
     if taken != used + dropped {
         return Err(format!(

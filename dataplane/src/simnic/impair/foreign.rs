@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
 
 use super::Dice;
 use crate::simnic::datagram::{HEADERS_LEN, write_datagram};
@@ -141,6 +141,7 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
                 session_key: key,
                 message: small(dice),
                 ranges: 1,
+                manifest: dice.below(2) == 0,
             };
             (header, MissingRange::LEN)
         }
@@ -162,5 +163,9 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
     let mut payload = Vec::new();
     noise(&mut payload, payload_len as u64, dice);
     packet.truncate(header_len);
+    payload.truncate(payload_len);
     packet.extend_from_slice(&payload);
+    // The digest keeps nobody out, it is no secret.
+    let digest = lm::packet_digest(&header, &payload, ends.from).to_be_bytes();
+    packet.extend_from_slice(&digest[..header.digest_len()]);
 }

@@ -1,0 +1,220 @@
+//! Integrity: digests on their way between an endpoint's two sides. What is received is checked in
+//! [`crate::landing`], what is sent gets its digests in [`crate::outbound`]; here is what they say to each other.
+//!
+//! ```text
+//!  sender                                                        receiver
+//!    DATA …                                       ───────▶  digest of each fragment as it is taken
+//!    ANNOUNCE with the message's digest, behind   ───────▶  equal to what came: shown
+//!                                                 ◀───────  not there: MISSING, manifest, no ranges
+//!    ANNOUNCE                                     ───────▶
+//!                                                 ◀───────  another one: MISSING, manifest, ranges of fragments
+//!    MANIFEST …                                   ───────▶  which fragments differ: missing, like lost ones
+//! ```
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::geometry::Wire;
+use lm_protocol::integrity::Integrity;
+use lm_protocol::manifest::{DIGEST_LEN, MIN_PAYLOAD_LEN};
+use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange};
+
+use crate::arena::PAGE_LEN;
+use crate::control::RANGES_MAX;
+use crate::engine::Engine;
+use crate::nic::Nic;
+use crate::notices::Fault;
+
+/// MANIFEST packets to one peer in one round: they need no credit, and must not fill the general channel.
+const MANIFESTS_PER_ROUND: u32 = 8;
+/// Digests in one MANIFEST packet where the MTU allows so many, in bytes.
+const MANIFEST_LEN_MAX: usize = 1440;
+/// Digests that are kept for each page of an arena: one for each fragment that fits.
+const DIGESTS_PER_PAGE: u64 = 8;
+/// The shortest payload of a fragment with which that is enough.
+pub(crate) const PAYLOAD_LEN_MIN: u16 = (PAGE_LEN / DIGESTS_PER_PAGE) as u16;
+
+/// Digests of the fragments of all messages in an arena. A message's begin where its memory does: 8 bytes for each 512, taken
+/// once, so that a message takes none.
+#[derive(Debug)]
+pub(crate) struct FragmentDigests {
+    arena_start: u64,
+    digests: Vec<u64>,
+}
+
+impl FragmentDigests {
+    /// For an arena of `arena_len` bytes at `arena_start`.
+    pub(crate) fn new(arena_start: u64, arena_len: u64) -> FragmentDigests {
+        FragmentDigests {
+            arena_start,
+            digests: vec![0; (arena_len / PAGE_LEN * DIGESTS_PER_PAGE) as usize],
+        }
+    }
+
+    fn first_of(&self, memory: u64) -> usize {
+        ((memory - self.arena_start) / PAGE_LEN * DIGESTS_PER_PAGE) as usize
+    }
+
+    /// Keeps the digest of fragment `index` of the message whose memory begins at UMEM address `memory`.
+    #[inline]
+    pub(crate) fn set(&mut self, memory: u64, index: u32, digest: u64) {
+        let at = self.first_of(memory) + index as usize;
+        if at >= self.digests.len() {
+            // The arena has grown.
+            self.digests.resize(at + 1, 0);
+        }
+        self.digests[at] = digest;
+    }
+
+    /// Those of its `count` fragments.
+    pub(crate) fn of(&self, memory: u64, count: u32) -> &[u64] {
+        let first = self.first_of(memory);
+        &self.digests[first..first + count as usize]
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Bytes of the digest behind an eager message of ours.
+    pub(crate) fn eager_digest_len(&self) -> u32 {
+        match self.config.integrity {
+            Integrity::Manifest => DIGEST_LEN as u32,
+            Integrity::None => 0,
+        }
+    }
+
+    /// Longest message that goes in one packet, without a session, in bytes.
+    pub(crate) fn eager_max_len(&self) -> u64 {
+        u64::from(self.fixed.layout.payload_len()) - u64::from(self.eager_digest_len())
+    }
+
+    /// What our messages have in a session with this wire: IP fragments carry no session key.
+    pub(crate) fn integrity_of(&self, wire: Wire) -> Integrity {
+        match wire {
+            Wire::Lm => self.config.integrity,
+            Wire::IpFrag => Integrity::None,
+        }
+    }
+
+    /// The receiver of a session of ours lacks digests: of fragments, or, where it names none, of the message.
+    pub(crate) fn take_digest_request(
+        &mut self,
+        from: SocketAddrV4,
+        key: u64,
+        message: u32,
+        payload: &[u8],
+        now_ns: u64,
+    ) {
+        let found = self.peers.find(from);
+        let outbound = found
+            .and_then(|index| self.peers.at(index).outbound.as_mut())
+            .filter(|outbound| outbound.terms.key == key && outbound.terms.integrity.has_digests());
+        let Some(outbound) = outbound else {
+            self.reject_for(key, Fault::Key, from);
+            return;
+        };
+        outbound.heard_ns = now_ns;
+        if payload.is_empty() {
+            outbound.announce_due = true;
+        } else if !outbound.digests_requested(
+            &mut self.outgoing,
+            &self.umem,
+            message,
+            MissingRange::iter(payload),
+        ) {
+            self.reject(Fault::Digests, from);
+            return;
+        }
+        self.counters.packets_used += 1;
+    }
+
+    /// Digests of fragments that were asked for.
+    pub(crate) fn take_manifest(&mut self, from: SocketAddrV4, packet: &LmPacket<'_>, now_ns: u64) {
+        let LmHeader::Manifest { session_key, .. } = packet.header else {
+            return;
+        };
+        let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+        let peers = &mut self.peers;
+        let inbound =
+            inbound.filter(|inbound| peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from));
+        let Some(inbound) = inbound else {
+            self.reject_for(session_key, Fault::Key, from);
+            return;
+        };
+        match inbound.take_manifest(packet, now_ns) {
+            Some(true) => self.counters.packets_used += 1,
+            Some(false) => self.reject(Fault::Digests, from),
+            // It was asked for twice, or the message is settled.
+            None => self.counters.drops.late += 1,
+        }
+    }
+
+    /// Stage 7: asks the sender for digests that are due.
+    pub(crate) fn ask_for_digests(&mut self, place: u8, now_ns: u64) {
+        let Some(landing) = &mut self.landing else { return };
+        let Some(inbound) = landing.sessions.at_mut(place) else {
+            return;
+        };
+        let Some((message, ranges)) = inbound.next_digest_request(now_ns) else {
+            return;
+        };
+        let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
+        let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
+        for (range, bytes) in ranges.iter().zip(payload.chunks_exact_mut(MissingRange::LEN)) {
+            bytes.copy_from_slice(&range.encode());
+        }
+        let header = LmHeader::Missing {
+            session_key,
+            message,
+            ranges: ranges.len() as u32,
+            manifest: true,
+        };
+        self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN]);
+    }
+
+    /// Stage 7: sends digests of fragments that a receiver asked for. What does not leave is asked for again.
+    pub(crate) fn send_manifests(&mut self, index: u16) {
+        for _ in 0..MANIFESTS_PER_ROUND {
+            let Some(outbound) = &mut self.peers.at(index).outbound else {
+                return;
+            };
+            let room = outbound.general_payload_len().min(MANIFEST_LEN_MAX);
+            let Some(packet) = outbound.next_manifest(&mut self.outgoing, room.max(MIN_PAYLOAD_LEN)) else {
+                return;
+            };
+            let mut payload = [0u8; MANIFEST_LEN_MAX];
+            let len = packet.write_payload(&mut payload);
+            let (header, digests) = (packet.header, packet.digests.len() as u32);
+            if !self.send_packet(index, &header, &payload[..len]) {
+                return;
+            }
+            self.counters.manifest_packets_sent += 1;
+            if let Some(outbound) = &mut self.peers.at(index).outbound {
+                outbound.manifest_sent(digests);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_side_by_side_have_digests_of_their_own() {
+        let mut digests = FragmentDigests::new(3 * PAGE_LEN, 4 * PAGE_LEN);
+        // As many fragments of the shortest payload as fit each message's memory.
+        let messages = [(3, 1u32), (4, 2), (6, 1)];
+        for (page, pages) in messages {
+            for index in 0..pages * DIGESTS_PER_PAGE as u32 {
+                digests.set(page * PAGE_LEN, index, page << 32 | u64::from(index));
+            }
+        }
+        for (page, pages) in messages {
+            let count = pages * DIGESTS_PER_PAGE as u32;
+            let expected: Vec<u64> = (0..u64::from(count)).map(|index| page << 32 | index).collect();
+            assert_eq!(digests.of(page * PAGE_LEN, count), expected);
+        }
+        // An arena that has grown.
+        digests.set(9 * PAGE_LEN, 0, 5);
+        assert_eq!(digests.of(9 * PAGE_LEN, 1), [5]);
+    }
+}

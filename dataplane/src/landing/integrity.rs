@@ -1,0 +1,370 @@
+//! What a message is measured by before it is shown: the digests of its fragments, taken from the bytes that came, and
+//! what its sender says.
+//!
+//! A fragment's digest is taken when the fragment is: at its place, where nothing that is still to come can be written but at
+//! saved tails (I5), or from where it is copied to its place. When all are here and nothing more can be written to the message
+//! (I1), the digest over them must be the one that the sender said. Where it is another, the manifest tells which fragments
+//! differ; they count as lost.
+
+use std::time::Duration;
+
+use lm_protocol::delivery::{Delivery, RequestTimer};
+use lm_protocol::integrity::DigestTimer;
+use lm_protocol::manifest::{FragmentHasher, ManifestCollector, message_digest};
+use lm_protocol::wire::lm::{LmPacket, MessageDigest, MissingRange};
+
+use super::repair::Source;
+use super::{Entries, GivenUp, Inbound, InboundTerms, Remedy};
+use crate::arena::Arena;
+use crate::control::RANGES_MAX;
+use crate::engine::time;
+use crate::integrity::FragmentDigests;
+use crate::memory::Umem;
+
+/// Without reliable delivery a message whose digests do not come is given up after so long.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What the digests say about a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Verdict {
+    /// Not looked at yet, since the last fragment came.
+    #[default]
+    Open,
+    /// Every byte is its sender's.
+    Proved,
+    /// Some are not.
+    Disproved,
+    /// Its sender says two things of it.
+    Contradicted,
+}
+
+/// What is known about a message's bytes being its sender's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Proof {
+    /// The message's digest, as its sender says.
+    announced: Option<u64>,
+    verdict: Verdict,
+    /// Its manifest is needed although it is not whole: partial delivery.
+    wanted: bool,
+}
+
+/// Digests of all that came, and the manifest of the front message where that is needed.
+#[derive(Debug)]
+pub(super) struct Evidence {
+    hasher: FragmentHasher,
+    digests: FragmentDigests,
+    manifest: Option<Box<ManifestCollector>>,
+    /// When to ask for what, about the message with this number.
+    timer: (u32, DigestTimer),
+}
+
+impl Evidence {
+    pub(super) fn new(terms: &InboundTerms, arena: &Arena) -> Evidence {
+        let len = match terms.integrity.has_digests() {
+            true => arena.len(),
+            false => 0,
+        };
+        Evidence {
+            hasher: FragmentHasher::new(terms.key),
+            digests: FragmentDigests::new(arena.start(), len),
+            manifest: None,
+            timer: (terms.first_message, DigestTimer::default()),
+        }
+    }
+
+    /// The timer of message `number`, the front one.
+    fn timer(&mut self, number: u32) -> &mut DigestTimer {
+        if self.timer.0 != number {
+            self.timer = (number, DigestTimer::default());
+        }
+        &mut self.timer.1
+    }
+
+    /// The proved manifest of message `number`.
+    fn proved(&self, number: u32) -> Option<&ManifestCollector> {
+        (self.manifest.as_deref()).filter(|manifest| manifest.message() == number && manifest.is_proved())
+    }
+}
+
+impl Inbound {
+    /// Fragment `index` of the message at `at` landed at its place; its packet begins at UMEM address `start`.
+    #[inline]
+    pub(super) fn note_landed(&mut self, at: usize, index: u32, start: u64, umem: &Umem) {
+        if !self.terms.integrity.has_digests() {
+            return;
+        }
+        let fragment = self.messages[at].geometry.fragment(index);
+        let payload = start + u64::from(fragment.header_len);
+        // SAFETY: the packet's descriptor was just read, so its entry is used. What is posted still ends where this payload
+        // begins or begins behind it, but for a later window's lowest entry, which is posted when this window's tail was
+        // saved, after this (I2, I5). Nothing copies there while the slice lives.
+        let payload = unsafe { umem.mapping().slice(payload, u64::from(fragment.len)) };
+        let digest = self.evidence.hasher.digest(payload);
+        self.note(at, index, digest);
+    }
+
+    /// A fragment is about to be copied to its place from `source`.
+    pub(super) fn note_put(&mut self, at: usize, position: u32, source: Source, umem: &Umem) {
+        if !self.terms.integrity.has_digests() {
+            return;
+        }
+        let geometry = &self.messages[at].geometry;
+        let index = (self.terms.window).index_at(position, geometry.fragment_count());
+        let len = geometry.fragment_len(index);
+        let digest = match source {
+            // SAFETY: a packet that was received and is not given back: its entry is used, as in `note_landed`, or it is a
+            // datagram in a general frame that is posted nowhere. Nothing copies there while the slice lives.
+            Source::Umem(from) => self
+                .evidence
+                .hasher
+                .digest(unsafe { umem.mapping().slice(from, u64::from(len)) }),
+            Source::Held(slot) => self.evidence.hasher.digest(self.held.slot(slot, len)),
+        };
+        self.note(at, index, digest);
+    }
+
+    #[inline]
+    fn note(&mut self, at: usize, index: u32, digest: u64) {
+        let message = &mut self.messages[at];
+        if let Some(zone) = message.zone {
+            self.evidence.digests.set(zone.start, index, digest);
+        }
+        message.proof.verdict = Verdict::Open;
+    }
+
+    /// The digests of what is held of the front message take their places among the others.
+    fn note_held(&mut self) {
+        let front = &self.messages[0];
+        let (Some(zone), 1..) = (front.zone, front.held) else {
+            return;
+        };
+        let count = front.fragment_count();
+        for (position, payload) in self.held.of(front.number) {
+            let digest = self.evidence.hasher.digest(payload);
+            let index = self.terms.window.index_at(position, count);
+            self.evidence.digests.set(zone.start, index, digest);
+        }
+    }
+
+    /// Takes a message's digest as its sender says it. `false`: it was known, or the message is settled.
+    pub(crate) fn take_digest(&mut self, digest: MessageDigest) -> bool {
+        if !self.terms.integrity.has_digests() {
+            return true;
+        }
+        let Some(at) = self.position_of(digest.message) else {
+            return !self.knows(digest.message);
+        };
+        let proof = &mut self.messages[at].proof;
+        if proof.announced.is_some() {
+            return false;
+        }
+        proof.announced = Some(digest.digest);
+        while self.front_may_land() {
+            self.land(Vec::new());
+        }
+        true
+    }
+
+    /// Whether the front message is whole, nothing can be written to it any more (I1), and every byte is its sender's.
+    #[inline]
+    pub(super) fn front_may_land(&mut self) -> bool {
+        self.messages.front().is_some_and(super::Arriving::is_final) && self.front_is_proved()
+    }
+
+    /// Whether every byte of the front message, all of whose fragments are here, is its sender's.
+    pub(super) fn front_is_proved(&mut self) -> bool {
+        if !self.terms.integrity.has_digests() {
+            return true;
+        }
+        let front = &self.messages[0];
+        if front.proof.verdict != Verdict::Open {
+            return front.proof.verdict == Verdict::Proved;
+        }
+        let (Some(announced), Some(zone)) = (front.proof.announced, front.zone) else {
+            return false;
+        };
+        self.note_held();
+        let front = &mut self.messages[0];
+        let digests = self
+            .evidence
+            .digests
+            .of(zone.start, front.geometry.fragment_count());
+        let digest = message_digest(self.terms.key, front.number, digests, front.len, front.tag);
+        front.proof.verdict = match digest == announced {
+            true => Verdict::Proved,
+            false => Verdict::Disproved,
+        };
+        front.proof.verdict == Verdict::Proved
+    }
+
+    /// Whether the front message waits for digests, or for being compared with them.
+    #[inline]
+    pub(crate) fn awaits_digests(&self) -> bool {
+        self.terms.integrity.has_digests()
+            && self.messages.front().is_some_and(|front| {
+                front.proof.wanted
+                    || (front.arrivals.is_complete()
+                        && front.zone.is_some()
+                        && front.proof.verdict != Verdict::Proved)
+            })
+    }
+
+    /// What is to be done about the front message, all of whose fragments are here and which is not proved.
+    pub(super) fn seek_proof(
+        &mut self,
+        entries: &mut Entries,
+        arena: &mut Arena,
+        umem: &Umem,
+        now_ns: u64,
+    ) -> Option<Remedy> {
+        let front = &self.messages[0];
+        match front.proof.verdict {
+            Verdict::Contradicted => {
+                self.repair.contradictory += 1;
+                return Some(self.give_up_front(entries, arena, umem));
+            }
+            Verdict::Disproved if self.terms.delivery == Delivery::Unreliable => {
+                // All of them: which are not is not asked.
+                let given_up = self.repair.given_up;
+                let remedy = self.give_up_front(entries, arena, umem);
+                let corrupt = self.repair.given_up - given_up;
+                self.repair.given_up = given_up;
+                self.repair.corrupt += corrupt;
+                return Some(remedy);
+            }
+            Verdict::Disproved if self.evidence.proved(front.number).is_some() => {
+                self.reject_what_differs(now_ns);
+                return None;
+            }
+            _ => {}
+        }
+        let waited = self.evidence.timer(front.number).waited(time(now_ns));
+        (self.terms.delivery != Delivery::Reliable && waited >= PATIENCE)
+            .then(|| self.give_up_front(entries, arena, umem))
+    }
+
+    fn give_up_front(&mut self, entries: &mut Entries, arena: &mut Arena, umem: &Umem) -> Remedy {
+        let front = &self.messages[0];
+        let given_up = GivenUp {
+            number: front.number,
+            tag: front.tag,
+            len: front.len,
+            missing: std::iter::once(0..front.fragment_count()).collect(),
+        };
+        self.broke(given_up.number);
+        self.drop_front(entries, arena);
+        self.settle_trouble(umem);
+        Remedy::GivenUp(given_up)
+    }
+
+    /// Before the front message is settled without some fragments: whether the others are proved, those that differ having
+    /// been rejected. `None`: not known yet.
+    pub(super) fn partial_is_proved(&mut self, now_ns: u64) -> Option<bool> {
+        if !self.terms.integrity.has_digests() || self.terms.delivery != Delivery::Partial {
+            return Some(true);
+        }
+        let front = &mut self.messages[0];
+        front.proof.wanted = true;
+        if front.proof.verdict == Verdict::Contradicted {
+            self.repair.contradictory += 1;
+            return Some(false);
+        }
+        if self.evidence.proved(front.number).is_some() {
+            self.reject_what_differs(now_ns);
+            return Some(true);
+        }
+        let waited = self.evidence.timer(front.number).waited(time(now_ns));
+        (waited >= PATIENCE).then_some(false)
+    }
+
+    /// Fragments of the front message that differ from its proved manifest are missing from now on.
+    fn reject_what_differs(&mut self, now_ns: u64) {
+        self.note_held();
+        let front = &mut self.messages[0];
+        let (Some(manifest), Some(zone)) = (self.evidence.proved(front.number), front.zone) else {
+            return;
+        };
+        let count = front.geometry.fragment_count();
+        let mut differing = 0;
+        for (index, &digest) in (0..count).zip(self.evidence.digests.of(zone.start, count)) {
+            let position = self.terms.window.position_of(index, count);
+            if manifest.digest(index) == Some(digest) || !front.arrivals.has(position) {
+                continue;
+            }
+            front.arrivals.reject(position);
+            if self.held.forget(front.number, position) {
+                front.held -= 1;
+            }
+            differing += 1;
+        }
+        if differing > 0 {
+            self.repair.corrupt += differing;
+            front.proof.verdict = Verdict::Open;
+            // What was asked for before is not what is asked for now.
+            front.timer = RequestTimer::default();
+            front.timer.noticed(time(now_ns));
+            front.missing_ns.get_or_insert(now_ns);
+            self.troubled = true;
+        } else if front.arrivals.is_complete() {
+            // The manifest is that of these bytes, and what was announced is not.
+            front.proof.verdict = Verdict::Contradicted;
+        }
+    }
+
+    /// Takes a MANIFEST packet. `Some(false)`: it contradicts what came before; `None`: nobody asked for it.
+    pub(crate) fn take_manifest(&mut self, packet: &LmPacket<'_>, now_ns: u64) -> Option<bool> {
+        let front = self.messages.front_mut()?;
+        let manifest =
+            (self.evidence.manifest.as_deref_mut()).filter(|manifest| manifest.message() == front.number)?;
+        match manifest.accept(&packet.header, packet.payload) {
+            Ok(0) => return Some(true),
+            Ok(_) => {}
+            Err(_) => return Some(false),
+        }
+        let digest = manifest.message_digest();
+        self.evidence.timer(front.number).progressed(time(now_ns));
+        if let Some(digest) = digest
+            && *front.proof.announced.get_or_insert(digest) != digest
+        {
+            front.proof.verdict = Verdict::Contradicted;
+        }
+        Some(true)
+    }
+
+    /// The next request for digests that is due: of the front message's fragments, or, without ranges, its own.
+    pub(crate) fn next_digest_request(&mut self, now_ns: u64) -> Option<(u32, Vec<MissingRange>)> {
+        if !self.awaits_digests() {
+            // It is needed again when the fragments that it rejected have come.
+            let front = self.messages.front().map(|front| front.number);
+            (self.evidence.manifest).take_if(|manifest| front != Some(manifest.message()));
+            return None;
+        }
+        let now = time(now_ns);
+        let front = self.messages.front_mut()?;
+        let proof = &mut front.proof;
+        match proof.verdict {
+            Verdict::Open if !proof.wanted => {
+                let asks = proof.announced.is_none() && self.evidence.timer(front.number).poll(now);
+                return asks.then_some((front.number, Vec::new()));
+            }
+            Verdict::Proved | Verdict::Contradicted => return None,
+            Verdict::Disproved if self.terms.delivery == Delivery::Unreliable => return None,
+            Verdict::Open | Verdict::Disproved => {}
+        }
+        if (self.evidence.manifest.as_ref()).is_none_or(|known| known.message() != front.number) {
+            let count = front.geometry.fragment_count();
+            let mut manifest = Box::new(ManifestCollector::new(count));
+            manifest
+                .begin(self.terms.key, front.number, count, front.len, front.tag)
+                .expect("it was made for so many fragments");
+            self.evidence.manifest = Some(manifest);
+            self.evidence.timer(front.number).ask_at_once(now);
+        }
+        if self.evidence.proved(front.number).is_some() || !self.evidence.timer(front.number).poll(now) {
+            return None;
+        }
+        let manifest = self.evidence.manifest.as_ref()?;
+        self.repair.manifests += 1;
+        Some((front.number, manifest.missing().take(RANGES_MAX).collect()))
+    }
+}

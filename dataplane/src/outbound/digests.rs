@@ -1,0 +1,191 @@
+//! Digests of what is sent: of each fragment when its packet goes to the ring for the first time, of a message when its last
+//! one does.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use lm_protocol::manifest::{DIGEST_LEN, FragmentHasher, Manifest, Packet, message_digest};
+use lm_protocol::serial;
+use lm_protocol::wire::lm::{MessageDigest, MissingRange};
+
+use super::{Outbound, Outgoing, OutgoingTable};
+use crate::integrity::FragmentDigests;
+use crate::memory::Umem;
+
+/// Ranges of digests to be sent that are kept; the receiver repeats requests for others.
+const WANTED_MAX: usize = 64;
+
+/// What a session's receiver is to be told of its messages' digests.
+#[derive(Debug)]
+pub(crate) struct DigestsToTell {
+    pub(super) hasher: FragmentHasher,
+    /// It was told the digests of all messages before this number.
+    told: u32,
+    /// It asked for those of fragments: message number and indices.
+    wanted: VecDeque<(u32, Range<u32>)>,
+}
+
+impl DigestsToTell {
+    pub(super) fn new(key: u64, first_message: u32) -> DigestsToTell {
+        DigestsToTell {
+            hasher: FragmentHasher::new(key),
+            told: first_message,
+            wanted: VecDeque::new(),
+        }
+    }
+}
+
+impl OutgoingTable {
+    #[inline]
+    pub(super) fn at_with_digests(&mut self, slot: u16) -> (&mut Outgoing, &mut FragmentDigests) {
+        let outgoing = self.slots[usize::from(slot)]
+            .as_mut()
+            .expect("a queued slot is taken");
+        (outgoing, &mut self.digests)
+    }
+}
+
+impl Outgoing {
+    /// Keeps the digest of fragment `index`.
+    #[inline]
+    pub(super) fn note_digest(
+        &self,
+        index: u32,
+        digests: &mut FragmentDigests,
+        umem: &Umem,
+        hasher: &FragmentHasher,
+    ) {
+        let fragment = self.geometry.fragment(index);
+        let address = self.start + self.geometry.tx_frame_offset(index) + u64::from(fragment.header_len);
+        // SAFETY: the payload lies inside the region that the application handed over with the message: it has no
+        // reference to it any more, the kernel only reads it, and headers are written before it.
+        let payload = unsafe { umem.mapping().slice(address, u64::from(fragment.len)) };
+        digests.set(self.start, index, hasher.digest(payload));
+    }
+
+    /// Every fragment's digest is known.
+    pub(super) fn note_message_digest(&mut self, digests: &FragmentDigests, key: u64) {
+        let digests = digests.of(self.start, self.geometry.fragment_count());
+        self.digest = Some(message_digest(key, self.number, digests, self.len, self.tag));
+    }
+}
+
+impl Outbound {
+    fn first_queued(&self) -> u32 {
+        self.next_number.wrapping_sub(self.queue.len() as u32)
+    }
+
+    /// Most payload bytes of a packet that is no fragment: the rest is its digest.
+    pub(crate) fn general_payload_len(&self) -> usize {
+        usize::from(self.terms.layout.payload_len()).saturating_sub(DIGEST_LEN)
+    }
+
+    /// Whether there are digests of messages that the receiver was not told.
+    pub(crate) fn has_digests_to_tell(&self) -> bool {
+        self.terms.integrity.has_digests()
+            && serial::precedes(
+                serial::later(self.digests.told, self.first_queued()),
+                self.sent_up_to(),
+            )
+    }
+
+    /// The first message whose digest is to be told now.
+    pub(crate) fn digests_told(&self) -> u32 {
+        match self.announce_due {
+            true => self.first_queued(),
+            false => serial::later(self.digests.told, self.first_queued()),
+        }
+    }
+
+    /// The digest of a message, once it is fully sent.
+    pub(crate) fn digest_of(&self, table: &mut OutgoingTable, number: u32) -> Option<MessageDigest> {
+        if !self.terms.integrity.has_digests() || !serial::precedes(number, self.sent_up_to()) {
+            return None;
+        }
+        let slot = *self
+            .queue
+            .get(number.wrapping_sub(self.first_queued()) as usize)?;
+        let digest = table.at(slot).digest?;
+        Some(MessageDigest {
+            message: number,
+            digest,
+        })
+    }
+
+    /// The receiver was told the digests of all messages before `told`.
+    pub(crate) fn told_digests(&mut self, told: u32) {
+        self.digests.told = told;
+    }
+
+    /// The receiver asks for fragments' digests of a message. `false`: the message has no such fragments, or was never
+    /// announced.
+    pub(crate) fn digests_requested(
+        &mut self,
+        table: &mut OutgoingTable,
+        umem: &Umem,
+        number: u32,
+        ranges: impl Iterator<Item = MissingRange>,
+    ) -> bool {
+        let first_queued = self.first_queued();
+        let Some(&slot) = self.queue.get(number.wrapping_sub(first_queued) as usize) else {
+            // Settled meanwhile, or never sent.
+            return serial::precedes(number, first_queued);
+        };
+        if !serial::precedes(number, self.announced) {
+            return false;
+        }
+        let (outgoing, digests) = table.at_with_digests(slot);
+        let count = outgoing.geometry.fragment_count();
+        if outgoing.digest.is_none() {
+            // Not fully sent, and its receiver settles it without the rest: once for each message.
+            for index in 0..count {
+                outgoing.note_digest(index, digests, umem, &self.digests.hasher);
+            }
+            outgoing.note_message_digest(digests, self.terms.key);
+        }
+        // What it lacks now is all that it lacks.
+        self.digests.wanted.clear();
+        for range in ranges.take(WANTED_MAX) {
+            let end = range.first.saturating_add(range.len);
+            if range.len == 0 || end > count {
+                return false;
+            }
+            self.digests.wanted.push_back((number, range.first..end));
+        }
+        true
+    }
+
+    /// The next MANIFEST packet to send, with at most `room` bytes of payload.
+    pub(crate) fn next_manifest<'a>(
+        &mut self,
+        table: &'a mut OutgoingTable,
+        room: usize,
+    ) -> Option<Packet<'a>> {
+        let first_queued = self.first_queued();
+        loop {
+            let (number, range) = self.digests.wanted.front()?;
+            let slot = self.queue.get(number.wrapping_sub(first_queued) as usize);
+            let known = slot.and_then(|&slot| Some((slot, table.at(slot).digest?)));
+            let (Some((slot, digest)), false) = (known, range.is_empty()) else {
+                self.digests.wanted.pop_front();
+                continue;
+            };
+            let range = MissingRange {
+                first: range.start,
+                len: range.end - range.start,
+            };
+            let number = *number;
+            let (outgoing, digests) = table.at_with_digests(slot);
+            let digests = digests.of(outgoing.start, outgoing.geometry.fragment_count());
+            let manifest = Manifest::with_message_digest(self.terms.key, number, digests, digest);
+            return manifest.packets_of(range, room).next();
+        }
+    }
+
+    /// It has left, with so many digests of fragments.
+    pub(crate) fn manifest_sent(&mut self, digests: u32) {
+        if let Some((_, range)) = self.digests.wanted.front_mut() {
+            range.start = range.start.saturating_add(digests).min(range.end);
+        }
+    }
+}
