@@ -429,7 +429,7 @@ const FLOODS: &[Flood] = &[
         to: 0,
         make: |_, to, from, n| {
             let header = LmHeader::EagerAck {
-                sender_id: 0x1000,
+                sender_id: sender_id(0, Integrity::Manifest),
                 next: 5000 + n as u32,
                 limit: 6000 + n as u32,
             };

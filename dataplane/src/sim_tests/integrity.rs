@@ -537,7 +537,7 @@ fn unwanted_manifests_cost_a_look_each() {
         bed.round();
     }
     bed.rounds(10);
-    assert_eq!(drops(&bed, 1, "unexpected"), 300);
+    assert_eq!(drops(&bed, 1, "late"), 300);
     // The first message is settled: a late question.
     assert_eq!(drops(&bed, 0, "implausible"), 299);
     assert_eq!(bed.hosts[0].counters.manifest_packets_sent, 0);
