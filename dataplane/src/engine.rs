@@ -399,7 +399,10 @@ impl<N: Nic> Engine<N> {
 
     fn deliver_landed(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        for inbound in landing.sessions.iter_mut() {
+        for place in landing.sessions.taken() {
+            let Some(inbound) = landing.sessions.at_mut(place) else {
+                continue;
+            };
             while let Some(landed) = inbound.next_landed() {
                 if let Some(capture) = &mut self.capture {
                     let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();

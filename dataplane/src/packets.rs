@@ -698,8 +698,12 @@ impl<N: Nic> Engine<N> {
             }
         }
         let Some(landing) = &mut self.landing else { return };
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
-        if let Some(inbound) = landing.sessions.at_mut(place) {
+        if landing.sessions.repair.is_any() {
+            let repair = std::mem::take(&mut landing.sessions.repair);
+            self.counters.repair(repair);
+        }
+        let inbound = landing.sessions.at_mut(place);
+        if let Some(inbound) = inbound.filter(|inbound| inbound.repair.is_any()) {
             let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
             self.book_repair(peer, repair);
         }

@@ -59,8 +59,10 @@ impl Sessions {
         self.entries.landed_ns = now_ns;
         self.entries.passed_by = 0;
         if result.is_ok() {
-            for inbound in self.iter_mut().filter(|inbound| inbound.troubled) {
-                inbound.settle_trouble(umem);
+            for place in self.taken() {
+                if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
+                    inbound.settle_trouble(umem);
+                }
             }
         }
         self.repair.landed += u64::from(burst.packets);

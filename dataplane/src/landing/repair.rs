@@ -36,7 +36,7 @@ const LEFTOVER_PATIENCE_NS: u64 = 100_000;
 const COPY_OUT_MAX: u64 = 4 << 20;
 
 /// What happened, since it was last looked at.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RepairCounters {
     /// Fragments that landed in another's slot.
     pub(crate) displaced: u64,
@@ -70,6 +70,14 @@ pub(crate) struct RepairCounters {
     pub(crate) contradictory: u64,
     /// Requests for manifests.
     pub(crate) manifests: u64,
+}
+
+impl RepairCounters {
+    /// Whether anything happened.
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        *self != RepairCounters::default()
+    }
 }
 
 /// A fragment that waits for its place to be free.

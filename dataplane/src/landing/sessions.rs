@@ -29,6 +29,21 @@ const UNPOSTED_AHEAD: u64 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 
+/// Places that have a session, ascending.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken(u16);
+
+impl Iterator for Taken {
+    type Item = u8;
+
+    #[inline]
+    fn next(&mut self) -> Option<u8> {
+        let place = self.0.trailing_zeros() as u8;
+        self.0 &= self.0.wrapping_sub(1);
+        (place < PLACES).then_some(place)
+    }
+}
+
 /// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
 #[derive(Clone, Copy, Debug)]
 struct Quarantined {
@@ -102,6 +117,8 @@ impl Entries {
 /// The sessions of a landing channel.
 #[derive(Debug)]
 pub(crate) struct Sessions {
+    /// A bit for each place that has a session: every round looks at them several times.
+    present: u16,
     /// By place, which four bits of a session's key name.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
@@ -122,6 +139,7 @@ impl Sessions {
     /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once.
     pub(crate) fn new(position: u64, entries_max: u32) -> Sessions {
         Sessions {
+            present: 0,
             places: Default::default(),
             entries: Entries {
                 posted: position,
@@ -145,7 +163,7 @@ impl Sessions {
 
     /// All sessions.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Inbound> {
-        self.places.iter().filter_map(Option::as_deref)
+        self.taken().filter_map(|place| self.at(place))
     }
 
     /// All sessions.
@@ -159,16 +177,14 @@ impl Sessions {
     }
 
     /// Places that have a session.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = u8> + use<> {
-        let mut taken = 0u16;
-        for (place, inbound) in self.places.iter().enumerate() {
-            taken |= u16::from(inbound.is_some()) << place;
-        }
-        (0..PLACES).filter(move |place| taken & 1 << place != 0)
+    #[inline]
+    pub(crate) fn taken(&self) -> Taken {
+        Taken(self.present)
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.iter().all(Option::is_none)
+        self.present == 0
     }
 
     #[inline]
@@ -216,6 +232,7 @@ impl Sessions {
         let place = inbound.place();
         self.last_place = place;
         self.turns.arrived(usize::from(place));
+        self.present |= 1 << place;
         self.places[usize::from(place)] = Some(Box::new(inbound));
     }
 
@@ -224,6 +241,7 @@ impl Sessions {
         if self.turn == Some(place) {
             self.turn = None;
         }
+        self.present &= !(1 << (place % PLACES));
         self.places[usize::from(place % PLACES)].take()
     }
 
@@ -290,9 +308,7 @@ impl Sessions {
 
     /// Whether entries could be posted for another session than the one at `place`.
     fn others_want(&self, place: u8) -> bool {
-        (self.places.iter().enumerate())
-            .filter(|(other, _)| *other != usize::from(place))
-            .any(|(_, inbound)| inbound.as_deref().is_some_and(Inbound::wants_entries))
+        self.others(place).any(Inbound::wants_entries)
     }
 
     /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
@@ -305,6 +321,12 @@ impl Sessions {
         let left = serial::distance(inbound.accepted_packets(), limit);
         let told = inbound.told.packet_limit == limit;
         left <= 0 || (left <= OVERLAP && told && inbound.progress_ns > inbound.told.limit_ns)
+    }
+
+    /// The sessions but the one at `place`.
+    #[inline]
+    fn others(&self, place: u8) -> impl Iterator<Item = &Inbound> {
+        Taken(self.present & !(1 << place)).filter_map(|place| self.at(place))
     }
 
     /// It is nobody's turn. Who had it may still send what entries are posted for.
@@ -347,11 +369,7 @@ impl Sessions {
     fn entries_for(&self, place: u8) -> u32 {
         let expected =
             |inbound: &Inbound| serial::distance(inbound.accepted_packets(), inbound.allowed).max(0);
-        let others = (self.places.iter().enumerate()).filter(|(other, _)| *other != usize::from(place));
-        let theirs: i32 = others
-            .filter_map(|(_, inbound)| inbound.as_deref())
-            .map(expected)
-            .sum();
+        let theirs: i32 = self.others(place).map(expected).sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
     }
 

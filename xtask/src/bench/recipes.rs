@@ -160,7 +160,7 @@ fn udp_round_trip(spin: bool) -> Contender {
 }
 
 fn lm_stream(message_len: u32) -> Contender {
-    lm_stream_with("LM", message_len, "")
+    lm_stream_with("LM", message_len, "--integrity none")
 }
 
 /// The same with further options of the sender.
