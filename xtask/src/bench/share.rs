@@ -13,7 +13,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::recipes::{PORT, messages_in_flight, receive_and_send, receiver_address, stream_sample, words};
@@ -327,21 +327,25 @@ fn stream(name: &'static str, measured: Stream, background: Option<Stream>) -> C
                 &measured.sender,
                 false,
             )?);
-            for program in running.into_iter().flatten() {
+            // Both are looked at first: one ends when the other is stopped.
+            let mut running: Vec<Program> = running.into_iter().flatten().collect();
+            for program in &mut running {
                 ensure_running(program)?;
+            }
+            for program in running {
+                program.stop()?;
             }
             sample
         }),
     }
 }
 
-/// Stops a program of the background, which must have been there all the time.
-fn ensure_running(mut program: Program) -> Result<()> {
+/// A program of the background must have been there all the time.
+fn ensure_running(program: &mut Program) -> Result<()> {
     if program.has_ended()? {
-        program.finish().context("the stream in the background ended")?;
         anyhow::bail!("the stream in the background ended before the other one was measured");
     }
-    program.stop().map(drop)
+    Ok(())
 }
 
 fn launch(programs: &Programs, words: &[String], core: usize) -> Launch {
