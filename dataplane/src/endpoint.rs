@@ -523,7 +523,7 @@ impl Endpoint {
 
     /// One step of the idle strategy, `longest` at most: call it when [`poll`](Endpoint::poll) returned 0.
     pub fn wait(&mut self, longest: Duration) {
-        match self.idle.step() {
+        match self.idle.step(self.engine.now_ns) {
             IdleStep::Spin => std::hint::spin_loop(),
             IdleStep::Yield => std::thread::yield_now(),
             IdleStep::Sleep(most) => {

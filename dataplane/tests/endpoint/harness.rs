@@ -179,7 +179,7 @@ pub fn config_a() -> EndpointConfig {
         interface: "va".into(),
         // Test programs share their cores: leave them when there is nothing to do.
         idle: lm_dataplane::IdleStrategy {
-            spins: 200,
+            spin: Duration::from_micros(20),
             yields: 50,
             ..Default::default()
         },
