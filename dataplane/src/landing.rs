@@ -30,11 +30,13 @@ mod sessions;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
 use lm_ebpf::SessionAdmission;
 use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::integrity::Integrity;
+use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::SETTLED_KEPT;
@@ -42,6 +44,7 @@ use lm_protocol::zone::ZoneShape;
 
 use crate::arena::Arena;
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
+use crate::engine::time;
 use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
 use crate::peer::PeerId;
 use crate::ring::FillRing;
@@ -52,6 +55,14 @@ pub(crate) use repair::{Remedy, RepairCounters};
 use sessions::Entries;
 pub(crate) use sessions::Sessions;
 
+/// A sender that loses packets has at least so many on the way, and so many more after each round trip without a loss
+/// ([`Backoff`]): random loss alone holds it near 112, which fills a path of 100 µs at 13 Gbit/s.
+const BACKOFF_FLOOR: u32 = 32;
+const BACKOFF_INCREASE: u32 = 16;
+/// Losses that come together count once: for a round trip, and not less than this.
+const ROUND_TRIP_MIN_NS: u64 = 100_000;
+/// Entries beyond what may be on the way, while packets are being lost: enough to the next round.
+const POSTED_SLACK: u32 = 64;
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
 
@@ -240,7 +251,7 @@ pub(crate) struct InboundTerms {
     pub(crate) prefix: u8,
     pub(crate) first_message: u32,
     pub(crate) messages_in_flight: u32,
-    /// Packets that the sender may have on the way.
+    /// Packets that the sender may have on the way, at most.
     pub(crate) on_the_way: u32,
     /// Fill entries that may be posted at once.
     pub(crate) posted_max: u32,
@@ -302,6 +313,9 @@ pub(crate) struct Inbound {
     /// Something is missing, or lies in the wrong place.
     troubled: bool,
     held: Held,
+    /// Packets that the sender may have on the way now, and up to which they were counted as arrived.
+    backoff: Backoff,
+    confirmed: u64,
     /// Messages that were settled without being whole, of the last ones.
     broken: VecDeque<u32>,
     /// How long requests for missing fragments take to be answered, smoothed; 0: none was yet.
@@ -340,6 +354,13 @@ pub(crate) struct Burst {
 impl Inbound {
     /// `arena`: where its landing zones will be.
     pub(crate) fn new(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
+        let ceiling = terms.on_the_way.clamp(1, terms.posted_max.max(1));
+        let shape = BackoffShape {
+            floor: BACKOFF_FLOOR.min(ceiling),
+            ceiling,
+            increase: BACKOFF_INCREASE,
+            kept_eighths: 7,
+        };
         Inbound {
             terms,
             serial: 0,
@@ -360,6 +381,8 @@ impl Inbound {
             last: None,
             troubled: false,
             held: Held::default(),
+            backoff: Backoff::new(shape).expect("a ceiling that is not below the floor"),
+            confirmed: 0,
             broken: VecDeque::new(),
             answer_ns: 0,
             progress_ns: now_ns,
@@ -490,6 +513,35 @@ impl Inbound {
             }
         }
         written
+    }
+
+    /// Packets that the sender may have on the way now.
+    pub(crate) fn on_the_way(&self) -> u32 {
+        self.backoff.allowed()
+    }
+
+    /// Entries that may be posted at once. After losses they are few: what is posted when a packet is lost is met by the one
+    /// behind it, and each of those is copied to its place.
+    fn posted_max(&self) -> u32 {
+        let allowed = self.on_the_way();
+        match allowed < self.terms.on_the_way {
+            true => (allowed + POSTED_SLACK).min(self.terms.posted_max),
+            false => self.terms.posted_max,
+        }
+    }
+
+    /// Packets were found to be lost.
+    fn lost(&mut self, now_ns: u64) {
+        let round_trip_ns = self.answer_ns.max(ROUND_TRIP_MIN_NS);
+        self.backoff
+            .lost(time(now_ns), Duration::from_nanos(round_trip_ns));
+    }
+
+    /// What has come since this was last called counts as arrived.
+    fn confirm(&mut self) {
+        let arrived = self.accepted - self.confirmed;
+        self.confirmed = self.accepted;
+        self.backoff.confirmed(arrived.min(u64::from(u32::MAX)) as u32);
     }
 
     /// Whether entries may be posted for more packets, memory permitting.

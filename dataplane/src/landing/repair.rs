@@ -189,6 +189,9 @@ impl Inbound {
     /// Books an arrival that is out of the ordinary. `false`: it had arrived before.
     fn noticed(&mut self, at: usize, arrival: Arrival, now_ns: u64) -> bool {
         self.troubled = true;
+        if arrival == Arrival::Jumped {
+            self.lost(now_ns);
+        }
         let message = &mut self.messages[at];
         match arrival {
             Arrival::Duplicate => {

@@ -281,7 +281,8 @@ impl Sessions {
                 break;
             };
             // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
-            let room = (inbound.terms.posted_max).saturating_sub(self.entries.outstanding());
+            inbound.confirm();
+            let room = inbound.posted_max().saturating_sub(self.entries.outstanding());
             let room = fill.free(room.min(fill.ring_len())).min(room);
             let awaited = inbound.awaits_packets();
             let written = inbound.write_entries(fill, room, ahead, &mut self.entries.aims, arena, chosen);
@@ -387,7 +388,7 @@ impl Sessions {
         let ahead = entries.max(provided.min(entries + UNPOSTED_AHEAD));
         inbound
             .accepted_packets()
-            .wrapping_add(ahead.min(u64::from(inbound.terms.on_the_way)) as u32)
+            .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32)
     }
 
     /// A fragment that came by the one-copy path in the session with this key: `len` payload bytes at UMEM address `from`.
