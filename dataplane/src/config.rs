@@ -146,6 +146,9 @@ pub struct EndpointConfig {
     /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
     /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.
     pub poll_queues: bool,
+    /// Whether large messages of a sender are shown in the order in which it sent them. If not, each is shown when it is whole,
+    /// although an earlier one still lacks fragments; its sender gets its confirmation in order all the same.
+    pub in_order: bool,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
     /// A message without progress for so long is reported as incomplete.
@@ -175,6 +178,7 @@ impl Default for EndpointConfig {
             tx_in_flight: 1024,
             packets_on_the_way: None,
             poll_queues: true,
+            in_order: true,
             huge_pages: HugePages::Auto,
             message_timeout: Duration::from_secs(2),
             integrity: Integrity::Manifest,

@@ -807,6 +807,7 @@ impl<N: Nic> Landing for Engine<N> {
             posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
             delivery: request.delivery,
             integrity: request.integrity,
+            in_order: self.config.in_order,
             max_message_len: request.max_message_len,
             registered_len: 0,
             one_processor: self.fixed.one_processor,

@@ -145,6 +145,8 @@ struct Arriving {
     timer: RequestTimer,
     /// Fragments of it that wait for their place to be free.
     held: u32,
+    /// The application has it already, before its turn.
+    shown: bool,
     /// What is known about its bytes being its sender's.
     proof: Proof,
     /// When something was first found to be missing.
@@ -181,6 +183,21 @@ impl Arriving {
         self.base + u64::from(self.fragment_count())
     }
 
+    /// It goes to the application.
+    fn landed(&self, missing: Vec<Range<u32>>) -> Landed {
+        Landed {
+            arrived: self.arrived(),
+            early: false,
+            zone: self.zone.expect("a posted message has a zone"),
+            address: self.payload,
+            len: self.len,
+            number: self.number,
+            tag: self.tag,
+            announced_ns: self.announced_ns,
+            missing,
+        }
+    }
+
     /// Fragments of it that are here.
     fn arrived(&self) -> u64 {
         let missing: u32 = self
@@ -211,6 +228,8 @@ pub(crate) struct Landed {
     pub(crate) missing: Vec<Range<u32>>,
     /// How many fragments are.
     pub(crate) arrived: u64,
+    /// Messages before it are not settled.
+    early: bool,
 }
 
 impl Landed {
@@ -256,6 +275,8 @@ pub(crate) struct InboundTerms {
     /// Fill entries that may be posted at once.
     pub(crate) posted_max: u32,
     pub(crate) delivery: Delivery,
+    /// Messages are shown in the order in which they were sent.
+    pub(crate) in_order: bool,
     /// Whether the sender sends digests.
     pub(crate) integrity: Integrity,
     pub(crate) max_message_len: u64,
@@ -427,6 +448,7 @@ impl Inbound {
             arrivals: Arrivals::new(geometry.fragment_count()),
             timer: RequestTimer::default(),
             held: 0,
+            shown: false,
             proof: Proof::default(),
             missing_ns: None,
             rule: TailRule::new(self.terms.window, geometry.fragment_count()),
@@ -607,16 +629,31 @@ impl Inbound {
         self.posting = self.posting.saturating_sub(1);
         // Its last fragments may have come without the gate: what comes next is the next message's.
         self.accepted = self.accepted.max(message.end());
-        self.complete.push_back(Landed {
-            arrived: message.arrived(),
-            zone: message.zone.expect("a posted message has a zone"),
-            address: message.payload,
-            len: message.len,
-            number: message.number,
-            tag: message.tag,
-            announced_ns: message.announced_ns,
-            missing,
-        });
+        match message.shown {
+            true if self.complete.is_empty() => self.delivered = self.unsettled_from(),
+            true => {}
+            false => self.complete.push_back(message.landed(missing)),
+        }
+    }
+
+    /// Whole messages behind the front one are shown before it, where the application takes them in any order.
+    #[inline]
+    fn land_early(&mut self) {
+        if self.terms.in_order {
+            return;
+        }
+        for at in 1..self.messages.len() {
+            let message = &self.messages[at];
+            if !message.shown && message.is_final() && self.is_proved(at) {
+                let message = &mut self.messages[at];
+                message.shown = true;
+                let early = Landed {
+                    early: true,
+                    ..message.landed(Vec::new())
+                };
+                self.complete.push_back(early);
+            }
+        }
     }
 
     /// Whether a message waits for [`next_landed`](Inbound::next_landed).
@@ -627,7 +664,11 @@ impl Inbound {
     /// The next whole message. Call only after the kernel's statistics were found unchanged.
     pub(crate) fn next_landed(&mut self) -> Option<Landed> {
         let landed = self.complete.pop_front()?;
-        self.delivered = landed.number.wrapping_add(1);
+        if self.complete.is_empty() {
+            self.delivered = self.unsettled_from();
+        } else if !landed.early {
+            self.delivered = landed.number.wrapping_add(1);
+        }
         self.repair.delivered += landed.arrived;
         Some(landed)
     }
@@ -706,7 +747,8 @@ impl Inbound {
                 missing: std::iter::once(0..count).collect(),
             });
         }
-        for mut message in self.messages.drain(..) {
+        // What was shown early is the application's, or was in the list above.
+        for mut message in self.messages.drain(..).filter(|message| !message.shown) {
             self.repair.given_up += message.arrived();
             zones.extend(message.zone);
             message.arrivals.claim(u32::MAX);
@@ -730,7 +772,8 @@ impl Inbound {
     #[cfg(test)]
     pub(crate) fn open_fragments(&self) -> u64 {
         let landed: u64 = self.complete.iter().map(|landed| landed.arrived).sum();
-        landed + self.messages.iter().map(Arriving::arrived).sum::<u64>()
+        let open = self.messages.iter().filter(|message| !message.shown);
+        landed + open.map(Arriving::arrived).sum::<u64>()
     }
 
     /// Whether an announcement with this number was taken already.

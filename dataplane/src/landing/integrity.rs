@@ -162,6 +162,7 @@ impl Inbound {
         while self.front_may_land() {
             self.land(Vec::new());
         }
+        self.land_early();
         true
     }
 
@@ -173,28 +174,34 @@ impl Inbound {
 
     /// Whether every byte of the front message, all of whose fragments are here, is its sender's.
     pub(super) fn front_is_proved(&mut self) -> bool {
+        if self.terms.integrity.has_digests() && self.messages[0].proof.verdict == Verdict::Open {
+            self.note_held();
+        }
+        self.is_proved(0)
+    }
+
+    /// The same of the message at `at`, none of whose fragments is held aside.
+    pub(super) fn is_proved(&mut self, at: usize) -> bool {
         if !self.terms.integrity.has_digests() {
             return true;
         }
-        let front = &self.messages[0];
-        if front.proof.verdict != Verdict::Open {
-            return front.proof.verdict == Verdict::Proved;
+        let message = &mut self.messages[at];
+        if message.proof.verdict != Verdict::Open {
+            return message.proof.verdict == Verdict::Proved;
         }
-        let (Some(announced), Some(zone)) = (front.proof.announced, front.zone) else {
+        let (Some(announced), Some(zone)) = (message.proof.announced, message.zone) else {
             return false;
         };
-        self.note_held();
-        let front = &mut self.messages[0];
         let digests = self
             .evidence
             .digests
-            .of(zone.start, front.geometry.fragment_count());
-        let digest = message_digest(self.terms.key, front.number, digests, front.len, front.tag);
-        front.proof.verdict = match digest == announced {
+            .of(zone.start, message.geometry.fragment_count());
+        let digest = message_digest(self.terms.key, message.number, digests, message.len, message.tag);
+        message.proof.verdict = match digest == announced {
             true => Verdict::Proved,
             false => Verdict::Disproved,
         };
-        front.proof.verdict == Verdict::Proved
+        message.proof.verdict == Verdict::Proved
     }
 
     /// Whether the front message waits for digests, or for being compared with them.

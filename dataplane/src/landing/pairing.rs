@@ -151,6 +151,8 @@ impl Sessions {
         }
         if inbound.front_may_land() {
             inbound.land(Vec::new());
+        } else {
+            inbound.land_early();
         }
         Ok(())
     }

@@ -336,6 +336,7 @@ impl Inbound {
         while self.front_may_land() {
             self.land(Vec::new());
         }
+        self.land_early();
         self.troubled = !self.held.is_empty()
             || self
                 .messages

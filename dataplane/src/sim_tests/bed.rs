@@ -62,6 +62,8 @@ pub(crate) struct BedConfig {
     /// Whether the bed watches over free landing memory and zones' margins. Not where somebody else does, or where nothing
     /// may be allocated.
     pub(crate) guarded: bool,
+    /// Whether messages are shown in order.
+    pub(crate) in_order: bool,
     /// What both hosts do for what they send.
     pub(crate) integrity: Integrity,
     pub(crate) wire: WireConfig,
@@ -90,6 +92,7 @@ impl Default for BedConfig {
             one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
             guarded: true,
+            in_order: true,
             integrity: Integrity::Manifest,
             wire: WireConfig::default(),
         }
@@ -128,6 +131,7 @@ impl Bed {
             send_len: config.send_len,
             tx_in_flight: config.tx_in_flight,
             message_timeout: config.message_timeout,
+            in_order: config.in_order,
             integrity: config.integrity,
             ..EndpointConfig::default()
         };

@@ -183,6 +183,7 @@ impl Plan {
             one_processor: soak.races,
             landing_ring_len: pick(dice, &[64u32, 256, 2048, 1 << 15]),
             integrity,
+            in_order: true,
             wire: WireConfig::default(),
         };
         let stalls = match soak.stalls {
