@@ -116,8 +116,8 @@ mod tests {
                     .collect();
                 let next = turns.next(waiting.iter().copied()).expect("somebody waits");
                 prop_assert!(present(next));
-                for place in 0..PLACES {
-                    waited[place] = if place == next { 0 } else { waited[place] + 1 };
+                for (place, waited) in waited.iter_mut().enumerate() {
+                    *waited = if place == next { 0 } else { *waited + 1 };
                 }
                 prop_assert!(waited[0] <= 2 * PLACES, "{}", waited[0]);
             }

@@ -150,7 +150,7 @@ fn two_senders_share_the_landing_queue() {
                 for _ in 0..2 * EACH {
                     let message = recv(&mut b);
                     let of = &mut next[usize::from(message.tag() >= EACH)];
-                    check(&mut b, &message, *of, len);
+                    check(&b, &message, *of, len);
                     *of += 1;
                 }
                 wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
