@@ -340,12 +340,7 @@ fn a_busy_queue_is_waited_for_and_then_named() {
     drop(xsk);
     assert!(matches!(try_open(&pair.a, &first), Err(XskError::Busy { .. })));
     // Freed while somebody waits.
-    let reopened = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| try_open(&pair.a, &first));
-        std::thread::sleep(Duration::from_millis(100));
-        drop(rings);
-        waiting.join().expect("no panic")
-    });
+    let reopened = bed::while_waiting(|| try_open(&pair.a, &first), || drop(rings));
     drop(reopened.expect("free now"));
     drop((other, other_rings));
     for round in 0..20 {

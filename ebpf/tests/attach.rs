@@ -2,7 +2,7 @@
 
 mod bed;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -149,7 +149,8 @@ fn child_that_is_killed() {
     gate.set_role(1, Role::Landing).unwrap();
     let _log = gate.log(1).unwrap();
     eprintln!("attached");
-    std::thread::sleep(Duration::from_secs(60));
+    // Until it is killed; if the test ends without that, so does this.
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
 #[test]
@@ -159,6 +160,7 @@ fn a_killed_process_leaves_nothing() {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_that_is_killed", "--nocapture"])
             .env(CHILD, "1")
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, names, wait_until};
 use lm_protocol::control::ControlMessage;
@@ -323,7 +322,7 @@ fn hostile_packets() {
             let port = 7168 + (n / 16) % 2;
             let _ = socket.send_to(&packet, format!("{RECEIVER}:{port}"));
             if n % 64 == 0 {
-                thread::sleep(Duration::from_millis(1));
+                thread::yield_now();
             }
         }
     });

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write;
 use std::thread;
-use std::time::Duration;
 
 use crate::bed::{Bed, Host, RECEIVER, content, names};
 
@@ -120,8 +119,8 @@ fn standard_input_to_standard_output() {
         let mut stdin = sender.stdin();
         let writer = thread::spawn(move || {
             for part in content(len).chunks(70_001) {
+                // Longer than a pipe: each waits for the sender to have read of it.
                 stdin.write_all(part).unwrap();
-                thread::sleep(Duration::from_millis(1));
             }
         });
         writer.join().unwrap();

@@ -25,6 +25,33 @@ pub fn root() -> bool {
     false
 }
 
+/// Runs `waiting` on a thread of its own and `then` when that thread is blocked in the kernel (or through with it already).
+pub fn while_waiting<T: Send>(waiting: impl FnOnce() -> T + Send, then: impl FnOnce()) -> T {
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = scope.spawn(move || {
+            tell.send(rustix::thread::gettid()).expect("somebody listens");
+            waiting()
+        });
+        let stat = format!(
+            "/proc/self/task/{}/stat",
+            told.recv().expect("a thread's id").as_raw_nonzero()
+        );
+        // The state stands behind the name, which may contain anything but ends with the last parenthesis (proc(5)).
+        let is_blocked = || {
+            std::fs::read_to_string(&stat)
+                .is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
+        };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !is_blocked() && !thread.is_finished() {
+            assert!(Instant::now() < deadline, "it neither waits nor ends");
+            std::thread::yield_now();
+        }
+        then();
+        thread.join().expect("no panic")
+    })
+}
+
 /// A network namespace.
 #[derive(Debug)]
 pub struct Namespace(File);

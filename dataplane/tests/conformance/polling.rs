@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+use crate::bed::while_waiting;
 use crate::host::{Bed, End, Layout, RING_LEN};
 use crate::programs::Kind;
 use crate::traffic::{Drive, PACKETS, SHORT, exchange, poll_for, run, stream};
@@ -25,12 +26,11 @@ fn poll_rx(bed: &Bed) {
     sender.send(items);
     receiver.want(wanted);
     let xsk = receiver.xsk.as_fd();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(move || poll_for(&xsk, PollFlags::IN, 20_000));
-        std::thread::sleep(Duration::from_millis(20)); // most likely it waits by now; if not, it sees the packet
-        exchange(&mut [&mut sender]);
-        assert!(waiting.join().expect("no panic"));
-    });
+    let woken = while_waiting(
+        move || poll_for(&xsk, PollFlags::IN, 20_000),
+        || exchange(&mut [&mut sender]),
+    );
+    assert!(woken);
     exchange(&mut [&mut receiver]);
 }
 

@@ -166,27 +166,29 @@ fn two_senders_share_the_landing_queue() {
     });
 }
 
-/// A process that has an endpoint, until it is killed.
+/// In a process that a test started to kill: what the process does. Its test does nothing else there.
+const VICTIM: &str = "LM_TEST_VICTIM";
+
+/// A process that has an endpoint, until it is killed: this test again, which finds [`VICTIM`] set.
 struct Victim(Child);
 
 impl Victim {
     /// Starts it and waits until it says that it is ready.
-    fn start(namespace: &Namespace, role: &str) -> Victim {
+    fn start(namespace: &Namespace, test: &str) -> Victim {
         let mut victim = namespace.run(|| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--ignored", "--exact", "sessions::victim", "--nocapture"]);
-            Victim(
-                command
-                    .env("LM_VICTIM", role)
-                    .stdout(Stdio::piped())
-                    .spawn()
-                    .unwrap(),
-            )
+            command.args(["--exact", &format!("sessions::{test}"), "--nocapture"]);
+            Victim(command.env(VICTIM, "1").stdout(Stdio::piped()).spawn().unwrap())
         });
         let output = BufReader::new(victim.0.stdout.take().unwrap());
         let ready = output.lines().any(|line| line.unwrap().contains("ready"));
-        assert!(ready, "the {role} ends early");
+        assert!(ready, "the victim ends early");
         victim
+    }
+
+    /// Whether this process is one.
+    fn is_here() -> bool {
+        std::env::var_os(VICTIM).is_some()
     }
 
     /// SIGKILL: no farewell.
@@ -203,29 +205,25 @@ impl Drop for Victim {
     }
 }
 
-#[test]
-#[ignore = "no test: the process that other tests kill"]
-fn victim() {
+fn send_until_killed() {
     let deadline = Instant::now() + PATIENCE;
-    match std::env::var("LM_VICTIM").as_deref() {
-        Ok("sender") => {
-            let mut a = open(&config_a());
-            let peer = connect(&mut a, 1 << 20);
-            println!("ready");
-            for tag in 0.. {
-                send(&mut a, peer, tag, &content(tag, 1 << 20));
-                assert!(Instant::now() < deadline, "nobody kills us");
-            }
-        }
-        Ok("receiver") => {
-            let mut b = open_with_lease(&config_b());
-            println!("ready");
-            while Instant::now() < deadline {
-                let _ = b.recv(Some(Duration::from_millis(100)));
-            }
-        }
-        _ => println!("needs LM_VICTIM"),
+    let mut a = open(&config_a());
+    let peer = connect(&mut a, 1 << 20);
+    println!("ready");
+    for tag in 0.. {
+        send(&mut a, peer, tag, &content(tag, 1 << 20));
+        assert!(Instant::now() < deadline, "nobody kills us");
     }
+}
+
+fn receive_until_killed() {
+    let deadline = Instant::now() + PATIENCE;
+    let mut b = open_with_lease(&config_b());
+    println!("ready");
+    while Instant::now() < deadline {
+        let _ = b.recv(Some(Duration::from_millis(100)));
+    }
+    panic!("nobody kills us");
 }
 
 fn program_on(namespace: &Namespace, interface: &str) -> Option<u32> {
@@ -237,11 +235,15 @@ fn program_on(namespace: &Namespace, interface: &str) -> Option<u32> {
 
 #[test]
 fn a_killed_sender_leaves_the_queue_to_the_next() {
+    if Victim::is_here() {
+        return send_until_killed();
+    }
     let Some(bed) = Bed::new(2) else { return };
     bed.pair.b.run(|| {
         let mut b = open_with_lease(&config_b());
         let mut victim = std::thread::scope(|scope| {
-            let start = scope.spawn(|| Victim::start(&bed.pair.a, "sender"));
+            let start =
+                scope.spawn(|| Victim::start(&bed.pair.a, "a_killed_sender_leaves_the_queue_to_the_next"));
             wait_until(&mut b, "the sender starts", |_| start.is_finished());
             start.join().unwrap()
         });
@@ -326,8 +328,11 @@ fn impatient(config: EndpointConfig) -> EndpointConfig {
 
 #[test]
 fn a_killed_receiver_is_noticed() {
+    if Victim::is_here() {
+        return receive_until_killed();
+    }
     let Some(bed) = Bed::new(2) else { return };
-    let mut victim = Victim::start(&bed.pair.b, "receiver");
+    let mut victim = Victim::start(&bed.pair.b, "a_killed_receiver_is_noticed");
     bed.pair.a.run(|| {
         let config = impatient(config_a());
         let mut a = open(&config);
@@ -348,7 +353,7 @@ fn a_killed_receiver_is_noticed() {
         let error = a.connect(B, &up_to(1 << 20)).unwrap_err();
         assert!(matches!(error, ConnectError::NotListening { .. }), "{error:?}");
         // The next receiver on that port is another one, and is reached.
-        let _next = Victim::start(&bed.pair.b, "receiver");
+        let _next = Victim::start(&bed.pair.b, "a_killed_receiver_is_noticed");
         let peer = connect(&mut a, 1 << 20);
         for (tag, len) in [(10, 100_000), (11, 5)] {
             let token = send(&mut a, peer, tag, &content(tag, len));
