@@ -55,6 +55,7 @@ impl Sessions {
                 break;
             }
         }
+        self.settle_displaced(umem);
         rx.release(packets);
         self.entries.landed_ns = now_ns;
         self.entries.passed_by = 0;
@@ -147,8 +148,14 @@ impl Sessions {
             return used;
         }
         if arrival != Arrival::Next || !in_place {
-            inbound.landed_elsewhere(at, position, arrival, in_place, start, umem, now_ns);
+            let from = inbound.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
+            if let Some(from) = from {
+                self.displaced(entry.session, at, position, (&aim, from), umem);
+            }
         }
+        let Some(inbound) = self.at_mut(entry.session) else {
+            return Ok(());
+        };
         if inbound.front_may_land() {
             inbound.land(Vec::new());
         } else {

@@ -11,10 +11,11 @@ use std::time::Duration;
 use lm_ebpf::Log;
 use lm_protocol::delivery::{Arrival, Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::Geometry;
+use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
 
-use super::{Aim, Entries, GivenUp, Inbound, Zone};
+use super::{Aim, Entries, GivenUp, Inbound, Sessions, Zone};
 use crate::arena::Arena;
 use crate::control::RANGES_MAX;
 use crate::engine::time;
@@ -155,9 +156,73 @@ pub(crate) enum Remedy {
     Rebuild,
 }
 
+/// A fragment of the burst at hand that lies in another's slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Displaced {
+    place: u8,
+    serial: u32,
+    number: u32,
+    position: u32,
+    /// UMEM address of its payload.
+    from: u64,
+}
+
+impl Sessions {
+    /// The fragment at `position` of the message at `at` landed in the slot of `aim`, its payload at UMEM address `from`.
+    ///
+    /// Behind a loss each fragment lies in the slot of an earlier one. The last of them goes to its place first: whatever lay
+    /// where another belongs is gone then, and only the last, whose place may still be written, has to be held aside.
+    pub(super) fn displaced(
+        &mut self,
+        place: u8,
+        at: usize,
+        position: u32,
+        (aim, from): (&Aim, u64),
+        umem: &Umem,
+    ) {
+        let waiting = !self.displaced.is_empty();
+        let Some(inbound) = self.at_mut(place) else { return };
+        let message = &mut inbound.messages[at];
+        let lies_before = (aim.place, aim.serial) == (place, inbound.serial)
+            && (serial::precedes(aim.number, message.number)
+                || (aim.number == message.number && aim.position < position));
+        if !lies_before {
+            // One that waits may lie where this one belongs, or the other way round.
+            match waiting {
+                true => inbound.hold(at, position, from, umem),
+                false => inbound.store(at, position, from, umem),
+            }
+            return;
+        }
+        // Until it is at its place the message is not shown.
+        message.held += 1;
+        let one = Displaced {
+            place,
+            serial: inbound.serial,
+            number: message.number,
+            position,
+            from,
+        };
+        self.displaced.push(one);
+    }
+
+    /// Copies the burst's displaced fragments to their places, the last one first, or aside.
+    pub(super) fn settle_displaced(&mut self, umem: &Umem) {
+        while let Some(one) = self.displaced.pop() {
+            let session = self.at_mut(one.place);
+            let Some(inbound) = session.filter(|inbound| inbound.serial == one.serial) else {
+                continue;
+            };
+            if let Some(at) = inbound.position_of(one.number) {
+                inbound.messages[at].held -= 1;
+                inbound.store(at, one.position, one.from, umem);
+            }
+        }
+    }
+}
+
 impl Inbound {
-    /// A fragment landed that was not simply the next one in its own slot.
-    #[allow(clippy::too_many_arguments)]
+    /// A fragment landed that was not simply the next one in its own slot. Where its payload is, when that has to be copied.
     pub(super) fn landed_elsewhere(
         &mut self,
         at: usize,
@@ -165,9 +230,8 @@ impl Inbound {
         arrival: Arrival,
         in_place: bool,
         start: u64,
-        umem: &Umem,
         now_ns: u64,
-    ) {
+    ) -> Option<u64> {
         // The gate keeps the order: what has not come of the messages before is lost, or late.
         for before in 0..at {
             let message = &mut self.messages[before];
@@ -177,13 +241,13 @@ impl Inbound {
             }
         }
         if !self.noticed(at, arrival, now_ns) || in_place {
-            return;
+            return None;
         }
         self.repair.displaced += 1;
         let message = &self.messages[at];
         let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
         let header_len = u64::from(message.geometry.fragment(index).header_len);
-        self.store(at, position, start + header_len, umem);
+        Some(start + header_len)
     }
 
     /// Books an arrival that is out of the ordinary. `false`: it had arrived before.
@@ -255,12 +319,16 @@ impl Inbound {
         }
     }
 
-    /// Copies a fragment to its place, or aside.
+    /// Copies a fragment to its place, or aside while something may be written there.
     fn store(&mut self, at: usize, position: u32, from: u64, umem: &Umem) {
-        if position < self.messages[at].consumed {
-            self.put(at, position, Source::Umem(from), umem);
-            return;
+        match position < self.messages[at].consumed {
+            true => self.put(at, position, Source::Umem(from), umem),
+            false => self.hold(at, position, from, umem),
         }
+    }
+
+    /// Copies a fragment aside.
+    fn hold(&mut self, at: usize, position: u32, from: u64, umem: &Umem) {
         let message = &mut self.messages[at];
         let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
         let len = message.geometry.fragment_len(index);

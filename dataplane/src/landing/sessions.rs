@@ -12,6 +12,7 @@ use lm_ebpf::{Log, SessionAdmission};
 use lm_protocol::serial;
 use lm_protocol::turns::Turns;
 
+use super::repair::Displaced;
 use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
 use crate::memory::Umem;
@@ -124,6 +125,8 @@ pub(crate) struct Sessions {
     pub(crate) entries: Entries,
     /// What the channel counted since it was last looked at, beside what each session did.
     pub(crate) repair: RepairCounters,
+    /// What the burst at hand brought into other fragments' slots.
+    pub(super) displaced: Vec<Displaced>,
     turns: Turns<{ PLACES as usize }>,
     /// Whose turn it is, and packets posted in it.
     turn: Option<u8>,
@@ -152,6 +155,7 @@ impl Sessions {
                 processor: None,
             },
             repair: RepairCounters::default(),
+            displaced: Vec::new(),
             turns: Turns::default(),
             turn: None,
             turn_posted: 0,
