@@ -57,7 +57,7 @@ pub(crate) const PLAIN_IN_FLIGHT: u32 = 128;
 pub(crate) const ON_THE_WAY_VETH: u32 = 192;
 /// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
 /// while the next credit is under way.
-pub(crate) const ON_THE_WAY_PACED: u32 = 2 * ON_THE_WAY_VETH;
+pub(crate) const ON_THE_WAY_PACED: u32 = 4 * ON_THE_WAY_VETH;
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
 pub(crate) const PLAIN_FRAGMENTS_MAX: u32 = 128;

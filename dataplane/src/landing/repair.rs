@@ -26,7 +26,7 @@ const HELD_MAX: usize = 512;
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
 const CLAIM_GRACE_NS: u64 = 200_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
-const GIVE_UP_AFTER_NS: u64 = 500_000;
+const GIVE_UP_AFTER_NS: u64 = 200_000;
 /// Fragments that keep coming by the one-copy path for so long, while entries are posted and nothing lands: the gate
 /// expects others, after a packet whose header was corrupt.
 const STRAY_AFTER_NS: u64 = 5_000_000;

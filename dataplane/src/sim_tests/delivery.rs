@@ -388,7 +388,7 @@ fn whole_messages_overtake_one_that_is_not_if_they_may() {
             (true, _) => assert!(early.is_empty(), "{early:?}"),
             // The last one has an entry left, which the next packet would use, whoever's it is.
             (false, Delivery::Reliable) => assert_eq!(early, [1, 2, 3, 4]),
-            // The first one is settled without its fragment after half a millisecond.
+            // The first one is settled without its fragment after a fifth of a millisecond.
             _ => assert_eq!(early[..3], [1, 2, 3]),
         }
         // None of them is confirmed before its predecessors are settled.
