@@ -3,11 +3,12 @@
 //! ```text
 //!  poll(now):  1 memory that the application gave back
 //!              2 TX completions (late, in bulk)
-//!              3 general channel: eager messages, acknowledgements, announcements, credits
+//!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs)
 //!              4 landing channel: fragments                                       (landing.rs)
-//!              5 kernel UDP sockets: admission, and what the gate passed on       (control.rs)
-//!              6 what time brings to messages with losses; fill entries for announced messages, free general frames
-//!              7 acknowledgements and credits that are due, announcements
+//!              5 kernel UDP sockets: admission, and what the gate passed on       (packets.rs, control.rs)
+//!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
+//!                general frames
+//!              7 acknowledgements and credits that are due, announcements         (telling.rs)
 //!              8 fragments within credit                                          (outbound.rs)
 //!              9 flush: one wake-up per channel
 //!             10 timers
@@ -33,11 +34,12 @@ use crate::channel::Transmit;
 use crate::config::{
     EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE, RECEIVE_BURST, TRANSMIT_BURST,
 };
-use crate::control::{Applying, CONTROL_PER_LOOK, Grants, Leaving};
+use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::error::RecvError;
 use crate::frames::FramePool;
+use crate::granting::Grants;
 use crate::landing::{Inbound, Sessions, Zone};
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;

@@ -19,7 +19,6 @@ use lm_protocol::manifest::{DIGEST_LEN, MIN_PAYLOAD_LEN};
 use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange};
 
 use crate::arena::PAGE_LEN;
-use crate::control::RANGES_MAX;
 use crate::engine::Engine;
 use crate::nic::Nic;
 use crate::notices::Fault;
@@ -145,29 +144,6 @@ impl<N: Nic> Engine<N> {
             // It was asked for twice, or the message is settled.
             None => self.counters.drops.late += 1,
         }
-    }
-
-    /// Stage 7: asks the sender for digests that are due.
-    pub(crate) fn ask_for_digests(&mut self, place: u8, now_ns: u64) {
-        let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = landing.sessions.at_mut(place) else {
-            return;
-        };
-        let Some((message, ranges)) = inbound.next_digest_request(now_ns) else {
-            return;
-        };
-        let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
-        let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
-        for (range, bytes) in ranges.iter().zip(payload.chunks_exact_mut(MissingRange::LEN)) {
-            bytes.copy_from_slice(&range.encode());
-        }
-        let header = LmHeader::Missing {
-            session_key,
-            message,
-            ranges: ranges.len() as u32,
-            manifest: true,
-        };
-        self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN]);
     }
 
     /// Stage 7: sends digests of fragments that a receiver asked for. What does not leave is asked for again.

@@ -15,11 +15,14 @@ mod endpoint;
 mod engine;
 mod error;
 mod frames;
+mod granting;
 mod idle;
 mod integrity;
 pub mod interface;
 pub mod kernel;
 mod landing;
+mod landing_channel;
+mod losses;
 pub mod memory;
 mod message;
 mod netlink;
@@ -42,6 +45,7 @@ pub mod route;
 #[cfg(any(test, fuzzing))]
 mod sim_tests;
 pub mod simnic;
+mod telling;
 mod timers;
 
 pub mod udp;

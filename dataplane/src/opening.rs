@@ -15,14 +15,15 @@ use crate::config::{
     EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES,
     TRANSMIT_RING_LEN, ZONES_MAX,
 };
-use crate::control::{Grants, landing_channel};
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
 use crate::error::OpenError;
 use crate::frames::FramePool;
+use crate::granting::Grants;
 use crate::interface::Interface;
 use crate::landing::Sessions;
+use crate::landing_channel;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Nic};
 use crate::notices::Notices;
@@ -182,7 +183,11 @@ impl Parts {
         let mut landing = None;
         if let Some(queue) = queues.landing {
             let registered_len = plan.landing_arena + plan.landing_len;
-            let channel = nic.open_channel(&landing_channel(queue, registered_len, landing_ring_len))?;
+            let channel = nic.open_channel(&landing_channel::channel_config(
+                queue,
+                registered_len,
+                landing_ring_len,
+            ))?;
             let log = nic.log(queue)?;
             let at = log.producer();
             landing = Some(LandingSide {

@@ -5,40 +5,29 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
-use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::wire::lm::LmError;
 use lm_protocol::wire::lm::{AnnounceEntry, LmPacket, MessageDigest, MissingRange, parse_packet};
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, SETTLED_KEPT, broken_messages};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, broken_messages};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
-use crate::control::RANGES_MAX;
-use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
+use crate::config::GENERAL_FRAMES_FOR_SOCKET;
+use crate::engine::Engine;
 use crate::frames::Frame;
-use crate::landing::{Remedy, RepairCounters, Told};
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::notices::{Fault, source_of};
-use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED, EAGER_NEVER_NEXT, EagerIn, PeerId};
+use crate::peer::{EAGER_NEVER_NEXT, EagerIn};
 use crate::release::Released;
 use crate::udp::{Port, UdpEvent};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
-/// A sender with fewer packets of credit left is told of more at once.
-const LOW_CREDIT: u32 = 16;
-/// So much more credit is told at once: a third of what may be on the way on veth.
-const CREDIT_STEP: u32 = 96;
 /// Unacknowledged eager messages that are sent again at once.
 const EAGER_RESEND_MAX: usize = 64;
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
-/// Announcements that fit a packet at the smallest MTU are at least 30; more in one packet gain nothing.
-const ANNOUNCEMENTS_PER_PACKET: usize = 64;
-/// Entries and digests in one announcement, in bytes, where the MTU allows so many.
-const ANNOUNCEMENT_LEN_MAX: usize = 1440;
 
 impl<N: Nic> Engine<N> {
     /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
@@ -542,264 +531,6 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
-    pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
-        self.acknowledge_eager(now_ns, idle);
-        let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
-        for place in taken.into_iter().flatten() {
-            self.give_credit(place, now_ns, idle);
-            self.ask_for_missing(place, now_ns);
-            self.ask_for_digests(place, now_ns);
-        }
-        for position in 0..self.senders.len() {
-            let index = self.senders[position];
-            self.announce(index, now_ns);
-            self.send_manifests(index);
-        }
-    }
-
-    fn acknowledge_eager(&mut self, now_ns: u64, idle: bool) {
-        for _ in 0..self.acknowledge.len() {
-            let Some(index) = self.acknowledge.pop_front() else {
-                break;
-            };
-            let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET).saturating_sub(self.frames_held);
-            let eager = &self.peers.at(index).eager_in;
-            let allowance = match eager.paced {
-                true => EAGER_CREDIT_PACED.min(free / 4),
-                false => EAGER_CREDIT_MAX.min(free / 4),
-            };
-            let limit = serial::later(eager.told_limit, eager.next.wrapping_add(allowance));
-            let quiet = now_ns.saturating_sub(eager.last_ns) >= patience_ns(idle);
-            let owed = eager.unacknowledged() > 0 || eager.repeat;
-            // A peer that was left with little credit is told again when frames have come back.
-            let short = |limit: u32| serial::distance(eager.next, limit) < EAGER_ACK_EVERY as i32;
-            let relief = short(eager.told_limit) && !short(limit);
-            if eager.unacknowledged() < EAGER_ACK_EVERY && !(quiet && owed) && !relief {
-                if owed || short(eager.told_limit) {
-                    self.acknowledge.push_back(index);
-                } else {
-                    self.peers.at(index).acknowledgement_due = false;
-                }
-                continue;
-            }
-            let sender_id = eager.sender_id.unwrap_or_default();
-            let header = LmHeader::EagerAck {
-                sender_id,
-                next: eager.next,
-                limit,
-            };
-            if self.send_packet(index, &header, &[]) {
-                let eager = &mut self.peers.at(index).eager_in;
-                eager.told_next = eager.next;
-                eager.told_limit = limit;
-                eager.repeat = false;
-            }
-            self.acknowledge.push_back(index);
-        }
-    }
-
-    fn give_credit(&mut self, place: u8, now_ns: u64, idle: bool) {
-        let Some(landing) = &mut self.landing else { return };
-        let limit = landing.sessions.credit(place);
-        let Some(inbound) = landing.sessions.at_mut(place) else {
-            return;
-        };
-        let (accepted, announced) = (inbound.accepted_packets(), inbound.announced);
-        let told = &mut inbound.told;
-        // Entries that were posted for packets which came otherwise take nothing back.
-        let limit = serial::later(told.packet_limit, limit);
-        let more = limit.wrapping_sub(told.packet_limit);
-        let left = serial::distance(accepted, told.packet_limit).max(0) as u32;
-        let settled = inbound.delivered.wrapping_sub(told.delivered);
-        let anything = more > 0 || settled > 0 || announced != told.announced || told.asked;
-        if !anything {
-            return;
-        }
-        if !told.changed {
-            told.changed = true;
-            told.changed_ns = now_ns;
-        }
-        let due = told.asked
-            || more >= CREDIT_STEP
-            || (more > 0 && left < LOW_CREDIT)
-            || settled >= (inbound.terms.messages_in_flight / 4).max(1)
-            || now_ns.saturating_sub(told.changed_ns) >= patience_ns(idle);
-        if !due {
-            return;
-        }
-        let header = LmHeader::Credit {
-            session_key: inbound.terms.key,
-            packet_limit: limit,
-            delivered: inbound.delivered,
-            announced: inbound.announced,
-        };
-        let (delivered, announced) = (inbound.delivered, inbound.announced);
-        let peer = inbound.terms.peer.index;
-        let mut payload = [0u8; SETTLED_KEPT as usize * 4];
-        let mut len = 0;
-        for number in inbound.broken() {
-            payload[len..len + 4].copy_from_slice(&number.to_be_bytes());
-            len += 4;
-        }
-        if self.send_packet(peer, &header, &payload[..len])
-            && let Some(landing) = &mut self.landing
-            && let Some(inbound) = landing.sessions.at_mut(place)
-        {
-            inbound.told = Told {
-                packet_limit: limit,
-                limit_ns: if more > 0 { now_ns } else { inbound.told.limit_ns },
-                delivered,
-                announced,
-                ..Told::default()
-            };
-            self.counters.credits_sent += 1;
-        }
-    }
-
-    /// Stage 6, first half: messages with losses.
-    pub(crate) fn care(&mut self, now_ns: u64) {
-        let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
-        for place in taken.into_iter().flatten() {
-            self.care_for(place, now_ns);
-        }
-    }
-
-    fn care_for(&mut self, place: u8, now_ns: u64) {
-        let Some(landing) = &mut self.landing else { return };
-        if landing.sessions.needs_care(place) {
-            let remedy = (landing.sessions).watch(place, &mut landing.arena, &self.umem, now_ns);
-            let Some(inbound) = landing.sessions.at_mut(place) else {
-                return;
-            };
-            let landed = inbound.has_landed();
-            match remedy {
-                Some(Remedy::GivenUp(message)) => {
-                    let (peer, key, delivery) =
-                        (inbound.terms.peer, inbound.terms.key, inbound.terms.delivery);
-                    // To a sender that repeats what is missing this would be a request.
-                    if delivery != Delivery::Reliable {
-                        self.report_missing(peer, key, &message);
-                    }
-                    self.report_incomplete(peer, message);
-                }
-                Some(Remedy::Partial(message)) => {
-                    let (peer, key) = (inbound.terms.peer, inbound.terms.key);
-                    self.report_missing(peer, key, &message);
-                }
-                Some(Remedy::Rebuild) => {
-                    let registered_len = landing.registered_len;
-                    self.rebuild_under_sessions(registered_len);
-                }
-                None => {}
-            }
-            if landed {
-                self.show_landed(now_ns);
-            }
-        }
-        let Some(landing) = &mut self.landing else { return };
-        if landing.sessions.repair.is_any() {
-            let repair = std::mem::take(&mut landing.sessions.repair);
-            self.counters.repair(repair);
-        }
-        let inbound = landing.sessions.at_mut(place);
-        if let Some(inbound) = inbound.filter(|inbound| inbound.repair.is_any()) {
-            let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
-            self.book_repair(peer, repair);
-        }
-    }
-
-    /// Counts what a landing session did about losses.
-    pub(crate) fn book_repair(&mut self, peer: PeerId, repair: RepairCounters) {
-        self.counters.repair(repair);
-        let seen = [
-            (repair.implausible, Fault::FragmentShape),
-            (repair.corrupt, Fault::Corrupt),
-            (repair.contradictory, Fault::Contradictory),
-        ];
-        for (_, fault) in seen.into_iter().filter(|(count, _)| *count > 0) {
-            if let Some(peer) = self.peers.named(peer) {
-                let from = peer.data;
-                self.notices.tell(fault, from);
-            }
-        }
-    }
-
-    /// Asks the sender for fragments that are due.
-    fn ask_for_missing(&mut self, place: u8, now_ns: u64) {
-        while let Some(landing) = &mut self.landing
-            && let Some(inbound) = landing.sessions.at_mut(place)
-            && inbound.needs_care()
-            && let Some((message, ranges)) = inbound.next_request(now_ns)
-        {
-            let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
-            let mut payload = [0u8; RANGES_MAX * MissingRange::LEN];
-            for (range, bytes) in ranges.iter().zip(payload.chunks_exact_mut(MissingRange::LEN)) {
-                bytes.copy_from_slice(&range.encode());
-            }
-            let header = LmHeader::Missing {
-                session_key,
-                message,
-                ranges: ranges.len() as u32,
-                manifest: false,
-            };
-            self.send_packet(peer.index, &header, &payload[..ranges.len() * MissingRange::LEN]);
-        }
-    }
-
-    /// Announces messages that are new, or repeats the unconfirmed ones.
-    pub(crate) fn announce(&mut self, index: u16, now_ns: u64) {
-        let Some(outbound) = &mut self.peers.at(index).outbound else {
-            return;
-        };
-        if outbound.terms.plain
-            || (outbound.announced == outbound.next_number
-                && !outbound.announce_due
-                && !outbound.has_digests_to_tell())
-        {
-            return;
-        }
-        let from = match outbound.announce_due {
-            true => outbound.announced_confirmed,
-            false => outbound.announced,
-        };
-        let (key, sent) = (outbound.terms.key, outbound.sent_packets());
-        let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
-        let room = outbound.general_payload_len().min(payload.len());
-        let most = ANNOUNCEMENTS_PER_PACKET
-            .min(room / AnnounceEntry::LEN)
-            .min(IN_FLIGHT_MESSAGES_MAX as usize);
-        let mut entries = 0;
-        for (len, tag) in outbound.announcements(&mut self.outgoing, from, most) {
-            let encoded = AnnounceEntry { len, tag }.encode();
-            payload[entries * AnnounceEntry::LEN..][..AnnounceEntry::LEN].copy_from_slice(&encoded);
-            entries += 1;
-        }
-        let header = LmHeader::Announce {
-            session_key: key,
-            first: from,
-            entries: entries as u32,
-            sent,
-        };
-        let mut len = entries * AnnounceEntry::LEN;
-        let mut told = outbound.digests_told();
-        while len + MessageDigest::LEN <= room
-            && let Some(digest) = outbound.digest_of(&mut self.outgoing, told)
-        {
-            payload[len..len + MessageDigest::LEN].copy_from_slice(&digest.encode());
-            len += MessageDigest::LEN;
-            told = told.wrapping_add(1);
-        }
-        if self.send_packet(index, &header, &payload[..len])
-            && let Some(outbound) = &mut self.peers.at(index).outbound
-        {
-            outbound.told_digests(told);
-            outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries as u32));
-            outbound.announce_due = false;
-            outbound.last_announce_ns = now_ns;
-        }
-    }
-
     /// Settles what is confirmed of a peer's session (or all of it, when it `ended`).
     pub(crate) fn settle_outbound(
         &mut self,
@@ -823,14 +554,5 @@ impl<N: Nic> Engine<N> {
                 self.recover(released);
             }
         }
-    }
-}
-
-/// How long an acknowledgement waits for more to say. One peer's stream must not keep another from its answer, so
-/// there is an end to it without an idle round, too.
-fn patience_ns(idle: bool) -> u64 {
-    match idle {
-        true => ACKNOWLEDGE_AFTER_NS,
-        false => ACKNOWLEDGE_LATEST_NS,
     }
 }

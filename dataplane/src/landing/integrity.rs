@@ -16,9 +16,9 @@ use lm_protocol::wire::lm::{LmPacket, MessageDigest, MissingRange};
 use super::repair::Source;
 use super::{Entries, GivenUp, Inbound, InboundTerms, Remedy};
 use crate::arena::Arena;
-use crate::control::RANGES_MAX;
 use crate::engine::time;
 use crate::integrity::FragmentDigests;
+use crate::losses::RANGES_MAX;
 use crate::memory::Umem;
 
 /// Without reliable delivery a message whose digests do not come is given up after so long.

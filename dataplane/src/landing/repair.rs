@@ -17,8 +17,8 @@ use lm_protocol::wire::lm::MissingRange;
 
 use super::{Aim, Entries, GivenUp, Inbound, Sessions, Zone};
 use crate::arena::Arena;
-use crate::control::RANGES_MAX;
 use crate::engine::time;
+use crate::losses::RANGES_MAX;
 use crate::memory::Umem;
 
 /// Fragments that may be held aside at once; one more is dropped and asked for again.

@@ -36,6 +36,8 @@ struct Plan {
     messages: u64,
     in_flight: u64,
     impairments: Impairments,
+    /// Where the gate runs.
+    mode: &'static str,
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -95,14 +97,15 @@ impl Plan {
             messages,
             in_flight: 1 + dice.roll(64),
             impairments,
+            mode: dice.pick(&["copy", "copy", "generic"]),
         }
     }
 
     fn arguments(&self, program: &str, seed: u64) -> Vec<String> {
         let line = format!(
             "{program} --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
-             --in-flight {}",
-            self.message_size, self.messages, self.in_flight
+             --in-flight {} --mode {}",
+            self.message_size, self.messages, self.in_flight, self.mode
         );
         line.split_whitespace().map(str::to_owned).collect()
     }
@@ -154,6 +157,7 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     })?;
     // Nothing but LM's packets shall pass, so that they can be counted.
     know_each_other(&bed)?;
+    one_core_each(&bed)?;
     let started = Instant::now();
     let is_terminal = std::io::stderr().is_terminal();
     let every = super::PROGRESS_EVERY[usize::from(!is_terminal)];
@@ -205,6 +209,17 @@ fn know_each_other(bed: &Bed) -> Result<()> {
             side.address()
         );
         ip::batch(Some(host.name()), &[line]).context("cannot tell a host its neighbour")?;
+    }
+    Ok(())
+}
+
+/// All packets of a host are received on one core: in generic mode the gate needs that (I3a).
+fn one_core_each(bed: &Bed) -> Result<()> {
+    let [sending, receiving] = two_cores();
+    for (host, core) in [(bed.left(), sending), (bed.right(), receiving)] {
+        for queue in 0..BedConfig::default().queues {
+            host.set_rps(queue, 1 << core)?;
+        }
     }
     Ok(())
 }

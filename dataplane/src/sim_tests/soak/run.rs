@@ -48,6 +48,8 @@ pub(super) struct Application {
     connect_after_ns: u64,
     /// Tags received.
     received: BTreeSet<u64>,
+    /// The last of those that came in a session.
+    last_landed: Option<u64>,
     incomplete: u64,
     pub(super) held: Vec<(Message, u64)>,
     dead: bool,
@@ -87,6 +89,7 @@ impl Run {
             connects: 0,
             connect_after_ns: 0,
             received: BTreeSet::new(),
+            last_landed: None,
             incomplete: 0,
             held: Vec::new(),
             dead: false,
@@ -283,6 +286,12 @@ impl Run {
                     self.check(host, &message, "on arrival")?;
                     if !self.applications[host].received.insert(tag) {
                         return Err(format!("message {tag:#x} was delivered twice"));
+                    }
+                    if !message.is_eager() {
+                        let last = self.applications[host].last_landed.replace(tag);
+                        if self.plan.bed.in_order && last.is_some_and(|last| last > tag) {
+                            return Err(format!("message {tag:#x} was delivered after {last:x?}"));
+                        }
                     }
                     if let Some(Released::Zone { start, len }) = message.released {
                         self.check_margins(host, &message, (start, len))?;

@@ -1,0 +1,306 @@
+//! Granting: sessions that others have with us, from the decision to their end. The state machine is
+//! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use lm_ebpf::SessionAdmission;
+use lm_protocol::control::{ControlMessage, Ended, RejectReason};
+use lm_protocol::geometry::Wire;
+use lm_protocol::session::{
+    Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
+};
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::lm::with_digests;
+use lm_protocol::zone::ZoneShape;
+
+use crate::arena::pages_len;
+use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN};
+use crate::control::random_u64;
+use crate::engine::{Engine, time};
+use crate::landing::{Inbound, InboundTerms, Violation};
+use crate::nic::Nic;
+use crate::notices::Fault;
+
+/// How long a refused applicant waits while its neighbour address is being looked up.
+const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
+
+/// The granting side: taken out of the engine while it acts on the engine.
+pub(crate) struct Grants {
+    pub(crate) grantor: Grantor,
+    pub(crate) admit: Box<dyn Admit + Send>,
+}
+
+impl<N: Nic> Engine<N> {
+    /// The landing channel's packets can no longer be trusted to lie where they should: gives its sessions up, and builds it
+    /// anew.
+    pub(crate) fn abort_landing(&mut self, violation: Violation) {
+        self.counters.violations.count(violation);
+        let Some(landing) = &mut self.landing else { return };
+        landing.sessions.entries.trusted = false;
+        let keys: Vec<u64> = (landing.sessions.iter())
+            .map(|inbound| inbound.terms.key)
+            .collect();
+        for key in keys {
+            self.abort_session(key, Fault::Violation);
+        }
+    }
+
+    /// Gives a landing session up: reports to the application and the sender.
+    pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
+        let Some(mut grants) = self.grants.take() else {
+            return;
+        };
+        let session = grants.grantor.session(session_key);
+        let peer = session.map(|session| session.peer);
+        if let Some(peer) = peer {
+            self.notices.tell(fault, peer);
+        }
+        grants.grantor.close(session_key, self);
+        self.grants = Some(grants);
+        if let Some(peer) = peer {
+            let ended = Ended {
+                session_key,
+                delivered: 0,
+            };
+            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+        }
+    }
+
+    /// The endpoint goes: ends the sessions that it granted. Their senders need not wait for the lease to know.
+    pub(crate) fn shut_down_grants(&mut self) {
+        let Some(mut grants) = self.grants.take() else {
+            return;
+        };
+        let mut ended = Vec::new();
+        for session in grants.grantor.sessions() {
+            let session_key = session.grant.session_key;
+            let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+            if let Some(inbound) = inbound {
+                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                ended.push((
+                    session.peer,
+                    Ended {
+                        session_key,
+                        delivered,
+                    },
+                ));
+            }
+        }
+        grants.grantor.shut_down(self);
+        self.grants = Some(grants);
+        for (peer, ended) in ended {
+            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+        }
+    }
+
+    /// Runs the leases of sessions that we granted.
+    pub(crate) fn expire_leases(&mut self, now_ns: u64) {
+        let Some(mut grants) = self.grants.take() else {
+            return;
+        };
+        grants.grantor.expire(time(now_ns), self);
+        self.grants = Some(grants);
+    }
+
+    /// How much landing memory a session needs: room for its messages in flight as far as they share a
+    /// moderate amount, and always for one whole message.
+    fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
+        let zone = pages_len(zone_len);
+        let shared = zone
+            .saturating_mul(u64::from(messages_in_flight))
+            .min(LANDING_LEN_SHARED);
+        pages_len(zone.max(shared).max(self.config.landing_len))
+    }
+}
+
+impl<N: Nic> Landing for Engine<N> {
+    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+        let request = application.request;
+        let Some(landing) = &self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        };
+        let layout = request
+            .layout_at(self.fixed.mtu, self.fixed.link)
+            .map_err(|_| RejectReason::Unsupported)?;
+        if layout.payload_len() < crate::integrity::PAYLOAD_LEN_MIN {
+            return Err(RejectReason::Unsupported.into());
+        }
+        let max_message_len = permit.max_message_len.min(layout.max_message_len());
+        if request.max_message_len > max_message_len {
+            return Err(Refusal::too_large(max_message_len));
+        }
+        let largest = layout
+            .session_message(request.max_message_len)
+            .map_err(|_| RejectReason::Unsupported)?;
+        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, 0).total_len();
+        let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
+        // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
+        // forged its address.
+        let peers = &mut self.peers;
+        let is_from =
+            |inbound: &Inbound| (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from);
+        if landing.sessions.iter().any(is_from) {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+            return Err(Refusal::busy(NEIGHBOUR_RETRY));
+        };
+        let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
+        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        let addressing = self.addressing_to(from, mac);
+        let now_ns = self.now_ns;
+        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
+            return Err(Refusal::busy(Duration::from_millis(100)));
+        };
+        // An earlier peer at this address may have had another neighbour.
+        self.peers.at(index).addressing = addressing;
+        let peer = self.peers.id_of(index);
+
+        let window_len = request.window.fragments().min(LANDING_RING_LEN / 4);
+        let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
+        // The gate finds the session by four bits of its key.
+        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
+        let key = with_digests(key, request.integrity.has_digests());
+        let first_message = match request.wire {
+            Wire::Lm => 0,
+            // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
+            // pass for one of this.
+            Wire::IpFrag => random_u64() as u32,
+        };
+        let hint = self.fixed.tx_queue_hint;
+        let on_the_way = self.fixed.on_the_way.of(request.paced);
+        let admission = SessionAdmission {
+            key,
+            wire: match request.wire {
+                Wire::Lm => lm_ebpf::Wire::Lm,
+                Wire::IpFrag => lm_ebpf::Wire::IpFrag,
+            },
+            peer_ip: *from.ip(),
+            peer_port: from.port(),
+            local_ip: *self.nic.local().ip(),
+            header_len: layout.header_len(),
+            payload_len: layout.payload_len(),
+            window_fragments: window.fragments(),
+            first_message,
+        };
+        let terms = InboundTerms {
+            peer,
+            key,
+            layout,
+            window,
+            chunk_len: self.fixed.chunk_len,
+            prefix: 0,
+            first_message,
+            messages_in_flight,
+            on_the_way,
+            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            delivery: request.delivery,
+            integrity: request.integrity,
+            in_order: self.config.in_order,
+            max_message_len: request.max_message_len,
+            registered_len: 0,
+            one_processor: self.fixed.one_processor,
+            admission,
+        };
+        if self.nic.open_session(u32::from(queue), &admission).is_err() {
+            return Err(RejectReason::NoMemory.into());
+        }
+        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        let violations = self.counters.violations.total();
+        while self.receive_landing(now_ns) > 0 {}
+        let Some(landing) = &mut self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if self.counters.violations.total() != violations {
+            let _ = self.nic.close_session(u32::from(queue), u32::from(place));
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        if landing.sessions.is_empty() {
+            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        }
+        let terms = InboundTerms {
+            registered_len: landing.registered_len,
+            ..terms
+        };
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        self.peers.at(index).inbound += 1;
+        self.counters.sessions_granted += 1;
+        Ok(Terms {
+            session_key: key,
+            data_port: self.nic.local().port(),
+            layout,
+            tx_queue_hint: hint,
+            prefix: 0,
+            frames_per_packet: 1,
+            max_message_len: request.max_message_len,
+            window,
+            packet_limit: 0,
+            first_message,
+        })
+    }
+
+    fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
+        let queue = u32::from(session.grant.landing_queue);
+        let key = session.grant.session_key;
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+            return 0;
+        };
+        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
+        // While others go on nobody waits for that: what comes late belongs to nobody then.
+        let last = landing.sessions.taken().count() == 1;
+        let mut closed = self.nic.close_session(queue, u32::from(place));
+        if last {
+            closed = closed.and_then(|()| self.nic.quiesce(queue));
+        }
+        if closed.is_err() {
+            self.counters.control_send_errors += 1;
+        }
+        // What has arrived counts, although the end of the session overtook it.
+        if reason != CloseReason::Local {
+            let violations = self.counters.violations.total();
+            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+        }
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let Some(mut inbound) = landing.sessions.remove(place) else {
+            return 0;
+        };
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        if let Some(peer) = self.peers.named(peer) {
+            peer.inbound -= 1;
+        }
+        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+        let idle = inbound.is_idle();
+        let zones = self.report_given_up(&mut inbound);
+        let Some(landing) = &mut self.landing else {
+            return delivered;
+        };
+        // I1: nothing of them is free before every posted entry was used.
+        landing.sessions.entries.quarantine_all(zones);
+        if !last || (idle && landing.sessions.entries.are_used()) {
+            landing.sessions.entries.free_quarantined(&mut landing.arena);
+        } else {
+            let registered_len = landing.registered_len;
+            self.flush();
+            if self.rebuild_landing(registered_len).is_err() {
+                // Without a landing channel every later request is refused as unsupported; the zones stay
+                // quarantined.
+                self.counters.landing_lost += 1;
+                return delivered;
+            }
+        }
+        self.counters.sessions_ended += 1;
+        delivered
+    }
+}

@@ -1,0 +1,183 @@
+//! The landing channel as a whole: made longer, and built anew, under its sessions or without any.
+
+use lm_ebpf::{Role, SessionAdmission};
+use lm_protocol::control::RejectReason;
+use lm_protocol::session::Refusal;
+
+use crate::channel::Transmit;
+use crate::config::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::engine::{Engine, LandingSide, same_drops};
+use crate::landing::{Sessions, Violation};
+use crate::nic::{Channel, ChannelConfig, Nic, NicError};
+
+/// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
+const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
+
+/// The rings and the role of a landing channel.
+pub(crate) fn channel_config(queue: u32, registered_len: u64, ring_len: u32) -> ChannelConfig {
+    ChannelConfig {
+        queue,
+        role: Role::Landing,
+        registered_len,
+        fill_len: ring_len,
+        rx_len: ring_len,
+        tx_len: TRANSMIT_RING_LEN,
+        completion_len: TRANSMIT_RING_LEN,
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Makes the landing arena at least `len` bytes long, with a new socket that registers all of it.
+    pub(crate) fn grow_landing(&mut self, len: u64) -> Result<(), Refusal> {
+        let Some(landing) = &self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if landing.arena.len() >= len {
+            return Ok(());
+        }
+        if landing.arena.start() + len > self.umem.len() {
+            return Err(RejectReason::NoMemory.into());
+        }
+        if !self.rebuild_under_sessions(landing.arena.start() + len) {
+            return Err(RejectReason::NoMemory.into());
+        }
+        let landing = self.landing.as_mut().expect("it was there a moment ago");
+        landing.arena.grow(len);
+        Ok(())
+    }
+
+    /// Replaces the landing channel's socket: nothing that was posted on the old one can be written any more.
+    pub(crate) fn rebuild_landing(&mut self, registered_len: u64) -> Result<(), NicError> {
+        let Some(landing) = self.landing.take() else {
+            return Ok(());
+        };
+        // Our own packets on its TX ring would go with the socket, and nobody would send them again.
+        for _ in 0..FLUSHES_MAX {
+            if !self.transmit[landing.transmit].has_unsent() {
+                break;
+            }
+            self.flush();
+        }
+        self.reap(true);
+        let LandingSide {
+            queue,
+            fill,
+            rx,
+            mut log,
+            mut arena,
+            chosen,
+            mut sessions,
+            transmit,
+            ..
+        } = landing;
+        for released in self.outgoing.abandoned(transmit) {
+            self.recover(released);
+        }
+        // Its place in the list is the channel's name, so the new one must take it.
+        let (tx, completion) = self.transmit.remove(transmit).into_rings();
+        let config = channel_config(queue, registered_len, self.fixed.landing_ring_len);
+        let old = Channel {
+            queue,
+            fill,
+            rx,
+            tx,
+            completion,
+        };
+        let channel = match self.nic.rebuild_channel(old, &config) {
+            Ok(channel) => channel,
+            Err(error) => {
+                self.transmit.insert(transmit, Transmit::closed());
+                self.end_sessions_on(transmit);
+                return Err(error);
+            }
+        };
+        let in_flight = self.config.tx_in_flight;
+        self.transmit.insert(
+            transmit,
+            Transmit::new(queue, channel.tx, channel.completion, in_flight),
+        );
+        // Packets that the gate accepted and nobody took stay behind in the log.
+        let producer = log.producer();
+        log.set_posted(producer);
+        self.counters.drops.landing_discarded += sessions.forget_entries(producer, &mut arena, &self.umem);
+        self.landing = Some(LandingSide {
+            queue,
+            fill: channel.fill,
+            rx: channel.rx,
+            log,
+            arena,
+            chosen,
+            sessions,
+            statistics: self.nic.statistics(queue).unwrap_or_default(),
+            registered_len,
+            transmit,
+        });
+        Ok(())
+    }
+
+    /// Builds the landing channel anew while its sessions go on, with so many bytes registered: what was posted is void, so
+    /// that a message which waits for nothing else can be shown (I1). `false`: it could not be, or its sessions were given up.
+    pub(crate) fn rebuild_under_sessions(&mut self, registered_len: u64) -> bool {
+        let Some(landing) = &mut self.landing else {
+            return false;
+        };
+        let queue = landing.queue;
+        // I3: the new socket counts from 0, so what the old one dropped is looked at now.
+        let statistics = self.nic.statistics(queue).unwrap_or_default();
+        if !same_drops(&statistics, &landing.statistics) {
+            self.abort_landing(Violation::Statistics);
+            return false;
+        }
+        // I4: no CPU is inside the gate with a session. What it accepted until then is on the ring, and is not looked
+        // at: its sender is asked for it again.
+        let taken = landing.sessions.taken();
+        let closed = (landing.sessions.taken())
+            .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
+            .and_then(|()| self.nic.quiesce(queue));
+        let position = landing.log.producer();
+        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0));
+        if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
+            // The zones stay quarantined, and every later request is refused.
+            self.counters.landing_lost += 1;
+            self.landing = None;
+            for inbound in sessions.iter_mut() {
+                self.report_given_up(inbound);
+            }
+            return false;
+        }
+        let Some(landing) = &mut self.landing else {
+            return false;
+        };
+        self.counters.drops.landing_discarded +=
+            sessions.forget_entries(position, &mut landing.arena, &self.umem);
+        landing.sessions = sessions;
+        for place in taken {
+            let Some(inbound) = landing.sessions.at_mut(place) else {
+                continue;
+            };
+            let resumed = SessionAdmission {
+                first_message: inbound.unsettled_from(),
+                ..inbound.terms.admission
+            };
+            if self.nic.open_session(queue, &resumed).is_err() {
+                self.counters.landing_lost += 1;
+            }
+            inbound.terms.registered_len = registered_len;
+            inbound.resume(&mut landing.log);
+        }
+        landing.statistics = self.nic.statistics(queue).unwrap_or_default();
+        self.show_landed(self.now_ns);
+        true
+    }
+
+    /// Ends our own sessions that sent on a channel which is gone.
+    fn end_sessions_on(&mut self, channel: usize) {
+        for position in (0..self.senders.len()).rev() {
+            let index = self.senders[position];
+            let outbound = self.peers.at(index).outbound.as_ref();
+            if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
+                self.end_session(index, self.now_ns);
+            }
+        }
+    }
+}
