@@ -140,7 +140,7 @@ pub struct EndpointConfig {
     /// that the packet has left the ring of 256 entries at the far end.
     pub tx_in_flight: u32,
     /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
-    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 384 from a sender that counts its
+    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 768 from a sender that counts its
     /// completions there, and as many as are posted elsewhere.
     pub packets_on_the_way: Option<u32>,
     /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on

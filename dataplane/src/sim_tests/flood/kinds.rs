@@ -1,0 +1,389 @@
+//! The kinds of floods: what each packet is, and the one counter that it moves.
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::control::{ControlMessage, End, Ended, Grant, Reject, RejectReason, Request};
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::integrity::Integrity;
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
+
+use super::{LEN, Scene, control, packet};
+use crate::sim_tests::bed::{PORT, sender_id};
+
+/// What one flood is made of: the `n`-th packet, from an address, to a host whose session has that key.
+type Make = fn(&Scene, usize, SocketAddrV4, u64) -> Vec<u8>;
+
+pub(super) struct Flood {
+    pub(super) name: &'static str,
+    /// 0: the sender of the transfer, 1: its receiver.
+    pub(super) to: usize,
+    pub(super) make: Make,
+    /// Counters that move, when it comes from the honest peer and from a stranger.
+    pub(super) counters: [&'static str; 2],
+}
+
+fn sent_packets(scene: &Scene) -> u32 {
+    let inbound = scene.bed.hosts[1]
+        .landing
+        .as_ref()
+        .and_then(|side| side.sessions.iter().next());
+    inbound.map_or(0, |inbound| inbound.accepted_packets())
+}
+
+pub(super) fn announced(scene: &Scene) -> u32 {
+    let inbound = scene.bed.hosts[1]
+        .landing
+        .as_ref()
+        .and_then(|side| side.sessions.iter().next());
+    inbound.map_or(0, |inbound| inbound.announced)
+}
+
+fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
+    AnnounceEntry { len, tag: 7 }.encode()
+}
+
+pub(super) fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
+    ControlMessage::Request(Request {
+        sender_id: n,
+        data_port: from.port(),
+        mtu: 1500,
+        wire: WireMode::Lm,
+        link: LinkShape::IPV4,
+        max_message_len: LEN as u64,
+        window: WindowShape::DEFAULT,
+        messages_in_flight: 4,
+        paced: false,
+        delivery: Delivery::Reliable,
+        integrity: Integrity::Manifest,
+    })
+}
+
+pub(super) const FLOODS: &[Flood] = &[
+    Flood {
+        name: "noise instead of a header",
+        to: 1,
+        make: |_, to, from, n| {
+            let header = LmHeader::Control {
+                request_id: n as u32,
+                kind: 0,
+            };
+            let mut bytes = packet(to, from, PORT, &header, &[]);
+            // The type: none that there is.
+            bytes[42] = bytes[42] & 0xf0 | 0x0d;
+            bytes
+        },
+        counters: ["malformed", "malformed"],
+    },
+    Flood {
+        name: "another version",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: n as u32,
+                entries: 0,
+                sent: 0,
+            };
+            let mut bytes = packet(to, from, PORT, &header, &[]);
+            bytes[42] = bytes[42] & 0x0f | 0x70;
+            bytes
+        },
+        counters: ["other_version", "other_version"],
+    },
+    Flood {
+        name: "packets changed on the way",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene),
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            let mut bytes = packet(to, from, PORT, &header, &entry(LEN as u64));
+            // A byte of the entry or of the digest.
+            let at = bytes.len() - 1 - n as usize % 24;
+            bytes[at] ^= 1 << (n % 8);
+            bytes
+        },
+        counters: ["corrupt", "corrupt"],
+    },
+    Flood {
+        name: "eager messages without the digest that their sender promises",
+        to: 1,
+        make: |_, to, from, n| {
+            let header = LmHeader::Eager {
+                sender_id: sender_id(0, Integrity::Manifest),
+                number: n as u32,
+                tag: n,
+                paced: false,
+                digested: false,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 64])
+        },
+        counters: ["corrupt", "corrupt"],
+    },
+    Flood {
+        name: "manifests that nobody asked for",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Manifest {
+                session_key: scene.key,
+                message: announced(scene).wrapping_sub(n as u32 % 3),
+                first: 0,
+                count: 28,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 29 * 8])
+        },
+        counters: ["late", "wrong_key"],
+    },
+    Flood {
+        name: "manifests of more fragments than there are",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Manifest {
+                session_key: scene.key,
+                message: announced(scene).wrapping_sub(1),
+                first: 1 << 20,
+                count: u32::MAX - n as u32,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 100 * 8])
+        },
+        counters: ["late", "wrong_key"],
+    },
+    Flood {
+        name: "requests for digests of what was never sent",
+        to: 0,
+        make: |scene, to, from, n| {
+            let range = MissingRange {
+                first: n as u32,
+                len: u32::MAX,
+            };
+            let header = LmHeader::Missing {
+                session_key: scene.key,
+                message: announced(scene) + 100,
+                ranges: 1,
+                manifest: true,
+            };
+            packet(to, from, PORT, &header, &range.encode())
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "fragments with another key",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Data {
+                session_key: scene.key ^ (1 + n),
+                message: announced(scene),
+                index: 0,
+                count: 28,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 1448])
+        },
+        counters: ["fragment_passed", "fragment_passed"],
+    },
+    Flood {
+        name: "fragments behind the end of their message",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Data {
+                session_key: scene.key,
+                message: announced(scene),
+                index: 28 + n as u32,
+                count: 28,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 1448])
+        },
+        counters: ["malformed", "malformed"],
+    },
+    Flood {
+        name: "announcements out of turn",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene).wrapping_add(500 + n as u32),
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            packet(to, from, PORT, &header, &entry(LEN as u64))
+        },
+        counters: ["announcement_refused", "wrong_key"],
+    },
+    Flood {
+        name: "announcements of too long messages",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene) + 100,
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            packet(to, from, PORT, &header, &entry(u64::MAX - n))
+        },
+        counters: ["announcement_refused", "wrong_key"],
+    },
+    Flood {
+        name: "claims to have sent what was never announced",
+        to: 1,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene),
+                entries: 0,
+                sent: sent_packets(scene).wrapping_add(1 << 20).wrapping_add(n as u32),
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "requests for sessions",
+        to: 1,
+        make: |_, to, from, n| control(to, from, n as u32, &request(n, from)),
+        counters: ["request_refused", "request_refused"],
+    },
+    Flood {
+        name: "ends of sessions that there are not",
+        to: 1,
+        make: |scene, to, from, n| {
+            let end = End {
+                session_key: scene.key ^ (1 + n),
+                messages: 1,
+            };
+            control(to, from, n as u32, &ControlMessage::End(end))
+        },
+        counters: ["wrong_key", "wrong_key"],
+    },
+    Flood {
+        name: "eager messages out of turn",
+        to: 1,
+        make: |_, to, from, n| {
+            let header = LmHeader::Eager {
+                sender_id: sender_id(0, Integrity::Manifest),
+                number: 1_000_000 + n as u32,
+                tag: n,
+                paced: false,
+                digested: true,
+            };
+            packet(to, from, PORT, &header, &[0x5a; 64])
+        },
+        counters: ["eager_out_of_order", "eager_out_of_order"],
+    },
+    Flood {
+        name: "credit without measure",
+        to: 0,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Credit {
+                session_key: scene.key,
+                packet_limit: sent_packets(scene).wrapping_add(1 << 24).wrapping_add(n as u32),
+                delivered: 0,
+                announced: 0,
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "confirmations of messages never sent",
+        to: 0,
+        make: |scene, to, from, n| {
+            let header = LmHeader::Credit {
+                session_key: scene.key,
+                packet_limit: sent_packets(scene),
+                delivered: announced(scene) + 1000 + n as u32,
+                announced: announced(scene),
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "acknowledgements of eager messages never sent",
+        to: 0,
+        make: |_, to, from, n| {
+            let header = LmHeader::EagerAck {
+                sender_id: sender_id(0, Integrity::Manifest),
+                next: 5000 + n as u32,
+                limit: 6000 + n as u32,
+            };
+            packet(to, from, PORT, &header, &[])
+        },
+        counters: ["implausible", "unexpected"],
+    },
+    Flood {
+        name: "requests for fragments that no message has",
+        to: 0,
+        make: |scene, to, from, n| {
+            let ranges: Vec<u8> = (0..60)
+                .flat_map(|at| {
+                    MissingRange {
+                        first: 1000 * at + n as u32,
+                        len: u32::MAX,
+                    }
+                    .encode()
+                })
+                .collect();
+            let header = LmHeader::Missing {
+                session_key: scene.key,
+                message: announced(scene) + 100,
+                ranges: 60,
+                manifest: false,
+            };
+            packet(to, from, PORT, &header, &ranges)
+        },
+        counters: ["implausible", "wrong_key"],
+    },
+    Flood {
+        name: "grants that nobody asked for",
+        to: 0,
+        make: |_, to, from, n| {
+            let grant = Grant {
+                session_key: n,
+                data_port: PORT,
+                layout: Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("a legal MTU"),
+                landing_queue: 1,
+                tx_queue_hint: None,
+                prefix: 0,
+                frames_per_packet: 1,
+                max_message_len: u64::MAX,
+                window: WindowShape::DEFAULT,
+                packet_limit: u32::MAX,
+                lease_ms: u32::MAX,
+                first_message: 0,
+            };
+            control(to, from, n as u32, &ControlMessage::Grant(grant))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+    Flood {
+        name: "refusals that nobody asked for",
+        to: 0,
+        make: |_, to, from, n| {
+            let reject = Reject {
+                reason: RejectReason::Busy,
+                version: 1,
+                retry_after_ms: u32::MAX,
+                limit: 0,
+            };
+            control(to, from, n as u32, &ControlMessage::Reject(reject))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+    Flood {
+        name: "ends of other sessions",
+        to: 0,
+        make: |scene, to, from, n| {
+            let ended = Ended {
+                session_key: scene.key ^ (1 + n),
+                delivered: u32::MAX,
+            };
+            control(to, from, n as u32, &ControlMessage::Ended(ended))
+        },
+        counters: ["control_unexpected", "control_unexpected"],
+    },
+];
