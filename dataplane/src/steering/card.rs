@@ -19,6 +19,8 @@ pub(super) trait Card: Send {
     fn set_hash_fields(&self, fields: u64) -> Result<(), EthtoolError>;
     fn feature(&self, feature: Feature) -> Result<FeatureState, EthtoolError>;
     fn set_feature(&self, feature: Feature, on: bool) -> Result<(), EthtoolError>;
+    /// Whether the card has any rule.
+    fn has_rules(&self) -> Result<bool, EthtoolError>;
     /// Where the card has that rule.
     fn find_rule(&self, rule: &FlowRule) -> Result<Option<u32>, EthtoolError>;
     fn insert_rule(&self, rule: &FlowRule) -> Result<(), EthtoolError>;
@@ -69,6 +71,10 @@ impl Card for Ethtool {
 
     fn set_feature(&self, feature: Feature, on: bool) -> Result<(), EthtoolError> {
         self.set_feature(feature, on)
+    }
+
+    fn has_rules(&self) -> Result<bool, EthtoolError> {
+        Ok(!self.rules()?.taken.is_empty())
     }
 
     fn find_rule(&self, rule: &FlowRule) -> Result<Option<u32>, EthtoolError> {

@@ -98,9 +98,14 @@ impl Change {
                 }
             }
             Change::Feature { feature, before } => {
-                if card.feature(*feature)?.on != *before {
-                    card.set_feature(*feature, *before)?;
+                if card.feature(*feature)?.on == *before {
+                    return Ok(Undoing::Undone);
                 }
+                // Ours are gone by now. Without the feature the driver would drop the others.
+                if *feature == Feature::Ntuple && card.has_rules()? {
+                    return Ok(Undoing::Others);
+                }
+                card.set_feature(*feature, *before)?;
             }
             Change::Rule(rule) => {
                 if let Some(location) = card.find_rule(rule)? {
