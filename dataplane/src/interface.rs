@@ -6,13 +6,13 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp};
 
 use crate::netlink;
+use crate::steering::ethtool::Ethtool;
 
 /// An IPv4 address of an interface with its network's prefix length in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,12 +238,12 @@ impl Links {
         if link.kind.as_deref().is_some_and(is_stacked) {
             self.collect_ports(link, 0, &mut ports);
         }
-        let channels = Ethtool::open(&link.name)
-            .and_then(|ethtool| ethtool.channels())
-            .ok();
-        let driver = Ethtool::open(&link.name)
-            .and_then(|ethtool| ethtool.driver())
-            .ok();
+        let ethtool = Ethtool::open(link.index).map_err(|source| InterfaceError::System {
+            call: "socket for ethtool",
+            source,
+        })?;
+        let channels = ethtool.channels().map(|channels| (channels.rx, channels.tx));
+        let driver = ethtool.driver().map(|driver| driver.name).ok();
         let (rx_queues, tx_queues) = channels.unwrap_or((link.rx_queues, link.tx_queues));
         Ok(Interface {
             index: link.index,
@@ -309,112 +309,6 @@ fn addresses(index: u32) -> Result<Vec<InterfaceAddress>, InterfaceError> {
         })
     };
     Ok(answers.iter().filter_map(of_message).collect())
-}
-
-/// The ethtool ioctl for one interface (`linux/ethtool.h`).
-struct Ethtool {
-    socket: OwnedFd,
-    name: [libc::c_char; libc::IFNAMSIZ],
-}
-
-/// `struct ethtool_drvinfo`.
-#[repr(C)]
-struct DriverInfo {
-    command: u32,
-    driver: [u8; 32],
-    version: [u8; 32],
-    firmware: [u8; 32],
-    bus: [u8; 32],
-    rom: [u8; 32],
-    reserved: [u8; 12],
-    counts: [u32; 5],
-}
-
-const _: () = assert!(size_of::<DriverInfo>() == 196);
-
-/// `struct ethtool_channels`.
-#[repr(C)]
-#[derive(Default)]
-struct Channels {
-    command: u32,
-    max_rx: u32,
-    max_tx: u32,
-    max_other: u32,
-    max_combined: u32,
-    rx: u32,
-    tx: u32,
-    other: u32,
-    combined: u32,
-}
-
-const GET_DRIVER_INFO: u32 = 0x03;
-const GET_CHANNELS: u32 = 0x3c;
-
-impl Ethtool {
-    fn open(name: &str) -> io::Result<Ethtool> {
-        let mut raw = [0; libc::IFNAMSIZ];
-        if name.len() >= raw.len() {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        for (to, from) in raw.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: socket(2) takes no pointers.
-        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just opened and nobody else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Ethtool { socket, name: raw })
-    }
-
-    /// # Safety
-    ///
-    /// `data` is the C struct of the command that it starts with.
-    unsafe fn ask<T>(&self, data: &mut T) -> io::Result<()> {
-        // SAFETY: integers and a pointer, for which zeros are values. The kernel copies the whole union, not the pointer
-        // alone, so all of it is written.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        request.ifr_name = self.name;
-        request.ifr_ifru.ifru_data = std::ptr::from_mut(data).cast();
-        // SAFETY: the request is live; the kernel reads the command from the exclusive `data` and writes that command's
-        // struct there, which by the caller's promise is what `data` is.
-        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
-    }
-
-    fn driver(&self) -> io::Result<String> {
-        let mut info = DriverInfo {
-            command: GET_DRIVER_INFO,
-            driver: [0; 32],
-            version: [0; 32],
-            firmware: [0; 32],
-            bus: [0; 32],
-            rom: [0; 32],
-            reserved: [0; 12],
-            counts: [0; 5],
-        };
-        // SAFETY: DriverInfo is the command's struct.
-        unsafe { self.ask(&mut info)? };
-        let name = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
-        Ok(String::from_utf8_lossy(name).into_owned())
-    }
-
-    /// Receive and transmit queues in use; a combined channel has one of each.
-    fn channels(&self) -> io::Result<(u32, u32)> {
-        let mut channels = Channels {
-            command: GET_CHANNELS,
-            ..Channels::default()
-        };
-        // SAFETY: Channels is the command's struct.
-        unsafe { self.ask(&mut channels)? };
-        Ok((channels.rx + channels.combined, channels.tx + channels.combined))
-    }
 }
 
 /// Up to four names that are one or two edits away, or that begin alike; all if there are few.

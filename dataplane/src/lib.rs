@@ -32,6 +32,7 @@ mod opening;
 mod outbound;
 mod packets;
 mod peer;
+pub mod platform;
 mod probe;
 mod queue_poll;
 mod rate_limit;
@@ -45,6 +46,7 @@ pub mod route;
 #[cfg(any(test, fuzzing))]
 mod sim_tests;
 pub mod simnic;
+pub mod steering;
 mod telling;
 mod timers;
 

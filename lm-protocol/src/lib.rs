@@ -14,6 +14,7 @@
 //! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
 //! | [`integrity`] | whether there are digests, and when to ask for those that are missing |
 //! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
+//! | [`rss`] | on which queue of a card a packet arrives, and which source port brings one there |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
@@ -43,6 +44,7 @@ pub mod geometry;
 pub mod integrity;
 pub mod manifest;
 pub mod rate;
+pub mod rss;
 pub mod serial;
 pub mod session;
 pub mod time;

@@ -1,0 +1,471 @@
+//! Steering: which packets a network card puts on a landing queue, for zero-copy mode.
+//!
+//! In zero-copy mode the card writes a packet into the landing zone before any program sees it, so that a landing queue
+//! must carry its sessions alone. [`Steering::apply`] takes landing queues out of the card's general spread (the RSS
+//! indirection table) and lets the card hash UDP ports. There are two ways to bring a session's packets to its queue then:
+//!
+//! - *By hash* ([`Share::OneEntry`]): the queue keeps one entry of the table, and the sender uses a source port whose hash
+//!   leads there ([`Steering::source_port_for`]). Every card with an indirection table can do that; on `igb` and `virtio-net`
+//!   (in a virtual machine, Linux 7.3) each of 400 packets came to the queue that was computed for it. Of other traffic
+//!   the queue gets what happens to have such a hash: one flow in as many as the table has entries.
+//! - *By rule* ([`Share::None`], [`Steering::add_rule`]): a flow rule names the session's addresses and ports. *Untested on
+//!   hardware.*
+//!
+//! Whatever is changed is written down in `/run/lm/steering` first and undone when the [`Steering`] is dropped; after a crash,
+//! by the next [`Steering::apply`] or [`Steering::recover`] for the same interface.
+//!
+//! Steering changes a card for everybody who uses it and takes CAP_NET_ADMIN.
+
+mod card;
+mod error;
+pub mod ethtool;
+pub mod rules;
+mod spread;
+mod state;
+#[cfg(test)]
+mod tests;
+mod uapi;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lm_protocol::rss::{Flow, HashInput, Rss, RssKey};
+
+use crate::interface::Interface;
+use card::Card;
+pub use error::SteeringError;
+use ethtool::{Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
+use rules::FlowRule;
+use spread::spread;
+use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};
+
+/// Length of the key that is assumed where a driver does not show its own, in bytes.
+const USUAL_KEY_LEN: usize = 40;
+
+/// What a landing queue keeps of the card's general spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Nothing: only flow rules bring packets there.
+    None,
+    /// One entry of the indirection table: chosen source ports bring packets there.
+    OneEntry,
+}
+
+/// A card whose landing queues are kept for LM. Dropping it restores the card.
+pub struct Steering {
+    card: Box<dyn Card>,
+    interface: String,
+    store: Store,
+    path: PathBuf,
+    record: Record,
+    rx_queues: u32,
+    rss: RssSettings,
+    hash_input: Option<HashInput>,
+    restored: bool,
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steering")
+            .field("interface", &self.interface)
+            .field("changes", &self.record.changes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Steering {
+    /// Keeps `landing_queues` of an interface of the calling thread's network namespace out of the general spread, but for
+    /// their `share`, and lets the card hash ports of UDP where it can. What a dead process left is undone first.
+    ///
+    /// The other queues that the table names share its entries; those that an administrator left out of it stay out.
+    ///
+    /// # Errors
+    ///
+    /// See [`SteeringError`]; the card is as before then.
+    pub fn apply(
+        interface: &Interface,
+        landing_queues: &[u32],
+        share: Share,
+    ) -> Result<Steering, SteeringError> {
+        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
+            call: "socket(2)",
+            source,
+        })?;
+        let store = Store::new(FOLDER);
+        let queues = interface.rx_queues;
+        Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues, share)
+    }
+
+    fn apply_to(
+        card: Box<dyn Card>,
+        store: &Store,
+        interface: &Interface,
+        rx_queues: u32,
+        landing_queues: &[u32],
+        share: Share,
+    ) -> Result<Steering, SteeringError> {
+        let name = &interface.name;
+        let driver = card.driver()?;
+        let unsupported = || SteeringError::Unsupported {
+            interface: name.clone(),
+            driver: driver.name.clone(),
+        };
+        let before = card.rss().map_err(|error| match error {
+            EthtoolError::Unsupported { .. } => unsupported(),
+            error => SteeringError::Card(error),
+        })?;
+        if before.table.is_empty() {
+            return Err(unsupported());
+        }
+        let rx_queues = card.channels().map_or(rx_queues, |channels| channels.rx);
+        for &queue in landing_queues {
+            if queue == 0 {
+                return Err(SteeringError::QueueZero);
+            }
+            check_queue(name, queue, rx_queues)?;
+        }
+
+        let (path, lock) = find(store, interface.index)?;
+        let recovered = recover(&*card, store, &path, &lock)?;
+        let rss = if recovered { card.rss()? } else { before };
+        let table = spread(&rss.table, landing_queues, rx_queues, share).ok_or_else(|| {
+            SteeringError::NoQueueLeft {
+                interface: name.clone(),
+            }
+        })?;
+
+        let owner = Owner::this().map_err(|source| SteeringError::System {
+            call: "start time of this process",
+            source,
+        })?;
+        let mut steering = Steering {
+            card,
+            interface: name.clone(),
+            store: store.clone(),
+            path,
+            record: Record::new(owner, driver.name, driver.bus),
+            rx_queues,
+            rss,
+            hash_input: None,
+            restored: false,
+        };
+        // From here on dropping it restores the card, which needs the lock: whoever gives up lets go of it first.
+        match steering.settle(table, &lock) {
+            Ok(()) => Ok(steering),
+            Err(error) => {
+                drop(lock);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the card ours, and the first changes.
+    fn settle(&mut self, table: Vec<u32>, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.write(lock)?;
+        if table != self.rss.table {
+            let change = Change::Table {
+                before: std::mem::take(&mut self.rss.table),
+                after: table,
+                transform: self.rss.transform,
+            };
+            self.change(change, lock)?;
+            self.rss = self.card.rss()?;
+        }
+        match self.card.hash_fields() {
+            Ok(before) if before != ethtool::HASH_ADDRESSES_AND_PORTS => {
+                let after = ethtool::HASH_ADDRESSES_AND_PORTS;
+                match self.change(Change::HashFields { before, after }, lock) {
+                    // Then it goes on hashing what it does.
+                    Err(SteeringError::Card(
+                        EthtoolError::Unsupported { .. } | EthtoolError::System { .. },
+                    )) => self.hash_input = ethtool::hash_input(before),
+                    other => {
+                        other?;
+                        self.hash_input = ethtool::hash_input(self.card.hash_fields()?);
+                    }
+                }
+            }
+            Ok(fields) => self.hash_input = ethtool::hash_input(fields),
+            Err(EthtoolError::Unsupported { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Undoes what a dead process left on an interface of the calling thread's network namespace; tells whether there was
+    /// anything.
+    ///
+    /// # Errors
+    ///
+    /// See [`SteeringError`]: [`SteeringError::InUse`] while the process lives.
+    pub fn recover(interface: &Interface) -> Result<bool, SteeringError> {
+        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
+            call: "socket(2)",
+            source,
+        })?;
+        let store = Store::new(FOLDER);
+        let (path, lock) = find(&store, interface.index)?;
+        recover(&card, &store, &path, &lock)
+    }
+
+    /// How packets are spread now.
+    pub fn rss(&self) -> &RssSettings {
+        &self.rss
+    }
+
+    /// What of UDP over IPv4 the card hashes; `None` where it does not tell, or hashes something else.
+    pub fn hash_input(&self) -> Option<HashInput> {
+        self.hash_input
+    }
+
+    /// A UDP source port from 49152 on with which packets of `flow` (whose own source port does not matter) come to
+    /// `queue`; see [`Rss::source_port_for`]. Where the driver does not show its key, the system's is assumed.
+    ///
+    /// It is computed, not tried: check it against the queue where the first packet arrives.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`].
+    pub fn source_port_for(&self, queue: u32, flow: &Flow, seed: u32) -> Result<u16, SteeringError> {
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let rss = Rss::new(&key, &self.rss.table, input)?;
+        Ok(rss.source_port_for(queue, flow, seed)?)
+    }
+
+    /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is
+    /// somebody else's, and stays when this is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Card`] for a driver without rules, or that does not take this one.
+    pub fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+        check_queue(&self.interface, rule.queue, self.rx_queues)?;
+        let lock = self.lock()?;
+        if self.card.find_rule(rule)?.is_some() {
+            return Ok(());
+        }
+        self.switch_locked(Feature::Ntuple, true, &lock)?;
+        self.change(Change::Rule(*rule), &lock)
+    }
+
+    /// Takes a rule of [`Steering::add_rule`] away again; nothing for any other.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`].
+    pub fn remove_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+        let change = Change::Rule(*rule);
+        let Some(at) = self.record.changes.iter().position(|made| *made == change) else {
+            return Ok(());
+        };
+        let lock = self.lock()?;
+        change.undo(&*self.card)?;
+        self.record.changes.remove(at);
+        self.write(&lock)
+    }
+
+    /// Switches a feature of the card.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`] where it cannot be switched.
+    pub fn switch_feature(&mut self, feature: Feature, on: bool) -> Result<(), SteeringError> {
+        let lock = self.lock()?;
+        self.switch_locked(feature, on, &lock)
+    }
+
+    fn switch_locked(&mut self, feature: Feature, on: bool, lock: &StoreLock) -> Result<(), SteeringError> {
+        let before = self.card.feature(feature)?.on;
+        if before == on {
+            return Ok(());
+        }
+        // Switched there and back: what the first change says to restore is right again.
+        let first = self.record.changes.iter().position(
+            |change| matches!(change, Change::Feature { feature: switched, .. } if *switched == feature),
+        );
+        match first {
+            Some(at) => {
+                self.card.set_feature(feature, on)?;
+                self.record.changes.remove(at);
+                self.write(lock)
+            }
+            None => self.change(Change::Feature { feature, before }, lock),
+        }
+    }
+
+    /// Forbids the card PCI Express relaxed ordering, with which a later packet's headers might overtake an earlier packet's
+    /// payload on the way to memory. Nothing for a device that has it off or is not on PCI Express.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`] where it cannot be read or does not go off.
+    pub fn forbid_relaxed_ordering(&mut self) -> Result<(), SteeringError> {
+        let lock = self.lock()?;
+        match self.card.relaxed_ordering()? {
+            Some(true) => self.change(Change::RelaxedOrderingOff, &lock),
+            _ => Ok(()),
+        }
+    }
+
+    /// Restores the card now, and tells what could not be: dropping can only log it.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Undo`]; the rest is left to the next [`Steering::recover`].
+    pub fn restore(mut self) -> Result<(), SteeringError> {
+        self.restore_once()
+    }
+
+    fn restore_once(&mut self) -> Result<(), SteeringError> {
+        if std::mem::replace(&mut self.restored, true) {
+            return Ok(());
+        }
+        let lock = self.lock()?;
+        undo_all(&*self.card, &self.store, &self.path, &mut self.record, &lock)
+    }
+
+    fn lock(&self) -> Result<StoreLock, SteeringError> {
+        self.store.lock().map_err(|source| SteeringError::State {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    fn write(&self, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.store
+            .write(&self.path, &self.record, lock)
+            .map_err(|source| SteeringError::State {
+                path: self.path.clone(),
+                source,
+            })
+    }
+
+    /// Writes a change down, then makes it. One that fails is not written down any more.
+    fn change(&mut self, change: Change, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.record.changes.push(change.clone());
+        let made = match self.write(lock) {
+            Ok(()) => change.make(&*self.card).map_err(SteeringError::Card),
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            self.record.changes.pop();
+            self.write(lock)?;
+        }
+        made
+    }
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        if let Err(error) = self.restore_once() {
+            tracing::warn!(interface = self.interface, "{error}");
+        }
+    }
+}
+
+/// The file of an interface, and the lock on all of them.
+fn find(store: &Store, interface_index: u32) -> Result<(PathBuf, StoreLock), SteeringError> {
+    let failed = |source| SteeringError::State {
+        path: PathBuf::from(FOLDER),
+        source,
+    };
+    let path = store.path(interface_index).map_err(failed)?;
+    let lock = store.lock().map_err(failed)?;
+    Ok((path, lock))
+}
+
+/// Undoes what a dead process left; tells whether there was anything.
+fn recover(card: &dyn Card, store: &Store, path: &Path, lock: &StoreLock) -> Result<bool, SteeringError> {
+    let state = |source| SteeringError::State {
+        path: path.to_owned(),
+        source,
+    };
+    let Some(mut record) = store.read(path, lock).map_err(state)? else {
+        return Ok(false);
+    };
+    if record.owner.is_alive() {
+        return Err(SteeringError::InUse {
+            pid: record.owner.pid,
+        });
+    }
+    let driver = card.driver()?;
+    if (&driver.name, &driver.bus) != (&record.driver, &record.bus) {
+        // The card that it speaks of is gone, with its settings.
+        store.remove(path, lock).map_err(state)?;
+        return Ok(false);
+    }
+    undo_all(card, store, path, &mut record, lock)?;
+    Ok(true)
+}
+
+/// Undoes a record's changes, the last one first, and removes the file. What fails stays in it.
+fn undo_all(
+    card: &dyn Card,
+    store: &Store,
+    path: &Path,
+    record: &mut Record,
+    lock: &StoreLock,
+) -> Result<(), SteeringError> {
+    let state = |source| SteeringError::State {
+        path: path.to_owned(),
+        source,
+    };
+    let mut failed = None;
+    let mut rest = Vec::new();
+    while let Some(change) = record.changes.pop() {
+        match change.undo(card) {
+            Ok(Undoing::Undone) => {}
+            // What looks like others' may be what failed just now (a rule that needs the feature): it is asked again.
+            Ok(Undoing::Others) if failed.is_some() => rest.push(change),
+            Ok(Undoing::Others) => {
+                tracing::warn!(
+                    ?change,
+                    "somebody else has changed this setting since; it is left as it is"
+                );
+            }
+            // With the device its settings are gone.
+            Err(EthtoolError::Gone) => {}
+            Err(error) => {
+                failed = Some(error);
+                rest.push(change);
+            }
+        }
+    }
+    let Some(source) = failed else {
+        return store.remove(path, lock).map_err(state);
+    };
+    rest.reverse();
+    record.changes = rest;
+    store.write(path, record, lock).map_err(state)?;
+    Err(SteeringError::Undo {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn check_queue(interface: &str, queue: u32, rx_queues: u32) -> Result<(), SteeringError> {
+    if queue < rx_queues {
+        return Ok(());
+    }
+    Err(SteeringError::NoSuchQueue {
+        interface: interface.to_owned(),
+        queue,
+        rx_queues,
+    })
+}
+
+/// The card's key, or what `system` gives where the driver keeps it to itself.
+fn key(
+    rss: &RssSettings,
+    system: impl FnOnce(usize) -> io::Result<Vec<u8>>,
+) -> Result<RssKey, SteeringError> {
+    match rss.key() {
+        Err(HashProblem::Hidden) => match system(USUAL_KEY_LEN) {
+            Ok(key) => Ok(RssKey::new(&key)?),
+            Err(_) => Err(SteeringError::Hash(HashProblem::Hidden)),
+        },
+        key => key.map_err(SteeringError::Hash),
+    }
+}

@@ -1,0 +1,447 @@
+//! Steering on a model of a card: every change is undone, after a crash at any point too.
+
+mod model;
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lm_protocol::rss::RssError;
+
+use super::rules::FlowPorts;
+use super::*;
+use model::{Model, Settings};
+
+/// A folder of a test's own, removed at its end.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    pub(super) fn new(name: &str) -> Folder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Nothing is ordered by it: each number once is all.
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lm-steering-{}-{name}-{count}", std::process::id());
+        Folder(std::env::temp_dir().join(name))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn store(&self) -> Store {
+        Store::new(&self.0)
+    }
+
+    fn files(&self) -> usize {
+        std::fs::read_dir(&self.0).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.0.exists() {
+            std::fs::remove_dir_all(&self.0).expect("it is ours");
+        }
+    }
+}
+
+fn rule(port: u16, queue: u32) -> FlowRule {
+    FlowRule {
+        destination: Ipv4Addr::new(10, 0, 0, 2),
+        source: None,
+        ports: FlowPorts::Udp {
+            destination: port,
+            source: None,
+        },
+        queue,
+    }
+}
+
+fn interface() -> Interface {
+    let mut interface = Interface::by_name("lo").expect("every namespace has a loopback");
+    interface.name = "model".into();
+    interface
+}
+
+/// Everything that can be changed.
+fn change_all(steering: &mut Steering) {
+    steering.add_rule(&rule(7168, 1)).expect("a rule");
+    steering.add_rule(&rule(7170, 1)).expect("a rule");
+    steering
+        .switch_feature(Feature::RxVlan, false)
+        .expect("a feature");
+    steering.forbid_relaxed_ordering().expect("a PCI device");
+}
+
+/// Makes the record on disk that of a process that is gone.
+fn bury(folder: &Folder) {
+    let store = folder.store();
+    let (path, lock) = find(&store, interface().index).expect("a folder");
+    let mut record = store.read(&path, &lock).expect("readable").expect("a record");
+    record.owner.started_ticks += 1;
+    store.write(&path, &record, &lock).expect("written");
+}
+
+fn recover_model(card: &Model, folder: &Folder) -> Result<bool, SteeringError> {
+    let store = folder.store();
+    let (path, lock) = find(&store, interface().index)?;
+    recover(card, &store, &path, &lock)
+}
+
+#[test]
+fn a_landing_queue_keeps_its_share_and_dropping_restores() {
+    for (share, entries) in [(Share::None, 0), (Share::OneEntry, 1)] {
+        let (folder, card) = (Folder::new("share"), Model::new());
+        let before = card.settings();
+        let mut steering = card.apply(&folder, share).expect("it can be steered");
+        let now = card.settings();
+        assert_eq!(now.table.iter().filter(|queue| **queue == 1).count(), entries);
+        assert_eq!(steering.rss().table, now.table);
+        assert_eq!(now.fields, 0xf0);
+        assert_eq!(steering.hash_input(), Some(HashInput::AddressesAndPorts));
+        change_all(&mut steering);
+        let now = card.settings();
+        assert_eq!(now.rules.len(), 2);
+        assert!(now.ntuple && !now.vlan && !now.relaxed);
+        assert_eq!(folder.files(), 1);
+        drop(steering);
+        let after = card.settings();
+        // A table that the kernel would not make itself can only be written back.
+        assert_eq!(
+            after,
+            Settings {
+                by_hand: true,
+                ..before
+            }
+        );
+        assert_eq!(folder.files(), 0);
+    }
+}
+
+#[test]
+fn the_kernels_own_table_is_given_back_to_the_kernel() {
+    let (folder, card) = (Folder::new("kernels"), Model::new());
+    card.state().settings.table = [0, 1].repeat(64);
+    let before = card.settings();
+    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    assert!(card.settings().by_hand);
+    steering.restore().expect("restored");
+    assert_eq!(card.settings(), before);
+}
+
+#[test]
+fn source_ports_lead_to_the_landing_queue() {
+    let (folder, card) = (Folder::new("ports"), Model::new());
+    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let mut flow = Flow {
+        source: Ipv4Addr::new(10, 0, 0, 1),
+        destination: Ipv4Addr::new(10, 0, 0, 2),
+        source_port: 0,
+        destination_port: 7168,
+    };
+    for seed in 0..32 {
+        flow.source_port = steering
+            .source_port_for(1, &flow, seed * 999)
+            .expect("one of 128");
+        let key = RssKey::new(&card.state().key).expect("a key");
+        let table = card.settings().table;
+        let rss = Rss::new(&key, &table, HashInput::AddressesAndPorts).expect("a table");
+        assert_eq!(rss.queue(&flow), 1);
+    }
+    drop(steering);
+    let steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let error = steering.source_port_for(1, &flow, 0).expect_err("no entry");
+    assert!(matches!(
+        error,
+        SteeringError::Rss(RssError::QueueNotInTable { queue: 1 })
+    ));
+    drop(steering);
+    card.state().can_set_fields = false;
+    card.state().settings.fields = 0x10;
+    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let error = steering
+        .source_port_for(1, &flow, 0)
+        .expect_err("destination unknown");
+    assert!(matches!(error, SteeringError::Fields), "{error}");
+}
+
+#[test]
+fn a_key_that_is_not_shown_is_the_systems() {
+    let mut rss = Model::new().rss().expect("a table");
+    let never = |_| -> io::Result<Vec<u8>> { panic!("the card has a key") };
+    assert_eq!(key(&rss, never).expect("the card's").as_bytes(), rss.key);
+    rss.key.clear();
+    let system = key(&rss, |len| Ok(vec![7; len])).expect("the system's");
+    assert_eq!(system.as_bytes(), [7; 40]);
+    let none = key(&rss, |_| Err(io::Error::from(io::ErrorKind::NotFound)));
+    assert!(matches!(none, Err(SteeringError::Hash(HashProblem::Hidden))));
+    rss.transform = 1;
+    let symmetric = key(&rss, never);
+    assert!(matches!(
+        symmetric,
+        Err(SteeringError::Hash(HashProblem::Transform))
+    ));
+}
+
+#[test]
+fn a_crash_at_any_point_is_undone_by_the_next_start() {
+    // The points between two changes, as the card saw them.
+    let (folder, card) = (Folder::new("whole"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    change_all(&mut steering);
+    let changes = steering.record.changes.clone();
+    drop(steering);
+    let mut points = card.state().history.clone();
+    points.truncate(changes.len() + 1);
+    assert_eq!(points.len(), 8, "each change is one");
+    for written in 0..=changes.len() {
+        // Written down and not made, or made as well.
+        for made in [written.saturating_sub(1), written] {
+            let (folder, card) = (Folder::new("crash"), Model::new());
+            card.state().settings = points[made].clone();
+            let store = folder.store();
+            let (path, lock) = find(&store, interface().index).expect("a folder");
+            let mut record = Record::new(
+                Owner {
+                    pid: u32::MAX,
+                    started_ticks: 1,
+                },
+                "model".into(),
+                "0000:01:00.0".into(),
+            );
+            record.changes = changes[..written].to_vec();
+            store.write(&path, &record, &lock).expect("written");
+            drop(lock);
+            assert!(recover_model(&card, &folder).expect("recovered"));
+            let after = card.settings();
+            let by_hand = after.by_hand;
+            assert_eq!(
+                after,
+                Settings {
+                    by_hand,
+                    ..before.clone()
+                },
+                "{written} written, {made} made"
+            );
+            assert_eq!(folder.files(), 0);
+            assert!(!recover_model(&card, &folder).expect("nothing left"));
+        }
+    }
+}
+
+#[test]
+fn a_start_after_a_crash_begins_from_what_was_before() {
+    let (folder, card) = (Folder::new("again"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    change_all(&mut steering);
+    // A crash: nothing is dropped.
+    std::mem::forget(steering);
+    bury(&folder);
+    let steering = card.apply(&folder, Share::None).expect("recovered and applied");
+    let now = card.settings();
+    assert!(!now.table.contains(&1));
+    assert_eq!(now.rules, before.rules);
+    assert!(now.relaxed && now.vlan && !now.ntuple);
+    drop(steering);
+    assert_eq!(
+        card.settings(),
+        Settings {
+            by_hand: true,
+            ..before
+        }
+    );
+}
+
+#[test]
+fn a_living_owner_is_left_alone() {
+    let (folder, card) = (Folder::new("in-use"), Model::new());
+    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let applied = card.settings();
+    let error = card.apply(&folder, Share::None).expect_err("in use");
+    assert!(
+        matches!(error, SteeringError::InUse { pid } if pid == std::process::id()),
+        "{error}"
+    );
+    assert!(matches!(
+        recover_model(&card, &folder),
+        Err(SteeringError::InUse { .. })
+    ));
+    assert_eq!(card.settings(), applied);
+    drop(steering);
+    drop(card.apply(&folder, Share::None).expect("free again"));
+}
+
+#[test]
+fn what_others_have_set_since_stays() {
+    let (folder, card) = (Folder::new("others"), Model::new());
+    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    steering.add_rule(&rule(7168, 1)).expect("a rule");
+    let theirs = vec![1; 128];
+    {
+        let mut state = card.state();
+        state.settings.table.clone_from(&theirs);
+        state.settings.fields = 0x10;
+        // They took our rule away, and put another in its place.
+        state.settings.rules[0].1 = rule(80, 0);
+    }
+    steering.restore().expect("nothing of ours is left to restore");
+    let after = card.settings();
+    assert_eq!((after.table, after.fields), (theirs, 0x10));
+    assert_eq!(
+        (after.rules, after.ntuple),
+        (vec![(0, rule(80, 0))], true),
+        "rules need it"
+    );
+    assert_eq!(folder.files(), 0);
+}
+
+#[test]
+fn another_card_with_the_same_index_is_not_touched() {
+    let (folder, card) = (Folder::new("other-card"), Model::new());
+    std::mem::forget(card.apply(&folder, Share::None).expect("it can be steered"));
+    bury(&folder);
+    card.state().bus = "0000:02:00.0".into();
+    let now = card.settings();
+    assert!(!recover_model(&card, &folder).expect("nothing to do"));
+    assert_eq!(card.settings(), now);
+    assert_eq!(folder.files(), 0);
+}
+
+#[test]
+fn somebody_elses_rule_stays() {
+    let (folder, card) = (Folder::new("their-rule"), Model::new());
+    let theirs = rule(22, 0);
+    {
+        let mut state = card.state();
+        state.settings.ntuple = true;
+        state.settings.rules.push((0, theirs));
+    }
+    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    steering.add_rule(&theirs).expect("it is there");
+    steering.remove_rule(&theirs).expect("not ours");
+    assert_eq!(card.settings().rules, [(0, theirs)]);
+    steering.add_rule(&rule(7168, 1)).expect("a rule");
+    steering.remove_rule(&rule(7168, 1)).expect("ours");
+    assert_eq!(card.settings().rules, [(0, theirs)]);
+    steering.switch_feature(Feature::RxVlan, false).expect("off");
+    steering.switch_feature(Feature::RxVlan, true).expect("on again");
+    assert!(!steering.record.changes.iter().any(|change| matches!(
+        change,
+        Change::Feature {
+            feature: Feature::RxVlan,
+            ..
+        }
+    )));
+    drop(steering);
+    let after = card.settings();
+    assert!(after.vlan && after.ntuple);
+    assert_eq!(after.rules, [(0, theirs)]);
+}
+
+#[test]
+fn a_card_that_refuses_is_as_before() {
+    // Refused at the first change, and at the last.
+    let (folder, card) = (Folder::new("refused"), Model::new());
+    card.state().broken = Some(libc::EPERM);
+    let before = card.settings();
+    let error = card.apply(&folder, Share::None).expect_err("refused");
+    assert!(
+        matches!(error, SteeringError::Card(EthtoolError::NotPermitted { .. })),
+        "{error}"
+    );
+    assert_eq!((card.settings(), folder.files()), (before.clone(), 0));
+
+    card.state().broken = None;
+    card.state().takes_rules = false;
+    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let applied = card.settings();
+    let error = steering.add_rule(&rule(7168, 1)).expect_err("no rules");
+    assert!(
+        matches!(error, SteeringError::Card(EthtoolError::Unsupported { .. })),
+        "{error}"
+    );
+    let error = steering.add_rule(&rule(7168, 2)).expect_err("no queue");
+    assert!(
+        matches!(error, SteeringError::NoSuchQueue { queue: 2, .. }),
+        "{error}"
+    );
+    assert_eq!(card.settings(), applied);
+    drop(steering);
+    assert_eq!(
+        card.settings(),
+        Settings {
+            by_hand: true,
+            ..before
+        }
+    );
+}
+
+#[test]
+fn what_cannot_be_restored_is_left_to_the_next_start() {
+    let (folder, card) = (Folder::new("stuck"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    change_all(&mut steering);
+    card.state().broken = Some(libc::EBUSY);
+    let error = steering.restore().expect_err("busy");
+    assert!(matches!(error, SteeringError::Undo { .. }), "{error}");
+    assert_eq!(folder.files(), 1);
+    bury(&folder);
+    assert!(matches!(
+        recover_model(&card, &folder),
+        Err(SteeringError::Undo { .. })
+    ));
+    card.state().broken = None;
+    assert!(recover_model(&card, &folder).expect("now it works"));
+    assert_eq!(
+        card.settings(),
+        Settings {
+            by_hand: true,
+            ..before
+        }
+    );
+    assert_eq!(folder.files(), 0);
+    // A device that went away has taken its settings with it.
+    let steering = card.apply(&folder, Share::None).expect("it can be steered");
+    card.state().broken = Some(libc::ENODEV);
+    steering.restore().expect("nothing to restore");
+    assert_eq!(folder.files(), 0);
+}
+
+#[test]
+fn what_cannot_be_steered_says_what_to_do() {
+    let (folder, card) = (Folder::new("refusals"), Model::new());
+    let before = card.settings();
+    let apply = |queues: &[u32]| {
+        let error = Steering::apply_to(
+            Box::new(card.clone()),
+            &folder.store(),
+            &interface(),
+            2,
+            queues,
+            Share::OneEntry,
+        );
+        error.expect_err("refused").to_string()
+    };
+    assert_eq!(
+        apply(&[0]),
+        "queue 0 receives ARP and other unsteered traffic and cannot be a landing queue; choose another"
+    );
+    assert_eq!(
+        apply(&[1, 2]),
+        "model has 2 receive queues, numbered from 0, and no queue 2; choose another, or make more (ethtool -L model \
+         combined 3)"
+    );
+    card.state().settings.table.truncate(1);
+    assert!(apply(&[1]).contains("no receive queue of model would be left"));
+    // As virtio-net has it without RSS.
+    card.state().settings.table.clear();
+    let text = apply(&[1]);
+    assert!(text.contains("RSS indirection table; use copy mode"), "{text}");
+    card.state().settings = before.clone();
+    card.state().has_table = false;
+    assert_eq!(apply(&[1]), text);
+    assert_eq!((card.settings(), folder.files()), (before, 0));
+}

@@ -1,0 +1,367 @@
+//! The structs of `linux/ethtool.h` that LM exchanges with the kernel, byte for byte.
+//!
+//! 64-bit layouts. Padding is explicit, so that a struct is nothing but its bytes.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub(super) const GET_DRIVER_INFO: u32 = 0x03;
+pub(super) const GET_RINGS: u32 = 0x10;
+pub(super) const GET_STRINGS: u32 = 0x1b;
+pub(super) const GET_HASH_FIELDS: u32 = 0x29;
+pub(super) const SET_HASH_FIELDS: u32 = 0x2a;
+pub(super) const GET_RX_RINGS: u32 = 0x2d;
+pub(super) const GET_RULE_COUNT: u32 = 0x2e;
+pub(super) const GET_RULE: u32 = 0x2f;
+pub(super) const GET_RULES: u32 = 0x30;
+pub(super) const DELETE_RULE: u32 = 0x31;
+pub(super) const INSERT_RULE: u32 = 0x32;
+pub(super) const GET_STRING_SETS: u32 = 0x37;
+pub(super) const GET_FEATURES: u32 = 0x3a;
+pub(super) const SET_FEATURES: u32 = 0x3b;
+pub(super) const GET_CHANNELS: u32 = 0x3c;
+pub(super) const GET_RSS: u32 = 0x46;
+pub(super) const SET_RSS: u32 = 0x47;
+
+/// `ETH_SS_FEATURES`: the set of feature names.
+pub(super) const FEATURE_NAMES: u32 = 4;
+/// `ETH_GSTRING_LEN`: bytes that a name takes.
+pub(super) const STRING_LEN: usize = 32;
+/// `ETHTOOL_F_UNSUPPORTED`: the feature cannot be changed.
+pub(super) const FEATURE_UNSUPPORTED: i32 = 1;
+/// `UDP_V4_FLOW`.
+pub(super) const UDP_V4_FLOW: u32 = 2;
+/// `ETH_RSS_HASH_TOP`, a bit of [`Rxfh::function`].
+pub(super) const HASH_TOEPLITZ: u8 = 1;
+/// `RX_CLS_LOC_SPECIAL`, a flag in the answer to [`GET_RULE_COUNT`]: the driver picks locations itself.
+pub(super) const LOCATION_SPECIAL: u32 = 0x8000_0000;
+/// `RX_CLS_LOC_ANY`.
+pub(super) const LOCATION_ANY: u32 = 0xffff_ffff;
+
+/// `struct ethtool_drvinfo`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct DriverInfo {
+    pub(super) command: u32,
+    pub(super) driver: [u8; 32],
+    pub(super) version: [u8; 32],
+    pub(super) firmware: [u8; 32],
+    pub(super) bus: [u8; 32],
+    pub(super) rom: [u8; 32],
+    pub(super) reserved: [u8; 12],
+    pub(super) counts: [u32; 5],
+}
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Channels {
+    pub(super) command: u32,
+    pub(super) max_rx: u32,
+    pub(super) max_tx: u32,
+    pub(super) max_other: u32,
+    pub(super) max_combined: u32,
+    pub(super) rx: u32,
+    pub(super) tx: u32,
+    pub(super) other: u32,
+    pub(super) combined: u32,
+}
+
+/// `struct ethtool_ringparam`; the kernel has grown it since, for its other interface alone.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct RingParam {
+    pub(super) command: u32,
+    pub(super) rx_max: u32,
+    pub(super) rx_mini_max: u32,
+    pub(super) rx_jumbo_max: u32,
+    pub(super) tx_max: u32,
+    pub(super) rx: u32,
+    pub(super) rx_mini: u32,
+    pub(super) rx_jumbo: u32,
+    pub(super) tx: u32,
+}
+
+/// `struct ethtool_rxfh`, which the table's entries (`u32`) and the key's bytes follow.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Rxfh {
+    pub(super) command: u32,
+    pub(super) rss_context: u32,
+    /// Entries of the table that follow.
+    pub(super) table_len: u32,
+    /// Bytes of the key that follow.
+    pub(super) key_len: u32,
+    /// `ETH_RSS_HASH_*`; 0 in a request: unchanged.
+    pub(super) function: u8,
+    /// `RXH_XFRM_*`, since Linux 6.8; before, a reserved byte that must be 0 and is.
+    pub(super) transform: u8,
+    pub(super) reserved: [u8; 6],
+}
+
+/// `struct ethtool_rx_flow_spec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct FlowSpec {
+    pub(super) flow_type: u32,
+    /// `h_u`: for UDP over IPv4 a `struct ethtool_tcpip4_spec` at its start.
+    pub(super) header: [u8; 52],
+    pub(super) extension: [u8; 20],
+    /// `m_u`: as `header`; a bit that is set must match.
+    pub(super) header_mask: [u8; 52],
+    pub(super) extension_mask: [u8; 20],
+    pub(super) padding: u32,
+    /// The receive queue.
+    pub(super) ring_cookie: u64,
+    pub(super) location: u32,
+    pub(super) tail_padding: u32,
+}
+
+/// `struct ethtool_rxnfc`, which locations (`u32`) follow from [`RULE_LOCATIONS`] on.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Rxnfc {
+    pub(super) command: u32,
+    pub(super) flow_type: u32,
+    pub(super) data: u64,
+    pub(super) spec: FlowSpec,
+    pub(super) rule_count: u32,
+    pub(super) padding: u32,
+}
+
+/// Where `rule_locs` begins: inside of [`Rxnfc::padding`].
+pub(super) const RULE_LOCATIONS: usize = 188;
+
+/// `struct ethtool_sset_info`, with room for one set.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct StringSet {
+    pub(super) command: u32,
+    pub(super) reserved: u32,
+    pub(super) mask: u64,
+    pub(super) len: u32,
+    pub(super) padding: u32,
+}
+
+/// `struct ethtool_gstrings`, which the strings follow.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Strings {
+    pub(super) command: u32,
+    pub(super) set: u32,
+    pub(super) len: u32,
+}
+
+/// `struct ethtool_gfeatures` and `struct ethtool_sfeatures`, which `size` blocks of 32 features follow.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Features {
+    pub(super) command: u32,
+    pub(super) size: u32,
+}
+
+/// `struct ethtool_get_features_block`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct FeatureBlock {
+    pub(super) available: u32,
+    pub(super) requested: u32,
+    pub(super) active: u32,
+    pub(super) never_changed: u32,
+}
+
+/// `struct ethtool_set_features_block`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct FeatureChange {
+    pub(super) valid: u32,
+    pub(super) requested: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::mem::offset_of;
+    use std::process::Command;
+
+    use super::*;
+
+    /// C's name for each struct and field, and what this file makes of it: size, or offset.
+    fn layout() -> Vec<(&'static str, usize)> {
+        macro_rules! fields {
+            ($c:literal, $rust:ty: $($name:literal = $field:ident),*) => {
+                vec![
+                    (concat!("sizeof(struct ", $c, ")"), size_of::<$rust>()),
+                    $((concat!("offsetof(struct ", $c, ", ", $name, ")"), offset_of!($rust, $field))),*
+                ]
+            };
+        }
+        let mut layout = fields!("ethtool_drvinfo", DriverInfo: "cmd" = command, "driver" = driver, "version" = version,
+            "fw_version" = firmware, "bus_info" = bus, "erom_version" = rom, "reserved2" = reserved,
+            "n_priv_flags" = counts);
+        layout.extend(
+            fields!("ethtool_channels", Channels: "cmd" = command, "max_rx" = max_rx, "max_tx" = max_tx,
+            "max_other" = max_other, "max_combined" = max_combined, "rx_count" = rx, "tx_count" = tx,
+            "other_count" = other, "combined_count" = combined),
+        );
+        layout.extend(fields!("ethtool_ringparam", RingParam: "cmd" = command, "rx_max_pending" = rx_max,
+            "rx_mini_max_pending" = rx_mini_max, "rx_jumbo_max_pending" = rx_jumbo_max, "tx_max_pending" = tx_max,
+            "rx_pending" = rx, "rx_mini_pending" = rx_mini, "rx_jumbo_pending" = rx_jumbo, "tx_pending" = tx));
+        // The transform's byte is the first of rsvd8 in headers before Linux 6.8: no name fits both.
+        layout.extend(
+            fields!("ethtool_rxfh", Rxfh: "cmd" = command, "rss_context" = rss_context,
+            "indir_size" = table_len, "key_size" = key_len, "hfunc" = function),
+        );
+        layout.extend([("offsetof(struct ethtool_rxfh, rss_config)", size_of::<Rxfh>())]);
+        layout.extend(
+            fields!("ethtool_rx_flow_spec", FlowSpec: "flow_type" = flow_type, "h_u" = header,
+            "h_ext" = extension, "m_u" = header_mask, "m_ext" = extension_mask, "ring_cookie" = ring_cookie,
+            "location" = location),
+        );
+        layout.extend(
+            fields!("ethtool_rxnfc", Rxnfc: "cmd" = command, "flow_type" = flow_type, "data" = data,
+            "fs" = spec, "rule_cnt" = rule_count),
+        );
+        layout.extend([
+            ("offsetof(struct ethtool_rxnfc, rule_locs)", RULE_LOCATIONS),
+            (
+                "offsetof(struct ethtool_sset_info, sset_mask)",
+                offset_of!(StringSet, mask),
+            ),
+            (
+                "offsetof(struct ethtool_sset_info, data)",
+                offset_of!(StringSet, len),
+            ),
+            (
+                "offsetof(struct ethtool_gstrings, string_set)",
+                offset_of!(Strings, set),
+            ),
+            ("offsetof(struct ethtool_gstrings, len)", offset_of!(Strings, len)),
+            ("offsetof(struct ethtool_gstrings, data)", size_of::<Strings>()),
+            (
+                "offsetof(struct ethtool_gfeatures, size)",
+                offset_of!(Features, size),
+            ),
+            (
+                "offsetof(struct ethtool_gfeatures, features)",
+                size_of::<Features>(),
+            ),
+            (
+                "offsetof(struct ethtool_sfeatures, features)",
+                size_of::<Features>(),
+            ),
+        ]);
+        layout.extend(
+            fields!("ethtool_get_features_block", FeatureBlock: "available" = available,
+            "requested" = requested, "active" = active, "never_changed" = never_changed),
+        );
+        layout.extend(
+            fields!("ethtool_set_features_block", FeatureChange: "valid" = valid,
+            "requested" = requested),
+        );
+        layout.extend([
+            ("sizeof(struct ethtool_tcpip4_spec)", 16),
+            ("offsetof(struct ethtool_tcpip4_spec, ip4src)", 0),
+            ("offsetof(struct ethtool_tcpip4_spec, ip4dst)", 4),
+            ("offsetof(struct ethtool_tcpip4_spec, psrc)", 8),
+            ("offsetof(struct ethtool_tcpip4_spec, pdst)", 10),
+            ("offsetof(struct ethtool_tcpip4_spec, tos)", 12),
+        ]);
+        for (name, value) in [
+            ("ETHTOOL_GDRVINFO", GET_DRIVER_INFO),
+            ("ETHTOOL_GRINGPARAM", GET_RINGS),
+            ("ETHTOOL_GSTRINGS", GET_STRINGS),
+            ("ETHTOOL_GRXFH", GET_HASH_FIELDS),
+            ("ETHTOOL_SRXFH", SET_HASH_FIELDS),
+            ("ETHTOOL_GRXRINGS", GET_RX_RINGS),
+            ("ETHTOOL_GRXCLSRLCNT", GET_RULE_COUNT),
+            ("ETHTOOL_GRXCLSRULE", GET_RULE),
+            ("ETHTOOL_GRXCLSRLALL", GET_RULES),
+            ("ETHTOOL_SRXCLSRLDEL", DELETE_RULE),
+            ("ETHTOOL_SRXCLSRLINS", INSERT_RULE),
+            ("ETHTOOL_GSSET_INFO", GET_STRING_SETS),
+            ("ETHTOOL_GFEATURES", GET_FEATURES),
+            ("ETHTOOL_SFEATURES", SET_FEATURES),
+            ("ETHTOOL_GCHANNELS", GET_CHANNELS),
+            ("ETHTOOL_GRSSH", GET_RSS),
+            ("ETHTOOL_SRSSH", SET_RSS),
+            ("ETH_SS_FEATURES", FEATURE_NAMES),
+            ("ETH_GSTRING_LEN", STRING_LEN as u32),
+            ("ETHTOOL_F_UNSUPPORTED", FEATURE_UNSUPPORTED as u32),
+            ("UDP_V4_FLOW", UDP_V4_FLOW),
+            ("RX_CLS_LOC_SPECIAL", LOCATION_SPECIAL),
+            ("RX_CLS_LOC_ANY", LOCATION_ANY),
+            ("RXH_IP_SRC | RXH_IP_DST", 0x30),
+            ("RXH_L4_B_0_1 | RXH_L4_B_2_3", 0xc0),
+        ] {
+            layout.push((name, value as usize));
+        }
+        layout
+    }
+
+    #[test]
+    fn sizes_are_the_kernels_on_64_bits() {
+        let sizes = [
+            size_of::<DriverInfo>(),
+            size_of::<Channels>(),
+            size_of::<RingParam>(),
+            size_of::<Rxfh>(),
+            size_of::<FlowSpec>(),
+            size_of::<Rxnfc>(),
+            size_of::<StringSet>(),
+            size_of::<Strings>(),
+            size_of::<Features>(),
+            size_of::<FeatureBlock>(),
+            size_of::<FeatureChange>(),
+        ];
+        assert_eq!(sizes, [196, 36, 36, 24, 168, 192, 24, 12, 8, 16, 8]);
+        assert_eq!(offset_of!(Rxfh, transform), 17);
+        assert_eq!(offset_of!(FlowSpec, ring_cookie), 152);
+        assert_eq!(offset_of!(Rxnfc, padding), RULE_LOCATIONS);
+    }
+
+    /// The compiler's word on every struct, field and constant, where there is one and the kernel's headers.
+    #[test]
+    fn layout_is_what_a_c_compiler_says() {
+        let layout = layout();
+        let mut program = String::from(
+            "#include <stddef.h>\n#include <stdio.h>\n#include <linux/ethtool.h>\nint main(void) {\n",
+        );
+        for (expression, _) in &layout {
+            writeln!(
+                program,
+                "printf(\"%lu\\n\", (unsigned long)(unsigned int)({expression}));"
+            )
+            .expect("a string");
+        }
+        program.push_str("return 0; }\n");
+        let folder = std::env::temp_dir().join(format!("lm-ethtool-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a folder of our own");
+        let (source, binary) = (folder.join("layout.c"), folder.join("layout"));
+        std::fs::write(&source, program).expect("the source");
+        let compiled = Command::new("cc").arg(&source).arg("-o").arg(&binary).output();
+        let printed = match compiled {
+            Ok(output) if output.status.success() => {
+                Some(Command::new(&binary).output().expect("the program").stdout)
+            }
+            _ => None,
+        };
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        let Some(printed) = printed else {
+            assert!(
+                std::env::var("CI").as_deref() != Ok("true"),
+                "CI has a C compiler and the kernel's headers"
+            );
+            println!("SKIPPED: needs a C compiler and linux/ethtool.h");
+            return;
+        };
+        let printed = String::from_utf8(printed).expect("digits");
+        let printed: Vec<usize> = printed
+            .lines()
+            .map(|line| line.parse().expect("a number"))
+            .collect();
+        assert_eq!(printed.len(), layout.len());
+        for ((expression, ours), kernels) in layout.iter().zip(printed) {
+            assert_eq!(*ours, kernels, "{expression}");
+        }
+    }
+}
