@@ -206,7 +206,7 @@ pub struct Card {
     pub driver: String,
     /// Its Ethernet address.
     pub mac: String,
-    /// Its receive queues.
+    /// Its receive queues; before it is first set up, as many as the driver could have.
     pub rx_queues: usize,
 }
 

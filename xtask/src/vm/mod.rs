@@ -226,7 +226,10 @@ impl Parts {
             release,
             modules,
             qemu,
-            tools: cache.tools()?,
+            tools: userland::tools(
+                cache.tools(),
+                arguments.kernel.is_some() && arguments.qemu.is_some(),
+            )?,
         })
     }
 }
@@ -281,7 +284,8 @@ fn listing(selected: &[Selected]) -> String {
 /// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass.
 fn shown(report: &Report, of_commands: bool) -> String {
     if of_commands {
-        return report.ended.iter().map(|ended| ended.output.as_str()).collect();
+        let lines = report.ended.iter().flat_map(|ended| ended.output.lines());
+        return lines.map(|line| format!("{line}\n")).collect();
     }
     let mut table = Table::new(&["check", "seconds", ""]);
     let mut words = String::new();

@@ -16,6 +16,8 @@ pub enum Unavailable {
     Network(String),
     /// Something that Debian does not have (any more).
     Package(String),
+    /// A program for the guest.
+    Tool(String),
     /// The machine is no x86-64.
     Processor(&'static str),
 }
@@ -66,6 +68,10 @@ impl fmt::Display for Unavailable {
                     "Debian's mirror has no such thing: {what}; try --refresh, {OWN}"
                 )
             }
+            Unavailable::Tool(name) => write!(
+                f,
+                "the guest's `{name}` is missing; install busybox-static, iproute2 and ethtool, or let Debian's be fetched (--refresh)"
+            ),
             Unavailable::Processor(found) => write!(
                 f,
                 "the virtual machine is an x86-64 one, and this machine is {found}; run this on an x86-64 machine"
@@ -112,6 +118,7 @@ mod tests {
             Unavailable::OldKeys("m".to_owned()),
             Unavailable::Network("m".to_owned()),
             Unavailable::Package("p".to_owned()),
+            Unavailable::Tool("ip".to_owned()),
             Unavailable::Processor("aarch64"),
         ];
         for unavailable in all {

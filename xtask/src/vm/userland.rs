@@ -9,7 +9,7 @@ use super::initramfs::Tree;
 use super::modules::Module;
 use super::protocol::{MODULES_DIR, PLAN_PATH, Plan};
 use super::qemu::loader;
-use super::unavailable::Unavailable;
+use super::unavailable::{self, Unavailable};
 use crate::bed::Launch;
 use crate::workspace::{cargo, run, target_dir};
 
@@ -33,6 +33,8 @@ pub(super) fn build() -> Result<PathBuf> {
         .args(packages)
         .arg("--target-dir")
         .arg(&target_dir)
+        // Line tables would be stripped again.
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("RUSTFLAGS", flags.trim()))?;
     Ok(target_dir.join(TARGET).join("release"))
 }
@@ -95,7 +97,12 @@ pub(super) fn tree(
         tree.file(&format!("bin/{name}"), programs.join(name));
     }
     tree.link("bin/sh", "busybox");
-    tree.file("bin/busybox", find(tools, "busybox")?);
+    let busybox = find(tools, "busybox")?;
+    // The one of busybox-static needs none; another one of this machine may.
+    for (path, file) in libraries(tools, &busybox).unwrap_or_default() {
+        tree.file(&path, file);
+    }
+    tree.file("bin/busybox", busybox);
     for name in TOOLS {
         let program = find(tools, name)?;
         for (path, file) in libraries(tools, &program)? {
@@ -123,7 +130,18 @@ fn find(tools: &Path, name: &str) -> Result<PathBuf> {
         .map(|folder| tools.join(folder).join(name))
         .into_iter()
         .find(|path| path.is_file())
-        .ok_or_else(|| Unavailable::Package(format!("{name} in {}", tools.display())).into())
+        .ok_or_else(|| Unavailable::Tool(name.to_owned()).into())
+}
+
+/// Where the guest's tools come from: the cache, or this machine itself where nothing can be fetched and nothing else would be.
+pub(super) fn tools(fetched: Result<PathBuf>, all_else_is_there: bool) -> Result<PathBuf> {
+    match fetched {
+        Err(error) if all_else_is_there && unavailable::reason(&error).is_some() => {
+            eprintln!("taking ip, tc, ethtool and busybox of this machine: {error:#}");
+            Ok(PathBuf::from("/"))
+        }
+        other => other,
+    }
 }
 
 /// The loader and the libraries of a program: their place in the guest, and the file.
@@ -172,6 +190,28 @@ mod tests {
                     \tlibgone.so => not found\n";
         let path = PathBuf::from("/cache dir/usr/lib/x86_64-linux-gnu/libmnl.so.0");
         assert_eq!(listed(text), [("libmnl.so.0".to_owned(), path)]);
+    }
+
+    #[test]
+    fn the_machines_own_tools_stand_in() {
+        let fails = || Err(Unavailable::Network("none".to_owned()).into());
+        assert_eq!(tools(fails(), true).unwrap(), Path::new("/"));
+        assert!(tools(fails(), false).is_err());
+        assert!(tools(Err(anyhow::anyhow!("a defect")), true).is_err());
+        assert_eq!(tools(Ok("/cache".into()), true).unwrap(), Path::new("/cache"));
+        let error = find(Path::new("/nowhere"), "ip").unwrap_err();
+        assert!(
+            super::super::skip_reason(&error)
+                .unwrap()
+                .contains("`ip` is missing")
+        );
+        // What a bed on this machine needs as well: its loader and its C library.
+        let ip = find(Path::new("/"), "ip").unwrap();
+        let libraries = libraries(Path::new("/"), &ip).unwrap();
+        assert!(
+            libraries.iter().any(|(path, _)| path.ends_with("/libc.so.6")),
+            "{libraries:?}"
+        );
     }
 
     #[test]
