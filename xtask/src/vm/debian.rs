@@ -125,7 +125,7 @@ pub fn apt_message(stderr: &str) -> &str {
     let marked = |mark: &str| lines().find_map(|line| line.strip_prefix(mark));
     marked("E: ")
         .or_else(|| marked("W: "))
-        .or_else(|| lines().last())
+        .or_else(|| lines().next_back())
         .unwrap_or("no message")
 }
 

@@ -164,7 +164,10 @@ impl MachineConfig<'_> {
                                     ),
                                 );
                                 // Two vectors a queue pair, one for the control queue, one for changes of the configuration.
-                                format!(",mq=on,rss=on,vectors={}", 2 * VIRTIO_QUEUES + 2)
+                                format!(
+                                    ",mq=on,rss=on,rx_queue_size=1024,vectors={}",
+                                    2 * VIRTIO_QUEUES + 2
+                                )
                             }
                             None => {
                                 add("-netdev", format!("hubport,id={id},hubid=2"));
@@ -337,7 +340,7 @@ mod tests {
         for part in [
             "-netdev tap,id=virtio-net1,ifname=tap1,script=no,downscript=no,vhost=off,queues=2",
             "iommu_platform=on,disable-legacy=on",
-            "guest_uso6=off,mq=on,rss=on,vectors=6",
+            "guest_uso6=off,mq=on,rss=on,rx_queue_size=1024,vectors=6",
             "hubport,id=igb1,hubid=1",
         ] {
             assert!(line.contains(part), "{part}\n{line}");
