@@ -235,7 +235,6 @@ const CONTROL_PORT: u16 = 7169;
 fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     let bed = hosts(device)?;
     let (left, right) = (bed.left(), bed.right());
-    let steered = device != Some(Device::Veth) && steer(right)?;
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "transfer")?;
     let (file, received) = (folder.join("sent"), folder.join("received"));
     write_random(&file, FILE_LEN)?;
@@ -253,6 +252,9 @@ fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     receiver.await_udp_port(CONTROL_PORT)?;
     // The gate made the card begin anew.
     await_link(&bed)?;
+    // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table (virtio_net_handle_mq
+    // of hw/net/virtio-net.c).
+    let steered = device != Some(Device::Veth) && steer(right)?;
     let sender = tool("lm-send")
         .args(["--to", &right.address().to_string()])
         .arg(&file)

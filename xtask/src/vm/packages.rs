@@ -5,7 +5,7 @@
 //!   CACHE/apt/…           lists, sources and settings of apt
 //!   CACHE/kernel/…        the unpacked packages of a kernel: boot/vmlinuz-*, usr/lib/modules/*
 //!   CACHE/qemu/…          qemu-system-x86 and everything that it needs, its C library and loader too
-//!   CACHE/tools/…         busybox, iproute2, ethtool, likewise
+//!   CACHE/tools/…         busybox, dash, iproute2, ethtool, likewise
 //! ```
 
 use std::fs::File;
@@ -24,6 +24,8 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
 const SUITE: &str = "trixie";
 const BACKPORTS: &str = "trixie-backports";
+/// In each folder of the cache: the packages that were asked for.
+const MADE_FOR: &str = "made-for";
 /// More than that is not fetched for QEMU without being asked.
 const MAX_DOWNLOAD_LEN: u64 = 250 << 20;
 /// No answer of a mirror takes longer.
@@ -64,7 +66,7 @@ impl Cache {
 
     /// The newest kernel of trixie-backports that is new enough for igb's zero-copy: the folder with its unpacked packages.
     pub fn kernel(&self) -> Result<PathBuf> {
-        self.fetched("kernel", |apt, download| {
+        self.fetched("kernel", &["linux-image"], |apt, download| {
             apt.update()?;
             let list = apt.list(BACKPORTS)?;
             let index =
@@ -85,7 +87,7 @@ impl Cache {
 
     /// QEMU with all it needs: the folder to run it from. `None` when that is more than 250 MiB to fetch.
     pub fn qemu(&self) -> Result<Option<PathBuf>> {
-        if !self.has("qemu") {
+        if !self.has("qemu", &["qemu-system-x86"]) {
             let apt = Apt::new(&self.root)?;
             apt.update()?;
             let uris = apt.install(&["--print-uris", "-qq"], &["qemu-system-x86"])?;
@@ -98,13 +100,13 @@ impl Cache {
         self.closure("qemu", &["qemu-system-x86"]).map(Some)
     }
 
-    /// The guest's tools: busybox (static), `ip`, `tc`, `ethtool` with their libraries.
+    /// The guest's tools: busybox (static), a shell, `ip`, `tc`, `ethtool` with their libraries.
     pub fn tools(&self) -> Result<PathBuf> {
-        self.closure("tools", &["busybox-static", "iproute2", "ethtool"])
+        self.closure("tools", &["busybox-static", "dash", "iproute2", "ethtool"])
     }
 
     fn closure(&self, name: &str, packages: &[&str]) -> Result<PathBuf> {
-        self.fetched(name, |apt, download| {
+        self.fetched(name, packages, |apt, download| {
             apt.update()?;
             // apt insists on a folder of that name inside.
             std::fs::create_dir_all(download.join("partial"))?;
@@ -114,23 +116,30 @@ impl Cache {
         })
     }
 
-    fn has(&self, name: &str) -> bool {
-        !self.refresh && self.root.join(name).is_dir()
+    /// Whether the folder of that name is there, made for the same packages.
+    fn has(&self, name: &str, packages: &[&str]) -> bool {
+        let made_for = std::fs::read_to_string(self.root.join(name).join(MADE_FOR));
+        !self.refresh && made_for.is_ok_and(|text| text == packages.join("\n"))
     }
 
     /// The folder of that name, made if need be: what `fetch` puts into a folder is unpacked. It appears whole or not at all.
-    fn fetched(&self, name: &str, fetch: impl FnOnce(&Apt, &Path) -> Result<()>) -> Result<PathBuf> {
+    fn fetched(
+        &self,
+        name: &str,
+        packages: &[&str],
+        fetch: impl FnOnce(&Apt, &Path) -> Result<()>,
+    ) -> Result<PathBuf> {
         let folder = self.root.join(name);
-        if self.has(name) {
+        if self.has(name, packages) {
             return Ok(folder);
         }
         let apt = Apt::new(&self.root)?;
         let (download, _download) = temporary_folder(&self.root, "download")?;
         fetch(&apt, &download)?;
         let (unpacked, _unpacked) = temporary_folder(&self.root, "unpacked")?;
-        let packages = files_ending(&download, ".deb")?;
-        ensure!(!packages.is_empty(), "apt-get fetched nothing for {name}");
-        for package in &packages {
+        let files = files_ending(&download, ".deb")?;
+        ensure!(!files.is_empty(), "apt-get fetched nothing for {name}");
+        for package in &files {
             eprintln!(
                 "unpacking {}",
                 package.file_name().unwrap_or_default().to_string_lossy()
@@ -145,6 +154,7 @@ impl Cache {
                 .with_context(|| format!("cannot unpack {}", package.display()))?;
         }
         let unwritable = || format!("cannot write {}", folder.display());
+        std::fs::write(unpacked.join(MADE_FOR), packages.join("\n")).with_context(unwritable)?;
         if folder.exists() {
             std::fs::remove_dir_all(&folder).with_context(unwritable)?;
         }
@@ -325,6 +335,30 @@ mod tests {
             Some("/h/.cache/lm-vm".into())
         );
         assert_eq!(find(&[]), None);
+    }
+
+    #[test]
+    fn what_is_in_the_cache_counts_for_the_same_packages_only() {
+        let root = std::env::temp_dir().join(format!("xtask-cache-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("tools")).unwrap();
+        let mut cache = Cache {
+            root: root.clone(),
+            refresh: false,
+            _lock: File::create(root.join("lock")).unwrap(),
+        };
+        assert!(
+            !cache.has("tools", &["a", "b"]),
+            "left half-made by an older version"
+        );
+        std::fs::write(root.join("tools").join(MADE_FOR), "a\nb").unwrap();
+        let found = cache
+            .fetched("tools", &["a", "b"], |_, _| unreachable!())
+            .unwrap();
+        assert_eq!(found, root.join("tools"));
+        assert!(!cache.has("tools", &["a"]) && !cache.has("kernel", &["a"]));
+        cache.refresh = true;
+        assert!(!cache.has("tools", &["a", "b"]));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

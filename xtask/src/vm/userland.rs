@@ -96,19 +96,23 @@ pub(super) fn tree(
     for name in PROGRAMS {
         tree.file(&format!("bin/{name}"), programs.join(name));
     }
-    tree.link("bin/sh", "busybox");
     let busybox = find(tools, "busybox")?;
     // The one of busybox-static needs none; another one of this machine may.
     for (path, file) in libraries(tools, &busybox).unwrap_or_default() {
         tree.file(&path, file);
     }
     tree.file("bin/busybox", busybox);
+    // Not busybox's shell, which takes its own `ip` before the one on the path.
+    let shell = find(tools, "dash").or_else(|_| find(tools, "sh"))?;
+    let mut dynamic = vec![("bin/sh".to_owned(), shell)];
     for name in TOOLS {
-        let program = find(tools, name)?;
+        dynamic.push((format!("usr/sbin/{name}"), find(tools, name)?));
+    }
+    for (path, program) in dynamic {
         for (path, file) in libraries(tools, &program)? {
             tree.file(&path, file);
         }
-        tree.file(&format!("usr/sbin/{name}"), program);
+        tree.file(&path, program);
     }
     for module in modules {
         tree.bytes(&format!("{MODULES_DIR}/{}.ko", module.name), module.image);
