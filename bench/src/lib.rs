@@ -6,6 +6,7 @@
     reason = "a yardstick of its own: system calls, rings and packet memory"
 )]
 pub mod bare;
+pub mod bind;
 pub mod cli;
 pub mod histogram;
 pub mod impair;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, fuzz, hold, run as demonstration, soak, verify};
+use crate::{bench, dist, fuzz, hold, run as demonstration, soak, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -28,6 +28,7 @@ enum Command {
     Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
+    Vm(vm::Arguments),
     Gate(verify::GateArguments),
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
     ///
@@ -36,11 +37,16 @@ enum Command {
     Dist(dist::Arguments),
     #[command(hide = true)]
     UdpReceive(demonstration::UdpReceiveArguments),
+    #[command(hide = true)]
+    VmCheck(vm::checks::CheckArguments),
 }
 
 /// Parses the command line and runs the command. Exit code 0: done; 1: failed, with one line on standard error;
 /// 2: wrong usage.
 pub fn main() -> ExitCode {
+    if vm::guest::is_init() {
+        return vm::guest::init();
+    }
     let arguments = Arguments::parse();
     match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,9 +66,11 @@ fn run(command: Command) -> Result<()> {
         Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
+        Command::Vm(arguments) => vm::run(&arguments),
         Command::Gate(arguments) => verify::gate(&arguments),
         Command::Ci => verify::ci(),
         Command::Dist(arguments) => dist::dist(&arguments),
         Command::UdpReceive(arguments) => demonstration::udp_receive(&arguments),
+        Command::VmCheck(arguments) => vm::checks::run(&arguments),
     }
 }

@@ -17,4 +17,5 @@ pub mod soak;
 pub mod stats;
 pub mod table;
 pub mod verify;
+pub mod vm;
 pub mod workspace;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, impair, lm, log, peer};
+use lm_bench::{bare, bind, impair, lm, log, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -66,6 +66,8 @@ enum Program {
     LandSend(bare::LandSendArgs),
     /// Landing: receive messages into zones through the gate, overlaid or with headers stripped, and count
     LandRecv(bare::LandArgs),
+    /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
+    Bind(bind::BindArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(impair::ImpairArgs),
@@ -111,6 +113,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
         Program::LandSend(args) => print(&bare::land_send(&args).map_err(system)?),
         Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
+        Program::Bind(args) => print(&bind::bind(&args)?),
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())

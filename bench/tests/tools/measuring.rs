@@ -234,3 +234,35 @@ fn round_trips_are_whole_and_ordered() {
         });
     }
 }
+
+#[test]
+fn binding_tells_the_truth_about_veth() {
+    let Some(bed) = Bed::new() else { return };
+    let bind = |line: &str| {
+        let line = format!("bind --interface {INTERFACE} --memory 4M {line}");
+        Tool::start(lm_bench(&bed, Host::Receiver, &line)).end()
+    };
+    for mode in ["auto", "copy"] {
+        let report = bind(&format!("--mode {mode}")).expect_code(0).json();
+        let queues = report["queues"].as_array().expect("a list of queues");
+        assert_eq!(queues.len(), 2, "{report}");
+        assert!(
+            queues
+                .iter()
+                .all(|queue| queue["zero_copy"] == false && queue["error"].is_null()),
+            "{report}"
+        );
+    }
+    // veth has no zero-copy; without huge pages it does not come that far.
+    let ended = bind("--mode zero-copy");
+    if ended.status.success() {
+        let report = ended.json();
+        assert!(report["queues"][0]["error"].is_string(), "{report}");
+    } else {
+        assert!(ended.stderr.contains("reserve huge pages"), "{}", ended.stderr);
+    }
+    let line = "bind --interface none0";
+    let ended = Tool::start(lm_bench(&bed, Host::Receiver, line)).end();
+    ended.expect_code(1);
+    assert!(ended.stderr.contains("none0"), "{}", ended.stderr);
+}

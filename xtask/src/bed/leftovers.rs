@@ -23,6 +23,13 @@ use super::{INTERFACE, ip};
 pub enum Leftover {
     /// A running program, by its pidfd: a number could name another process by now.
     Process(Arc<OwnedFd>),
+    /// A network card in a namespace of ours, where it is called [`INTERFACE`]: it goes back to this process's namespace.
+    Card {
+        /// Where it is.
+        namespace: String,
+        /// What it is called at home.
+        name: String,
+    },
     /// A network namespace, by name. Its interfaces go with it.
     Namespace(String),
     /// A folder with everything in it.
@@ -30,12 +37,13 @@ pub enum Leftover {
 }
 
 impl Leftover {
-    /// Programs before the namespaces they run in, folders last.
+    /// Programs before the namespaces they run in, cards out of them before, folders last.
     fn order(&self) -> u8 {
         match self {
             Leftover::Process(_) => 0,
-            Leftover::Namespace(_) => 1,
-            Leftover::Folder(_) => 2,
+            Leftover::Card { .. } => 1,
+            Leftover::Namespace(_) => 2,
+            Leftover::Folder(_) => 3,
         }
     }
 
@@ -45,6 +53,15 @@ impl Leftover {
                 // Fails only for a process that has ended already.
                 let _ = pidfd_send_signal(pidfd, Signal::KILL);
                 wait_for_end(pidfd, Duration::from_secs(5));
+            }
+            Leftover::Card { namespace, name } => {
+                let home = std::process::id().to_string();
+                let _ = ip::iproute2("ip")
+                    .args(["-n", namespace, "link", "set", "dev", INTERFACE])
+                    .args(["down", "netns", &home, "name", name])
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .status();
             }
             Leftover::Namespace(name) => remove_namespace(name),
             Leftover::Folder(path) => {

@@ -9,6 +9,7 @@
 //! ```
 //!
 //! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders ([`switch`]).
+//! Instead of the veth pair it may have two network cards that are connected outside ([`BedConfig::cards`]).
 //!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
 //! unwinds. Ctrl-C and SIGTERM are covered by [`leftovers::watch_signals`]. Only `kill -9` leaves something
@@ -21,6 +22,7 @@ pub mod ethtool;
 pub mod host;
 pub mod ip;
 pub mod leftovers;
+pub mod lone;
 pub mod middle;
 pub mod program;
 pub mod switch;
@@ -31,6 +33,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, ensure};
 
 pub use host::Host;
+pub use lone::Lone;
 pub use middle::{Impairments, RunningBox};
 pub use program::{Launch, Output, Program};
 
@@ -106,6 +109,9 @@ pub struct BedConfig {
     pub senders: Option<u32>,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
+    /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the queues that
+    /// they have. They come back under their names when the bed goes.
+    pub cards: Option<[String; 2]>,
 }
 
 impl Default for BedConfig {
@@ -124,6 +130,7 @@ impl Default for BedConfig {
             box_cores: None,
             senders: None,
             checksum_offload: true,
+            cards: None,
         }
     }
 }
@@ -137,24 +144,24 @@ pub struct Bed {
     middle: Option<Host>,
     /// Senders beyond the left host.
     further: Vec<Host>,
-    _namespaces: Vec<Registered>,
+    /// Cards that go back, then the namespaces.
+    _leftovers: Vec<Registered>,
 }
 
 impl Bed {
     /// Makes a bed. Needs root and iproute2; says which of them is missing.
     pub fn new(config: &BedConfig) -> Result<Bed> {
-        static BEDS: AtomicU32 = AtomicU32::new(0);
-        require_root("make network namespaces")?;
-        ip::require_installed()?;
-        leftovers::watch_signals().context("cannot watch for Ctrl-C")?;
-        remove_stale();
-
+        prepare()?;
         ensure!(
             config.senders.is_none() || !config.with_box,
             "a bed has a box or a switch, not both"
         );
-        let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        let name = |side: &str| format!("{NAMESPACE_PREFIX}-{}-{number}-{side}", std::process::id());
+        ensure!(
+            config.cards.is_none() || (config.senders.is_none() && !config.with_box),
+            "a bed of network cards has neither a box nor a switch"
+        );
+        let number = next_number();
+        let name = |side: &str| namespace_name(number, side);
         let (left, right) = (name(Side::Left.name()), name(Side::Right.name()));
         let middle = config.with_box.then(|| name(BOX));
         let switch = config.senders.map(|_| name(switch::SWITCH));
@@ -169,9 +176,15 @@ impl Bed {
         let hosts = || [&left, &right].into_iter().chain(&further);
         let names: Vec<&str> = hosts().chain(&middle).chain(&switch).map(Host::name).collect();
         // Registered before they exist: what is registered and was never made is harmless to remove.
-        let namespaces = names
-            .iter()
-            .map(|name| leftovers::register(Leftover::Namespace((*name).to_owned())))
+        let cards = config.cards.iter().flatten().zip([&left, &right]);
+        let cards = cards.map(|(card, host)| Leftover::Card {
+            namespace: host.name().to_owned(),
+            name: card.clone(),
+        });
+        let namespaces = names.iter().map(|name| Leftover::Namespace((*name).to_owned()));
+        let leftovers = cards
+            .chain(namespaces)
+            .map(leftovers::register)
             .collect::<Result<_>>()?;
         let mut commands: Vec<String> = names.iter().map(|name| format!("netns add {name}")).collect();
         let (mtu, queues) = (
@@ -194,7 +207,15 @@ impl Bed {
                     join([(host.name(), INTERFACE), (switch.name(), &switch::port_of(host))]);
                 }
             }
-            (None, None) => join([(left.name(), INTERFACE), (right.name(), INTERFACE)]),
+            (None, None) => match &config.cards {
+                Some(cards) => commands.extend(cards.iter().zip([&left, &right]).map(|(card, host)| {
+                    format!(
+                        "link set dev {card} netns {} name {INTERFACE} mtu {mtu}",
+                        host.name()
+                    )
+                })),
+                None => join([(left.name(), INTERFACE), (right.name(), INTERFACE)]),
+            },
         }
         ip::batch(None, &commands).context("cannot make the hosts")?;
         let bed = Bed {
@@ -202,7 +223,7 @@ impl Bed {
             right,
             middle,
             further,
-            _namespaces: namespaces,
+            _leftovers: leftovers,
         };
         if let Some(switch) = &switch {
             switch::configure(switch, &bed.senders(), &bed.right, config.queues)?;
@@ -281,6 +302,25 @@ impl Bed {
     }
 }
 
+/// What making namespaces needs: privilege, iproute2, a watch for Ctrl-C, and no namespaces of the dead.
+fn prepare() -> Result<()> {
+    require_root("make network namespaces")?;
+    ip::require_installed()?;
+    leftovers::watch_signals().context("cannot watch for Ctrl-C")?;
+    remove_stale();
+    Ok(())
+}
+
+/// A number that no other bed of this process has.
+fn next_number() -> u32 {
+    static BEDS: AtomicU32 = AtomicU32::new(0);
+    BEDS.fetch_add(1, Ordering::Relaxed)
+}
+
+fn namespace_name(number: u32, side: &str) -> String {
+    format!("{NAMESPACE_PREFIX}-{}-{number}-{side}", std::process::id())
+}
+
 /// Fails with the remedy unless the process is root.
 pub fn require_root(to_do_what: &str) -> Result<()> {
     anyhow::ensure!(
@@ -312,7 +352,8 @@ fn owner_of(name: &str) -> Option<u32> {
     let pid = parts.next()?.parse().ok()?;
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?;
-    let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH) || switch::is_further_sender(side);
+    let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH | lone::LONE)
+        || switch::is_further_sender(side);
     (ours && parts.next().is_none()).then_some(pid)
 }
 
@@ -326,6 +367,7 @@ mod tests {
         assert_eq!(owner_of("lmx-4711-12-right"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-box"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-switch"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-0-lone"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-left9"), Some(4711));
         for foreign in [
             "lmx",

@@ -1,0 +1,444 @@
+//! `cargo xtask vm`: unmodified NIC drivers in a virtual machine under software emulation, for what a veth pair cannot show.
+//!
+//! ```text
+//!   this machine                                       the guest (Debian's kernel, TCG)
+//!  ┌──────────────────────────────┐                   ┌──────────────────────────────────┐
+//!  │ packages: kernel, QEMU, tools│                   │ /init = this program, static     │
+//!  │ initramfs: tools + modules   │──── QEMU ────────▶│ igb0 ── hub ── igb1              │
+//!  │ machine: ports, time limits  │                   │ virtio-net0 ── taps ── 1   veth  │
+//!  │                              │◀─ console (ttyS0) │ checks, one process each         │
+//!  │ table, JSON                  │◀─ results (ttyS1) │                                  │
+//!  └──────────────────────────────┘                   └──────────────────────────────────┘
+//! ```
+//!
+//! Neither KVM nor anything installed is needed. New checks go into the table of [`checks`].
+
+pub mod checks;
+pub mod debian;
+pub mod devices;
+pub mod guest;
+pub mod initramfs;
+pub mod machine;
+pub mod modules;
+pub mod packages;
+pub mod protocol;
+pub mod qemu;
+pub mod unavailable;
+mod userland;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::json;
+
+use checks::Selected;
+use devices::Device;
+use machine::Report;
+use protocol::{Outcome, Plan, Task};
+use qemu::Qemu;
+use unavailable::Unavailable;
+
+use crate::bed::leftovers::{temporary_folder, watch_signals};
+use crate::machine::ResultFile;
+use crate::table::Table;
+use crate::workspace::target_dir;
+
+/// Run checks on emulated network cards, in a virtual machine with a kernel of Debian's.
+///
+/// Fetches the kernel (trixie-backports) and QEMU from Debian's packages with the ordinary apt-get, once, and installs nothing:
+/// everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Builds the tools statically, boots them under QEMU's software emulation
+/// with two igb and two virtio-net cards, runs the checks inside and brings the results back. Without root virtio-net has one
+/// queue instead of two.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  cargo xtask vm                                  every check
+  cargo xtask vm --devices igb transfer           one check on one kind of device
+  cargo xtask vm --run 'lm-bench bind -i eth0'    a command line in the guest
+  cargo xtask vm --with target/…/my_test --run '/tests/my_test'
+
+A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]
+pub struct Arguments {
+    /// Checks to run, by name, device or both, as --list shows them [default: all]
+    #[arg(value_name = "CHECK")]
+    checks: Vec<String>,
+    /// Kinds of devices in the machine.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Device::ALL)]
+    devices: Vec<Device>,
+    /// Show the checks and end.
+    #[arg(long)]
+    list: bool,
+    /// Run a command line of the guest's shell instead of checks and show the last 128 KiB of what it says; may be repeated.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "checks")]
+    run: Vec<String>,
+    /// Seconds that each --run may take.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    run_limit: u32,
+    /// Copy a file to /tests/ in the guest; programs must be linked statically. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    with: Vec<PathBuf>,
+    /// A kernel of your own instead of Debian's: its bzImage.
+    #[arg(long, value_name = "BZIMAGE", requires = "modules")]
+    kernel: Option<PathBuf>,
+    /// The folder with that kernel's modules.
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    modules: Option<PathBuf>,
+    /// A QEMU of your own (8.2 or later) instead of Debian's.
+    #[arg(long, value_name = "PATH")]
+    qemu: Option<PathBuf>,
+    /// Fetch kernel, QEMU and tools anew, although they are in the cache.
+    #[arg(long)]
+    refresh: bool,
+    /// Keep all results in this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Keep the guest's console in this file.
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+}
+
+/// Runs the command. An error that [`unavailable::reason`] knows says that the machine cannot be had here.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let devices = sorted(&arguments.devices);
+    let selected = checks::select(&arguments.checks, &devices)?;
+    if arguments.list {
+        print!("{}", listing(&selected));
+        return Ok(());
+    }
+    if std::env::consts::ARCH != "x86_64" {
+        bail!(Unavailable::Processor(std::env::consts::ARCH));
+    }
+    for path in arguments
+        .with
+        .iter()
+        .chain(&arguments.kernel)
+        .chain(&arguments.qemu)
+    {
+        ensure!(path.is_file(), "{} is no file", path.display());
+    }
+    watch_signals()?;
+    let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let started = Instant::now();
+    let parts = Parts::find(arguments)?;
+    let fetched_seconds = started.elapsed().as_secs_f64();
+    let programs = userland::build()?;
+    let built_seconds = started.elapsed().as_secs_f64() - fetched_seconds;
+
+    let (folder, _folder) = temporary_folder(&target_dir()?, "vm")?;
+    let initramfs = folder.join("initramfs");
+    let modules = modules::Modules::find(&parts.modules)?;
+    let mut needed: Vec<&str> = devices
+        .iter()
+        .flat_map(|device| device.modules())
+        .copied()
+        .collect();
+    // Beds and checks make veth pairs, whatever the machine has.
+    needed.extend(Device::Veth.modules());
+    let modules = modules.load_order(&needed, &modules::USEFUL)?;
+    let plan = Plan {
+        modules: modules
+            .iter()
+            .map(|module| format!("{}.ko", module.name))
+            .collect(),
+        devices: devices.clone(),
+        huge_pages: qemu::HUGE_PAGES,
+        tasks: tasks(arguments, &selected),
+    };
+    let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with)?;
+    let initramfs_len = tree.write(&initramfs)?;
+    let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
+
+    eprintln!(
+        "booting Linux {} under QEMU {} (initramfs {} MiB)",
+        parts.release,
+        parts.qemu.version,
+        initramfs_len >> 20
+    );
+    let report = machine::Run {
+        qemu: &parts.qemu,
+        kernel: &parts.kernel,
+        initramfs: &initramfs,
+        folder: &folder,
+        console: arguments
+            .console
+            .clone()
+            .unwrap_or_else(|| folder.join("console")),
+        devices: &devices,
+        tasks: &plan.tasks,
+    }
+    .run()?;
+    let result = json!({
+        "suite": "vm",
+        "machine": crate::machine::describe(),
+        "kernel": {"image": parts.kernel, "release": parts.release},
+        "qemu": {"version": parts.qemu.version},
+        "devices": devices,
+        "virtio_net_backend": report.virtio_backend,
+        "guest": report.facts,
+        "seconds": {
+            "fetch": fetched_seconds,
+            "build": built_seconds,
+            "initramfs": initramfs_seconds,
+            "boot": report.boot_seconds,
+            "machine": report.seconds,
+            "all": started.elapsed().as_secs_f64(),
+        },
+        "checks": report.ended,
+        "died": report.died,
+    });
+    if let Some(file) = result_file {
+        file.write(&result)?;
+    }
+    print!("{}", shown(&report, !arguments.run.is_empty()));
+    verdict(&report, &plan.tasks)
+}
+
+/// Kernel, QEMU and tools, from the command line or from the cache.
+struct Parts {
+    kernel: PathBuf,
+    release: String,
+    modules: PathBuf,
+    qemu: Qemu,
+    tools: PathBuf,
+}
+
+impl Parts {
+    fn find(arguments: &Arguments) -> Result<Parts> {
+        let cache = packages::Cache::open(arguments.refresh)?;
+        let (kernel, modules) = match (&arguments.kernel, &arguments.modules) {
+            (Some(kernel), Some(modules)) => (kernel.clone(), modules.clone()),
+            _ => userland::kernel_in(&cache.kernel()?)?,
+        };
+        let release = qemu::kernel_release(&kernel)?;
+        if let Some(warning) = warning_about(&release, &arguments.devices) {
+            eprintln!("warning: {warning}");
+        }
+        let qemu = match &arguments.qemu {
+            Some(path) => Qemu::at(path)?,
+            None => match cache.qemu()? {
+                Some(root) => Qemu::unpacked(&root)?,
+                None => Qemu::installed()?,
+            },
+        };
+        Ok(Parts {
+            kernel,
+            release,
+            modules,
+            qemu,
+            tools: userland::tools(
+                cache.tools(),
+                arguments.kernel.is_some() && arguments.qemu.is_some(),
+            )?,
+        })
+    }
+}
+
+/// What a kernel of the user's own may lack.
+fn warning_about(release: &str, devices: &[Device]) -> Option<String> {
+    let version = debian::numbers(release);
+    let device = devices.iter().find(|device| {
+        device
+            .zerocopy_since()
+            .is_some_and(|since| version < since.to_vec())
+    })?;
+    let since = device.zerocopy_since()?;
+    Some(format!(
+        "Linux {release} has no zero-copy for {}, which came with {}.{}: what needs it is skipped",
+        device.name(),
+        since[0],
+        since[1]
+    ))
+}
+
+fn sorted(devices: &[Device]) -> Vec<Device> {
+    let mut devices = devices.to_vec();
+    devices.sort();
+    devices.dedup();
+    devices
+}
+
+fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
+    if arguments.run.is_empty() {
+        let task = |one: &Selected| Task {
+            name: one.name(),
+            limit_s: one.check.limit_s,
+            command: None,
+        };
+        return selected.iter().map(task).collect();
+    }
+    let command = |line: &String| Task {
+        name: line.clone(),
+        limit_s: arguments.run_limit,
+        command: Some(line.clone()),
+    };
+    arguments.run.iter().map(command).collect()
+}
+
+fn listing(selected: &[Selected]) -> String {
+    let width = selected.iter().map(|one| one.name().len()).max().unwrap_or(0);
+    let line = |one: &Selected| format!("{:<width$}  {}\n", one.name(), one.check.about);
+    selected.iter().map(line).collect()
+}
+
+/// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass.
+fn shown(report: &Report, of_commands: bool) -> String {
+    if of_commands {
+        let lines = report.ended.iter().flat_map(|ended| ended.output.lines());
+        return lines.map(|line| format!("{line}\n")).collect();
+    }
+    let mut table = Table::new(&["check", "seconds", ""]);
+    let mut words = String::new();
+    for ended in &report.ended {
+        let seconds = format!("{:.1}", ended.seconds);
+        table.row([ended.name.as_str(), &seconds, ended.outcome.as_str()]);
+        if ended.outcome != Outcome::Passed {
+            words.push_str(&format!("\n{} {}:\n", ended.name, ended.outcome.as_str()));
+            for line in ended.output.trim_end().lines() {
+                words.push_str(&format!("  {line}\n"));
+            }
+        }
+    }
+    format!("{table}{words}")
+}
+
+/// An error for whatever did not pass or did not run.
+fn verdict(report: &Report, tasks: &[Task]) -> Result<()> {
+    if let Some(died) = &report.died {
+        bail!("{died}; the whole console: --console FILE");
+    }
+    let failed: Vec<&str> = report
+        .ended
+        .iter()
+        .filter(|ended| ended.outcome == Outcome::Failed)
+        .map(|ended| ended.name.as_str())
+        .collect();
+    ensure!(
+        failed.is_empty(),
+        "{} of {} failed: {}; what they said is above",
+        failed.len(),
+        report.ended.len(),
+        failed.join(", ")
+    );
+    let missing = tasks
+        .iter()
+        .find(|task| !report.ended.iter().any(|ended| ended.name == task.name));
+    match missing {
+        Some(task) => bail!(
+            "{} did not run; the console may tell why: --console FILE",
+            task.name
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Why the machine cannot be had here, if that is why a run failed: a caller skips what needs it and says so.
+pub fn skip_reason(error: &anyhow::Error) -> Option<String> {
+    unavailable::reason(error).map(ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use protocol::Ended;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
+        let words = ["vm"].iter().chain(words);
+        Line::try_parse_from(words).map(|line| line.arguments)
+    }
+
+    fn ended(name: &str, outcome: Outcome) -> Ended {
+        Ended {
+            name: name.to_owned(),
+            outcome,
+            seconds: 1.25,
+            report: Value::Null,
+            output: "first\nlast\n".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_command_line_says_what_runs() {
+        let arguments = parse(&["--devices", "virtio-net,igb,igb", "transfer"]).unwrap();
+        assert_eq!(sorted(&arguments.devices), [Device::Igb, Device::VirtioNet]);
+        let selected = checks::select(&arguments.checks, &sorted(&arguments.devices)).unwrap();
+        let tasks_of_checks = tasks(&arguments, &selected);
+        assert_eq!(tasks_of_checks.len(), 2);
+        assert!(tasks_of_checks[0].command.is_none() && tasks_of_checks[0].name == "igb/transfer");
+        assert!(listing(&selected).starts_with("igb/transfer         a file"));
+
+        let arguments = parse(&["--run", "ls /", "--run", "true", "--run-limit", "7"]).unwrap();
+        let commands = tasks(&arguments, &[]);
+        assert_eq!((commands.len(), commands[0].limit_s), (2, 7));
+        assert_eq!(commands[0].command.as_deref(), Some("ls /"));
+        for wrong in [
+            &["--devices", "e1000"][..],
+            &["--kernel", "/k"],
+            &["--run", "ls", "boot"],
+            &["--run-limit", "0"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+        let error = run(&parse(&["--with", "/nowhere/test"]).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "/nowhere/test is no file");
+    }
+
+    #[test]
+    fn what_failed_is_told_with_its_words() {
+        let task = |name: &str| Task {
+            name: name.to_owned(),
+            limit_s: 1,
+            command: None,
+        };
+        let tasks = [task("boot"), task("igb/transfer")];
+        let mut report = Report {
+            ended: vec![
+                ended("boot", Outcome::Passed),
+                ended("igb/transfer", Outcome::Failed),
+            ],
+            ..Report::default()
+        };
+        let text = shown(&report, false);
+        assert!(text.contains("igb/transfer      1.2  FAILED"), "{text}");
+        assert!(
+            text.ends_with("\nigb/transfer FAILED:\n  first\n  last\n"),
+            "{text}"
+        );
+        assert_eq!(shown(&report, true), "first\nlast\nfirst\nlast\n");
+        let error = verdict(&report, &tasks).unwrap_err().to_string();
+        assert_eq!(error, "1 of 2 failed: igb/transfer; what they said is above");
+        report.ended[1].outcome = Outcome::Skipped;
+        verdict(&report, &tasks).unwrap();
+        report.ended.pop();
+        let error = verdict(&report, &tasks).unwrap_err().to_string();
+        assert!(error.starts_with("igb/transfer did not run"), "{error}");
+        report.died = Some("the guest died in boot: Kernel panic".to_owned());
+        let error = verdict(&report, &tasks).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the guest died in boot: Kernel panic"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn kernels_without_zero_copy_are_warned_of() {
+        let warning = warning_about("6.12.9-amd64", &Device::ALL).unwrap();
+        assert!(
+            warning.contains("6.12.9-amd64 has no zero-copy for igb, which came with 6.14"),
+            "{warning}"
+        );
+        assert_eq!(warning_about("7.2.1", &Device::ALL), None);
+        assert_eq!(warning_about("6.1", &[Device::Veth]), None);
+    }
+}

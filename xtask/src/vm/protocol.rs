@@ -1,0 +1,220 @@
+//! What the host tells the guest to do, and what the guest says of it: a plan in the initramfs, lines of JSON on a serial port.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::devices::Device;
+
+/// Where the plan lies in the guest.
+pub const PLAN_PATH: &str = "/lm/plan.json";
+/// The folder of the modules in the guest.
+pub const MODULES_DIR: &str = "/lm/modules";
+
+/// Everything that the guest has to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// File names of modules in [`MODULES_DIR`], in the order in which they are loaded.
+    pub modules: Vec<String>,
+    /// The kinds of devices that the machine has.
+    pub devices: Vec<Device>,
+    /// Huge pages of 2 MiB that the kernel was asked to reserve.
+    pub huge_pages: u32,
+    /// What to run, in order.
+    pub tasks: Vec<Task>,
+}
+
+/// One thing to run in the guest, in a process of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// The check's name, or the command line.
+    pub name: String,
+    /// After so many seconds it is killed and has failed.
+    pub limit_s: u32,
+    /// A command line for the guest's shell; `None`: the check of that name.
+    pub command: Option<String>,
+}
+
+/// One line of the guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The guest is up: kernel, devices, and what could not be set up.
+    Booted {
+        /// What the guest found, see `guest::facts`.
+        facts: Value,
+    },
+    /// A task begins.
+    Started {
+        /// Its name.
+        name: String,
+    },
+    /// A task has ended.
+    Ended(Ended),
+    /// The guest could not go on.
+    Broken {
+        /// Why.
+        reason: String,
+    },
+    /// All tasks have ended, and the guest powers off.
+    Finished,
+}
+
+/// What became of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Its name.
+    pub name: String,
+    /// Its verdict.
+    pub outcome: Outcome,
+    /// How long it ran.
+    pub seconds: f64,
+    /// What the check found; null for a failed one and for command lines.
+    pub report: Value,
+    /// The end of what it said on standard output (command lines only) and standard error.
+    pub output: String,
+}
+
+/// A verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// As it should be.
+    Passed,
+    /// Not as it should be; the output says why.
+    Failed,
+    /// This kernel or machine cannot do that; the output says why.
+    Skipped,
+}
+
+impl Outcome {
+    /// As tables show it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Passed => "passed",
+            Outcome::Failed => "FAILED",
+            Outcome::Skipped => "skipped",
+        }
+    }
+}
+
+impl Event {
+    /// The line, with its end.
+    pub fn to_line(&self) -> String {
+        let mut line = serde_json::to_string(self).expect("an event is plain data");
+        line.push('\n');
+        line
+    }
+
+    /// Reads a line.
+    pub fn parse(line: &str) -> Result<Event> {
+        serde_json::from_str(line).with_context(|| {
+            let start: String = line.chars().take(80).collect();
+            format!("the guest said something that is no result: {start:?}; its console may tell more (--console FILE)")
+        })
+    }
+}
+
+/// Cuts bytes that come in pieces into lines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes a piece; the lines that are complete with it, without their ends.
+    pub fn push(&mut self, piece: &[u8]) -> Vec<String> {
+        self.rest.extend_from_slice(piece);
+        let mut lines = Vec::new();
+        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line).trim().to_owned();
+            if !line.is_empty() {
+                lines.push(line);
+            }
+        }
+        lines
+    }
+}
+
+/// The last bytes of a text, whole characters, at most `len`.
+pub fn tail(text: &str, len: usize) -> &str {
+    let from = text.len().saturating_sub(len);
+    let start = (from..=text.len()).find(|&at| text.is_char_boundary(at));
+    &text[start.unwrap_or(text.len())..]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_cross_the_port_as_lines() {
+        let events = [
+            Event::Booted {
+                facts: json!({"kernel": "7.2"}),
+            },
+            Event::Started {
+                name: "boot".to_owned(),
+            },
+            Event::Ended(Ended {
+                name: "igb/transfer".to_owned(),
+                outcome: Outcome::Failed,
+                seconds: 1.5,
+                report: Value::Null,
+                output: "error: \"quoted\"\nand more".to_owned(),
+            }),
+            Event::Broken {
+                reason: "no devices".to_owned(),
+            },
+            Event::Finished,
+        ];
+        let text: String = events.iter().map(Event::to_line).collect();
+        for piece_len in [1, 7, text.len()] {
+            let mut lines = Lines::default();
+            let found: Vec<Event> = text
+                .as_bytes()
+                .chunks(piece_len)
+                .flat_map(|piece| lines.push(piece))
+                .map(|line| Event::parse(&line).unwrap())
+                .collect();
+            assert_eq!(found, events);
+        }
+        assert_eq!(
+            Event::Finished.to_line(),
+            "{\"event\":\"finished\"}\n",
+            "others read these lines too"
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_no_result_is_named() {
+        for line in [
+            "",
+            "garbage",
+            "{}",
+            r#"{"event":"else"}"#,
+            r#"{"event":"started"}"#,
+        ] {
+            let error = format!("{:#}", Event::parse(line).unwrap_err());
+            assert!(
+                error.contains("no result") && error.contains("--console"),
+                "{error}"
+            );
+        }
+        let mut lines = Lines::default();
+        assert_eq!(lines.push(b"\r\n\r\n"), Vec::<String>::new());
+        assert_eq!(lines.push(b"half"), Vec::<String>::new());
+        assert_eq!(lines.push(b" a line\r\nrest"), ["half a line"]);
+    }
+
+    #[test]
+    fn tails_end_where_the_text_ends() {
+        assert_eq!(tail("abcdef", 3), "def");
+        assert_eq!(tail("abc", 10), "abc");
+        assert_eq!(tail("aéé", 3), "é", "never half a character");
+        assert_eq!(tail("", 0), "");
+    }
+}

@@ -1,0 +1,379 @@
+//! QEMU: which one, and its command line.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::devices::Device;
+use super::unavailable::Unavailable;
+use crate::bed::Launch;
+
+/// The first QEMU with an igb that works, and with all options that are used here: version 8.2.
+const OLDEST: [u64; 2] = [8, 2];
+/// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests' own.
+pub const HUGE_PAGES: u32 = 160;
+const MEMORY: &str = "2G";
+/// Queues of a virtio-net device on taps.
+pub const VIRTIO_QUEUES: u32 = 2;
+
+/// A QEMU that can be started.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    /// The command and what comes before its options.
+    words: Vec<String>,
+    /// As it says itself, for example `10.0.2 (Debian 1:10.0.2+ds-2)`.
+    pub version: String,
+}
+
+impl Qemu {
+    /// The QEMU at this path.
+    pub fn at(path: &Path) -> Result<Qemu> {
+        Qemu::known_by(vec![path.to_string_lossy().into_owned()])
+    }
+
+    /// The QEMU on this machine's path.
+    pub fn installed() -> Result<Qemu> {
+        Qemu::known_by(vec!["qemu-system-x86_64".to_owned()])
+    }
+
+    /// QEMU from a folder of unpacked packages, by the loader and the libraries there.
+    pub fn unpacked(root: &Path) -> Result<Qemu> {
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        let mut words = vec![
+            "env".to_owned(),
+            format!("QEMU_MODULE_DIR={}", libraries.join("qemu").display()),
+        ];
+        words.extend(loader(root)?);
+        words.push(
+            root.join("usr/bin/qemu-system-x86_64")
+                .to_string_lossy()
+                .into_owned(),
+        );
+        for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
+            words.extend(["-L".to_owned(), root.join(data).to_string_lossy().into_owned()]);
+        }
+        Qemu::known_by(words)
+    }
+
+    fn known_by(words: Vec<String>) -> Result<Qemu> {
+        let name = words.join(" ");
+        let started = Launch::new(&words[0])
+            .args(&words[1..])
+            .arg("--version")
+            .time_limit(Duration::from_secs(20))
+            .spawn()
+            .and_then(|program| program.finish());
+        let output = started.with_context(|| {
+            format!("cannot start QEMU ({name}); name one that is at least 8.2: --qemu FILE")
+        })?;
+        let version = version(&output.stdout)
+            .with_context(|| format!("{name} says no version of QEMU; name one: --qemu FILE"))?;
+        ensure!(
+            super::debian::numbers(version) >= OLDEST.to_vec(),
+            "QEMU {version} is too old; name one that is at least 8.2: --qemu FILE"
+        );
+        Ok(Qemu {
+            version: version.to_owned(),
+            words,
+        })
+    }
+
+    /// The command, to be started in a namespace of its own if the machine has taps.
+    pub fn launch(&self, machine: &MachineConfig<'_>, time_limit: Duration) -> Launch {
+        Launch::new(&self.words[0])
+            .args(&self.words[1..])
+            .args(machine.options())
+            .time_limit(time_limit)
+    }
+}
+
+/// Everything that QEMU is told.
+#[derive(Clone, Debug)]
+pub struct MachineConfig<'a> {
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// The guest's files.
+    pub initramfs: &'a Path,
+    /// What the guest's kernel says goes here.
+    pub console: &'a Path,
+    /// What the guest's programs report goes here.
+    pub results: &'a Path,
+    /// Kinds of devices.
+    pub devices: &'a [Device],
+    /// Names of the taps of the two virtio-net devices; `None`: they are joined inside QEMU, with a single queue.
+    pub taps: Option<[String; 2]>,
+}
+
+impl MachineConfig<'_> {
+    /// QEMU's options.
+    pub fn options(&self) -> Vec<String> {
+        let mut options: Vec<String> = [
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-M",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+            "-smp",
+            "2",
+            "-m",
+            MEMORY,
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
+        add("-kernel", self.kernel.to_string_lossy().into_owned());
+        add("-initrd", self.initramfs.to_string_lossy().into_owned());
+        add("-append", kernel_command_line());
+        for (id, path) in [("console", self.console), ("results", self.results)] {
+            add("-chardev", format!("file,id={id},path={}", escape(path)));
+            add("-serial", format!("chardev:{id}"));
+        }
+        for &device in self.devices {
+            for number in 0..2 {
+                let id = format!("{}{number}", device.name());
+                let mac = device.mac(number);
+                match device {
+                    Device::Veth => {}
+                    Device::Igb => {
+                        // igb is a PCI Express device: on the root complex itself its capabilities are hidden.
+                        add(
+                            "-device",
+                            format!("pcie-root-port,id=port-{id},chassis={}", number + 1),
+                        );
+                        add("-netdev", format!("hubport,id={id},hubid=1"));
+                        add(
+                            "-device",
+                            format!("igb,bus=port-{id},netdev={id},mac={mac},romfile="),
+                        );
+                    }
+                    Device::VirtioNet => {
+                        let queues = match &self.taps {
+                            Some(taps) => {
+                                let tap = &taps[number];
+                                add(
+                                    "-netdev",
+                                    format!(
+                                        "tap,id={id},ifname={tap},script=no,downscript=no,vhost=off,queues={VIRTIO_QUEUES}"
+                                    ),
+                                );
+                                // Two vectors a queue pair, one for the control queue, one for changes of the configuration.
+                                format!(
+                                    ",mq=on,rss=on,rx_queue_size=1024,vectors={}",
+                                    2 * VIRTIO_QUEUES + 2
+                                )
+                            }
+                            None => {
+                                add("-netdev", format!("hubport,id={id},hubid=2"));
+                                String::new()
+                            }
+                        };
+                        add(
+                            "-device",
+                            format!(
+                                "virtio-net-pci,netdev={id},mac={mac},romfile=,{VIRTIO_FEATURES}{queues}"
+                            ),
+                        );
+                    }
+                }
+            }
+        }
+        options
+    }
+}
+
+/// Zero-copy needs the DMA interface (`iommu_platform`, which is modern virtio), and XDP needs packets as they are: one buffer each,
+/// nothing joined, no checksum left to others. With a single segmentation offload of the guest's left on, drivers/net/virtio_net.c
+/// has "big packets", and binding is `ENOENT`.
+const VIRTIO_FEATURES: &str = "iommu_platform=on,disable-legacy=on,ctrl_guest_offloads=on,mrg_rxbuf=off,\
+    csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,host_uso=off,\
+    guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_uso4=off,guest_uso6=off";
+
+/// The console is the first serial port; a panic ends QEMU (`panic=-1` restarts at once, `-no-reboot` ends instead), and so does
+/// an oops, after which no result could be trusted. `PATH` becomes part of the environment of the guest's first process.
+fn kernel_command_line() -> String {
+    format!(
+        "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 hugepages={HUGE_PAGES} \
+         PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
+    )
+}
+
+/// QEMU takes `,,` for a comma in an option's value.
+fn escape(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// The version in what `qemu-system-x86_64 --version` says.
+fn version(text: &str) -> Option<&str> {
+    let rest = text.lines().next()?.strip_prefix("QEMU emulator version ")?;
+    rest.starts_with(|c: char| c.is_ascii_digit())
+        .then_some(rest.trim())
+}
+
+/// The dynamic loader in a folder of unpacked packages, with its options: the libraries there and no others.
+pub fn loader(root: &Path) -> Result<Vec<String>> {
+    let candidates = [
+        "usr/lib64/ld-linux-x86-64.so.2",
+        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+        "lib64/ld-linux-x86-64.so.2",
+        "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+    ];
+    let loader = candidates
+        .map(|name| root.join(name))
+        .into_iter()
+        .find(|path| path.is_file())
+        .ok_or_else(|| Unavailable::Package(format!("C library in {}", root.display())))?;
+    let paths = library_folders(root)
+        .iter()
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect::<Vec<_>>();
+    if paths.iter().any(|path| path.contains(':')) {
+        bail!("the cache's path must not contain a colon; name another folder in LM_VM_CACHE");
+    }
+    Ok(vec![
+        loader.to_string_lossy().into_owned(),
+        "--library-path".to_owned(),
+        paths.join(":"),
+    ])
+}
+
+/// The folders of libraries: the architecture's, and those directly below it (libraries with alternatives lie there).
+fn library_folders(root: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for folder in ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|name| root.join(name)) {
+        let Ok(entries) = std::fs::read_dir(&folder) else {
+            continue;
+        };
+        let below = entries.flatten().map(|entry| entry.path());
+        let mut below: Vec<PathBuf> = below.filter(|path| path.is_dir() && has_library(path)).collect();
+        below.sort();
+        folders.push(folder);
+        folders.extend(below);
+    }
+    folders
+}
+
+fn has_library(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|entries| {
+        entries.flatten().any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("lib") && name.contains(".so")
+        })
+    })
+}
+
+/// The version in a kernel image: the boot protocol (`Documentation/arch/x86/boot.rst`) keeps at 0x20e where the text is, less 0x200.
+pub fn kernel_release(image: &Path) -> Result<String> {
+    let bytes =
+        std::fs::read(image).with_context(|| format!("cannot read the kernel {}", image.display()))?;
+    release_in(&bytes).with_context(|| {
+        format!(
+            "{} is no bootable kernel image (bzImage); name one: --kernel FILE --modules DIR",
+            image.display()
+        )
+    })
+}
+
+fn release_in(bytes: &[u8]) -> Option<String> {
+    if bytes.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let at = usize::from(u16::from_le_bytes(bytes.get(0x20e..0x210)?.try_into().ok()?)) + 0x200;
+    let text = bytes.get(at..)?;
+    let end = text
+        .iter()
+        .take(200)
+        .position(|&byte| byte == 0 || byte == b' ')?;
+    let release = std::str::from_utf8(&text[..end]).ok()?;
+    release
+        .starts_with(|c: char| c.is_ascii_digit())
+        .then(|| release.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(taps: bool, devices: &[Device]) -> String {
+        MachineConfig {
+            kernel: Path::new("/k/vmlinuz"),
+            initramfs: Path::new("/t/initramfs"),
+            console: Path::new("/t/a,b"),
+            results: Path::new("/t/results"),
+            devices,
+            taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
+        }
+        .options()
+        .join(" ")
+    }
+
+    #[test]
+    fn each_igb_has_a_port_and_both_share_a_hub() {
+        let line = options(false, &[Device::Igb]);
+        for part in [
+            "-M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 2G",
+            "-kernel /k/vmlinuz -initrd /t/initramfs -append console=ttyS0 ",
+            "-chardev file,id=console,path=/t/a,,b -serial chardev:console -chardev file,id=results,path=/t/results",
+            "-device pcie-root-port,id=port-igb0,chassis=1 -netdev hubport,id=igb0,hubid=1 \
+             -device igb,bus=port-igb0,netdev=igb0,mac=52:54:00:4c:10:00,romfile=",
+            "-device pcie-root-port,id=port-igb1,chassis=2 -netdev hubport,id=igb1,hubid=1 \
+             -device igb,bus=port-igb1,netdev=igb1,mac=52:54:00:4c:10:01,romfile=",
+            "-no-reboot",
+            "panic=-1",
+        ] {
+            assert!(line.contains(part), "{part}\n{line}");
+        }
+        assert!(!line.contains("virtio"));
+        assert!(!options(false, &[Device::Veth]).contains("netdev"));
+    }
+
+    #[test]
+    fn virtio_has_several_queues_on_taps_only() {
+        let line = options(true, &[Device::VirtioNet, Device::Igb]);
+        for part in [
+            "-netdev tap,id=virtio-net1,ifname=tap1,script=no,downscript=no,vhost=off,queues=2",
+            "iommu_platform=on,disable-legacy=on",
+            "guest_uso6=off,mq=on,rss=on,rx_queue_size=1024,vectors=6",
+            "hubport,id=igb1,hubid=1",
+        ] {
+            assert!(line.contains(part), "{part}\n{line}");
+        }
+        let line = options(false, &[Device::VirtioNet]);
+        assert!(line.contains("hubport,id=virtio-net1,hubid=2") && !line.contains("mq=on"));
+    }
+
+    #[test]
+    fn versions_are_read() {
+        let text = "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright (c)\n";
+        assert_eq!(version(text), Some("10.0.2 (Debian 1:10.0.2+ds-2)"));
+        assert_eq!(version("hello"), None);
+        let error = format!("{:#}", Qemu::at(Path::new("/nowhere/qemu")).unwrap_err());
+        assert!(
+            error.contains("cannot start QEMU (/nowhere/qemu)") && error.contains("--qemu FILE"),
+            "{error}"
+        );
+        let error = format!("{:#}", Qemu::at(Path::new("/bin/echo")).unwrap_err());
+        assert!(error.contains("says no version"), "{error}");
+    }
+
+    #[test]
+    fn the_release_is_read_from_a_kernel_image() {
+        let mut image = vec![0; 0x1000];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e..0x210].copy_from_slice(&0x400_u16.to_le_bytes());
+        image[0x600..0x61b].copy_from_slice(b"7.2.10+deb13-amd64 (debian)");
+        assert_eq!(release_in(&image).as_deref(), Some("7.2.10+deb13-amd64"));
+        image[0x20e..0x210].copy_from_slice(&0xffff_u16.to_le_bytes());
+        assert_eq!(release_in(&image), None);
+        assert_eq!(release_in(b"text"), None);
+        let error = kernel_release(Path::new("/bin/sh")).unwrap_err().to_string();
+        assert!(error.contains("no bootable kernel image"), "{error}");
+    }
+}
