@@ -229,8 +229,6 @@ fn steer(host: &Host) -> Result<bool> {
 }
 
 const FILE_LEN: u64 = 1 << 20;
-/// The control port of `lm-recv`: bound means that it listens.
-const CONTROL_PORT: u16 = 7169;
 
 fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     let bed = hosts(device)?;
@@ -249,7 +247,8 @@ fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
             .core(1)
             .time_limit(Duration::from_secs(40)),
     )?;
-    receiver.await_udp_port(CONTROL_PORT)?;
+    // Said when the gate is attached; the control port is bound before.
+    receiver.await_text("listening on")?;
     // The gate made the card begin anew.
     await_link(&bed)?;
     // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table (virtio_net_handle_mq

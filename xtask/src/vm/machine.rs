@@ -251,8 +251,8 @@ impl<'a> Conversation<'a> {
     /// What takes too long, if anything does.
     fn overdue(&self, now: Instant) -> Option<String> {
         let since = |start: Instant| now.saturating_duration_since(start);
-        if let Some((name, start, limit)) = &self.running {
-            return (since(*start) > *limit).then(|| format!("the guest hung in {name}"));
+        if let Some((_, start, limit)) = &self.running {
+            return (since(*start) > *limit).then(|| format!("it hung for more than {} s", limit.as_secs()));
         }
         let (limit, what) = if self.report.facts.is_null() {
             (BOOT_LIMIT, "the guest did not come up")
@@ -361,7 +361,10 @@ mod tests {
         let name = "boot".to_owned();
         conversation.take(Event::Started { name }).unwrap();
         assert_eq!(conversation.overdue(later(24)), None);
-        assert_eq!(conversation.overdue(later(26)).unwrap(), "the guest hung in boot");
+        assert_eq!(
+            conversation.overdue(later(26)).unwrap(),
+            "it hung for more than 25 s"
+        );
         conversation.running = None;
         conversation.take(Event::Finished).unwrap();
         assert!(conversation.overdue(later(30)).unwrap().contains("power off"));
