@@ -472,6 +472,7 @@ const FLOODS: &[Flood] = &[
                 tx_queue_hint: None,
                 prefix: 0,
                 frames_per_packet: 1,
+                repeats_apart: false,
                 max_message_len: u64::MAX,
                 window: WindowShape::DEFAULT,
                 packet_limit: u32::MAX,
