@@ -182,7 +182,6 @@ impl Counters {
     /// Adds what a landing session did about losses.
     pub(crate) fn repair(&mut self, repair: RepairCounters) {
         self.fragments_displaced += repair.displaced;
-        self.page_end_fragments += repair.page_ends;
         self.fragments_requested += repair.requested;
         self.fragments_one_copy += repair.datagrams;
         self.messages_copied_out += repair.copied_out;

@@ -451,6 +451,7 @@ impl<N: Nic> Engine<N> {
                 });
             }
             self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
+            self.counters.page_end_fragments += std::mem::take(&mut inbound.page_ends);
         }
     }
 

@@ -368,6 +368,8 @@ pub(crate) struct Inbound {
     forgiven: bool,
     evidence: Evidence,
     pub(crate) restored_bytes: u64,
+    /// Fragments taken from spare frames, because their places cross a page's end.
+    pub(crate) page_ends: u64,
     pub(crate) repair: RepairCounters,
 }
 
@@ -433,6 +435,7 @@ impl Inbound {
             forgiven: false,
             evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
+            page_ends: 0,
             repair: RepairCounters::default(),
         }
     }

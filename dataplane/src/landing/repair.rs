@@ -71,8 +71,6 @@ pub(crate) struct RepairCounters {
     pub(crate) contradictory: u64,
     /// Requests for manifests.
     pub(crate) manifests: u64,
-    /// Fragments taken from spare frames, because their places cross a page's end.
-    pub(crate) page_ends: u64,
 }
 
 impl RepairCounters {

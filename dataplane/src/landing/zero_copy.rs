@@ -242,7 +242,7 @@ impl Inbound {
         if aim.spare {
             self.passed(at, position, false, umem);
             self.put(at, position, Source::Umem(payload), umem);
-            self.repair.page_ends += 1;
+            self.page_ends += 1;
             return;
         }
         let digest = self.digest_at(payload, len.saturating_sub(u32::from(fragment.header_len)), umem);
