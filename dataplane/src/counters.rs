@@ -169,8 +169,8 @@ pub struct Counters {
     pub sessions_ended: u64,
     /// Times that the landing channel could not be built anew after a session was given up.
     pub landing_lost: u64,
-    /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for longer
-    /// messages, and in zero-copy mode after a violation.
+    /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for another
+    /// sender's longer messages, and in zero-copy mode after a violation.
     pub landing_rebuilt: u64,
     /// Violations of the pairing invariant.
     pub violations: Violations,

@@ -179,7 +179,7 @@ impl<N: Nic> Engine<N> {
             inbound.resume(&mut landing.log);
         }
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
-        self.counters.landing_rebuilt += 1;
+        self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);
         true
     }

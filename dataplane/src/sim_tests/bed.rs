@@ -270,9 +270,9 @@ impl Bed {
             return;
         };
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
-        // In zero-copy mode packets that nobody sent may be longer than a fragment, by a VLAN tag.
+        // In zero-copy mode packets that nobody sent may be longer than a fragment: to the chunk's end (I2).
         let (before, behind) = match engine.fixed.zero_copy {
-            true => (u64::from(engine.fixed.prefix), ZONE_ALIGN),
+            true => (u64::from(engine.fixed.prefix), u64::from(engine.fixed.chunk_len)),
             false => (0, 0),
         };
         let written = message.umem_offset() - u64::from(layout.header_len()) - before

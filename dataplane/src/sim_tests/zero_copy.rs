@@ -496,3 +496,89 @@ fn losses_without_repetition() {
         }
     }
 }
+
+/// What is longer than any fragment writes over what landed above it: that is found out, and sent again.
+#[test]
+fn packets_that_are_too_long_spoil_what_they_touch_and_no_more() {
+    let mut displaced = 0;
+    for seed in 0..12u64 {
+        let mut dice = Dice(seed * 31 + 7);
+        let mut bed = Bed::new(&BedConfig {
+            window: 1 << dice.roll(9),
+            ..config(device(&mut dice))
+        });
+        let peer = bed.session(0, WireMode::Lm, 300_000);
+        let lens = lens(&mut dice, 15);
+        let (mut sent, mut got) = (0, 0);
+        while got < lens.len() {
+            while sent < lens.len() {
+                let payload = noise(sent as u64, lens[sent]);
+                match bed.try_send(0, peer, &payload, sent as u64) {
+                    Ok(_) => sent += 1,
+                    Err(_) => break,
+                }
+            }
+            // As long as a chunk takes: 278 bytes of the slot above.
+            if dice.roll(4) == 0 {
+                let len = 1515 + dice.roll(1792 - 1515 + 1);
+                bed.wire.inject(1, 1, &noise(dice.roll(1 << 40), len as usize));
+            }
+            if bed.round() == 0 {
+                bed.now_ns += 50_000;
+            }
+            while let Some(message) = bed.hosts[1].take_message().expect("reliable") {
+                assert!(
+                    message[..] == noise(got as u64, lens[got])[..],
+                    "seed {seed}: message {got}"
+                );
+                got += 1;
+            }
+        }
+        displaced += bed.hosts[1].counters.fragments_displaced;
+        bed.pass(Duration::from_millis(20));
+        bed.check_guards();
+        check_packets(&bed.hosts[1]).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(displaced > 1_000, "{displaced}");
+}
+
+/// Entries are left when the last packets of all are lost: a short message is copied out of its zone, for a long one the
+/// channel is built anew, and what follows lands as ever.
+#[test]
+fn what_is_left_at_the_end_is_not_waited_for() {
+    for (len, copied_out, rebuilt) in [(300_000, 1, 0), (6_000_000, 0, 1)] {
+        let mut bed = Bed::new(&BedConfig {
+            landing_len: 16 << 20,
+            send_len: 16 << 20,
+            window: 256,
+            ..config(ZeroCopy::default())
+        });
+        let peer = bed.session(0, WireMode::Lm, len as u64);
+        let count = (len as u64).div_ceil(P);
+        let mut seen = 0;
+        bed.wire.set_filter(move |from, packet| {
+            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x11;
+            seen += u64::from(is_data);
+            !(is_data && (count - 2..=count).contains(&seen))
+        });
+        bed.exchange(0, peer, &noise(5, len));
+        let counters = bed.hosts[1].counters;
+        assert_eq!(
+            (counters.messages_copied_out, counters.landing_rebuilt),
+            (copied_out, rebuilt)
+        );
+        bed.wire.clear_filter();
+        for number in 0..4 {
+            bed.exchange(0, peer, &noise(number, 250_000));
+        }
+        let after = bed.hosts[1].counters;
+        assert_eq!(after.landing_rebuilt, rebuilt);
+        // Three packets of the next message met what was left, or, sent on a credit for entries that are gone, none.
+        let displaced = after.fragments_displaced - counters.fragments_displaced;
+        let most = if rebuilt > 0 { 250_000u64.div_ceil(P) } else { 3 };
+        assert!(displaced <= most, "{displaced} displaced of {len}");
+        let now_ns = bed.now_ns;
+        bed.hosts[0].end_session(peer.index, now_ns);
+        bed.check_memory();
+    }
+}
