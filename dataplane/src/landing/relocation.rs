@@ -9,15 +9,15 @@
 //! Sources are looked for in the message's own slots, among the strays, and in the first slots of the messages behind it. Every copy
 //! is compared with the manifest once it is made, so that a slot which changed meanwhile is not believed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use lm_protocol::delivery::{Delivery, RequestTimer};
 use lm_protocol::window::TailRule;
 
 use super::integrity::Verdict;
 use super::repair::Source;
 use super::{Inbound, time};
 use crate::memory::Umem;
-use lm_protocol::delivery::{Delivery, RequestTimer};
 
 /// Fragments that may be copied aside in one go; more are requested again.
 const ASIDE_MAX: usize = 1024;
@@ -89,11 +89,14 @@ impl Inbound {
             moves.push((position, found.unwrap_or(Found::Stray)));
         }
         let shift = self.learn_shift(&moves);
+        let used: HashSet<u32> = (moves.iter())
+            .filter_map(|(_, found)| match found {
+                Found::Slot(0, from) => Some(*from),
+                _ => None,
+            })
+            .collect();
         let mut unused = wrong;
-        unused.retain(|(_, position)| {
-            let is_it = |(_, found): &(u32, Found)| matches!(found, Found::Slot(0, from) if from == position);
-            !moves.iter().any(is_it)
-        });
+        unused.retain(|(_, position)| !used.contains(position));
         self.move_fragments(moves, &unused, umem, now_ns);
         if shift > 0 {
             self.lost(now_ns);
@@ -207,12 +210,16 @@ impl Inbound {
             bytes.copy_from_slice(&scratch);
             self.repair.stale += u64::from(dropped);
         }
-        // Later ones from earlier slots, the last one first: whatever lay where another belongs is gone then. All others are copied
-        // aside first.
+        // Behind a loss later ones come from earlier slots, and the last goes first: whatever lay where another belongs is gone then.
+        // Behind a packet too many it is the other way round. Where there is both, those are copied aside first, as is what comes
+        // from elsewhere.
+        let is_from_before =
+            |&(position, found): &(u32, Found)| matches!(found, Found::Slot(0, from) if from < position);
+        let behind_losses = moves.iter().any(is_from_before);
         let mut aside: Vec<(u32, Vec<u8>)> = Vec::new();
         for &(position, found) in &moves {
             match found {
-                Found::Slot(0, from) if from < position => {}
+                Found::Slot(0, from) if from < position || !behind_losses => {}
                 Found::Slot(at, from) => {
                     if at > 0 {
                         // It is not what it was taken for there.
@@ -239,13 +246,18 @@ impl Inbound {
                 }
             }
         }
-        for &(position, found) in moves.iter().rev() {
-            if let Found::Slot(0, from) = found
-                && from < position
-            {
-                self.slot_bytes(0, from, &mut scratch, umem);
-                self.bring(position, &scratch, umem);
-            }
+        let mut in_place: Vec<(u32, u32)> = (moves.iter())
+            .filter_map(|&(position, found)| match found {
+                Found::Slot(0, from) if from < position || !behind_losses => Some((position, from)),
+                _ => None,
+            })
+            .collect();
+        if behind_losses {
+            in_place.reverse();
+        }
+        for (position, from) in in_place {
+            self.slot_bytes(0, from, &mut scratch, umem);
+            self.bring(position, &scratch, umem);
         }
         for (position, bytes) in &aside {
             self.bring(*position, bytes, umem);

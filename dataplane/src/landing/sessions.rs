@@ -356,6 +356,11 @@ impl Sessions {
 
     /// The session that entries are posted for, which is another's when the last one's turn is over.
     fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
+        if self.entries.spare.is_some() {
+            // In zero-copy mode there is one.
+            self.turn = self.taken().next();
+            return self.turn;
+        }
         if let Some(place) = self.turn {
             let wants = self.at(place).is_some_and(Inbound::wants_entries);
             if (wants && self.turn_posted < TURN_PACKETS) || !self.others_want(place) {

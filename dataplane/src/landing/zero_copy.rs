@@ -200,6 +200,25 @@ impl Inbound {
                 self.posting += 1;
             }
         }
+        // Packets that nobody sent to us have used entries of the last messages.
+        let expected = self
+            .announced_packets
+            .saturating_sub(self.accepted + u64::from(ahead));
+        while self.posting == self.messages.len() && written < room && u64::from(written) < expected {
+            let Some(frame) = spare.take() else { break };
+            let entry = frame.into_address();
+            fill.write(written, entry);
+            aims.push_back(Aim {
+                start: entry + PACKET_HEADROOM,
+                serial,
+                place,
+                number: self.announced,
+                position: 0,
+                until: 0,
+                spare: true,
+            });
+            written += 1;
+        }
         written
     }
 

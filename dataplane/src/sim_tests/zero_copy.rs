@@ -582,3 +582,56 @@ fn what_is_left_at_the_end_is_not_waited_for() {
         bed.check_memory();
     }
 }
+
+/// One packet too many shifts a whole long message the other way; nothing of it need be sent again.
+#[test]
+fn a_duplicate_shifts_the_other_way() {
+    for (len, at) in [(300_000, 3), (6_000_000, 0)] {
+        let mut bed = Bed::new(&BedConfig {
+            landing_len: 64 << 20,
+            send_len: 64 << 20,
+            window: 256,
+            ..config(ZeroCopy::default())
+        });
+        let peer = bed.session(0, WireMode::Lm, len as u64);
+        let payloads = [1, 2, 3].map(|seed| noise(seed, len));
+        let first = std::sync::Arc::new(std::sync::Mutex::new((0u32, None::<Vec<u8>>)));
+        let kept = first.clone();
+        bed.wire.set_filter(move |from, packet| {
+            if from == 0 && packet.len() > 66 && packet[42] == 0x11 {
+                let mut kept = kept.lock().expect("one thread");
+                if kept.0 == at {
+                    kept.1 = Some(packet.clone());
+                }
+                kept.0 += 1;
+            }
+            true
+        });
+        for (tag, payload) in payloads.iter().enumerate() {
+            while bed.try_send(0, peer, payload, tag as u64).is_err() {
+                bed.round();
+            }
+        }
+        for (number, payload) in payloads.iter().enumerate() {
+            let message = loop {
+                let again = first.lock().expect("one thread").1.take();
+                if let Some(packet) = again {
+                    bed.wire.inject(1, 1, &packet);
+                }
+                bed.round();
+                bed.now_ns += 3_000;
+                if let Some(message) = bed.hosts[1].take_message().expect("reliable") {
+                    break message;
+                }
+            };
+            assert!(message[..] == payload[..], "message {number} of {len} bytes");
+        }
+        let [sender, receiver] = [0, 1].map(|host| bed.hosts[host].counters);
+        assert!(
+            sender.fragments_resent <= 2,
+            "{} of {len} bytes",
+            sender.fragments_resent
+        );
+        assert!(receiver.fragments_displaced > 100, "{len} bytes");
+    }
+}
