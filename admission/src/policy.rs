@@ -95,6 +95,7 @@ mod tests {
                 tx_queue_hint: None,
                 prefix: 0,
                 frames_per_packet: 1,
+                repeats_apart: false,
                 max_message_len: permit.max_message_len,
                 window: application.request.window,
                 packet_limit: 1,

@@ -311,6 +311,7 @@ impl<N: Nic> Engine<N> {
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,
+                repeats_apart: grant.repeats_apart,
                 rate: options.rate,
             },
             now_ns,

@@ -71,7 +71,8 @@ drops! {
     foreign_frame,
 }
 
-/// Violations of the pairing invariant (I3), by kind. Each one ended a session.
+/// Violations of the pairing invariant (I3), by kind. In copy mode each one ended the sessions; in zero-copy mode, where digests
+/// prove what arrived, the landing channel was built anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Violations {
     counts: [u64; Violation::ALL.len()],
@@ -115,7 +116,7 @@ pub struct Counters {
     /// Messages given up because nothing came for too long.
     pub messages_stalled: u64,
     /// Payload bytes that this library copied: `send_copy`, `recv_into` when a message lies elsewhere, and fragments that
-    /// were lost or shifted by a loss.
+    /// were lost or shifted by a loss, repeated apart, or lay at a page's end.
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (invariant I5).
     pub restored_bytes: u64,
@@ -129,6 +130,9 @@ pub struct Counters {
     pub missing_bytes: u64,
     /// Fragments that landed in the slot of another, because of a loss.
     pub fragments_displaced: u64,
+    /// Fragments that came into frames of their own, because their places cross the end of a 2 MiB page, and were copied: zero-copy
+    /// mode.
+    pub page_end_fragments: u64,
     /// Fragments asked for again; each request counts.
     pub fragments_requested: u64,
     /// Fragments sent again on request.
@@ -165,6 +169,9 @@ pub struct Counters {
     pub sessions_ended: u64,
     /// Times that the landing channel could not be built anew after a session was given up.
     pub landing_lost: u64,
+    /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for another
+    /// sender's longer messages, and in zero-copy mode after a violation.
+    pub landing_rebuilt: u64,
     /// Violations of the pairing invariant.
     pub violations: Violations,
     /// Packets dropped, by reason.

@@ -116,7 +116,7 @@ impl Endpoint {
         let layout = Layout::new(Wire::Lm, mtu, link)?;
         let window = WindowShape::new(config.window_fragments)
             .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
-        let plan = MemoryPlan::new(config, &layout, mtu)?;
+        let plan = MemoryPlan::new(config, &layout, mtu, None)?;
         let queues = Queues::choose(config, &interface)?;
 
         let umem = Umem::new(plan.total_len(), config.huge_pages).map_err(|source| OpenError::Memory {
@@ -173,6 +173,8 @@ impl Endpoint {
             chunk_len: plan.chunk_len,
             window,
             one_processor: generic,
+            zero_copy: plan.is_zero_copy(),
+            prefix: plan.prefix,
             paced: veth,
             on_the_way: match config.packets_on_the_way {
                 Some(packets) => OnTheWay {

@@ -129,6 +129,9 @@ pub(crate) struct Fixed {
     pub(crate) chunk_len: u32,
     pub(crate) window: WindowShape,
     pub(crate) one_processor: bool,
+    /// Messages land in zero-copy mode, and so many bytes the device writes before a packet.
+    pub(crate) zero_copy: bool,
+    pub(crate) prefix: u8,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
     pub(crate) on_the_way: OnTheWay,
@@ -367,12 +370,20 @@ impl<N: Nic> Engine<N> {
         if landing.sessions.is_empty() {
             return 0;
         }
-        let received =
-            landing
-                .sessions
-                .receive(&mut landing.rx, &landing.log, &self.umem, RECEIVE_BURST, now_ns);
+        let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
+        let received = match self.fixed.zero_copy {
+            true => sessions.receive_unread(rx, &self.umem, RECEIVE_BURST, now_ns),
+            false => sessions.receive(rx, &landing.log, &self.umem, RECEIVE_BURST, now_ns),
+        };
         let burst = match received {
             Ok(burst) => burst,
+            Err(violation) if self.fixed.zero_copy => {
+                // Which entry comes next is not known any more. What the digests have proved stays.
+                self.counters.violations.count(violation);
+                let registered_len = landing.registered_len;
+                self.rebuild_under_sessions(registered_len);
+                return 1;
+            }
             Err(violation) => {
                 self.abort_landing(violation);
                 return 1;
@@ -391,6 +402,11 @@ impl<N: Nic> Engine<N> {
     /// per burst, before anything of it is shown.
     pub(crate) fn show_landed(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
+        if self.fixed.zero_copy {
+            // A packet for which there was no entry is only lost, and a digest proves what is shown.
+            self.deliver_landed(now_ns);
+            return;
+        }
         let statistics = self.nic.statistics(landing.queue).unwrap_or_default();
         if same_drops(&statistics, &landing.statistics) {
             self.deliver_landed(now_ns);
@@ -435,6 +451,7 @@ impl<N: Nic> Engine<N> {
                 });
             }
             self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
+            self.counters.page_end_fragments += std::mem::take(&mut inbound.page_ends);
         }
     }
 

@@ -123,6 +123,15 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
+        if self.fixed.zero_copy {
+            if request.wire != Wire::Lm || !request.integrity.has_digests() {
+                return Err(RejectReason::Unverified.into());
+            }
+            // Whose packet came nobody can tell there.
+            if !landing.sessions.is_empty() {
+                return Err(Refusal::busy(Duration::from_millis(50)));
+            }
+        }
         let layout = request
             .layout_at(self.fixed.mtu, self.fixed.link)
             .map_err(|_| RejectReason::Unsupported)?;
@@ -136,7 +145,7 @@ impl<N: Nic> Landing for Engine<N> {
         let largest = layout
             .session_message(request.max_message_len)
             .map_err(|_| RejectReason::Unsupported)?;
-        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, 0).total_len();
+        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, self.fixed.prefix).total_len();
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
         // forged its address.
@@ -193,7 +202,8 @@ impl<N: Nic> Landing for Engine<N> {
             layout,
             window,
             chunk_len: self.fixed.chunk_len,
-            prefix: 0,
+            prefix: self.fixed.prefix,
+            zero_copy: self.fixed.zero_copy,
             first_message,
             messages_in_flight,
             on_the_way,
@@ -234,8 +244,9 @@ impl<N: Nic> Landing for Engine<N> {
             data_port: self.nic.local().port(),
             layout,
             tx_queue_hint: hint,
-            prefix: 0,
+            prefix: self.fixed.prefix,
             frames_per_packet: 1,
+            repeats_apart: self.fixed.zero_copy,
             max_message_len: request.max_message_len,
             window,
             packet_limit: 0,

@@ -22,11 +22,17 @@
 //!
 //! A lost packet shifts those behind it by a slot (*displacement*). The log says which fragment is where, so
 //! [`repair`] moves it to its place, and entries that are posted from then on are aimed where they will be met.
+//!
+//! In zero-copy mode there is no log: [`zero_copy`] says what takes its place, and [`relocation`] finds by their digests what a loss
+//! has shifted.
 
 mod integrity;
 mod pairing;
+mod relocation;
 mod repair;
 mod sessions;
+mod strays;
+mod zero_copy;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -54,6 +60,7 @@ use repair::Held;
 pub(crate) use repair::{Remedy, RepairCounters};
 use sessions::Entries;
 pub(crate) use sessions::Sessions;
+use strays::Strays;
 
 /// A sender that loses packets has at least so many on the way, and so many more after each round trip without a loss
 /// ([`Backoff`]): random loss alone holds it near 112, which fills a path of 100 µs at 13 Gbit/s.
@@ -147,6 +154,11 @@ struct Arriving {
     held: u32,
     /// The application has it already, before its turn.
     shown: bool,
+    /// Zero-copy mode: what is missing now was looked for by digest.
+    located: bool,
+    /// Zero-copy mode: by how many packets what landed last was ahead of the entry's own, as far as was known then, less the
+    /// session's corrections by then.
+    ahead: i32,
     /// What is known about its bytes being its sender's.
     proof: Proof,
     /// When something was first found to be missing.
@@ -268,6 +280,8 @@ pub(crate) struct InboundTerms {
     pub(crate) window: WindowShape,
     pub(crate) chunk_len: u32,
     pub(crate) prefix: u8,
+    /// The device writes packets before anybody looks at them.
+    pub(crate) zero_copy: bool,
     pub(crate) first_message: u32,
     pub(crate) messages_in_flight: u32,
     /// Packets that the sender may have on the way, at most.
@@ -297,8 +311,10 @@ struct Aim {
     place: u8,
     number: u32,
     position: u32,
-    /// End of the positions that were left out.
+    /// End of the positions that were left out, or that the entry is for: none, where it takes up a packet too many.
     until: u32,
+    /// The entry is a spare frame: zero-copy mode.
+    spare: bool,
 }
 
 impl Aim {
@@ -325,8 +341,13 @@ pub(crate) struct Inbound {
     pub(crate) delivered: u32,
     /// Packets of the announced messages.
     announced_packets: u64,
-    /// All packets before this one have been accepted by the gate or overtaken by one that was.
+    /// All packets before this one have been accepted by the gate or overtaken by one that was. Zero-copy mode: packets that
+    /// came, and that are known to be lost.
     accepted: u64,
+    /// Zero-copy mode: by how much `accepted` was corrected, beside what came.
+    corrections: i64,
+    /// Zero-copy mode: what landed where nothing of its kind was expected.
+    strays: Strays,
     /// The sender says that it has sent so many packets, and when it said so.
     claim: Option<(u64, u64)>,
     /// Message and position of the last packet that the gate accepted.
@@ -347,6 +368,8 @@ pub(crate) struct Inbound {
     forgiven: bool,
     evidence: Evidence,
     pub(crate) restored_bytes: u64,
+    /// Fragments taken from spare frames, because their places cross a page's end.
+    pub(crate) page_ends: u64,
     pub(crate) repair: RepairCounters,
 }
 
@@ -398,6 +421,8 @@ impl Inbound {
             delivered: terms.first_message,
             announced_packets: 0,
             accepted: 0,
+            corrections: 0,
+            strays: Strays::new(terms.layout.payload_len()),
             claim: None,
             last: None,
             troubled: false,
@@ -410,6 +435,7 @@ impl Inbound {
             forgiven: false,
             evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
+            page_ends: 0,
             repair: RepairCounters::default(),
         }
     }
@@ -449,6 +475,8 @@ impl Inbound {
             timer: RequestTimer::default(),
             held: 0,
             shown: false,
+            located: false,
+            ahead: 0,
             proof: Proof::default(),
             missing_ns: None,
             rule: TailRule::new(self.terms.window, geometry.fragment_count()),
@@ -502,6 +530,7 @@ impl Inbound {
                         number: message.number,
                         position,
                         until: left_out,
+                        spare: false,
                     });
                     message.posted = left_out;
                     continue;
@@ -526,6 +555,7 @@ impl Inbound {
                     number: message.number,
                     position,
                     until: position + 1,
+                    spare: false,
                 });
                 written += 1;
                 message.posted += 1;
@@ -561,8 +591,9 @@ impl Inbound {
 
     /// What has come since this was last called counts as arrived.
     fn confirm(&mut self) {
-        let arrived = self.accepted - self.confirmed;
-        self.confirmed = self.accepted;
+        // In zero-copy mode it may have turned out that fewer came.
+        let arrived = self.accepted.saturating_sub(self.confirmed);
+        self.confirmed = self.confirmed.max(self.accepted);
         self.backoff.confirmed(arrived.min(u64::from(u32::MAX)) as u32);
     }
 
@@ -628,12 +659,20 @@ impl Inbound {
             .expect("the message that just became whole");
         self.posting = self.posting.saturating_sub(1);
         // Its last fragments may have come without the gate: what comes next is the next message's.
-        self.accepted = self.accepted.max(message.end());
+        self.overtaken(message.end());
         match message.shown {
             true if self.complete.is_empty() => self.delivered = self.unsettled_from(),
             true => {}
             false => self.complete.push_back(message.landed(missing)),
         }
+    }
+
+    /// All packets of the session before `end` have come, or will not.
+    #[inline]
+    fn overtaken(&mut self, end: u64) {
+        let accepted = self.accepted.max(end);
+        self.corrections += (accepted - self.accepted) as i64;
+        self.accepted = accepted;
     }
 
     /// Whole messages behind the front one are shown before it, where the application takes them in any order.
@@ -732,6 +771,7 @@ impl Inbound {
     pub(crate) fn give_up(&mut self) -> (Vec<GivenUp>, Vec<Zone>) {
         let mut zones: Vec<Zone> = Vec::new();
         let mut given_up = Vec::new();
+        self.repair.stale += self.strays.clear();
         for landed in self.complete.drain(..) {
             self.repair.given_up += landed.arrived;
             zones.push(landed.zone);
@@ -773,7 +813,7 @@ impl Inbound {
     pub(crate) fn open_fragments(&self) -> u64 {
         let landed: u64 = self.complete.iter().map(|landed| landed.arrived).sum();
         let open = self.messages.iter().filter(|message| !message.shown);
-        landed + open.map(Arriving::arrived).sum::<u64>()
+        landed + open.map(Arriving::arrived).sum::<u64>() + self.strays.len()
     }
 
     /// Whether an announcement with this number was taken already.

@@ -14,10 +14,18 @@ use crate::nic::{Channel, ChannelConfig, Nic, NicError};
 const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
 
 /// The rings and the role of a landing channel.
-pub(crate) fn channel_config(queue: u32, registered_len: u64, ring_len: u32) -> ChannelConfig {
+pub(crate) fn channel_config(
+    queue: u32,
+    registered_len: u64,
+    ring_len: u32,
+    zero_copy: bool,
+) -> ChannelConfig {
     ChannelConfig {
         queue,
-        role: Role::Landing,
+        role: match zero_copy {
+            true => Role::LandingZeroCopy,
+            false => Role::Landing,
+        },
         registered_len,
         fill_len: ring_len,
         rx_len: ring_len,
@@ -75,7 +83,12 @@ impl<N: Nic> Engine<N> {
         }
         // Its place in the list is the channel's name, so the new one must take it.
         let (tx, completion) = self.transmit.remove(transmit).into_rings();
-        let config = channel_config(queue, registered_len, self.fixed.landing_ring_len);
+        let config = channel_config(
+            queue,
+            registered_len,
+            self.fixed.landing_ring_len,
+            self.fixed.zero_copy,
+        );
         let old = Channel {
             queue,
             fill,
@@ -124,7 +137,7 @@ impl<N: Nic> Engine<N> {
         let queue = landing.queue;
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
         let statistics = self.nic.statistics(queue).unwrap_or_default();
-        if !same_drops(&statistics, &landing.statistics) {
+        if !self.fixed.zero_copy && !same_drops(&statistics, &landing.statistics) {
             self.abort_landing(Violation::Statistics);
             return false;
         }
@@ -135,7 +148,7 @@ impl<N: Nic> Engine<N> {
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
         let position = landing.log.producer();
-        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0));
+        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None));
         if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;
@@ -166,6 +179,7 @@ impl<N: Nic> Engine<N> {
             inbound.resume(&mut landing.log);
         }
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
+        self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);
         true
     }

@@ -1,15 +1,19 @@
 //! What is missing: the receiving side's requests to senders, and reports of what was given up. What is known about losses
 //! is `landing/repair.rs`.
 
+use std::ops::Range;
+
 use lm_protocol::delivery::Delivery;
 use lm_protocol::wire::lm::{LmHeader, MissingRange};
 
+use crate::config::TRANSMIT_BURST;
 use crate::engine::Engine;
 use crate::error::RecvError;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::peer::PeerId;
+use crate::udp::Port;
 
 /// Reports of incomplete messages kept for an application that does not ask; the counter knows of all.
 const FAILURES_MAX: usize = 1024;
@@ -131,6 +135,64 @@ impl<N: Nic> Engine<N> {
             manifest,
         };
         self.send_packet(peer.index, &header, &payload[..count * MissingRange::LEN]);
+    }
+
+    /// Stage 7: sends fragments again that a receiver asked for, where they must not go to its landing queue. What does not leave is
+    /// asked for again.
+    pub(crate) fn send_repetitions(&mut self, index: u16, now_ns: u64) {
+        for _ in 0..TRANSMIT_BURST {
+            let Some(outbound) = &mut self.peers.at(index).outbound else {
+                return;
+            };
+            let resent = outbound.resent;
+            let Some((header, payload)) = outbound.next_repetition(&mut self.outgoing, now_ns) else {
+                return;
+            };
+            self.counters.fragments_resent += outbound.resent - resent;
+            if !self.send_apart(index, &header, payload) {
+                return;
+            }
+        }
+    }
+
+    /// Sends a fragment of the send region as a packet of its own: from a transmit frame, or through the kernel's socket where there
+    /// is no general channel. `false`: no room now.
+    fn send_apart(&mut self, index: u16, header: &LmHeader, payload: Range<u64>) -> bool {
+        let peer = self.peers.at(index);
+        let payload_len = payload.end - payload.start;
+        let Some(general) = &self.general else {
+            let mut datagram = header.encode(payload_len as u16).to_vec();
+            let header_len = datagram.len();
+            datagram.resize(header_len + payload_len as usize, 0);
+            self.umem.copy_from(payload.start, &mut datagram[header_len..]);
+            self.counters.user_copied_bytes += payload_len;
+            return self.nic.udp_send(Port::Data, peer.data, &datagram).is_ok();
+        };
+        let channel = &mut self.transmit[general.transmit];
+        if channel.room() == 0 {
+            return false;
+        }
+        let Some(frame) = self.transmit_frames.take_for_control() else {
+            return false;
+        };
+        let mut headers = [0u8; 128];
+        let header_len = peer
+            .addressing
+            .write_headers(&mut headers, header, payload_len as usize)
+            .expect("a fragment that was sent before");
+        let address = frame.address();
+        self.umem.copy_to(address, &headers[..header_len]);
+        self.umem
+            .copy_within(payload.start, address + header_len as u64, payload_len);
+        let len = header_len as u32 + payload_len as u32;
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, address, len);
+        }
+        channel.push(address, len);
+        self.transmit_frames.control_sent(frame);
+        self.counters.user_copied_bytes += payload_len;
+        self.counters.data_packets_sent += 1;
+        true
     }
 
     /// Reports messages that were given up, to the application and to their sender.

@@ -119,6 +119,15 @@ pub struct Channel {
     pub completion: CompletionRing,
 }
 
+/// What a zero-copy device writes around a packet, beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceWrites {
+    /// Bytes before each packet (`virtio-net`: 10 to 12).
+    pub prefix_len: u8,
+    /// Behind each packet it writes on to the next address that is a multiple of this; 0 or 1: nothing.
+    pub pad_to: u32,
+}
+
 /// A network interface with the gate on it and two UDP sockets beside it.
 ///
 /// One owner polls it: nothing here is meant for two threads at once. Time is the caller's.
@@ -275,6 +284,12 @@ pub trait Nic {
 
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
+
+    /// What the device writes around packets where it writes them itself: zero-copy mode. `None`: the kernel copies them, and
+    /// nothing else.
+    fn device_writes(&self) -> Option<DeviceWrites> {
+        None
+    }
 }
 
 /// What a [`Nic`] could not do; one line each, with what to do.

@@ -12,8 +12,8 @@ use lm_protocol::zone::ZoneShape;
 use crate::arena::{Arena, pages_len};
 use crate::channel::Transmit;
 use crate::config::{
-    EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES,
-    TRANSMIT_RING_LEN, ZONES_MAX,
+    EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX, SPARE_FRAMES,
+    TRANSMIT_FRAMES, TRANSMIT_RING_LEN, ZONES_MAX,
 };
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
@@ -25,7 +25,7 @@ use crate::interface::Interface;
 use crate::landing::Sessions;
 use crate::landing_channel;
 use crate::memory::Umem;
-use crate::nic::{ChannelConfig, Nic};
+use crate::nic::{ChannelConfig, DeviceWrites, Nic};
 use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
@@ -42,6 +42,11 @@ pub(crate) struct MemoryPlan {
     /// Landing memory registered at the start, and the most that can be.
     pub(crate) landing_len: u64,
     pub(crate) landing_len_max: u64,
+    /// Where frames for entries that have no place in a landing zone are, and how many: zero-copy mode.
+    pub(crate) spare_frames: u64,
+    pub(crate) spare_count: u32,
+    /// Bytes that the device writes before a packet.
+    pub(crate) prefix: u8,
 }
 
 impl MemoryPlan {
@@ -49,7 +54,13 @@ impl MemoryPlan {
     ///  | general frames | transmit frames | send arena | landing arena ...            |
     ///  |<----- registered by every channel ----------->|<- by the landing channel ->|
     /// ```
-    pub(crate) fn new(config: &EndpointConfig, layout: &Layout, mtu: u16) -> Result<MemoryPlan, OpenError> {
+    /// In zero-copy mode, where `writes` says what the device writes, spare frames lie before the landing arena.
+    pub(crate) fn new(
+        config: &EndpointConfig,
+        layout: &Layout,
+        mtu: u16,
+        writes: Option<DeviceWrites>,
+    ) -> Result<MemoryPlan, OpenError> {
         // 18: Ethernet header with a tag. veth and several drivers keep 320 bytes behind the packet.
         let chunk_len: u32 = if u32::from(mtu) + 18 + 256 <= 2048 {
             2048
@@ -59,13 +70,19 @@ impl MemoryPlan {
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
         let send_len = pages_len(config.send_len);
-        let landing_arena = send_arena + send_len;
+        let spare_frames = send_arena + send_len;
+        let spare_count = match writes.is_some() && config.landing_len > 0 {
+            true => SPARE_FRAMES,
+            false => 0,
+        };
+        let prefix = writes.map_or(0, |writes| writes.prefix_len);
+        let landing_arena = spare_frames + u64::from(spare_count) * u64::from(chunk_len);
         let (landing_len, landing_len_max) = match config.landing_len {
             0 => (0, 0),
             len => {
                 let limit = config.max_message_len.min(layout.max_message_len());
                 let largest = layout.message(limit)?;
-                let zone_len = ZoneShape::new(&largest, chunk_len, 0).total_len();
+                let zone_len = ZoneShape::new(&largest, chunk_len, prefix).total_len();
                 let len = pages_len(len);
                 (
                     len,
@@ -81,7 +98,15 @@ impl MemoryPlan {
             landing_arena,
             landing_len,
             landing_len_max,
+            spare_frames,
+            spare_count,
+            prefix,
         })
+    }
+
+    /// Whether messages land in zero-copy mode.
+    pub(crate) fn is_zero_copy(&self) -> bool {
+        self.spare_count > 0
     }
 
     pub(crate) fn total_len(&self) -> u64 {
@@ -182,19 +207,25 @@ impl Parts {
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
+            if let Some(writes) = nic.device_writes() {
+                check_device(writes, queues)?;
+            }
             let registered_len = plan.landing_arena + plan.landing_len;
             let channel = nic.open_channel(&landing_channel::channel_config(
                 queue,
                 registered_len,
                 landing_ring_len,
+                plan.is_zero_copy(),
             ))?;
             let log = nic.log(queue)?;
             let at = log.producer();
+            let spare = (plan.is_zero_copy())
+                .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
             landing = Some(LandingSide {
                 queue,
                 fill: channel.fill,
                 rx: channel.rx,
-                sessions: Sessions::new(at, landing_ring_len),
+                sessions: Sessions::new(at, landing_ring_len, spare),
                 log,
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
@@ -279,6 +310,25 @@ impl Parts {
 }
 
 /// Each landing queue as often as it has places for sessions.
+/// Whether messages can land on a device that writes packets itself.
+fn check_device(writes: DeviceWrites, queues: Queues) -> Result<(), OpenError> {
+    if writes.pad_to > 1 {
+        return Err(OpenError::Config(format!(
+            "the device pads what it writes to multiples of {} bytes, which in zero-copy mode overwrites what landed before; use \
+             copy mode",
+            writes.pad_to
+        )));
+    }
+    if queues.general.is_none() {
+        return Err(OpenError::Config(
+            "landing in zero-copy mode takes a receive queue of its own, and the device has one for everything; use copy mode, \
+             or add queues"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 fn places_of(queues: &[u16]) -> Vec<u16> {
     let places = |&queue: &u16| std::iter::repeat_n(queue, SessionAdmission::PLACES as usize);
     queues.iter().flat_map(places).collect()

@@ -16,6 +16,7 @@ use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
 use lm_protocol::window::WindowShape;
+use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::channel::Transmit;
@@ -246,6 +247,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) channel: usize,
     /// No receiver that grants anything: plain IP fragments, unconfirmed.
     pub(crate) plain: bool,
+    /// Repetitions go the way of small messages.
+    pub(crate) repeats_apart: bool,
     /// Most bits of Ethernet frames per second.
     pub(crate) rate: Option<NonZeroU64>,
 }
@@ -436,7 +439,7 @@ impl Outbound {
         budget: u32,
         sent: &mut impl FnMut(&Umem, u64, u32),
     ) -> u32 {
-        if self.repairs.is_empty() {
+        if self.repairs.is_empty() || self.terms.repeats_apart {
             return 0;
         }
         let allowed = budget.min(channel.room());
@@ -458,6 +461,42 @@ impl Outbound {
         self.resent += u64::from(packets);
         self.rate_limit.spend(bytes);
         packets
+    }
+
+    /// The next fragment that the receiver asked for again, where repetitions go apart: its header, and where its payload is
+    /// in the UMEM.
+    pub(crate) fn next_repetition(
+        &mut self,
+        table: &mut OutgoingTable,
+        now_ns: u64,
+    ) -> Option<(LmHeader, Range<u64>)> {
+        if !self.terms.repeats_apart || self.repairs.is_empty() || self.rate_limit.full_packets(now_ns) == 0 {
+            return None;
+        }
+        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
+        while let Some((number, range)) = self.repairs.front_mut() {
+            let slot = self.queue.get(number.wrapping_sub(first_queued) as usize);
+            let (Some(&slot), Some(index)) = (slot, range.next_back()) else {
+                self.repairs.pop_front();
+                continue;
+            };
+            let header = LmHeader::Data {
+                session_key: self.terms.key,
+                message: *number,
+                index,
+                count: table.at(slot).geometry.fragment_count(),
+            };
+            let outgoing = table.at(slot);
+            let payload = outgoing.geometry.tx_payload_range(index);
+            let frame_len = u64::from(outgoing.geometry.fragment(index).frame_len());
+            self.resent += 1;
+            self.rate_limit.spend(frame_len);
+            return Some((
+                header,
+                outgoing.start + payload.start..outgoing.start + payload.end,
+            ));
+        }
+        None
     }
 
     /// When the rate limit lets the next packet go; `None` where it holds none back.

@@ -380,6 +380,7 @@ impl<N: Nic> Engine<N> {
             delivery: lm_protocol::delivery::Delivery::Unreliable,
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
+            repeats_apart: false,
             rate,
         };
         let peer = self.peers.at(index);

@@ -126,6 +126,8 @@ pub struct WireCounters {
     pub received: u64,
     /// Redirected packets that met no frame, a full RX ring, or were too long, as `XDP_STATISTICS` counts them.
     pub ring_lost: u64,
+    /// Zero-copy mode: packets for which the device had no frame, or none that was long enough. No gate sees them.
+    pub device_lost: u64,
     /// Redirected packets that a test lost on purpose, or whose channel went before they were on its ring.
     pub gate_lost: u64,
     /// Passed packets that no stack here takes: not UDP to the host's address, IP fragments, malformed, a wrong checksum.
@@ -350,6 +352,7 @@ impl WireCounters {
             && self.arrived
                 == self.received
                     + self.ring_lost
+                    + self.device_lost
                     + self.gate_lost
                     + self.stack_ignored
                     + self.in_sockets

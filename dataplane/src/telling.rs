@@ -32,6 +32,7 @@ impl<N: Nic> Engine<N> {
             let index = self.senders[position];
             self.announce(index, now_ns);
             self.send_manifests(index);
+            self.send_repetitions(index, now_ns);
         }
     }
 

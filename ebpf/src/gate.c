@@ -3,6 +3,9 @@
  * The gate: LM's XDP program. It stands in front of a receive queue and decides, before the packet takes a fill entry,
  * whether it may land (copy mode).
  *
+ * A landing queue in zero-copy mode is another matter: the device has written the packet before the gate runs, and perhaps the
+ * next ones over its headers. There the gate reads nothing and redirects everything.
+ *
  * A fragment of an open session that comes after its last accepted one is redirected to the queue's XSK and logged; small LM
  * packets go to the XSK of a general queue; everything else gets XDP_PASS and reaches an ordinary socket, or whoever it was
  * meant for. Straight-line and bounded: no loop, no tail call, nothing allocated.
@@ -344,6 +347,21 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	return LM_REDIRECT_GENERAL;
 }
 
+/*
+ * Zero-copy mode: what lies where the packet begins may be another one's payload. A packet that passed would feed that to the
+ * stack, and its frame would be used again out of turn. What it was, its digest says.
+ */
+INLINE enum lm_verdict take_unread(__u32 queue, struct lm_channel *channel, struct lm_log *log)
+{
+	__u64 position = channel->accepted;
+
+	if (!log || bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
+		return LM_PASS_NO_SOCKET;
+	channel->accepted = position + 1;
+	WRITE_ONCE(log->producer, position + 1);
+	return LM_REDIRECT_LANDING;
+}
+
 INLINE void add_one(__u64 *counter, int exclusive)
 {
 	if (exclusive)
@@ -378,7 +396,10 @@ SEC("xdp") int lm_gate(struct xdp_md *md)
 		if (log_map)
 			log = bpf_map_lookup_elem(log_map, &first);
 	}
-	verdict = judge(md, queue, channel, log);
+	if (channel->role == LM_ROLE_LANDING_ZERO_COPY)
+		verdict = take_unread(queue, channel, log);
+	else
+		verdict = judge(md, queue, channel, log);
 
 	/*
 	 * Without CAP_PERFMON the verifier wants an addition to a map's pointer to be the same on every path: same map, same range.

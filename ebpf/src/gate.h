@@ -33,7 +33,7 @@ enum lm_limit {
  * socket on the data port may receive the packet, and the row's `passed` counts it too.
  */
 enum lm_verdict {
-	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK */
+	LM_REDIRECT_LANDING, /* DATA or an ipfrag fragment of the open session: logged, to the queue's XSK; zero-copy: anything */
 	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING, MANIFEST: to the general queue's XSK */
 	LM_PASS_FOREIGN,     /* not IPv4, not UDP, not our address or not our ports */
 	LM_PASS_CONTROL,     /* to the control port */
@@ -56,7 +56,13 @@ enum lm_verdict {
 	LM_VERDICTS,
 };
 
-enum lm_role { LM_ROLE_NONE, LM_ROLE_GENERAL, LM_ROLE_LANDING };
+enum lm_role {
+	LM_ROLE_NONE,
+	LM_ROLE_GENERAL,
+	LM_ROLE_LANDING,
+	/* Zero-copy mode: the device has written packets over each other's headers, so that every one goes to the XSK unread. */
+	LM_ROLE_LANDING_ZERO_COPY,
+};
 
 enum lm_wire { LM_WIRE_LM, LM_WIRE_IPFRAG };
 
@@ -88,7 +94,7 @@ struct lm_counters {
 struct lm_channel {
 	__u32 role; /* enum lm_role; written by user space */
 	__u32 zero; /* 0: a number that the verifier does not know */
-	__u64 accepted; /* packets logged and redirected since the gate was loaded; written by the gate */
+	__u64 accepted; /* packets redirected to land since the gate was loaded; written by the gate */
 	__u8 reserved[48];
 	/* Counts for a queue that has no log. */
 	struct lm_counters counters;
@@ -126,7 +132,7 @@ struct lm_log_entry {
 
 /* One map of this value per channel, mapped by the channel's client. */
 struct lm_log {
-	__u64 producer; /* gate: entries written */
+	__u64 producer; /* gate: entries written; zero-copy: packets redirected, without entries */
 	__u8 reserved0[56];
 	__u64 posted;	     /* client: entries that may be accepted, counted like producer */
 	__u8 reserved1[56];

@@ -196,7 +196,8 @@ impl Gate {
     /// Takes tens of milliseconds where the place was used since the queue was last quiet.
     pub fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), GateError> {
         check(queue)?;
-        if self.role(queue) != Role::Landing as u32 {
+        let role = self.role(queue);
+        if role != Role::Landing as u32 && role != Role::LandingZeroCopy as u32 {
             return Err(GateError::NotLanding(queue));
         }
         let place = session.place();

@@ -76,7 +76,8 @@ impl Log {
         }
     }
 
-    /// Entries written since the gate was loaded. Entries below this may be read.
+    /// Entries written since the gate was loaded. Entries below this may be read. In zero-copy mode there are none, and this counts
+    /// the packets that the gate redirected.
     pub fn producer(&self) -> u64 {
         // Acquire: pairs with the gate's store of `producer` after the entry's stores (gate.c, `admit`).
         self.memory
@@ -189,6 +190,13 @@ impl LogWriter {
             u32::from_ne_bytes([len[0], len[1], entry.padding_len, entry.cpu]),
         );
         // Release: pairs with the acquire load in `Log::producer`.
+        self.memory
+            .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
+    }
+
+    /// Counts the packet at `position`, of which nothing is known: zero-copy mode.
+    pub fn skip(&mut self, position: u64) {
+        // Release: as in `append`, though there is nothing to publish but the number.
         self.memory
             .store_u64(offset_of!(LogMap, producer), position + 1, Ordering::Release);
     }

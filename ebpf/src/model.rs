@@ -43,6 +43,18 @@ struct Channel {
     counters: Counters,
 }
 
+impl Channel {
+    /// Zero-copy mode: whatever it is, it goes to the socket.
+    fn take_unread(&mut self) -> Verdict {
+        let Some(log) = self.log.as_mut().filter(|_| self.has_xsk) else {
+            return Verdict::PassNoSocket;
+        };
+        log.skip(self.accepted);
+        self.accepted += 1;
+        Verdict::RedirectLanding
+    }
+}
+
 /// An open session and its last accepted fragment.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -108,7 +120,7 @@ impl ModelGate {
         if role != Role::None && channel.log.is_none() {
             channel.log = Some(Log::new_in_memory().writer());
         }
-        if role != Role::Landing {
+        if !role.lands() {
             channel.sessions = Default::default();
         }
         channel.role = role;
@@ -135,7 +147,7 @@ impl ModelGate {
     pub fn open_session(&mut self, queue: u32, session: &SessionAdmission) {
         assert_eq!(session.fault(), None);
         let channel = self.channel(queue);
-        assert_eq!(channel.role, Role::Landing, "queue {queue}");
+        assert!(channel.role.lands(), "queue {queue}: {:?}", channel.role);
         let place = session.place();
         if let Some(log) = &channel.log {
             log.set_message_limit(place, session.first_message.wrapping_sub(1));
@@ -167,7 +179,10 @@ impl ModelGate {
     ///
     /// A redirect means that the frame now takes a fill entry of the queue's XSK; anything else goes to the stack.
     pub fn run(&mut self, queue: u32, frame: &[u8]) -> Verdict {
-        let verdict = self.judge(queue, frame);
+        let verdict = match self.channel(queue).role {
+            Role::LandingZeroCopy => self.channel(queue).take_unread(),
+            _ => self.judge(queue, frame),
+        };
         let channel = self.channel(queue);
         channel.counters.add(verdict, 1);
         if channel.role != Role::None

@@ -15,6 +15,16 @@ pub enum Role {
     General,
     /// Fragments of its open sessions are redirected to the queue's XSK and logged.
     Landing,
+    /// Everything is redirected to the queue's XSK, unread and without a log: the device has written the packets before the gate
+    /// runs, perhaps over each other's headers (zero-copy mode). The queue must carry nothing but its session.
+    LandingZeroCopy,
+}
+
+impl Role {
+    /// Whether sessions land on such a queue.
+    pub const fn lands(self) -> bool {
+        matches!(self, Role::Landing | Role::LandingZeroCopy)
+    }
 }
 
 /// How a message travels (`enum lm_wire`).

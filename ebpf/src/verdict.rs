@@ -27,7 +27,7 @@ macro_rules! verdicts {
 }
 
 verdicts! {
-    /// A fragment of the open session: logged, to the queue's XSK.
+    /// A fragment of the open session: logged, to the queue's XSK. In zero-copy mode any packet, unread and not logged.
     RedirectLanding = "gate_redirect_landing",
     /// A small LM packet: to the general queue's XSK.
     RedirectGeneral = "gate_redirect_general",

@@ -154,13 +154,14 @@ fn enumerations() {
             .map(|(name, value)| (name.to_string(), *value))
             .collect()
     };
-    let roles = [Role::None, Role::General, Role::Landing].map(|role| role as u32);
+    let roles = [Role::None, Role::General, Role::Landing, Role::LandingZeroCopy].map(|role| role as u32);
     assert_eq!(
         values("lm_role"),
         named(&[
             ("LM_ROLE_NONE", roles[0]),
             ("LM_ROLE_GENERAL", roles[1]),
-            ("LM_ROLE_LANDING", roles[2])
+            ("LM_ROLE_LANDING", roles[2]),
+            ("LM_ROLE_LANDING_ZERO_COPY", roles[3])
         ])
     );
     let wires = [Wire::Lm, Wire::IpFrag].map(|wire| wire as u32);

@@ -702,3 +702,45 @@ fn sessions_of_a_queue_do_not_see_each_other() {
         assert_eq!(pair.run(LANDING, &of(&other, 70, 3)), RedirectLanding);
     });
 }
+
+/// In zero-copy mode what lies in a frame may be anything by the time the gate runs: all of it goes to the socket, and is counted.
+#[test]
+fn a_zero_copy_landing_queue_takes_everything_unread() {
+    bed::in_namespace(|| {
+        let mut pair = Pair::new(Some(LOCAL));
+        pair.gate.set_role(LANDING, Role::LandingZeroCopy).unwrap();
+        pair.model.set_role(LANDING, Role::LandingZeroCopy);
+        // With and without a session, beyond what is posted and announced, whatever it is.
+        let anything = [
+            legal().bytes(),
+            Packet {
+                ethernet_type: 0x0806,
+                ..legal()
+            }
+            .bytes(),
+            vec![0xa5; 1514],
+            vec![0; 14],
+        ];
+        for frame in &anything {
+            assert_eq!(pair.run(LANDING, frame), RedirectLanding);
+        }
+        pair.open(&lm_session(), 1, 1);
+        for frame in anything.iter().chain(&anything) {
+            assert_eq!(pair.run(LANDING, frame), RedirectLanding);
+        }
+        assert_eq!(pair.log.producer(), 12);
+        assert_eq!(pair.log.entry(3).message, 0, "nothing is logged");
+        // Other queues are what they were.
+        assert_eq!(pair.run_anywhere(PLAIN, &anything[1]), PassForeign);
+        pair.close();
+        pair.set_xsk(LANDING, false);
+        assert_eq!(pair.run(LANDING, &anything[0]), PassNoSocket);
+        pair.set_xsk(LANDING, true);
+        // Counting goes on where it was: the log's positions are those of descriptors in either role.
+        pair.gate.set_role(LANDING, Role::Landing).unwrap();
+        pair.model.set_role(LANDING, Role::Landing);
+        pair.open(&lm_session(), 1, 4);
+        assert_eq!(pair.run(LANDING, &legal().bytes()), RedirectLanding);
+        assert_eq!((pair.log.producer(), pair.log.entry(12).message), (13, 10));
+    });
+}

@@ -98,11 +98,12 @@ pub struct Request {
 /// ```text
 ///  0               8       10      12      14      16      18  19  20  21  22  23  24
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
-/// |  session key  |data pt| H     | P     |landing| tx hnt|wir|fam|pre|tag|fpp| 0 |
+/// |  session key  |data pt| H     | P     |landing| tx hnt|wir|fam|pre|tag|fpp|flg|
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
 /// |  max msg len  |window |pkt lim| lease |1st msg|                                  24…48
 /// +---------------+-------+-------+-------+-------+
 /// ```
+/// Flags: bit 0, repetitions go apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The session's key, random: DATA packets without it never reach the landing zone.
@@ -119,6 +120,9 @@ pub struct Grant {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1 (more with jumbo packets over several buffers).
     pub frames_per_packet: u8,
+    /// Fragments that are sent again go the way of messages of one fragment, not to the landing queue: there every packet takes
+    /// the next entry, whatever it is.
+    pub repeats_apart: bool,
     /// Longest message that the receiver takes, in bytes.
     pub max_message_len: u64,
     /// The session's window.
@@ -170,6 +174,9 @@ pub enum RejectReason {
     NoMemory = 6,
     /// The receiver is about to end.
     ShuttingDown = 7,
+    /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only: with
+    /// integrity, and not as IP fragments.
+    Unverified = 8,
 }
 
 impl RejectReason {
@@ -182,6 +189,7 @@ impl RejectReason {
             5 => RejectReason::Unsupported,
             6 => RejectReason::NoMemory,
             7 => RejectReason::ShuttingDown,
+            8 => RejectReason::Unverified,
             _ => return None,
         })
     }
@@ -199,6 +207,9 @@ impl fmt::Display for RejectReason {
             }
             RejectReason::NoMemory => "the receiver has no memory for messages of this length",
             RejectReason::ShuttingDown => "the receiver is shutting down",
+            RejectReason::Unverified => {
+                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and not as IP fragments"
+            }
         })
     }
 }
@@ -315,6 +326,9 @@ struct RawRequest {
     messages_in_flight: U32,
 }
 
+/// [`Grant::repeats_apart`] among a grant's flags.
+const REPEATS_APART: u8 = 1;
+
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawGrant {
@@ -329,7 +343,7 @@ struct RawGrant {
     prefix: u8,
     vlan_tags: u8,
     frames_per_packet: u8,
-    reserved: u8,
+    flags: u8,
     max_message_len: U64,
     window_fragments: U32,
     packet_limit: U32,
@@ -577,7 +591,7 @@ impl From<Grant> for RawGrant {
             prefix: grant.prefix,
             vlan_tags: grant.layout.link().vlan_tags,
             frames_per_packet: grant.frames_per_packet,
-            reserved: 0,
+            flags: if grant.repeats_apart { REPEATS_APART } else { 0 },
             max_message_len: U64::new(grant.max_message_len),
             window_fragments: U32::new(grant.window.fragments()),
             packet_limit: U32::new(grant.packet_limit),
@@ -607,6 +621,7 @@ impl TryFrom<RawGrant> for Grant {
             tx_queue_hint: (hint != ANY_QUEUE).then_some(hint),
             prefix: raw.prefix,
             frames_per_packet: raw.frames_per_packet,
+            repeats_apart: raw.flags & REPEATS_APART != 0,
             max_message_len: raw.max_message_len.get(),
             window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
             packet_limit: raw.packet_limit.get(),

@@ -279,6 +279,7 @@ fn illegal_fields_of_control_messages_are_named() {
         tx_queue_hint: Some(3),
         prefix: 0,
         frames_per_packet: 1,
+        repeats_apart: false,
         max_message_len: 1,
         window: lm_protocol::window::WindowShape::DEFAULT,
         packet_limit: 1,

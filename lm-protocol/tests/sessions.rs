@@ -124,6 +124,7 @@ fn other_rejections_are_final() {
         RejectReason::NoMemory,
         RejectReason::ShuttingDown,
         RejectReason::Version,
+        RejectReason::Unverified,
     ] {
         let reject = Reject {
             reason,

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the digests say about a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Verdict {
     /// Not looked at yet, since the last fragment came.
     #[default]
     Open,
@@ -43,16 +43,23 @@ enum Verdict {
 pub(super) struct Proof {
     /// The message's digest, as its sender says.
     announced: Option<u64>,
-    verdict: Verdict,
-    /// Its manifest is needed although it is not whole: partial delivery.
-    wanted: bool,
+    pub(super) verdict: Verdict,
+    /// Its manifest is needed although it is not whole: partial delivery, and zero-copy mode.
+    pub(super) wanted: bool,
+}
+
+impl Proof {
+    /// Every byte is its sender's.
+    pub(super) fn is_proved(&self) -> bool {
+        self.verdict == Verdict::Proved
+    }
 }
 
 /// Digests of all that came, and the manifest of the front message where that is needed.
 #[derive(Debug)]
 pub(super) struct Evidence {
-    hasher: FragmentHasher,
-    digests: FragmentDigests,
+    pub(super) hasher: FragmentHasher,
+    pub(super) digests: FragmentDigests,
     manifest: Option<Box<ManifestCollector>>,
     /// When to ask for what, about the message with this number.
     timer: (u32, DigestTimer),
@@ -81,7 +88,7 @@ impl Evidence {
     }
 
     /// The proved manifest of message `number`.
-    fn proved(&self, number: u32) -> Option<&ManifestCollector> {
+    pub(super) fn proved(&self, number: u32) -> Option<&ManifestCollector> {
         (self.manifest.as_deref()).filter(|manifest| manifest.message() == number && manifest.is_proved())
     }
 }
@@ -104,7 +111,7 @@ impl Inbound {
     }
 
     /// A fragment is about to be copied to its place from `source`.
-    pub(super) fn note_put(&mut self, at: usize, position: u32, source: Source, umem: &Umem) {
+    pub(super) fn note_put(&mut self, at: usize, position: u32, source: Source<'_>, umem: &Umem) {
         if !self.terms.integrity.has_digests() {
             return;
         }
@@ -119,12 +126,13 @@ impl Inbound {
                 .hasher
                 .digest(unsafe { umem.mapping().slice(from, u64::from(len)) }),
             Source::Held(slot) => self.evidence.hasher.digest(self.held.slot(slot, len)),
+            Source::Bytes(payload) => self.evidence.hasher.digest(&payload[..usize::from(len)]),
         };
         self.note(at, index, digest);
     }
 
     #[inline]
-    fn note(&mut self, at: usize, index: u32, digest: u64) {
+    pub(super) fn note(&mut self, at: usize, index: u32, digest: u64) {
         let message = &mut self.messages[at];
         if let Some(zone) = message.zone {
             self.evidence.digests.set(zone.start, index, digest);
@@ -133,7 +141,7 @@ impl Inbound {
     }
 
     /// The digests of what is held of the front message take their places among the others.
-    fn note_held(&mut self) {
+    pub(super) fn note_held(&mut self) {
         let front = &self.messages[0];
         let (Some(zone), 1..) = (front.zone, front.held) else {
             return;
@@ -230,7 +238,7 @@ impl Inbound {
                 self.repair.contradictory += 1;
                 return Some(self.give_up_front(entries, arena, umem));
             }
-            Verdict::Disproved if self.terms.delivery == Delivery::Unreliable => {
+            Verdict::Disproved if self.gives_up_unasked() => {
                 // All of them: which are not is not asked.
                 let given_up = self.repair.given_up;
                 let remedy = self.give_up_front(entries, arena, umem);
@@ -240,7 +248,7 @@ impl Inbound {
                 return Some(remedy);
             }
             Verdict::Disproved if self.evidence.proved(front.number).is_some() => {
-                self.reject_what_differs(now_ns);
+                self.settle_differences(umem, now_ns);
                 return None;
             }
             _ => {}
@@ -248,6 +256,12 @@ impl Inbound {
         let waited = self.evidence.timer(front.number).waited(time(now_ns));
         (self.terms.delivery != Delivery::Reliable && waited >= PATIENCE)
             .then(|| self.give_up_front(entries, arena, umem))
+    }
+
+    /// What is not right is given up, and nobody asks what it was. In zero-copy mode, where one lost packet shifts all others, that
+    /// would be the end of every message behind it.
+    fn gives_up_unasked(&self) -> bool {
+        self.terms.delivery == Delivery::Unreliable && !self.terms.zero_copy
     }
 
     fn give_up_front(&mut self, entries: &mut Entries, arena: &mut Arena, umem: &Umem) -> Remedy {
@@ -266,22 +280,34 @@ impl Inbound {
 
     /// Before the front message is settled without some fragments: whether the others are proved, those that differ having
     /// been rejected. `None`: not known yet.
-    pub(super) fn partial_is_proved(&mut self, now_ns: u64) -> Option<bool> {
-        if !self.terms.integrity.has_digests() || self.terms.delivery != Delivery::Partial {
+    pub(super) fn partial_is_proved(&mut self, umem: &Umem, now_ns: u64) -> Option<bool> {
+        if !self.terms.integrity.has_digests() || self.gives_up_unasked() {
             return Some(true);
         }
         let front = &mut self.messages[0];
+        let number = front.number;
         front.proof.wanted = true;
         if front.proof.verdict == Verdict::Contradicted {
             self.repair.contradictory += 1;
             return Some(false);
         }
         if self.evidence.proved(front.number).is_some() {
-            self.reject_what_differs(now_ns);
-            return Some(true);
+            self.settle_differences(umem, now_ns);
+            // In zero-copy mode it may be whole now, and gone.
+            let is_partial =
+                |front: &super::Arriving| front.number == number && !front.arrivals.is_complete();
+            return (self.messages.front().is_some_and(is_partial)).then_some(true);
         }
         let waited = self.evidence.timer(front.number).waited(time(now_ns));
         (waited >= PATIENCE).then_some(false)
+    }
+
+    /// What of the front message is not as its proved manifest says is missing from now on, unless it lies elsewhere.
+    pub(super) fn settle_differences(&mut self, umem: &Umem, now_ns: u64) {
+        match self.terms.zero_copy {
+            true => self.relocate(umem, now_ns),
+            false => self.reject_what_differs(now_ns),
+        }
     }
 
     /// Fragments of the front message that differ from its proved manifest are missing from now on.
@@ -347,6 +373,7 @@ impl Inbound {
             return None;
         }
         let now = time(now_ns);
+        let gives_up_unasked = self.gives_up_unasked();
         let front = self.messages.front_mut()?;
         let proof = &mut front.proof;
         match proof.verdict {
@@ -355,7 +382,7 @@ impl Inbound {
                 return asks.then_some((front.number, Vec::new()));
             }
             Verdict::Proved | Verdict::Contradicted => return None,
-            Verdict::Disproved if self.terms.delivery == Delivery::Unreliable => return None,
+            Verdict::Disproved if gives_up_unasked => return None,
             Verdict::Open | Verdict::Disproved => {}
         }
         if (self.evidence.manifest.as_ref()).is_none_or(|known| known.message() != front.number) {

@@ -139,9 +139,10 @@ impl Held {
 
 /// Where a fragment is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
+pub(super) enum Source<'a> {
     Umem(u64),
     Held(u16),
+    Bytes(&'a [u8]),
 }
 
 /// What has to be done about the front message when nothing else comes.
@@ -308,7 +309,7 @@ impl Inbound {
         // what follows it.
         let end = message.base + u64::from(position) + 1;
         if end > self.accepted {
-            self.accepted = end;
+            self.overtaken(end);
             self.suspect(end, now_ns);
         }
         self.progress_ns = now_ns;
@@ -329,6 +330,13 @@ impl Inbound {
 
     /// Copies a fragment aside.
     fn hold(&mut self, at: usize, position: u32, from: u64, umem: &Umem) {
+        if let Some(bytes) = self.hold_slot(at, position) {
+            umem.copy_from(from, bytes);
+        }
+    }
+
+    /// Memory for a fragment aside, which counts as held from now on. `None`: there is none, and it is missing.
+    pub(super) fn hold_slot(&mut self, at: usize, position: u32) -> Option<&mut [u8]> {
         let message = &mut self.messages[at];
         let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
         let len = message.geometry.fragment_len(index);
@@ -337,10 +345,8 @@ impl Inbound {
             message.timer.noticed(time(self.progress_ns));
             message.missing_ns.get_or_insert(self.progress_ns);
             self.repair.no_room += 1;
-            return;
+            return None;
         };
-        let begin = usize::from(slot) * self.held.slot_len;
-        umem.copy_from(from, &mut self.held.bytes[begin..begin + usize::from(len)]);
         self.repair.copied_bytes += u64::from(len);
         self.held.fragments.push(HeldFragment {
             number: message.number,
@@ -349,11 +355,13 @@ impl Inbound {
             slot,
         });
         message.held += 1;
+        let begin = usize::from(slot) * self.held.slot_len;
+        Some(&mut self.held.bytes[begin..begin + usize::from(len)])
     }
 
     /// Copies a fragment to its place, where no entry can be written any more. Its tail goes to the saved copy while the
     /// next window's lowest entry is out (I5).
-    fn put(&mut self, at: usize, position: u32, source: Source, umem: &Umem) {
+    pub(super) fn put(&mut self, at: usize, position: u32, source: Source<'_>, umem: &Umem) {
         self.note_put(at, position, source, umem);
         let terms = &self.terms;
         let message = &mut self.messages[at];
@@ -375,12 +383,14 @@ impl Inbound {
                 Source::Held(held) => {
                     bytes.copy_from_slice(&self.held.slot(held, len as u16)[body_len as usize..])
                 }
+                Source::Bytes(payload) => bytes.copy_from_slice(&payload[body_len as usize..len as usize]),
             }
             slot.valid = true;
         }
         match source {
             Source::Umem(from) => umem.copy_within(from, to, body_len),
             Source::Held(held) => umem.copy_to(to, self.held.slot(held, body_len as u16)),
+            Source::Bytes(payload) => umem.copy_to(to, &payload[..body_len as usize]),
         }
         self.repair.copied_bytes += len;
     }
@@ -453,6 +463,9 @@ impl Inbound {
             entries.landed_ns = now_ns;
             return Some(Remedy::Rebuild);
         }
+        if self.terms.zero_copy {
+            self.locate_missing(umem, now_ns);
+        }
         let front = self.messages.front()?;
         if front.zone.is_none() {
             // Memory that is quarantined may be what is missing, and nobody may send what would use its entries.
@@ -475,12 +488,12 @@ impl Inbound {
                 return None;
             }
             return match self.copy_out(entries, arena, umem) {
-                true => {
+                true if self.messages[0].arrivals.is_complete() => {
                     self.land(Vec::new());
                     self.settle_trouble(umem);
                     None
                 }
-                false => Some(Remedy::Rebuild),
+                _ => Some(Remedy::Rebuild),
             };
         }
         let lost_ns = now_ns.saturating_sub(front.missing_ns?);
@@ -490,7 +503,7 @@ impl Inbound {
             return None;
         }
         // What is shown of a message is verified, too.
-        let provable = self.partial_is_proved(now_ns)?;
+        let provable = self.partial_is_proved(umem, now_ns)?;
         let front = &mut self.messages[0];
         front.arrivals.claim(count);
         let given_up = GivenUp {
@@ -506,6 +519,9 @@ impl Inbound {
             && provable
             && (whole_zone || self.copy_out(entries, arena, umem))
         {
+            // What is copied out in zero-copy mode is compared once more.
+            let missing = missing_indices(&self.terms.window, &self.messages[0].arrivals, count);
+            let given_up = GivenUp { missing, ..given_up };
             self.land(given_up.missing.clone());
             self.settle_trouble(umem);
             return Some(Remedy::Partial(given_up));
@@ -523,6 +539,13 @@ impl Inbound {
             return;
         }
         self.claim = None;
+        if self.terms.zero_copy {
+            // What came since says that more was sent.
+            match since_ns >= self.progress_ns {
+                true => self.correct(sent),
+                false => self.overtaken(sent),
+            }
+        }
         for message in &mut self.messages {
             let sent_of_it = sent.saturating_sub(message.base).min(u64::from(u32::MAX)) as u32;
             if sent_of_it > 0 && message.arrivals.claim(sent_of_it) {
@@ -561,6 +584,7 @@ impl Inbound {
             number,
             position: posted,
             until: count,
+            spare: false,
         });
         true
     }
@@ -615,6 +639,9 @@ impl Inbound {
         });
         self.repair.copied_bytes += geometry.message_len();
         self.repair.copied_out += 1;
+        if self.terms.zero_copy {
+            self.compare_copy((start, payload), umem);
+        }
         let zone = Zone { start, len: zone_len };
         let front = &mut self.messages[0];
         front.payload = payload;
@@ -632,7 +659,7 @@ impl Inbound {
         };
         self.repair.given_up += front.arrived();
         self.posting = self.posting.saturating_sub(1);
-        self.accepted = self.accepted.max(front.end());
+        self.overtaken(front.end());
         self.delivered = front.number.wrapping_add(1);
         if let Some(zone) = front.zone {
             entries.quarantine(zone);
@@ -677,6 +704,10 @@ impl Inbound {
             known => Duration::from_nanos(3 * known),
         };
         for message in &mut self.messages {
+            // In zero-copy mode what seems to be missing may lie elsewhere.
+            if self.terms.zero_copy && !message.located {
+                continue;
+            }
             let Some(from) = message.timer.poll(time(now_ns)) else {
                 continue;
             };

@@ -15,6 +15,7 @@ use lm_protocol::turns::Turns;
 use super::repair::Displaced;
 use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
+use crate::frames::FramePool;
 use crate::memory::Umem;
 use crate::ring::FillRing;
 
@@ -63,6 +64,8 @@ pub(crate) struct Entries {
     pub(crate) trusted: bool,
     /// Unused ones in the order of posting, with the positions that were left out among them.
     pub(super) aims: VecDeque<Aim>,
+    /// Zero-copy mode: frames for entries that have no place in a zone.
+    pub(super) spare: Option<FramePool>,
     quarantined: Vec<Quarantined>,
     /// Datagrams taken since a packet last landed, and when that was.
     pub(super) passed_by: u32,
@@ -139,8 +142,9 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once.
-    pub(crate) fn new(position: u64, entries_max: u32) -> Sessions {
+    /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
+    /// `spare`: frames of the channel's own, in zero-copy mode.
+    pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>) -> Sessions {
         Sessions {
             present: 0,
             places: Default::default(),
@@ -149,6 +153,7 @@ impl Sessions {
                 received: position,
                 trusted: true,
                 aims: VecDeque::with_capacity(entries_max as usize),
+                spare,
                 quarantined: Vec::new(),
                 passed_by: 0,
                 landed_ns: 0,
@@ -289,7 +294,11 @@ impl Sessions {
             let room = inbound.posted_max().saturating_sub(self.entries.outstanding());
             let room = fill.free(room.min(fill.ring_len())).min(room);
             let awaited = inbound.awaits_packets();
-            let written = inbound.write_entries(fill, room, ahead, &mut self.entries.aims, arena, chosen);
+            let aims = &mut self.entries.aims;
+            let written = match &mut self.entries.spare {
+                None => inbound.write_entries(fill, room, ahead, aims, arena, chosen),
+                Some(spare) => inbound.write_unread(fill, room, ahead, (aims, spare), arena, chosen),
+            };
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() {
                 inbound.progress_ns = now_ns;
@@ -347,6 +356,11 @@ impl Sessions {
 
     /// The session that entries are posted for, which is another's when the last one's turn is over.
     fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
+        if self.entries.spare.is_some() {
+            // In zero-copy mode there is one.
+            self.turn = self.taken().next();
+            return self.turn;
+        }
         if let Some(place) = self.turn {
             let wants = self.at(place).is_some_and(Inbound::wants_entries);
             if (wants && self.turn_posted < TURN_PACKETS) || !self.others_want(place) {
@@ -389,7 +403,11 @@ impl Sessions {
         // path.
         let provided = inbound.provided().saturating_sub(inbound.accepted);
         let entries = u64::from(self.entries_for(place));
-        let ahead = entries.max(provided.min(entries + UNPOSTED_AHEAD));
+        let ahead = match self.entries.spare.is_some() {
+            // In zero-copy mode there is no other path for them.
+            true => entries,
+            false => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
+        };
         inbound
             .accepted_packets()
             .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32)
@@ -437,6 +455,9 @@ impl Sessions {
     pub(crate) fn forget_entries(&mut self, position: u64, arena: &mut Arena, umem: &Umem) -> u64 {
         let discarded = position.saturating_sub(self.entries.received);
         while let Some(aim) = self.entries.aims.pop_front() {
+            if aim.spare {
+                self.put_spare(aim.start);
+            }
             if let Some((owner, at)) = self.owner(&aim) {
                 let base = owner.messages[at].base;
                 for position in aim.position..aim.until {

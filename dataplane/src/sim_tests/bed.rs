@@ -22,14 +22,14 @@ use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-use crate::nic::Nic;
+use crate::nic::{DeviceWrites, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
 use crate::region::SendRegion;
 #[cfg(test)]
 use crate::release::Released;
-use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
+use crate::simnic::{self, HostConfig, Semantics, SimNic, Wire, WireConfig};
 
 pub(crate) const PORT: u16 = 7168;
 pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
@@ -137,15 +137,24 @@ impl Bed {
         };
         let link = LinkShape::IPV4;
         let layout = Layout::new(WireMode::Lm, config.mtu, link).expect("an MTU of at least 576");
-        let plan = MemoryPlan::new(&endpoint, &layout, config.mtu).expect("a plan");
-        let umem = |_| Umem::new(plan.total_len(), HugePages::Off).expect("memory");
+        // What the hosts' devices write, each has to know before it has a NIC.
+        let writes = config.wire.semantics.map(|semantics| match semantics {
+            Semantics::Copy => None,
+            Semantics::ZeroCopy(device) => Some(DeviceWrites {
+                prefix_len: device.prefix_len as u8,
+                pad_to: device.pad_to,
+            }),
+        });
+        let plans =
+            writes.map(|writes| MemoryPlan::new(&endpoint, &layout, config.mtu, writes).expect("a plan"));
+        let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
             ip: ip(host),
             port: PORT,
             queues: 4,
             mapping: umem.mapping().clone(),
-            chunk_len: plan.chunk_len,
+            chunk_len: plans[0].chunk_len,
             ring_start: config.ring_start,
         });
         let wire_config = WireConfig {
@@ -155,6 +164,7 @@ impl Bed {
         let (wire, nics) = simnic::switch(wire_config, hosts.collect());
         let engine = |(host, (mut nic, umem)): (usize, (SimNic, Umem))| {
             let queues = config.queues[host.min(1)];
+            let plan = plans[host.min(1)];
             let mut endpoint = endpoint.clone();
             endpoint.general_queue = queues.general.unwrap_or(0);
             if queues.landing.is_none() {
@@ -175,6 +185,8 @@ impl Bed {
                 chunk_len: plan.chunk_len,
                 window: WindowShape::new(config.window).expect("a power of two"),
                 one_processor: config.one_processor,
+                zero_copy: plan.is_zero_copy(),
+                prefix: plan.prefix,
                 paced: config.paced,
                 on_the_way: OnTheWay {
                     paced: config.on_the_way.saturating_mul(2),
@@ -258,8 +270,13 @@ impl Bed {
             return;
         };
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
-        let written =
-            message.umem_offset() - u64::from(layout.header_len())..message.umem_offset() + payload_len;
+        // In zero-copy mode packets that nobody sent may be longer than a fragment: to the chunk's end (I2).
+        let (before, behind) = match engine.fixed.zero_copy {
+            true => (u64::from(engine.fixed.prefix), u64::from(engine.fixed.chunk_len)),
+            false => (0, 0),
+        };
+        let written = message.umem_offset() - u64::from(layout.header_len()) - before
+            ..message.umem_offset() + payload_len + behind;
         let checked = guard.check_margins(engine, (*start, *len), written);
         checked.unwrap_or_else(|error| panic!("host {host}: {error}"));
     }

@@ -18,6 +18,7 @@ mod soak;
 mod starved;
 mod transfer;
 mod violations;
+mod zero_copy;
 
 #[cfg(fuzzing)]
 pub(crate) use hostile::besiege;

@@ -268,7 +268,7 @@ impl SimChannel {
             // The device drops it before the kernel hears of it. That there was no entry is counted where the driver asked
             // for one (`xp_alloc`).
             self.statistics.rx_fill_ring_empty += u64::from(fits);
-            counters.ring_lost += 1;
+            counters.device_lost += 1;
             return false;
         };
         device.written.push_back(Written {

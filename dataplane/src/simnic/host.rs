@@ -11,11 +11,11 @@ use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Counters, Log, Role, SessionAdmission};
 
 use super::datagram::{IPV4_LEN, UDP_LEN, write_datagram};
-use super::driver::SimChannel;
+use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
-use crate::nic::{Channel, ChannelConfig, EffectiveMode, Nic, NicError};
+use crate::nic::{Channel, ChannelConfig, DeviceWrites, EffectiveMode, Nic, NicError};
 use crate::ring::{self, Completion, Fill, Rx, Tx};
 use crate::udp::{Port, UdpEvent};
 use crate::xsk::{WakeError, XdpStatistics, XskError};
@@ -334,6 +334,17 @@ impl Nic for SimNic {
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
+    }
+
+    fn device_writes(&self) -> Option<DeviceWrites> {
+        let host = self.host();
+        match host.shared.config.semantics[host.host.min(1)] {
+            Semantics::Copy => None,
+            Semantics::ZeroCopy(device) => Some(DeviceWrites {
+                prefix_len: device.prefix_len as u8,
+                pad_to: device.pad_to,
+            }),
+        }
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Terms {
     pub prefix: u8,
     /// Frames that one packet takes, at least 1.
     pub frames_per_packet: u8,
+    /// Fragments that are sent again must not go to the landing queue.
+    pub repeats_apart: bool,
     /// Longest message, in bytes; the grant carries the smaller one of this and the permit's.
     pub max_message_len: u64,
     /// The session's window.
@@ -245,6 +247,7 @@ struct Past {
 ///             .map_err(|_| lm_protocol::control::RejectReason::Unsupported)?;
 ///         Ok(Terms {
 ///             session_key: 0xfeed, data_port: 7168, layout, tx_queue_hint: None, prefix: 0, frames_per_packet: 1,
+///             repeats_apart: false,
 ///             max_message_len: permit.max_message_len, window: application.request.window,
 ///             packet_limit: 256, first_message: 0,
 ///         })
@@ -443,6 +446,7 @@ impl Grantor {
             tx_queue_hint: terms.tx_queue_hint,
             prefix: terms.prefix,
             frames_per_packet: terms.frames_per_packet,
+            repeats_apart: terms.repeats_apart,
             max_message_len: terms.max_message_len.min(permit.max_message_len),
             window: terms.window,
             packet_limit: terms.packet_limit,

@@ -77,6 +77,7 @@ impl Landing for Queues {
             tx_queue_hint: Some(queue),
             prefix: 0,
             frames_per_packet: 1,
+            repeats_apart: false,
             max_message_len: permit.max_message_len.min(1 << 28),
             window: application.request.window,
             packet_limit: 512,

@@ -350,6 +350,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 tx_queue_hint: None,
                 prefix: 0,
                 frames_per_packet: 1,
+                repeats_apart: false,
                 max_message_len: u64::MAX,
                 window: WindowShape::DEFAULT,
                 packet_limit: u32::MAX,

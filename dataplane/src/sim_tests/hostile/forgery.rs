@@ -151,6 +151,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         tx_queue_hint: (dice.roll(2) == 0).then(|| dice.roll(6) as u16),
         prefix: number(dice) as u8,
         frames_per_packet: number(dice) as u8 | 1,
+        repeats_apart: dice.roll(2) == 0,
         max_message_len: number(dice),
         window: window(dice),
         packet_limit: number(dice) as u32,

@@ -9,7 +9,7 @@ use super::Soak;
 use crate::opening::Queues;
 use crate::sim_tests::bed::{BedConfig, TWO_QUEUES, noise};
 use crate::sim_tests::transfer::Dice;
-use crate::simnic::{Bursts, Corrupt, Impairments, Pattern, WireConfig};
+use crate::simnic::{Bursts, Corrupt, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
 
 /// A host that is not polled for a while: its application is busy, or the scheduler has other ideas.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +124,19 @@ fn impairments(dice: &mut Dice, soak: &Soak, verified: bool, seed: u64) -> Impai
     what
 }
 
+/// A host's device, by dice of its own.
+fn device(seed: u64) -> ZeroCopy {
+    let mut dice = dice(seed ^ 0x6e69_6300);
+    let batch = 1 << dice.roll(7);
+    ZeroCopy {
+        batch,
+        ring_len: batch << dice.roll(4),
+        burst: 1 << dice.roll(8),
+        prefix_len: pick(&mut dice, &[0, 10, 12]),
+        pad_to: 0,
+    }
+}
+
 impl Plan {
     pub(super) fn new(seed: u64, soak: &Soak) -> Plan {
         let mut dice = dice(seed);
@@ -132,14 +145,16 @@ impl Plan {
             0 => 576 + dice.roll(3498 - 576 + 1) as u16,
             _ => pick(dice, &[576, 1500, 1500, 3498]),
         };
+        // Half of the seeds land in zero-copy mode, where nothing else is possible. Not by the dice, as below.
+        let zero_copy = !seed.is_multiple_of(2) && !soak.unverified;
         let mode = match dice.roll(5) {
-            0 => WireMode::IpFrag,
+            0 if !zero_copy => WireMode::IpFrag,
             _ => WireMode::Lm,
         };
         // Not by the dice, so that what else a seed decides is the same with and without.
         let integrity = match (seed / 4).is_multiple_of(3) {
-            true => Integrity::None,
-            false => Integrity::Manifest,
+            true if !zero_copy => Integrity::None,
+            _ => Integrity::Manifest,
         };
         let verified = mode == WireMode::Lm && integrity.has_digests();
         let layout = Layout::new(mode, mtu, LinkShape::IPV4).expect("a legal MTU");
@@ -162,7 +177,7 @@ impl Plan {
             mtu,
             window: 1 << dice.roll(11),
             queues: match dice.roll(8) {
-                0 => {
+                0 if !zero_copy => {
                     [Queues {
                         general: None,
                         landing: Some(0),
@@ -185,7 +200,13 @@ impl Plan {
             integrity,
             // By their own dice, as for the digests.
             in_order: !(seed / 12).is_multiple_of(3),
-            wire: WireConfig::default(),
+            wire: WireConfig {
+                semantics: match zero_copy {
+                    true => [0, 1].map(|host| Semantics::ZeroCopy(device(seed * 2 + host))),
+                    false => [Semantics::Copy; 2],
+                },
+                ..WireConfig::default()
+            },
         };
         let stalls = match soak.stalls {
             true => (0..dice.roll(4))

@@ -9,7 +9,7 @@ use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
-use crate::config::{ConnectOptions, GENERAL_FRAMES};
+use crate::config::{ConnectOptions, GENERAL_FRAMES, SPARE_FRAMES};
 use crate::error::{LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Inbound;
 use crate::message::Message;
@@ -99,7 +99,13 @@ impl Run {
             let engine = &mut bed.hosts[host];
             let memory = engine.umem.len();
             let landing = engine.landing.as_ref().expect("a landing channel");
-            let (first, chunk_len) = (landing.arena.start(), u64::from(engine.fixed.chunk_len));
+            let chunk_len = u64::from(engine.fixed.chunk_len);
+            // Spare frames lie before the arena.
+            let spare = match engine.fixed.zero_copy {
+                true => u64::from(SPARE_FRAMES) * chunk_len,
+                false => 0,
+            };
+            let first = landing.arena.start() - spare;
             bed.wire
                 .set_bounds(host, queues.landing.expect("a landing queue"), first..memory);
             if let Some(general) = queues.general {
@@ -355,9 +361,12 @@ impl Run {
             .layout
             .session_message(message.len() as u64)
             .expect("a length that was sent");
-        let first = message.umem_offset() - u64::from(self.layout.header_len());
+        // In zero-copy mode a device writes before packets, and those that nobody sent may be longer than a fragment.
+        let fixed = &self.bed.hosts[host].fixed;
+        let behind = if fixed.zero_copy { ZONE_ALIGN } else { 0 };
+        let first = message.umem_offset() - u64::from(self.layout.header_len()) - u64::from(fixed.prefix);
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
-        let written = first..message.umem_offset() + payload_len;
+        let written = first..message.umem_offset() + payload_len + behind;
         self.guards[host].check_margins(&mut self.bed.hosts[host], zone, written)
     }
 
@@ -593,7 +602,9 @@ impl Run {
             }
         }
         // Datagrams here are shorter than the MTU, so that every packet meets a gate.
-        if judged != wire.arrived || redirected != wire.received + wire.ring_lost + wire.gate_lost {
+        if judged + wire.device_lost != wire.arrived
+            || redirected != wire.received + wire.ring_lost + wire.gate_lost
+        {
             return Err(format!(
                 "the gates judged {judged} packets and redirected {redirected}: {wire:?}"
             ));
@@ -626,7 +637,9 @@ impl Run {
 /// ```
 /// The wire's own books ([`crate::simnic::Wire::are_balanced`]) say the same of the way from a host's TX rings to the other
 /// one's gate: sent + duplicated + injected = judged + lost + held.
-fn check_packets(engine: &crate::engine::Engine<crate::simnic::SimNic>) -> Result<(), String> {
+pub(in crate::sim_tests) fn check_packets(
+    engine: &crate::engine::Engine<crate::simnic::SimNic>,
+) -> Result<(), String> {
     let counters = &engine.counters;
     let gate = engine.nic.gate_counters().expect("a simulated gate");
     let mut open = 0;

@@ -1,0 +1,319 @@
+//! Landing in zero-copy mode: the device writes each packet before anybody looks at it, and the next ones over its headers.
+//!
+//! Nobody reads a header here, and there is no log. What there is: the n-th descriptor belongs to the n-th entry, because a device
+//! uses entries in the order of posting; and digests. A packet is *taken for* the fragment that its entry was posted for. The
+//! digest of each slot's payload is noted as its descriptor comes, and when a message's slots are used, the message's own digest
+//! says whether all of that was right: then every fragment is in its place and nothing has been copied. Where it was not,
+//! [`super::relocation`] finds out.
+//!
+//! ```text
+//!  entries   k+1   k   k-1  …            packets   k+1   (lost)   k-1   k-2  …
+//!            └──▶ slot k+1 holds fragment k+1, slot k holds fragment k-1, slot k-1 holds k-2 …
+//! ```
+//! An entry whose chunk crosses the end of a 2 MiB page is skipped silently by the kernel (`xp_check_unaligned`), and shifts
+//! everything behind it: a *spare frame* takes its place in the order, and the fragment is copied from there. Spare frames also
+//! take up packets that came too many: duplicates, and what was not meant for this queue.
+//!
+//! I1: until its entry is used, a slot may be written from the device's prefix to the chunk's end, so a message is shown only when
+//! every entry in its zone is used. A packet that is longer than its slot spoils what lies above it: that is not taken for
+//! anything any more. Nothing that is posted is ever aimed anew; where descriptors come in another order than entries were posted
+//! (the driver uses frames that came back without a descriptor), the channel is built anew.
+
+use std::collections::VecDeque;
+
+use lm_protocol::delivery::Arrival;
+
+use super::repair::Source;
+use super::{Aim, Burst, Inbound, Sessions, Violation, Zone};
+use crate::arena::Arena;
+use crate::frames::FramePool;
+use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
+use crate::ring::{FillRing, RxRing};
+
+impl Sessions {
+    /// Takes up to `max` descriptors, each for the next entry's.
+    ///
+    /// # Errors
+    /// Descriptors do not come in the order of the entries: which packet is in which entry is not known from here on.
+    pub(crate) fn receive_unread(
+        &mut self,
+        rx: &mut RxRing,
+        umem: &Umem,
+        max: u32,
+        now_ns: u64,
+    ) -> Result<Burst, Violation> {
+        let packets = rx.available(max);
+        let mut burst = Burst {
+            packets,
+            window_ended: false,
+        };
+        if packets == 0 {
+            return Ok(burst);
+        }
+        let mut result = Ok(());
+        for offset in 0..packets {
+            let descriptor = rx.read(offset);
+            self.entries.received += 1;
+            result = self.take_unread((descriptor.start(), descriptor.len), umem, now_ns);
+            if result.is_err() {
+                // Those behind it are not looked at; the channel will be built anew.
+                self.repair.discarded += 1;
+                burst.packets = offset;
+                break;
+            }
+        }
+        rx.release(packets);
+        self.entries.landed_ns = now_ns;
+        self.entries.passed_by = 0;
+        for place in self.taken() {
+            if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
+                inbound.settle_trouble(umem);
+            }
+        }
+        self.repair.landed += u64::from(burst.packets);
+        result.map(|()| burst)
+    }
+
+    /// A packet of `len` bytes lies at UMEM address `start`.
+    fn take_unread(&mut self, (start, len): (u64, u32), umem: &Umem, now_ns: u64) -> Result<(), Violation> {
+        // An entry that was not the next one's stays in the list: what it was posted for is posted again.
+        let aim = *self.entries.aims.front().ok_or(Violation::Unposted)?;
+        if start != aim.start {
+            return Err(Violation::Address);
+        }
+        self.entries.aims.pop_front();
+        // The queue carries one session.
+        let place = self.taken().next();
+        let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
+            self.repair.stale += 1;
+            return Ok(());
+        };
+        let packets_before = inbound.accepted;
+        inbound.accepted += 1;
+        inbound.progress_ns = now_ns;
+        inbound.forgiven = false;
+        let at = match (aim.serial, aim.position < aim.until) {
+            (serial, true) if serial == inbound.serial => inbound.position_of(aim.number),
+            _ => None,
+        };
+        match at {
+            Some(at) => inbound.take_for(at, &aim, (start, len), packets_before, umem, now_ns),
+            None => inbound.keep_stray(start, len, umem),
+        }
+        if inbound.front_may_land() {
+            inbound.land(Vec::new());
+        } else {
+            inbound.land_early();
+        }
+        if aim.spare {
+            self.put_spare(start);
+        }
+        self.pass_skipped(umem);
+        Ok(())
+    }
+
+    /// A spare frame, in which `start` lies, is used no more.
+    pub(super) fn put_spare(&mut self, start: u64) {
+        if let Some(spare) = &mut self.entries.spare
+            && let Some(frame) = spare.reclaim(start)
+        {
+            spare.put(frame);
+        }
+    }
+}
+
+impl Inbound {
+    /// As [`write_entries`](Inbound::write_entries), for a device that writes packets itself.
+    pub(super) fn write_unread(
+        &mut self,
+        fill: &mut FillRing,
+        room: u32,
+        ahead: u32,
+        (aims, spare): (&mut VecDeque<Aim>, &mut FramePool),
+        arena: &mut Arena,
+        chosen: &mut VecDeque<Zone>,
+    ) -> u32 {
+        let window_len = self.terms.window.fragments();
+        let (place, serial) = (self.place(), self.serial);
+        let mut written = 0;
+        'messages: while written < room && self.posting < self.messages.len() {
+            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
+                break;
+            }
+            let message = &mut self.messages[self.posting];
+            let count = message.geometry.fragment_count();
+            while message.posted < count && written < room {
+                let position = message.posted;
+                // The packet that will find this entry, if all come from here on that are known to be on the way.
+                let met_by = self.accepted + u64::from(ahead + written);
+                let mut aim = Aim {
+                    start: Aim::SKIPPED,
+                    serial,
+                    place,
+                    number: message.number,
+                    position,
+                    until: position,
+                    spare: false,
+                };
+                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
+                if position < left_out {
+                    aim.until = left_out;
+                    aims.push_back(aim);
+                    message.posted = left_out;
+                    continue;
+                }
+                let entry = if message.base + u64::from(position) > met_by {
+                    // Packets came that nobody sent to us; those that they overtook need entries, too.
+                    None
+                } else {
+                    let window = position / window_len;
+                    let window_end = count.min((window + 1) * window_len);
+                    // I5.
+                    if position + 1 == window_end && !message.rule.may_post_lowest(window) {
+                        break 'messages;
+                    }
+                    aim.until = position + 1;
+                    let index = self.terms.window.index_at(position, count);
+                    let start = message
+                        .payload
+                        .wrapping_add_signed(message.geometry.rx_frame_start(index));
+                    Some(start - PACKET_HEADROOM)
+                        .filter(|&entry| !crosses_huge_page(entry, self.terms.chunk_len))
+                };
+                let entry = match entry {
+                    Some(entry) => entry,
+                    None => {
+                        let Some(frame) = spare.take() else {
+                            break 'messages;
+                        };
+                        aim.spare = true;
+                        frame.into_address()
+                    }
+                };
+                fill.write(written, entry);
+                aim.start = entry + PACKET_HEADROOM;
+                message.posted = aim.until;
+                aims.push_back(aim);
+                written += 1;
+            }
+            if message.posted == count {
+                self.posting += 1;
+            }
+        }
+        // Packets that nobody sent to us have used entries of the last messages.
+        let expected = self
+            .announced_packets
+            .saturating_sub(self.accepted + u64::from(ahead));
+        while self.posting == self.messages.len() && written < room && u64::from(written) < expected {
+            let Some(frame) = spare.take() else { break };
+            let entry = frame.into_address();
+            fill.write(written, entry);
+            aims.push_back(Aim {
+                start: entry + PACKET_HEADROOM,
+                serial,
+                place,
+                number: self.announced,
+                position: 0,
+                until: 0,
+                spare: true,
+            });
+            written += 1;
+        }
+        written
+    }
+
+    /// A packet landed in the entry of `aim`, which the message at `at` owns, and is taken for the fragment that belongs there.
+    fn take_for(
+        &mut self,
+        at: usize,
+        aim: &Aim,
+        (start, len): (u64, u32),
+        packets_before: u64,
+        umem: &Umem,
+        now_ns: u64,
+    ) {
+        let position = aim.position;
+        let corrections = self.corrections;
+        let message = &mut self.messages[at];
+        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+        let fragment = message.geometry.fragment(index);
+        let ahead = packets_before as i64 - (message.base + u64::from(position)) as i64;
+        message.ahead = (ahead - corrections) as i32;
+        if aim.spare && len != u32::from(fragment.frame_len()) {
+            // Not that fragment, which may be somewhere else.
+            self.passed(at, position, false, umem);
+            self.keep_stray(start, len, umem);
+            return;
+        }
+        let arrival = message.arrivals.take(position);
+        if arrival == Arrival::Duplicate {
+            // That fragment came another way, and waits to be put here.
+            self.passed(at, position, false, umem);
+            self.keep_stray(start, len, umem);
+            self.troubled = true;
+            return;
+        }
+        if arrival != Arrival::Next {
+            message.missing_ns.get_or_insert(now_ns);
+            self.troubled = true;
+        }
+        let payload = start + u64::from(fragment.header_len);
+        if aim.spare {
+            self.passed(at, position, false, umem);
+            self.put(at, position, Source::Umem(payload), umem);
+            self.page_ends += 1;
+            return;
+        }
+        let digest = self.digest_at(payload, len.saturating_sub(u32::from(fragment.header_len)), umem);
+        self.note(at, index, digest);
+        self.spoil_above(at, index, start + u64::from(len));
+        self.passed(at, position, true, umem);
+    }
+
+    /// The digest of what came: `len` bytes at UMEM address `payload`.
+    fn digest_at(&self, payload: u64, len: u32, umem: &Umem) -> u64 {
+        // SAFETY: the packet's descriptor was just read, so its entry is used, and nobody here copies while the slice lives. What
+        // is posted still ends where this payload begins or begins behind it (I2, I5), unless the device writes a packet that is
+        // longer than any fragment while this reads: what is read then is of no use, and its descriptor will say so
+        // (`spoil_above`).
+        let payload = unsafe { umem.mapping().slice(payload, u64::from(len)) };
+        self.evidence.hasher.digest(payload)
+    }
+
+    /// A packet in the slot of fragment `index` ends at UMEM address `end`: what it wrote on above its slot is not taken for
+    /// anything any more.
+    fn spoil_above(&mut self, at: usize, index: u32, end: u64) {
+        let message = &self.messages[at];
+        let count = message.geometry.fragment_count();
+        let reach = end.saturating_sub(message.payload);
+        let consumed = message.consumed;
+        let is_reached = |index: &u32| message.geometry.rx_payload_range(*index).start < reach;
+        let reached = (index + 1..count).take_while(is_reached).count() as u32;
+        for above in index + 1..index + 1 + reached {
+            if self.terms.window.position_of(above, count) < consumed {
+                self.spoil(at, above);
+            }
+        }
+    }
+
+    /// No fragment has the digest of this slot.
+    pub(super) fn spoil(&mut self, at: usize, index: u32) {
+        let nothing = self.evidence.hasher.digest(&[]);
+        self.note(at, index, nothing);
+    }
+
+    /// Keeps what landed where nothing of its kind was expected.
+    fn keep_stray(&mut self, start: u64, len: u32, umem: &Umem) {
+        let header_len = u32::from(self.terms.layout.header_len());
+        let payload = start + u64::from(header_len);
+        let len = len.saturating_sub(header_len);
+        if len == 0 || len > u32::from(self.terms.layout.payload_len()) {
+            self.repair.stale += 1;
+            return;
+        }
+        let digest = self.digest_at(payload, len, umem);
+        let (bytes, dropped) = self.strays.keep(digest);
+        umem.copy_from(payload, &mut bytes[..len as usize]);
+        self.repair.stale += u64::from(dropped);
+    }
+}

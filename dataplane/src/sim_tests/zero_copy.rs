@@ -1,0 +1,637 @@
+//! Landing in zero-copy mode: the device writes packets before anybody looks at them, and nobody reads a header.
+//!
+//! The simulated device overwrites headers as a real one does, skips entries at the ends of 2 MiB pages without a word, takes
+//! entries ahead and uses frames that came back before new ones.
+#![cfg(test)]
+
+use std::time::Duration;
+
+use lm_protocol::control::RejectReason;
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::integrity::Integrity;
+
+use super::bed::{Bed, BedConfig, noise};
+use super::soak::check_packets;
+use super::transfer::Dice;
+use crate::config::ConnectOptions;
+use crate::error::{ConnectError, OpenError};
+use crate::message::Message;
+use crate::nic::{DeviceWrites, Nic};
+use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::outbound::Outcome;
+use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
+
+const P: u64 = 1448;
+
+fn config(device: ZeroCopy) -> BedConfig {
+    BedConfig {
+        wire: WireConfig {
+            semantics: [Semantics::ZeroCopy(device); 2],
+            ..WireConfig::default()
+        },
+        ..BedConfig::default()
+    }
+}
+
+/// Nothing was copied but what came into spare frames at pages' ends.
+fn check_copies(bed: &Bed, host: usize) -> u64 {
+    let counters = &bed.hosts[host].counters;
+    let (copied, fragments) = (counters.user_copied_bytes, counters.page_end_fragments);
+    assert!(
+        copied <= fragments * P && copied + P >= fragments * P,
+        "{copied} bytes for {fragments} fragments"
+    );
+    fragments
+}
+
+#[test]
+fn messages_of_every_length_land_without_a_copy() {
+    for (prefix_len, batch, ring_len, burst, window) in [
+        (0, 16, 64, 64, 64),
+        (12, 1, 1, 1, 1),
+        (12, 64, 64, 32, 256),
+        (10, 16, 512, 1000, 8),
+        (0, 32, 32, 7, 2),
+    ] {
+        let device = ZeroCopy {
+            batch,
+            ring_len,
+            burst,
+            prefix_len,
+            pad_to: 0,
+        };
+        let mut bed = Bed::new(&BedConfig {
+            window,
+            ..config(device)
+        });
+        let peer = bed.session(0, WireMode::Lm, 900_000);
+        let lens = [
+            1447,
+            1448,
+            1449,
+            2 * P,
+            2 * P + 1,
+            7168,
+            63 * P,
+            64 * P,
+            64 * P + 1,
+            65 * P,
+            100_000,
+            524_288,
+            900_000,
+        ];
+        for (number, len) in lens.into_iter().enumerate() {
+            bed.exchange(0, peer, &noise(number as u64 + 7, len as usize));
+        }
+        bed.check_clean();
+        bed.check_memory();
+        check_copies(&bed, 1);
+        assert_eq!(bed.hosts[1].counters.fragments_displaced, 0);
+        assert_eq!(bed.hosts[0].counters.fragments_resent, 0);
+        assert_eq!(bed.hosts[1].counters.violations.total(), 0);
+    }
+}
+
+/// 16 MiB cross eight ends of 2 MiB pages. Messages stay what they were while others land.
+#[test]
+fn long_messages_take_spare_frames_at_the_ends_of_pages() {
+    for (mtu, on_the_way) in [(1500, 192), (3498, u32::MAX)] {
+        let mut bed = Bed::new(&BedConfig {
+            mtu,
+            on_the_way,
+            window: 256,
+            landing_len: 40 << 20,
+            send_len: 40 << 20,
+            max_message_len: 16 << 20,
+            ..config(ZeroCopy {
+                prefix_len: 12,
+                ..ZeroCopy::default()
+            })
+        });
+        let peer = bed.session(0, WireMode::Lm, 16 << 20);
+        let payloads = [16 << 20, 3 << 20, 5_000_000].map(|len| noise(len as u64, len));
+        let mut kept: Vec<Message> = Vec::new();
+        for payload in &payloads {
+            bed.send(0, peer, payload, 3);
+            kept.push(bed.recv(1));
+            assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+        }
+        for (message, payload) in kept.iter().zip(&payloads) {
+            assert!(message[..] == payload[..], "{} bytes", payload.len());
+        }
+        bed.check_clean();
+        let counters = &bed.hosts[1].counters;
+        let fragments = counters.page_end_fragments;
+        assert!((8..100).contains(&fragments), "{fragments}");
+        assert!(counters.user_copied_bytes <= fragments * u64::from(mtu));
+        assert_eq!(
+            (counters.fragments_displaced, counters.violations.total()),
+            (0, 0)
+        );
+        drop(kept);
+        bed.check_memory();
+    }
+}
+
+#[test]
+fn both_directions_at_once() {
+    let mut bed = Bed::new(&config(ZeroCopy::default()));
+    let peers = [0, 1].map(|host| bed.session(host, WireMode::Lm, 300_000));
+    for round in 0..20 {
+        for host in [0, 1] {
+            bed.send(
+                host,
+                peers[host],
+                &noise(round * 2 + host as u64, 70_000 + 9_000 * round as usize),
+                round,
+            );
+        }
+        for host in [0, 1] {
+            let message = bed.recv(1 - host);
+            assert!(message[..] == noise(round * 2 + host as u64, 70_000 + 9_000 * round as usize)[..]);
+        }
+    }
+    for host in [0, 1] {
+        for _ in 0..20 {
+            assert_eq!(bed.completion(host).outcome, Outcome::Delivered);
+        }
+    }
+    bed.check_clean();
+    bed.check_memory();
+}
+
+/// Only digests tell what arrived, so whoever sends without is told why he cannot; and a queue carries one session.
+#[test]
+fn who_cannot_land_is_told_why() {
+    let mut bed = Bed::new(&BedConfig {
+        integrity: Integrity::None,
+        ..config(ZeroCopy::default())
+    });
+    let rejected = |bed: &mut Bed, wire| {
+        let options = ConnectOptions {
+            wire,
+            max_message_len: 60_000,
+            ..ConnectOptions::default()
+        };
+        match bed.connect(0, &options) {
+            Err(ConnectError::Rejected { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(rejected(&mut bed, WireMode::Lm), RejectReason::Unverified);
+    let mut bed = Bed::new(&config(ZeroCopy::default()));
+    assert_eq!(rejected(&mut bed, WireMode::IpFrag), RejectReason::Unverified);
+}
+
+#[test]
+fn a_queue_carries_one_session() {
+    let mut bed = Bed::switch(&config(ZeroCopy::default()), 3);
+    let first = bed.session(1, WireMode::Lm, 100_000);
+    let options = ConnectOptions {
+        max_message_len: 100_000,
+        timeout: Duration::from_millis(500),
+        ..ConnectOptions::default()
+    };
+    let second = bed.connect(2, &options);
+    assert!(second.is_err(), "{second:?}");
+    let payload = noise(1, 100_000);
+    bed.send(1, first, &payload, 0);
+    assert!(bed.recv(0)[..] == payload[..]);
+    assert_eq!(bed.completion(1).outcome, Outcome::Delivered);
+    let now_ns = bed.now_ns;
+    bed.hosts[1].end_session(first.index, now_ns);
+    bed.pass(Duration::from_millis(20));
+    let second = bed.connect(2, &options).expect("the queue is free");
+    bed.send(2, second, &payload, 0);
+    assert!(bed.recv(0)[..] == payload[..]);
+}
+
+/// What a device must not do, and what it must have.
+#[test]
+fn devices_that_cannot_do_it_are_refused() {
+    let open = |pad_to, queues| {
+        let device = ZeroCopy {
+            pad_to,
+            ..ZeroCopy::default()
+        };
+        let mut bed = Bed::new(&config(ZeroCopy::default()));
+        let endpoint = bed.hosts[0].config.clone();
+        let layout = bed.hosts[0].fixed.layout;
+        let writes = DeviceWrites {
+            prefix_len: device.prefix_len as u8,
+            pad_to,
+        };
+        let plan = MemoryPlan::new(&endpoint, &layout, 1500, Some(writes)).expect("a plan");
+        let umem = crate::memory::Umem::new(plan.total_len(), crate::memory::HugePages::Off).expect("memory");
+        let host = |ip: u8| crate::simnic::HostConfig {
+            ip: std::net::Ipv4Addr::new(10, 9, 0, ip),
+            port: 7168,
+            queues: 4,
+            mapping: umem.mapping().clone(),
+            chunk_len: plan.chunk_len,
+            ring_start: 0,
+        };
+        let wire = config(device).wire;
+        let (_wire, mut nic, _other) = crate::simnic::wire(wire, [host(1), host(2)]);
+        assert_eq!(nic.device_writes(), Some(writes));
+        bed.round();
+        match Parts::open(&mut nic, &endpoint, &plan, queues, 2048) {
+            Err(OpenError::Config(text)) => text,
+            Err(error) => panic!("{error}"),
+            Ok(_) => String::new(),
+        }
+    };
+    let two = super::bed::TWO_QUEUES;
+    assert_eq!(open(0, two), "");
+    assert_eq!(open(1, two), "");
+    assert!(open(64, two).contains("pads"), "{}", open(64, two));
+    let one = Queues {
+        general: None,
+        landing: Some(0),
+    };
+    assert!(open(0, one).contains("queue of its own"), "{}", open(0, one));
+}
+
+/// Sends `lens` one after the other while the wire does what it does, and looks at every message again after all have come.
+fn under(bed: &mut Bed, lens: &[usize], seed: u64, impairments: Impairments) {
+    let largest = *lens.iter().max().expect("messages") as u64;
+    let peer = bed.session(0, WireMode::Lm, largest);
+    bed.wire.impair(0, impairments);
+    let payload = |number: usize| noise(seed << 8 | number as u64, lens[number]);
+    let mut kept: Vec<(usize, Message)> = Vec::new();
+    let (mut sent, mut got, mut confirmed, mut idle) = (0, 0, 0, 0u32);
+    while got < lens.len() || confirmed < lens.len() {
+        while sent < lens.len() && bed.try_send(0, peer, &payload(sent), sent as u64).is_ok() {
+            sent += 1;
+        }
+        let work = bed.round();
+        idle = if work == 0 { idle + 1 } else { 0 };
+        assert!(idle < 40_000, "seed {seed}: {got} of {} messages", lens.len());
+        bed.now_ns += u64::from(idle.min(100)) * 1_000;
+        while let Some(message) = bed.hosts[1].take_message().expect("reliable") {
+            assert_eq!(message.tag(), got as u64, "seed {seed}");
+            assert!(message[..] == payload(got)[..], "seed {seed}: message {got}");
+            kept.push((got, message));
+            got += 1;
+            if kept.len() > 3 {
+                let (number, oldest) = kept.remove(0);
+                assert!(
+                    oldest[..] == payload(number)[..],
+                    "seed {seed}: message {number} changed"
+                );
+            }
+        }
+        while let Some(completion) = bed.hosts[0].completions.pop_front() {
+            assert_eq!(completion.outcome, Outcome::Delivered, "seed {seed}");
+            confirmed += 1;
+        }
+    }
+    bed.pass(Duration::from_millis(50));
+    for (number, message) in &kept {
+        assert!(
+            message[..] == payload(*number)[..],
+            "seed {seed}: message {number} changed"
+        );
+    }
+    drop(kept);
+    bed.wire.impair(0, Impairments::default());
+    let now_ns = bed.now_ns;
+    bed.hosts[0].end_session(peer.index, now_ns);
+    bed.pass(Duration::from_millis(100));
+    bed.check_memory();
+    bed.check_guards();
+    for engine in &bed.hosts {
+        check_packets(engine).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+fn lens(dice: &mut Dice, count: u64) -> Vec<usize> {
+    (0..count)
+        .map(|_| match dice.roll(4) {
+            0 => 1441 + dice.roll(4_000),
+            1 => dice.roll(30) * P + 1_441 + dice.roll(20),
+            _ => 2_000 + dice.roll(298_000),
+        } as usize)
+        .collect()
+}
+
+/// One packet is lost: what is behind it is found, and what comes later is aimed right again.
+#[test]
+fn a_single_loss_is_one_fragment_sent_again() {
+    for lost in [0u64, 1, 70, 127, 128, 199, 206, 207, 300] {
+        let mut bed = Bed::new(&config(ZeroCopy::default()));
+        let (mut seen, mut done) = (0, false);
+        bed.wire.set_filter(move |from, packet| {
+            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x11;
+            if is_data && !done {
+                seen += 1;
+                if seen == lost + 1 {
+                    done = true;
+                    return false;
+                }
+            }
+            true
+        });
+        let lens = [300_000; 12];
+        under(&mut bed, &lens, lost, Impairments::default());
+        let [sender, receiver] = [0, 1].map(|host| bed.hosts[host].counters);
+        assert_eq!(sender.fragments_resent, 1, "packet {lost}");
+        assert_eq!(receiver.fragments_one_copy, 1, "packet {lost}");
+        // 208 fragments a message, of which eight may be on the way: they are shifted, and no more.
+        assert!(
+            receiver.fragments_displaced < 8 * 208,
+            "packet {lost}: {}",
+            receiver.fragments_displaced
+        );
+        assert!(receiver.fragments_displaced > 0, "packet {lost}");
+    }
+}
+
+#[test]
+fn seeded_losses() {
+    for seed in 0..12 {
+        let mut dice = Dice(seed * 77 + 1);
+        let mut bed = Bed::new(&BedConfig {
+            window: 1 << dice.roll(9),
+            ..config(device(&mut dice))
+        });
+        let lens = lens(&mut dice, 25);
+        let impairments = Impairments {
+            seed,
+            loss_ppm: [300, 3_000, 20_000][dice.roll(3) as usize],
+            bursts: match dice.roll(3) {
+                0 => Bursts {
+                    begin_ppm: 500,
+                    end_ppm: 200_000,
+                    loss_ppm: 900_000,
+                },
+                _ => Bursts::default(),
+            },
+            pattern: match dice.roll(4) {
+                0 => Pattern::LastOfRun { ppm: 10_000 },
+                _ => Pattern::None,
+            },
+            ..Impairments::default()
+        };
+        under(&mut bed, &lens, seed, impairments);
+    }
+}
+
+fn device(dice: &mut Dice) -> ZeroCopy {
+    let batch = 1 << dice.roll(7);
+    ZeroCopy {
+        batch,
+        ring_len: batch << dice.roll(4),
+        burst: 1 << dice.roll(8),
+        prefix_len: [0, 10, 12][dice.roll(3) as usize],
+        pad_to: 0,
+    }
+}
+
+#[test]
+fn seeded_duplicates_and_foreign_packets() {
+    for seed in 0..12 {
+        let mut dice = Dice(seed * 91 + 3);
+        let mut bed = Bed::new(&BedConfig {
+            window: 1 << dice.roll(9),
+            ..config(device(&mut dice))
+        });
+        let lens = lens(&mut dice, 25);
+        let impairments = Impairments {
+            seed,
+            duplicate_ppm: [300, 10_000][dice.roll(2) as usize],
+            duplicate_delay_max_ns: [0, 100_000][dice.roll(2) as usize],
+            inject_ppm: [0, 300, 10_000][dice.roll(3) as usize],
+            ..Impairments::default()
+        };
+        under(&mut bed, &lens, seed, impairments);
+    }
+}
+
+#[test]
+fn seeded_everything() {
+    for seed in 0..24 {
+        let mut dice = Dice(seed * 101 + 9);
+        let mut bed = Bed::new(&BedConfig {
+            window: 1 << dice.roll(9),
+            landing_len: [1 << 20, 4 << 20][dice.roll(2) as usize],
+            ..config(device(&mut dice))
+        });
+        let lens = lens(&mut dice, 20);
+        let impairments = Impairments {
+            seed,
+            loss_ppm: 2_000,
+            duplicate_ppm: 1_000,
+            duplicate_delay_max_ns: 50_000,
+            reorder_ppm: 2_000,
+            reorder_packets_max: 6,
+            reorder_hold_max_ns: 300_000,
+            corrupt_ppm: 1_000,
+            inject_ppm: 1_000,
+            fill_empty_ppm: 300,
+            rx_full_ppm: 200,
+            delay_ns: [0, 20_000][dice.roll(2) as usize],
+            jitter_ns: [0, 3_000][dice.roll(2) as usize],
+            ..Impairments::default()
+        };
+        under(&mut bed, &lens, seed, impairments);
+    }
+}
+
+/// Without reliable delivery what is not proved is not shown.
+#[test]
+fn losses_without_repetition() {
+    for (delivery, seed) in [Delivery::Unreliable, Delivery::Partial]
+        .into_iter()
+        .flat_map(|d| (0..6).map(move |s| (d, s)))
+    {
+        let mut bed = Bed::new(&config(ZeroCopy::default()));
+        let options = ConnectOptions {
+            max_message_len: 200_000,
+            delivery,
+            ..ConnectOptions::default()
+        };
+        let peer = bed.connect(0, &options).expect("a session");
+        bed.wire.impair(
+            0,
+            Impairments {
+                seed,
+                loss_ppm: 3_000,
+                ..Impairments::default()
+            },
+        );
+        let (mut sent, mut settled, mut shown, mut partial) = (0u64, 0, 0, 0);
+        while settled < 30 {
+            if sent < 30 && bed.try_send(0, peer, &noise(sent, 150_000), sent).is_ok() {
+                sent += 1;
+            }
+            if bed.round() == 0 {
+                bed.now_ns += 30_000;
+            }
+            loop {
+                match bed.hosts[1].take_message() {
+                    Ok(None) => break,
+                    Err(_) => {}
+                    Ok(Some(message)) => {
+                        let mut expected = noise(message.tag(), 150_000);
+                        for range in message.missing() {
+                            expected[range.start as usize..range.end as usize].fill(0);
+                        }
+                        assert!(message[..] == expected[..], "{delivery:?}, seed {seed}");
+                        shown += 1;
+                        partial += u64::from(!message.missing().is_empty());
+                    }
+                }
+            }
+            while bed.hosts[0].completions.pop_front().is_some() {
+                settled += 1;
+            }
+        }
+        assert!(shown > 0, "{delivery:?}, seed {seed}");
+        assert!(partial == 0 || delivery == Delivery::Partial);
+        assert_eq!(bed.hosts[0].counters.fragments_resent, 0);
+        for engine in &bed.hosts {
+            check_packets(engine).unwrap_or_else(|error| panic!("{delivery:?}, seed {seed}: {error}"));
+        }
+    }
+}
+
+/// What is longer than any fragment writes over what landed above it: that is found out, and sent again.
+#[test]
+fn packets_that_are_too_long_spoil_what_they_touch_and_no_more() {
+    let mut displaced = 0;
+    for seed in 0..12u64 {
+        let mut dice = Dice(seed * 31 + 7);
+        let mut bed = Bed::new(&BedConfig {
+            window: 1 << dice.roll(9),
+            ..config(device(&mut dice))
+        });
+        let peer = bed.session(0, WireMode::Lm, 300_000);
+        let lens = lens(&mut dice, 15);
+        let (mut sent, mut got) = (0, 0);
+        while got < lens.len() {
+            while sent < lens.len() {
+                let payload = noise(sent as u64, lens[sent]);
+                match bed.try_send(0, peer, &payload, sent as u64) {
+                    Ok(_) => sent += 1,
+                    Err(_) => break,
+                }
+            }
+            // As long as a chunk takes: 278 bytes of the slot above.
+            if dice.roll(4) == 0 {
+                let len = 1515 + dice.roll(1792 - 1515 + 1);
+                bed.wire.inject(1, 1, &noise(dice.roll(1 << 40), len as usize));
+            }
+            if bed.round() == 0 {
+                bed.now_ns += 50_000;
+            }
+            while let Some(message) = bed.hosts[1].take_message().expect("reliable") {
+                assert!(
+                    message[..] == noise(got as u64, lens[got])[..],
+                    "seed {seed}: message {got}"
+                );
+                got += 1;
+            }
+        }
+        displaced += bed.hosts[1].counters.fragments_displaced;
+        bed.pass(Duration::from_millis(20));
+        bed.check_guards();
+        check_packets(&bed.hosts[1]).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(displaced > 1_000, "{displaced}");
+}
+
+/// Entries are left when the last packets of all are lost: a short message is copied out of its zone, for a long one the
+/// channel is built anew, and what follows lands as ever.
+#[test]
+fn what_is_left_at_the_end_is_not_waited_for() {
+    for (len, copied_out, rebuilt) in [(300_000, 1, 0), (6_000_000, 0, 1)] {
+        let mut bed = Bed::new(&BedConfig {
+            landing_len: 16 << 20,
+            send_len: 16 << 20,
+            window: 256,
+            ..config(ZeroCopy::default())
+        });
+        let peer = bed.session(0, WireMode::Lm, len as u64);
+        let count = (len as u64).div_ceil(P);
+        let mut seen = 0;
+        bed.wire.set_filter(move |from, packet| {
+            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x11;
+            seen += u64::from(is_data);
+            !(is_data && (count - 2..=count).contains(&seen))
+        });
+        bed.exchange(0, peer, &noise(5, len));
+        let counters = bed.hosts[1].counters;
+        assert_eq!(
+            (counters.messages_copied_out, counters.landing_rebuilt),
+            (copied_out, rebuilt)
+        );
+        bed.wire.clear_filter();
+        for number in 0..4 {
+            bed.exchange(0, peer, &noise(number, 250_000));
+        }
+        let after = bed.hosts[1].counters;
+        assert_eq!(after.landing_rebuilt, rebuilt);
+        // Three packets of the next message met what was left, or, sent on a credit for entries that are gone, none.
+        let displaced = after.fragments_displaced - counters.fragments_displaced;
+        let most = if rebuilt > 0 { 250_000u64.div_ceil(P) } else { 3 };
+        assert!(displaced <= most, "{displaced} displaced of {len}");
+        let now_ns = bed.now_ns;
+        bed.hosts[0].end_session(peer.index, now_ns);
+        bed.check_memory();
+    }
+}
+
+/// One packet too many shifts a whole long message the other way; nothing of it need be sent again.
+#[test]
+fn a_duplicate_shifts_the_other_way() {
+    for (len, at) in [(300_000, 3), (6_000_000, 0)] {
+        let mut bed = Bed::new(&BedConfig {
+            landing_len: 64 << 20,
+            send_len: 64 << 20,
+            window: 256,
+            ..config(ZeroCopy::default())
+        });
+        let peer = bed.session(0, WireMode::Lm, len as u64);
+        let payloads = [1, 2, 3].map(|seed| noise(seed, len));
+        let first = std::sync::Arc::new(std::sync::Mutex::new((0u32, None::<Vec<u8>>)));
+        let kept = first.clone();
+        bed.wire.set_filter(move |from, packet| {
+            if from == 0 && packet.len() > 66 && packet[42] == 0x11 {
+                let mut kept = kept.lock().expect("one thread");
+                if kept.0 == at {
+                    kept.1 = Some(packet.clone());
+                }
+                kept.0 += 1;
+            }
+            true
+        });
+        for (tag, payload) in payloads.iter().enumerate() {
+            while bed.try_send(0, peer, payload, tag as u64).is_err() {
+                bed.round();
+            }
+        }
+        for (number, payload) in payloads.iter().enumerate() {
+            let message = loop {
+                let again = first.lock().expect("one thread").1.take();
+                if let Some(packet) = again {
+                    bed.wire.inject(1, 1, &packet);
+                }
+                bed.round();
+                bed.now_ns += 3_000;
+                if let Some(message) = bed.hosts[1].take_message().expect("reliable") {
+                    break message;
+                }
+            };
+            assert!(message[..] == payload[..], "message {number} of {len} bytes");
+        }
+        let [sender, receiver] = [0, 1].map(|host| bed.hosts[host].counters);
+        assert!(
+            sender.fragments_resent <= 2,
+            "{} of {len} bytes",
+            sender.fragments_resent
+        );
+        assert!(receiver.fragments_displaced > 100, "{len} bytes");
+    }
+}
