@@ -77,6 +77,10 @@ pub(crate) struct General {
     pub(crate) rx: RxRing,
     /// Packets received, counted as the fill ring counts entries.
     pub(crate) received: u32,
+    /// Frames ever posted, counted as the gate counts packets: in zero-copy mode it redirects so many, without those that are
+    /// kept for the driver.
+    pub(crate) posted: u64,
+    pub(crate) log: Log,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
     /// Index into `Engine::transmit`.
@@ -139,6 +143,10 @@ pub(crate) struct Fixed {
     pub(crate) prefix: u8,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
+    /// As [`crate::nic::Device::kept_frames`]; 0 in copy mode.
+    pub(crate) kept_frames: u32,
+    /// As [`crate::nic::Device::lap`].
+    pub(crate) lap: u32,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
     pub(crate) on_the_way: OnTheWay,
@@ -515,7 +523,9 @@ impl<N: Nic> Engine<N> {
         if let Some(general) = &mut self.general {
             // The frames used last come first, and only as many as the peers' credits allow: a short list of
             // frames stays in the cache.
-            let target = GENERAL_FRAMES_SPARE + EAGER_CREDIT_PACED * self.peers.len().max(1) as u32;
+            let target = self.fixed.kept_frames
+                + GENERAL_FRAMES_SPARE
+                + EAGER_CREDIT_PACED * self.peers.len().max(1) as u32;
             let posted = general.fill.produced().wrapping_sub(general.received);
             let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
             let wanted = target.saturating_sub(posted).min(free);
@@ -532,6 +542,11 @@ impl<N: Nic> Engine<N> {
             }
             if count > 0 {
                 general.fill.submit(count);
+                general.posted += u64::from(count);
+                if self.fixed.kept_frames > 0 {
+                    let allowed = general.posted.saturating_sub(self.fixed.kept_frames.into());
+                    general.log.set_posted(allowed);
+                }
             }
         }
         if let Some(landing) = &mut self.landing

@@ -214,7 +214,12 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(PROBE_RETRY));
         }
 
-        let window_len = request.window.fragments().min(LANDING_RING_LEN / 4);
+        // Entries of several windows are submitted together; the lowest of each waits for the window before it (I5).
+        let shortest = match self.fixed.lap {
+            1 => 1,
+            lap => (4 * lap).next_power_of_two(),
+        };
+        let window_len = (request.window.fragments().max(shortest)).min(LANDING_RING_LEN / 4);
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
         // The gate finds the session by four bits of its key.
         let key = SessionAdmission::key_at(random_u64(), u32::from(place));

@@ -13,11 +13,10 @@ use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission,
 
 use lm_protocol::rss::Flow;
 
-use crate::config::PREFIX_LEN_MAX;
 use crate::control::random_u64;
 use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
-use crate::nic::{Channel, ChannelConfig, DeviceWrites, EffectiveMode, ModeRequest, Nic, NicError};
+use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic, NicError};
 use crate::queue_poll::QueuePoller;
 use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
@@ -42,6 +41,8 @@ pub struct KernelNicConfig<'a> {
     pub mapping: &'a Arc<Mapping>,
     /// Length of a chunk in bytes, 2048 to 4096.
     pub chunk_len: u32,
+    /// What is known of the device, for zero-copy mode.
+    pub device: Option<Device>,
     /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
     pub poll_queues: bool,
 }
@@ -70,6 +71,7 @@ pub struct KernelNic {
     chunk_len: u32,
     interface_index: u32,
     mode: ModeRequest,
+    device: Option<Device>,
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
@@ -112,6 +114,7 @@ impl KernelNic {
             chunk_len: config.chunk_len,
             interface_index: config.interface_index,
             mode: config.mode,
+            device: config.device,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
             poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 2),
@@ -442,12 +445,9 @@ impl Nic for KernelNic {
         }
     }
 
-    fn device_writes(&self) -> Option<DeviceWrites> {
-        // Before a driver is trusted it is looked at what it does write ([`crate::platform::footprint`]).
-        (self.effective_mode() == EffectiveMode::ZeroCopy).then_some(DeviceWrites {
-            prefix_len: PREFIX_LEN_MAX,
-            pad_to: 0,
-        })
+    fn device(&self) -> Option<Device> {
+        self.device
+            .filter(|_| self.effective_mode() == EffectiveMode::ZeroCopy)
     }
 
     fn effective_mode(&self) -> EffectiveMode {

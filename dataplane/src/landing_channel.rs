@@ -157,7 +157,7 @@ impl<N: Nic> Engine<N> {
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
         let position = landing.log.producer();
-        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None));
+        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None, 1));
         if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;

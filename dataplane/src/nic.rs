@@ -121,13 +121,23 @@ pub struct Channel {
     pub completion: CompletionRing,
 }
 
-/// What a zero-copy device writes around a packet, beside its bytes.
+/// What has to be known of a device in zero-copy mode, and of its driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceWrites {
+pub struct Device {
     /// Bytes before each packet (`virtio-net`: 10 to 12).
     pub prefix_len: u8,
     /// Behind each packet it writes on to the next address that is a multiple of this; 0 or 1: nothing.
     pub pad_to: u32,
+    /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
+    /// and its driver never lacks some.
+    pub kept_frames: u32,
+    /// Landing entries are submitted in multiples of this many, the length of the device's receive ring; 1: as they come.
+    ///
+    /// `igb` (Linux 6.14 to 7.3 at least) leaves a stale length behind the last entry that it took when it was given fewer than it
+    /// asked for and the request went over its ring's end (`igb_alloc_rx_buffers_zc`, drivers/net/ethernet/intel/igb/igb_xsk.c).
+    /// When all before it are used it takes that one for a packet, frees a frame twice, and the kernel's memory is corrupt. At the
+    /// ring's end it clears the length.
+    pub lap: u32,
 }
 
 /// A network interface with the gate on it and two UDP sockets beside it.
@@ -315,9 +325,8 @@ pub trait Nic {
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
 
-    /// What the device writes around packets where it writes them itself: zero-copy mode. `None`: the kernel copies them, and
-    /// nothing else.
-    fn device_writes(&self) -> Option<DeviceWrites> {
+    /// The device, where it reads and writes packets itself: zero-copy mode. `None`: the kernel copies them.
+    fn device(&self) -> Option<Device> {
         None
     }
 }

@@ -22,7 +22,7 @@ use crate::idle::Idle;
 use crate::interface::Interface;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
-use crate::nic::{DeviceWrites, EffectiveMode, ModeRequest, Nic};
+use crate::nic::{Device, EffectiveMode, ModeRequest, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::platform::probe::Probe;
 use crate::platform::{Demand, Facts, Obstacle, chunk_len_for, judge};
@@ -139,7 +139,7 @@ impl Opened {
             chunk_len_for(None, u32::from(site.mtu)),
             None,
         )?;
-        let mut opened = Opened::open(config.clone(), plan, site)?;
+        let mut opened = Opened::open(config.clone(), plan, None, site)?;
         if !site.veth
             && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
             && let Err(error) = opened.nic.steer(&site.interface, &[landing])
@@ -156,11 +156,14 @@ impl Opened {
         let lands = site.queues.landing.is_some();
         let facts = Facts::read(&site.interface).map_err(OpenError::System)?;
         let chunk_len = chunk_len_for(facts.driver.as_deref(), u32::from(site.mtu));
-        let writes = DeviceWrites {
+        let device = Device {
+            // What it writes beside packets shows before the first session ([`Probe`]).
             prefix_len: PREFIX_LEN_MAX,
             pad_to: 0,
+            kept_frames: 2 * facts.rx_ring_len,
+            lap: facts.landing_lap(),
         };
-        let plan = MemoryPlan::new(config, &site.layout, chunk_len, Some(writes))?;
+        let plan = MemoryPlan::new(config, &site.layout, chunk_len, Some(device))?;
         let demand = Demand {
             chunk_len,
             memory_len: plan.registered_len(),
@@ -179,7 +182,7 @@ impl Opened {
             huge_pages: HugePages::On,
             ..config.clone()
         };
-        let mut opened = Opened::open(config, plan, site)?;
+        let mut opened = Opened::open(config, plan, Some(device), site)?;
         if opened.nic.effective_mode() != EffectiveMode::ZeroCopy {
             return Err(OpenError::NoZeroCopy(Obstacle::NoZeroCopy {
                 interface: site.interface.name.clone(),
@@ -193,7 +196,12 @@ impl Opened {
         Ok(opened)
     }
 
-    fn open(mut config: EndpointConfig, plan: MemoryPlan, site: &Site) -> Result<Opened, OpenError> {
+    fn open(
+        mut config: EndpointConfig,
+        plan: MemoryPlan,
+        device: Option<Device>,
+        site: &Site,
+    ) -> Result<Opened, OpenError> {
         // Long messages are rare and huge pages dear: what they need is taken when a sender announces some.
         let reserved_len = match config.huge_pages {
             HugePages::On => plan.registered_len(),
@@ -218,6 +226,7 @@ impl Opened {
             cpu_check: CpuCheck::Rps,
             mapping: umem.mapping(),
             chunk_len: plan.chunk_len,
+            device,
             poll_queues: config.poll_queues && site.veth,
         })?;
         let landing_ring_len = match site.veth {
@@ -271,6 +280,8 @@ impl Opened {
             one_processor: generic,
             zero_copy: plan.is_zero_copy(),
             prefix: plan.prefix,
+            kept_frames: plan.kept_frames,
+            lap: plan.lap,
             device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
             paced: veth,
             on_the_way: match config.packets_on_the_way {

@@ -25,7 +25,7 @@ use crate::interface::Interface;
 use crate::landing::Sessions;
 use crate::landing_channel;
 use crate::memory::Umem;
-use crate::nic::{ChannelConfig, DeviceWrites, Nic};
+use crate::nic::{ChannelConfig, Device, Nic};
 use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
@@ -47,6 +47,9 @@ pub(crate) struct MemoryPlan {
     pub(crate) spare_count: u32,
     /// Bytes that the device writes before a packet.
     pub(crate) prefix: u8,
+    /// As [`Device::kept_frames`] and [`Device::lap`].
+    pub(crate) kept_frames: u32,
+    pub(crate) lap: u32,
 }
 
 impl MemoryPlan {
@@ -59,18 +62,19 @@ impl MemoryPlan {
         config: &EndpointConfig,
         layout: &Layout,
         chunk_len: u32,
-        writes: Option<DeviceWrites>,
+        writes: Option<Device>,
     ) -> Result<MemoryPlan, OpenError> {
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
         let send_len = pages_len(config.send_len);
         let spare_frames = send_arena + send_len;
         let spare_count = match writes.is_some() && config.landing_len > 0 {
-            true => SPARE_FRAMES,
+            // Those that fill a lap up are out while the next ones are posted.
+            true => SPARE_FRAMES + 3 * (writes.map_or(1, |device| device.lap) - 1),
             false => 0,
         };
         let prefix = writes.map_or(0, |writes| writes.prefix_len);
-        let landing_arena = spare_frames + u64::from(spare_count) * u64::from(chunk_len);
+        let landing_arena = spare_frames + pages_len(u64::from(spare_count) * u64::from(chunk_len));
         let (landing_len, landing_len_max) = match config.landing_len {
             0 => (0, 0),
             len => {
@@ -95,6 +99,8 @@ impl MemoryPlan {
             spare_frames,
             spare_count,
             prefix,
+            kept_frames: writes.map_or(0, |device| device.kept_frames),
+            lap: writes.map_or(1, |device| device.lap),
         })
     }
 
@@ -184,14 +190,20 @@ impl Parts {
         if let Some(queue) = queues.general {
             let channel = nic.open_channel(&ChannelConfig {
                 queue,
-                role: Role::General,
+                role: match plan.kept_frames {
+                    0 => Role::General,
+                    _ => Role::GeneralZeroCopy,
+                },
                 registered_len: plan.landing_arena,
                 fill_len: GENERAL_RING_LEN,
                 rx_len: GENERAL_RING_LEN,
                 tx_len: TRANSMIT_RING_LEN,
                 completion_len: TRANSMIT_RING_LEN,
             })?;
+            let log = nic.log(queue)?;
             general = Some(General {
+                posted: log.producer(),
+                log,
                 received: channel.fill.produced(),
                 woken: false,
                 fill: channel.fill,
@@ -207,7 +219,7 @@ impl Parts {
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
-            if let Some(writes) = nic.device_writes() {
+            if let Some(writes) = nic.device() {
                 check_device(writes, queues)?;
             }
             let registered_len = plan.registered_len();
@@ -225,7 +237,7 @@ impl Parts {
                 queue,
                 fill: channel.fill,
                 rx: channel.rx,
-                sessions: Sessions::new(at, landing_ring_len, spare),
+                sessions: Sessions::new(at, landing_ring_len, spare, plan.lap),
                 log,
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
@@ -315,7 +327,7 @@ impl Parts {
 
 /// Each landing queue as often as it has places for sessions.
 /// Whether messages can land on a device that writes packets itself.
-fn check_device(writes: DeviceWrites, queues: Queues) -> Result<(), OpenError> {
+fn check_device(writes: Device, queues: Queues) -> Result<(), OpenError> {
     if writes.pad_to > 1 {
         return Err(OpenError::Config(format!(
             "the device pads what it writes to multiples of {} bytes, which in zero-copy mode overwrites what landed before; use \

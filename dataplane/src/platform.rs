@@ -22,6 +22,10 @@ use crate::steering::ethtool::{Ethtool, EthtoolError, Feature};
 use netdev::XdpFeatures;
 use pci::PciDevice;
 
+/// Descriptors that most drivers' rings have.
+const USUAL_RING_LEN: u32 = 1024;
+/// Longest receive ring in descriptors: so many frames are kept for it, twice over.
+const RING_LEN_MAX: u32 = 1024;
 /// Bytes of a received frame that do not count for the MTU: Ethernet header and a VLAN tag.
 const LINK_OVERHEAD: u32 = 14 + 4;
 
@@ -36,6 +40,8 @@ pub struct Facts {
     pub mtu: u32,
     /// Receive queues.
     pub rx_queues: u32,
+    /// Length of each receive queue's own ring in descriptors; the usual one where the driver does not tell.
+    pub rx_ring_len: u32,
     /// What the driver offers AF_XDP; `None` before Linux 6.3.
     pub xdp: Option<XdpFeatures>,
     /// Memory in reserved huge pages of 2 MiB that nobody has taken, in bytes.
@@ -91,6 +97,13 @@ pub enum Obstacle {
         interface: String,
         /// Name of the driver.
         driver: String,
+    },
+    /// The receive rings are so long that general frames would not suffice to keep them full.
+    LongRing {
+        /// Name of the interface.
+        interface: String,
+        /// Their length in descriptors.
+        len: u32,
     },
     /// All traffic comes to one queue, which would have to be the landing queue.
     OneQueue {
@@ -158,6 +171,9 @@ impl Obstacle {
             Obstacle::NoZeroCopy { .. } => {
                 "use copy mode (--mode copy), or a card whose driver has zero-copy".into()
             }
+            Obstacle::LongRing { interface, .. } => format!(
+                "shorten them (ethtool -G {interface} rx {RING_LEN_MAX}), or use copy mode (--mode copy)"
+            ),
             Obstacle::OneQueue { interface } => {
                 format!(
                     "make more queues (ethtool -L {interface} combined 2), or use copy mode (--mode copy)"
@@ -198,6 +214,10 @@ impl fmt::Display for Obstacle {
             Obstacle::NoZeroCopy { interface, driver } => {
                 write!(f, "{interface}'s driver ({driver}) has no zero-copy mode")?;
             }
+            Obstacle::LongRing { interface, len } => write!(
+                f,
+                "{interface}'s receive rings have {len} descriptors, and {RING_LEN_MAX} can be kept full"
+            )?,
             Obstacle::OneQueue { interface } => {
                 write!(f, "{interface} has one receive queue, which other traffic needs")?;
             }
@@ -264,6 +284,12 @@ pub fn judge(facts: &Facts, demand: &Demand) -> Vec<Obstacle> {
         obstacles.push(Obstacle::NoZeroCopy {
             interface: interface(),
             driver: facts.driver.clone().unwrap_or_else(|| "unknown".into()),
+        });
+    }
+    if facts.rx_ring_len > RING_LEN_MAX {
+        obstacles.push(Obstacle::LongRing {
+            interface: interface(),
+            len: facts.rx_ring_len,
         });
     }
     if facts.rx_queues < 2 {
@@ -356,6 +382,14 @@ fn parse_release(release: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Facts {
+    /// Landing entries that must be submitted together: [`crate::nic::Device::lap`].
+    pub fn landing_lap(&self) -> u32 {
+        match self.driver.as_deref() {
+            Some("igb") => self.rx_ring_len,
+            _ => 1,
+        }
+    }
+
     /// What the kernel tells of this machine and an interface of the calling thread's network namespace.
     ///
     /// Some of it is told to root alone: without CAP_SYS_ADMIN relaxed ordering counts as off, and the memory's end is
@@ -384,6 +418,7 @@ impl Facts {
             driver: driver.map(|driver| driver.name),
             mtu: interface.mtu,
             rx_queues: interface.rx_queues,
+            rx_ring_len: ethtool.ring_lens().map_or(USUAL_RING_LEN, |lens| lens.rx.max(1)),
             xdp: XdpFeatures::read(interface.index)?,
             free_huge_bytes: free_huge_pages(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB"))
                 * HUGE_PAGE_LEN,

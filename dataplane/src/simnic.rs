@@ -317,6 +317,17 @@ impl Wire {
         lock(&self.0).hosts[host].sent
     }
 
+    /// How often drivers of host number `host` were given too few entries ([`ZeroCopy::lap`]).
+    pub fn short_laps(&self, host: usize) -> u64 {
+        let shared = lock(&self.0);
+        shared.hosts[host]
+            .channels
+            .iter()
+            .flatten()
+            .map(driver::SimChannel::short_laps)
+            .sum()
+    }
+
     /// Datagrams in the sockets of host number `host` that nobody has read.
     pub fn unread_datagrams(&self, host: usize) -> u64 {
         let shared = lock(&self.0);

@@ -342,8 +342,17 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 		return judge_data(md, queue, channel, log, &packet, udp, lm);
 	if (type < LM_EAGER || type > LM_MANIFEST)
 		return LM_PASS_TYPE;
-	if (channel->role != LM_ROLE_GENERAL || bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
+	if (channel->role == LM_ROLE_GENERAL_ZERO_COPY) {
+		/* A frame that passes is used again by the driver, a redirected one only when user space posts it again. */
+		if (!log || channel->accepted >= READ_ONCE(log->posted))
+			return LM_PASS_ONE_COPY;
+	} else if (channel->role != LM_ROLE_GENERAL) {
 		return LM_PASS_ONE_COPY;
+	}
+	if (bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
+		return LM_PASS_ONE_COPY;
+	if (channel->role == LM_ROLE_GENERAL_ZERO_COPY)
+		channel->accepted++;
 	return LM_REDIRECT_GENERAL;
 }
 

@@ -62,6 +62,8 @@ enum lm_role {
 	LM_ROLE_LANDING,
 	/* Zero-copy mode: the device has written packets over each other's headers, so that every one goes to the XSK unread. */
 	LM_ROLE_LANDING_ZERO_COPY,
+	/* Zero-copy mode: no more packets are redirected than user space allows, so that the driver never lacks frames. */
+	LM_ROLE_GENERAL_ZERO_COPY,
 };
 
 enum lm_wire { LM_WIRE_LM, LM_WIRE_IPFRAG };
@@ -94,7 +96,7 @@ struct lm_counters {
 struct lm_channel {
 	__u32 role; /* enum lm_role; written by user space */
 	__u32 zero; /* 0: a number that the verifier does not know */
-	__u64 accepted; /* packets redirected to land since the gate was loaded; written by the gate */
+	__u64 accepted; /* packets redirected by a role that counts since the gate was loaded; written by the gate */
 	__u8 reserved[48];
 	/* Counts for a queue that has no log. */
 	struct lm_counters counters;
@@ -134,7 +136,7 @@ struct lm_log_entry {
 struct lm_log {
 	__u64 producer; /* gate: entries written; zero-copy: packets redirected, without entries */
 	__u8 reserved0[56];
-	__u64 posted;	     /* client: entries that may be accepted, counted like producer */
+	__u64 posted;	     /* client: packets that may be accepted, counted like lm_channel.accepted */
 	__u8 reserved1[56];
 	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */

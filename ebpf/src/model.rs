@@ -254,11 +254,19 @@ impl ModelGate {
             1 => self.judge_data(queue, packet, lm),
             2..=7 => {
                 let channel = self.channel(queue);
-                if channel.role == Role::General && channel.has_xsk {
-                    Verdict::RedirectGeneral
-                } else {
-                    Verdict::PassOneCopy
+                let is_limited = channel.role == Role::GeneralZeroCopy;
+                let may = match channel.role {
+                    Role::General => true,
+                    Role::GeneralZeroCopy => {
+                        (channel.log.as_ref()).is_some_and(|log| channel.accepted < log.posted())
+                    }
+                    _ => false,
+                };
+                if !may || !channel.has_xsk {
+                    return Verdict::PassOneCopy;
                 }
+                channel.accepted += u64::from(is_limited);
+                Verdict::RedirectGeneral
             }
             _ => Verdict::PassType,
         }

@@ -154,14 +154,22 @@ fn enumerations() {
             .map(|(name, value)| (name.to_string(), *value))
             .collect()
     };
-    let roles = [Role::None, Role::General, Role::Landing, Role::LandingZeroCopy].map(|role| role as u32);
+    let roles = [
+        Role::None,
+        Role::General,
+        Role::Landing,
+        Role::LandingZeroCopy,
+        Role::GeneralZeroCopy,
+    ]
+    .map(|role| role as u32);
     assert_eq!(
         values("lm_role"),
         named(&[
             ("LM_ROLE_NONE", roles[0]),
             ("LM_ROLE_GENERAL", roles[1]),
             ("LM_ROLE_LANDING", roles[2]),
-            ("LM_ROLE_LANDING_ZERO_COPY", roles[3])
+            ("LM_ROLE_LANDING_ZERO_COPY", roles[3]),
+            ("LM_ROLE_GENERAL_ZERO_COPY", roles[4])
         ])
     );
     let wires = [Wire::Lm, Wire::IpFrag].map(|wire| wire as u32);

@@ -703,6 +703,37 @@ fn sessions_of_a_queue_do_not_see_each_other() {
     });
 }
 
+/// In zero-copy mode a general queue's driver keeps the frames that user space does not allow to be redirected.
+#[test]
+fn a_zero_copy_general_queue_takes_what_is_allowed() {
+    bed::in_namespace(|| {
+        let mut pair = Pair::new(Some(LOCAL));
+        pair.gate.set_role(GENERAL, Role::GeneralZeroCopy).unwrap();
+        pair.model.set_role(GENERAL, Role::GeneralZeroCopy);
+        let eager = Packet::lm(EAGER, 64);
+        let mut logs = [
+            pair.gate.log(GENERAL).expect("a log"),
+            pair.model.log(GENERAL).expect("a log"),
+        ];
+        expect(&mut pair, GENERAL, &eager, PassOneCopy);
+        for (allowed, redirected) in [(2, 2), (2, 0), (3, 1), (1, 0), (8, 5)] {
+            logs.iter_mut().for_each(|log| log.set_posted(allowed));
+            for _ in 0..redirected {
+                expect(&mut pair, GENERAL, &eager, RedirectGeneral);
+            }
+            expect(&mut pair, GENERAL, &eager, PassOneCopy);
+            let foreign = Packet {
+                destination_port: 9,
+                ..eager.clone()
+            };
+            expect(&mut pair, GENERAL, &foreign, PassForeign);
+        }
+        logs.iter_mut().for_each(|log| log.set_posted(100));
+        pair.set_xsk(GENERAL, false);
+        expect(&mut pair, GENERAL, &eager, PassOneCopy);
+    });
+}
+
 /// In zero-copy mode what lies in a frame may be anything by the time the gate runs: all of it goes to the socket, and is counted.
 #[test]
 fn a_zero_copy_landing_queue_takes_everything_unread() {

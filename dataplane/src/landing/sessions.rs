@@ -50,7 +50,7 @@ impl Iterator for Taken {
 #[derive(Clone, Copy, Debug)]
 struct Quarantined {
     zone: Zone,
-    /// Entries posted when it was put here: as many have to be used.
+    /// Entries posted in zones when it was put here: as many have to be used.
     until: u64,
 }
 
@@ -60,6 +60,10 @@ struct Quarantined {
 pub(crate) struct Entries {
     pub(crate) posted: u64,
     pub(crate) received: u64,
+    /// Posted when the last one in a zone was: those behind it are spare frames.
+    zoned: u64,
+    /// Entries are submitted in multiples of this many.
+    pub(super) lap: u32,
     /// The counts are right: no violation was found since the channel was built.
     pub(crate) trusted: bool,
     /// Unused ones in the order of posting, with the positions that were left out among them.
@@ -81,16 +85,16 @@ impl Entries {
         self.posted.saturating_sub(self.received) as u32
     }
 
-    /// Whether every one was used, by what it was posted for or not.
+    /// Whether every one in a zone was used, by what it was posted for or not.
     pub(crate) fn are_used(&self) -> bool {
-        self.trusted && self.posted == self.received
+        self.trusted && self.zoned <= self.received
     }
 
     /// Keeps a zone until every entry that is posted now is used.
     pub(super) fn quarantine(&mut self, zone: Zone) {
         self.quarantined.push(Quarantined {
             zone,
-            until: self.posted,
+            until: self.zoned,
         });
     }
 
@@ -143,14 +147,16 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
-    /// `spare`: frames of the channel's own, in zero-copy mode.
-    pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>) -> Sessions {
+    /// `spare`: frames of the channel's own, in zero-copy mode; `lap`: as [`crate::nic::Device::lap`].
+    pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>, lap: u32) -> Sessions {
         Sessions {
             present: 0,
             places: Default::default(),
             entries: Entries {
                 posted: position,
                 received: position,
+                zoned: position,
+                lap: lap.max(1),
                 trusted: true,
                 aims: VecDeque::with_capacity(entries_max as usize),
                 spare,
@@ -292,13 +298,22 @@ impl Sessions {
             // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
             inbound.confirm();
             let room = inbound.posted_max().saturating_sub(self.entries.outstanding());
-            let room = fill.free(room.min(fill.ring_len())).min(room);
+            let mut room = fill.free(room.min(fill.ring_len())).min(room);
+            if self.entries.lap > 1 {
+                room = match fill.free(self.entries.lap) < self.entries.lap {
+                    true => 0,
+                    false => inbound.room_in_laps(&self.entries, room, ahead),
+                };
+            }
             let awaited = inbound.awaits_packets();
-            let aims = &mut self.entries.aims;
-            let written = match &mut self.entries.spare {
-                None => inbound.write_entries(fill, room, ahead, aims, arena, chosen),
-                Some(spare) => inbound.write_unread(fill, room, ahead, (aims, spare), arena, chosen),
+            let mut written = match self.entries.spare {
+                None => inbound.write_entries(fill, room, ahead, &mut self.entries.aims, arena, chosen),
+                Some(_) => inbound.write_unread(fill, room, ahead, &mut self.entries, arena, chosen),
             };
+            if written > 0 {
+                self.entries.zoned = self.entries.posted + u64::from(written);
+                written += inbound.fill_lap(fill, written, &mut self.entries);
+            }
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() {
                 inbound.progress_ns = now_ns;
@@ -468,6 +483,7 @@ impl Sessions {
             }
         }
         (self.entries.posted, self.entries.received) = (position, position);
+        self.entries.zoned = position;
         self.entries.trusted = true;
         for kept in self.entries.quarantined.drain(..) {
             arena.free(kept.zone.start, kept.zone.len);

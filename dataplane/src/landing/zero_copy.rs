@@ -24,11 +24,20 @@ use std::collections::VecDeque;
 use lm_protocol::delivery::Arrival;
 
 use super::repair::Source;
+use super::sessions::Entries;
 use super::{Aim, Burst, Inbound, Sessions, Violation, Zone};
 use crate::arena::Arena;
-use crate::frames::FramePool;
+use crate::frames::{Frame, FramePool};
 use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
 use crate::ring::{FillRing, RxRing};
+
+/// A spare frame, as long as more than `kept` are left.
+fn take_spare(spare: &mut FramePool, kept: usize) -> Option<Frame> {
+    match spare.available() > kept {
+        true => spare.take(),
+        false => None,
+    }
+}
 
 impl Sessions {
     /// Takes up to `max` descriptors, each for the next entry's.
@@ -129,12 +138,23 @@ impl Inbound {
         fill: &mut FillRing,
         room: u32,
         ahead: u32,
-        (aims, spare): (&mut VecDeque<Aim>, &mut FramePool),
+        entries: &mut Entries,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
     ) -> u32 {
         let window_len = self.terms.window.fragments();
         let (place, serial) = (self.place(), self.serial);
+        let Entries {
+            aims,
+            spare: Some(spare),
+            lap,
+            ..
+        } = entries
+        else {
+            return 0;
+        };
+        // Those that fill the lap up must be there when this is done.
+        let kept = *lap as usize - 1;
         let mut written = 0;
         'messages: while written < room && self.posting < self.messages.len() {
             if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
@@ -183,7 +203,7 @@ impl Inbound {
                 let entry = match entry {
                     Some(entry) => entry,
                     None => {
-                        let Some(frame) = spare.take() else {
+                        let Some(frame) = take_spare(spare, kept) else {
                             break 'messages;
                         };
                         aim.spare = true;
@@ -205,21 +225,100 @@ impl Inbound {
             .announced_packets
             .saturating_sub(self.accepted + u64::from(ahead));
         while self.posting == self.messages.len() && written < room && u64::from(written) < expected {
-            let Some(frame) = spare.take() else { break };
-            let entry = frame.into_address();
-            fill.write(written, entry);
-            aims.push_back(Aim {
-                start: entry + PACKET_HEADROOM,
-                serial,
-                place,
-                number: self.announced,
-                position: 0,
-                until: 0,
-                spare: true,
-            });
+            let Some(frame) = take_spare(spare, kept) else {
+                break;
+            };
+            self.write_spare(fill, written, frame, aims);
             written += 1;
         }
         written
+    }
+
+    /// Writes an entry that is for no fragment.
+    fn write_spare(&self, fill: &mut FillRing, offset: u32, frame: Frame, aims: &mut VecDeque<Aim>) {
+        let entry = frame.into_address();
+        fill.write(offset, entry);
+        aims.push_back(Aim {
+            start: entry + PACKET_HEADROOM,
+            serial: self.serial,
+            place: self.place(),
+            number: self.announced,
+            position: 0,
+            until: 0,
+            spare: true,
+        });
+    }
+
+    /// How many of `room` entries to write so that whole laps are submitted ([`crate::nic::Device::lap`]): less than a lap only when
+    /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
+    /// are copied.
+    pub(super) fn room_in_laps(&self, entries: &Entries, room: u32, ahead: u32) -> u32 {
+        let lap = entries.lap;
+        let Some(spare) = &entries.spare else { return 0 };
+        let stalls = entries.outstanding() <= lap / 4;
+        // What may be on the way after losses can be less than a lap: the sender's credit says so, too.
+        let room = match room / lap * lap {
+            0 if stalls => lap,
+            room => room,
+        };
+        if room == 0 || spare.available() < lap as usize {
+            return 0;
+        }
+        let available = self.postable(room, ahead);
+        if available >= lap {
+            available.min(room) / lap * lap
+        } else if stalls {
+            available
+        } else {
+            0
+        }
+    }
+
+    /// Entries that could be posted now if there is memory, at most `max`.
+    fn postable(&self, max: u32, ahead: u32) -> u32 {
+        let window_len = self.terms.window.fragments();
+        let mut entries = 0;
+        for message in self.messages.range(self.posting..) {
+            let count = message.geometry.fragment_count();
+            let met_by = self.accepted + u64::from(ahead + entries);
+            let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
+            let mut position = message.posted.max(left_out);
+            while position < count && entries < max {
+                let window = position / window_len;
+                let window_end = count.min((window + 1) * window_len);
+                entries += window_end - position;
+                position = window_end;
+                if !message.rule.may_post_lowest(window) {
+                    return (entries - 1).min(max);
+                }
+            }
+            if entries >= max {
+                return max;
+            }
+        }
+        let expected = self
+            .announced_packets
+            .saturating_sub(self.accepted + u64::from(ahead));
+        entries.max(expected.min(u64::from(max)) as u32)
+    }
+
+    /// Writes so many spare frames behind `written` entries that a lap is full.
+    pub(super) fn fill_lap(&self, fill: &mut FillRing, written: u32, entries: &mut Entries) -> u32 {
+        let Entries {
+            aims,
+            spare: Some(spare),
+            lap,
+            ..
+        } = entries
+        else {
+            return 0;
+        };
+        let missing = written.next_multiple_of(*lap) - written;
+        for offset in 0..missing {
+            let frame = spare.take().expect("as many were kept");
+            self.write_spare(fill, written + offset, frame, aims);
+        }
+        missing
     }
 
     /// A packet landed in the entry of `aim`, which the message at `at` owns, and is taken for the fragment that belongs there.

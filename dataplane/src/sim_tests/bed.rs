@@ -22,7 +22,7 @@ use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-use crate::nic::{DeviceWrites, Nic};
+use crate::nic::{Device, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
@@ -141,9 +141,11 @@ impl Bed {
         // What the hosts' devices write, each has to know before it has a NIC.
         let writes = config.wire.semantics.map(|semantics| match semantics {
             Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(DeviceWrites {
+            Semantics::ZeroCopy(device) => Some(Device {
                 prefix_len: device.prefix_len as u8,
                 pad_to: device.pad_to,
+                kept_frames: device.kept_frames(),
+                lap: device.lap,
             }),
         });
         let plans = writes.map(|writes| {
@@ -190,7 +192,9 @@ impl Bed {
                 one_processor: config.one_processor,
                 zero_copy: plan.is_zero_copy(),
                 prefix: plan.prefix,
-                device_moves: nic.device_writes().is_some(),
+                device_moves: nic.device().is_some(),
+                kept_frames: plan.kept_frames,
+                lap: plan.lap,
                 paced: config.paced,
                 on_the_way: OnTheWay {
                     paced: config.on_the_way.saturating_mul(2),

@@ -17,7 +17,7 @@ use super::transfer::Dice;
 use crate::config::ConnectOptions;
 use crate::error::{ConnectError, OpenError};
 use crate::message::Message;
-use crate::nic::{DeviceWrites, Nic};
+use crate::nic::{Device, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::Outcome;
 use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
@@ -60,6 +60,7 @@ fn messages_of_every_length_land_without_a_copy() {
             burst,
             prefix_len,
             pad_to: 0,
+            lap: 1,
         };
         let mut bed = Bed::new(&BedConfig {
             window,
@@ -90,6 +91,51 @@ fn messages_of_every_length_land_without_a_copy() {
         assert_eq!(bed.hosts[1].counters.fragments_displaced, 0);
         assert_eq!(bed.hosts[0].counters.fragments_resent, 0);
         assert_eq!(bed.hosts[1].counters.violations.total(), 0);
+    }
+}
+
+/// A driver that must be given whole laps gets them, and only the last fragments of a lap that nothing else filled up are copied.
+#[test]
+fn drivers_that_want_whole_laps_get_them() {
+    for (lap, ring_len, batch) in [(64, 64, 16), (80, 79, 1), (256, 255, 1), (256, 256, 16)] {
+        let mut bed = Bed::new(&BedConfig {
+            landing_len: 40 << 20,
+            send_len: 40 << 20,
+            max_message_len: 4 << 20,
+            ..config(ZeroCopy {
+                lap,
+                ring_len,
+                batch,
+                burst: 32,
+                ..ZeroCopy::default()
+            })
+        });
+        let peer = bed.session(0, WireMode::Lm, 4 << 20);
+        let mut dice = Dice(u64::from(lap) + 9);
+        for round in 0..6 {
+            let payloads: Vec<Vec<u8>> = (0..8)
+                .map(|number| noise(round * 8 + number, 1500 + dice.roll(2 << 20) as usize))
+                .collect();
+            for payload in &payloads {
+                bed.send(0, peer, payload, 3);
+            }
+            for payload in &payloads {
+                assert!(bed.recv(1)[..] == payload[..], "another message");
+                assert_eq!(bed.completion(0).outcome, Outcome::Delivered);
+            }
+        }
+        bed.check_clean();
+        bed.check_memory();
+        assert_eq!((bed.wire.short_laps(0), bed.wire.short_laps(1)), (0, 0));
+        let counters = &bed.hosts[1].counters;
+        assert_eq!(counters.violations.total(), 0);
+        // Each burst can leave less than a lap of spare frames to the next one.
+        let most = 6 * u64::from(lap) + counters.page_end_fragments;
+        assert!(
+            counters.user_copied_bytes <= 2 * most * P,
+            "{} bytes for at most {most} fragments",
+            counters.user_copied_bytes
+        );
     }
 }
 
@@ -218,9 +264,11 @@ fn devices_that_cannot_do_it_are_refused() {
         let mut bed = Bed::new(&config(ZeroCopy::default()));
         let endpoint = bed.hosts[0].config.clone();
         let layout = bed.hosts[0].fixed.layout;
-        let writes = DeviceWrites {
+        let writes = Device {
             prefix_len: device.prefix_len as u8,
             pad_to,
+            kept_frames: device.kept_frames(),
+            lap: 1,
         };
         let plan = MemoryPlan::new(&endpoint, &layout, 2048, Some(writes)).expect("a plan");
         let umem = crate::memory::Umem::new(plan.total_len(), crate::memory::HugePages::Off).expect("memory");
@@ -234,7 +282,7 @@ fn devices_that_cannot_do_it_are_refused() {
         };
         let wire = config(device).wire;
         let (_wire, mut nic, _other) = crate::simnic::wire(wire, [host(1), host(2)]);
-        assert_eq!(nic.device_writes(), Some(writes));
+        assert_eq!(nic.device(), Some(writes));
         bed.round();
         match Parts::open(&mut nic, &endpoint, &plan, queues, 2048) {
             Err(OpenError::Config(text)) => text,
@@ -386,6 +434,7 @@ fn device(dice: &mut Dice) -> ZeroCopy {
         burst: 1 << dice.roll(8),
         prefix_len: [0, 10, 12][dice.roll(3) as usize],
         pad_to: 0,
+        lap: 1,
     }
 }
 

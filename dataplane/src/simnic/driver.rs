@@ -49,6 +49,17 @@ pub struct ZeroCopy {
     /// Behind each packet the device writes on to the next address that is a multiple of this, within the frame; 0 or 1:
     /// nothing.
     pub pad_to: u32,
+    /// The driver must not be given fewer entries than it asks for where the request goes over the end of a ring of this length,
+    /// unless they end there: `igb`, see [`crate::nic::Device::lap`]. It counts each time ([`Wire::short_laps`](super::Wire::short_laps)). 1: it
+    /// takes what there is.
+    pub lap: u32,
+}
+
+impl ZeroCopy {
+    /// As [`crate::nic::Device::kept_frames`].
+    pub(crate) fn kept_frames(&self) -> u32 {
+        2 * self.ring_len
+    }
 }
 
 impl Default for ZeroCopy {
@@ -59,6 +70,7 @@ impl Default for ZeroCopy {
             burst: 64,
             prefix_len: 0,
             pad_to: 0,
+            lap: 1,
         }
     }
 }
@@ -79,6 +91,9 @@ struct Device {
     /// Entries taken from the fill ring, in the order of their use.
     posted: VecDeque<u64>,
     written: VecDeque<Written>,
+    /// Entries ever taken, and how often the driver was given too few.
+    taken: u64,
+    short_laps: u64,
 }
 
 /// What a fault does to a packet that was redirected.
@@ -118,6 +133,8 @@ impl SimChannel {
             Semantics::ZeroCopy(shape) => Some(Device {
                 posted: VecDeque::with_capacity(shape.ring_len as usize),
                 written: VecDeque::with_capacity(shape.burst as usize),
+                taken: 0,
+                short_laps: 0,
                 shape,
             }),
         };
@@ -133,6 +150,10 @@ impl SimChannel {
             bounds,
             strayed: 0,
         }
+    }
+
+    pub(super) fn short_laps(&self) -> u64 {
+        self.device.as_ref().map_or(0, |device| device.short_laps)
     }
 
     pub(super) fn is_zero_copy(&self) -> bool {
@@ -237,13 +258,21 @@ impl SimChannel {
         let mut taken = 0;
         let posted = self.device.as_ref().map_or(0, |device| device.posted.len()) as u32;
         let room = shape.ring_len.saturating_sub(posted);
-        while taken < room / shape.batch.max(1) * shape.batch.max(1)
+        let wanted = room / shape.batch.max(1) * shape.batch.max(1);
+        while taken < wanted
             && let Some(entry) = self.next_frame(chunk_len)
         {
             taken += 1;
             if let Some(device) = &mut self.device {
                 device.posted.push_back(entry);
             }
+        }
+        if let Some(device) = &mut self.device {
+            let at = device.taken % u64::from(shape.lap.max(1));
+            let ends_at = (at + u64::from(taken)) % u64::from(shape.lap.max(1));
+            let is_short = taken < wanted && at + u64::from(wanted) >= u64::from(shape.lap) && ends_at != 0;
+            device.short_laps += u64::from(shape.lap > 1 && taken > 0 && is_short);
+            device.taken += u64::from(taken);
         }
         self.fill.set_needs_wakeup(posted + taken == 0);
     }

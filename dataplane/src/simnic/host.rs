@@ -15,7 +15,7 @@ use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
-use crate::nic::{Channel, ChannelConfig, DeviceWrites, EffectiveMode, Nic, NicError};
+use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, Nic, NicError};
 use crate::ring::{self, Completion, Fill, Rx, Tx};
 use crate::udp::{Port, UdpEvent};
 use crate::xsk::{WakeError, XdpStatistics, XskError};
@@ -336,13 +336,15 @@ impl Nic for SimNic {
         EffectiveMode::Simulated
     }
 
-    fn device_writes(&self) -> Option<DeviceWrites> {
+    fn device(&self) -> Option<Device> {
         let host = self.host();
         match host.shared.config.semantics[host.host.min(1)] {
             Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(DeviceWrites {
+            Semantics::ZeroCopy(device) => Some(Device {
                 prefix_len: device.prefix_len as u8,
                 pad_to: device.pad_to,
+                kept_frames: device.kept_frames(),
+                lap: device.lap,
             }),
         }
     }

@@ -9,7 +9,7 @@ use super::Soak;
 use crate::opening::Queues;
 use crate::sim_tests::bed::{BedConfig, TWO_QUEUES, noise};
 use crate::sim_tests::transfer::Dice;
-use crate::simnic::{Bursts, Corrupt, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
+use crate::simnic::{Bursts, Corrupt, Impairments, Pattern, Semantics, ZeroCopy};
 
 /// A host that is not polled for a while: its application is busy, or the scheduler has other ideas.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +125,7 @@ fn impairments(dice: &mut Dice, soak: &Soak, verified: bool, seed: u64) -> Impai
 }
 
 /// A host's device, by dice of its own.
-fn device(seed: u64) -> ZeroCopy {
+fn device(seed: u64, landing_ring_len: u32) -> ZeroCopy {
     let mut dice = dice(seed ^ 0x6e69_6300);
     let batch = 1 << dice.roll(7);
     ZeroCopy {
@@ -134,6 +134,8 @@ fn device(seed: u64) -> ZeroCopy {
         burst: 1 << dice.roll(8),
         prefix_len: pick(&mut dice, &[0, 10, 12]),
         pad_to: 0,
+        // A lap must fit the ring.
+        lap: pick(&mut dice, &[1, 1, 16, 80]).min(landing_ring_len / 4),
     }
 }
 
@@ -171,7 +173,7 @@ impl Plan {
         });
         let lease = Duration::from_millis(1500 + dice.roll(3500));
         let message_timeout = Duration::from_millis(300 + dice.roll(1700));
-        let bed = BedConfig {
+        let mut bed = BedConfig {
             // The soak has guards of its own, which know what it keeps.
             guarded: false,
             mtu,
@@ -200,14 +202,12 @@ impl Plan {
             integrity,
             // By their own dice, as for the digests.
             in_order: !(seed / 12).is_multiple_of(3),
-            wire: WireConfig {
-                semantics: match zero_copy {
-                    true => [0, 1].map(|host| Semantics::ZeroCopy(device(seed * 2 + host))),
-                    false => [Semantics::Copy; 2],
-                },
-                ..WireConfig::default()
-            },
+            ..BedConfig::default()
         };
+        if zero_copy {
+            let device = |host| Semantics::ZeroCopy(device(seed * 2 + host, bed.landing_ring_len));
+            bed.wire.semantics = [0, 1].map(device);
+        }
         let stalls = match soak.stalls {
             true => (0..dice.roll(4))
                 .map(|_| {
