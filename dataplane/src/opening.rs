@@ -69,8 +69,7 @@ impl MemoryPlan {
         let send_len = pages_len(config.send_len);
         let spare_frames = send_arena + send_len;
         let spare_count = match writes.is_some() && config.landing_len > 0 {
-            // Those that fill a lap up are out while the next ones are posted.
-            true => SPARE_FRAMES + 3 * (writes.map_or(1, |device| device.lap) - 1),
+            true => spare_frames(writes.map_or(1, |device| device.lap)),
             false => 0,
         };
         let prefix = writes.map_or(0, |writes| writes.prefix_len);
@@ -117,6 +116,12 @@ impl MemoryPlan {
     pub(crate) fn registered_len(&self) -> u64 {
         self.landing_arena + self.landing_len
     }
+}
+
+/// Frames for entries that have no place in a landing zone.
+pub(crate) const fn spare_frames(lap: u32) -> u32 {
+    // Those that fill a lap up are out while the next ones are posted.
+    SPARE_FRAMES + 3 * (lap - 1)
 }
 
 /// Which queues carry what.

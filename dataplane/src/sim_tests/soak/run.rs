@@ -9,11 +9,13 @@ use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
-use crate::config::{ConnectOptions, GENERAL_FRAMES, SPARE_FRAMES};
+use crate::arena::pages_len;
+use crate::config::{ConnectOptions, GENERAL_FRAMES};
 use crate::error::{LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Inbound;
 use crate::message::Message;
 use crate::nic::Nic;
+use crate::opening::spare_frames;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
 use crate::region::SendRegion;
@@ -102,7 +104,7 @@ impl Run {
             let chunk_len = u64::from(engine.fixed.chunk_len);
             // Spare frames lie before the arena.
             let spare = match engine.fixed.zero_copy {
-                true => u64::from(SPARE_FRAMES) * chunk_len,
+                true => pages_len(u64::from(spare_frames(engine.fixed.lap)) * chunk_len),
                 false => 0,
             };
             let first = landing.arena.start() - spare;
