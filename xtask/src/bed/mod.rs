@@ -296,9 +296,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether an impairment box is between the hosts.
-    pub fn has_box(&self) -> bool {
-        self.middle.is_some()
+    /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has one.
+    pub fn middle(&self) -> Option<&Host> {
+        self.middle.as_ref()
     }
 
     /// The host with address 198.18.0.1.

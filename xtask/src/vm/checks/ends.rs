@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -25,7 +25,8 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let source = Source::new(MESSAGE_LEN)?;
     let receiver = pair
-        .receiving(&format!("lm-recv --json --max-message-size {MESSAGE} --output"))
+        .receiving(&format!("lm-recv --json --max-message-size {MESSAGE}"))
+        .arg("--output")
         .arg(&source.folder)
         .time_limit(Duration::from_secs(300));
     let receiver = pair.start_receiver(receiver, "listening on")?;
@@ -39,10 +40,9 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
                 .with_context(|| format!("sender {round}, which was to be killed"))?;
         }
         sent = send_file(&pair, &source).with_context(|| format!("the sender after {round} dead ones"))?;
-        let received = received_file(&source, round)?;
+        let received = received_file(&source)?;
         source.ensure_same(&received)?;
         std::fs::remove_file(&received).with_context(|| format!("cannot remove {}", received.display()))?;
-        std::fs::write(&received, "").context("cannot keep the name")?;
         memory.push(memory_kib(receiver.id())?);
     }
     let report = receiver.stop()?;
@@ -78,13 +78,18 @@ fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     let sender = pair
         .sending(&format!("lm-send --json --rate 60M --message-size {MESSAGE}"))
         .arg(&source.file);
-    let mut sender = pair.bed.left().spawn(sender)?;
+    let mut sender = pair.start_sender(sender)?;
     let end = Instant::now() + Duration::from_secs(30);
     while packets()? < before + PACKETS_BEFORE_KILL {
-        ensure!(
-            Instant::now() < end && !sender.has_ended()?,
-            "too few packets came before the sender ended"
-        );
+        if sender.has_ended()? {
+            let output = sender.outcome()?;
+            bail!(
+                "it ended before enough packets came: {}{}",
+                output.stdout,
+                output.stderr
+            );
+        }
+        ensure!(Instant::now() < end, "too few packets came");
         std::thread::sleep(Duration::from_millis(2));
     }
     kill(sender)
@@ -99,11 +104,15 @@ fn kill(mut program: Program) -> Result<()> {
     Ok(())
 }
 
-/// The file that the `number`-th transfer became, from 0.
-fn received_file(source: &Source, number: usize) -> Result<PathBuf> {
-    let path = source.folder.join(format!("transfer-{:06}", number + 1));
-    ensure!(path.is_file(), "{} is not there", path.display());
-    Ok(path)
+/// What was received: one file, and nothing of transfers that broke.
+fn received_file(source: &Source) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(&source.folder).context("cannot read the received files' folder")?;
+    let files = entries.flatten().map(|entry| entry.path());
+    let files: Vec<PathBuf> = files.filter(|path| *path != source.file).collect();
+    match files.as_slice() {
+        [file] => Ok(file.clone()),
+        _ => bail!("there are {files:?} instead of one received file"),
+    }
 }
 
 /// Memory of a process in KiB: ordinary and huge pages.
@@ -126,7 +135,7 @@ pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let before = pair.traces()?;
     before.ensure_as_before(&before).context("before anything ran")?;
-    let rounds = if plan.short { 5 } else { 100 };
+    let rounds = if plan.short { 3 } else { 100 };
     let started = Instant::now();
     for round in 0..rounds {
         one_message(&pair, round)
@@ -142,7 +151,7 @@ fn one_message(pair: &Pair, seed: u64) -> Result<()> {
     let receiver = pair.receiving(&format!("lm-bench lm-check-recv {plan}"));
     let receiver = pair.start_receiver(receiver, "ready")?;
     let sender = pair.sending(&format!("lm-bench lm-check-send {plan}"));
-    let sent = pair.bed.left().spawn(sender)?.finish()?.json()?;
+    let sent = pair.start_sender(sender)?.finish()?.json()?;
     let received = receiver.stop()?;
     let received = received.json().with_context(|| received.stderr.clone())?;
     pair.prove_mode(&sent, &received)?;
@@ -178,7 +187,7 @@ pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Valu
     let receiver = pair.receiving("lm-bench lm-stream-recv --message-size 1M --in-flight 4 --seconds 14");
     let receiver = pair.start_receiver(receiver, "ready")?;
     let sender = pair.sending("lm-bench lm-stream-send --message-size 1M --in-flight 4 --seconds 30");
-    let mut sender = pair.bed.left().spawn(sender)?;
+    let mut sender = pair.start_sender(sender)?;
     await_stream(&pair, &mut sender)?;
     let (left, right) = (pair.bed.left(), pair.bed.right());
     let ping = crate::bed::Launch::new("/bin/busybox").args([

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::NotHere;
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
 use crate::vm::debian;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
@@ -63,11 +63,13 @@ impl Pair {
     }
 
     fn is_boxed(&self) -> bool {
-        self.bed.has_box()
+        self.bed.middle().is_some()
     }
 
     /// Starts a receiver and waits until packets can come.
     pub(super) fn start_receiver(&self, launch: Launch, ready: &str) -> Result<Program> {
+        // Whoever was there before may have made it begin anew when it went.
+        await_link(&self.bed)?;
         let mut receiver = self.bed.right().spawn(launch)?;
         receiver.await_text(ready)?;
         // The gate made the card begin anew.
@@ -78,6 +80,12 @@ impl Pair {
             steer(self.bed.right())?;
         }
         Ok(receiver)
+    }
+
+    /// Starts a sender, once the last one's card has its link again.
+    pub(super) fn start_sender(&self, launch: Launch) -> Result<Program> {
+        await_link(&self.bed)?;
+        self.bed.left().spawn(launch)
     }
 
     /// Both ends were in the demanded mode, by their own reports.
@@ -103,6 +111,15 @@ impl Pair {
             // In copy mode the checks themselves set the table.
             compares_tables: self.mode == Mode::ZeroCopy,
         })
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if self.mode == Mode::Copy {
+            // What this check itself has set; where it fails the device has no table.
+            let _ = spread_evenly(self.bed.right());
+        }
     }
 }
 
@@ -186,12 +203,14 @@ pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
     Ok(bed)
 }
 
-/// Waits until both interfaces have their link: a card negotiates it anew whenever it is set up.
+/// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.
 pub(super) fn await_link(bed: &Bed) -> Result<()> {
     let limit = Duration::from_secs(15);
     let end = Instant::now() + limit;
-    let carrier = format!("/sys/class/net/{INTERFACE}/carrier");
-    for host in [bed.left(), bed.right()] {
+    let hosts = [(bed.left(), INTERFACE), (bed.right(), INTERFACE)];
+    let middle = bed.middle().map(|host| (host, middle::RIGHT));
+    for (host, interface) in hosts.into_iter().chain(middle) {
+        let carrier = format!("/sys/class/net/{interface}/carrier");
         while host.read_file(&carrier).ok().as_deref() != Some("1") {
             ensure!(
                 Instant::now() < end,
@@ -209,6 +228,12 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
 pub(super) fn steer(host: &Host) -> Result<bool> {
     let program = Launch::new("ethtool").args(["-X", INTERFACE, "start", "1", "equal", "1"]);
     Ok(host.spawn(program)?.outcome()?.status.success())
+}
+
+/// Takes back what anybody has set of the RSS table.
+pub(super) fn spread_evenly(host: &Host) -> Result<()> {
+    let program = Launch::new("ethtool").args(["-X", INTERFACE, "default"]);
+    host.spawn(program)?.finish().map(drop)
 }
 
 /// Where this kernel's driver has no zero-copy, what needs it is skipped.

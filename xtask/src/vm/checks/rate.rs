@@ -75,7 +75,7 @@ fn measure(pair: &Pair) -> Result<f64> {
     let sender = pair.sending(&format!(
         "lm-bench lm-stream-send --message-size {MESSAGE_LEN} --in-flight 8 --seconds 15"
     ));
-    let sender = pair.bed.left().spawn(sender)?;
+    let sender = pair.start_sender(sender)?;
     let received = receiver.finish()?.json().context("lm-stream-recv")?;
     let sent = sender.finish()?.json().context("lm-stream-send")?;
     pair.prove_mode(&sent, &received)?;

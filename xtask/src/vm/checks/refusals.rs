@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::pair::{Pair, await_link, hosts, launch, steer};
+use super::pair::{Pair, await_link, hosts, launch, spread_evenly, steer};
 use crate::bed::{Bed, Host, INTERFACE, Launch};
 use crate::soak::fates;
 use crate::vm::devices::Device;
@@ -18,6 +18,8 @@ pub(super) fn cards(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let before = pair.traces()?;
     let right = pair.bed.right();
 
+    // A table that somebody has set, be it the one from before, keeps the queues that it names.
+    spread_evenly(right)?;
     ethtool(right, &["-L", INTERFACE, "combined", "1"])?;
     await_link(&pair.bed)?;
     let one_queue = refused_and_copied(&pair.bed, "queue");
@@ -90,7 +92,7 @@ fn refused_and_copied(bed: &Bed, word: &str) -> Result<Value> {
     receiver.await_text("ready")?;
     await_link(bed)?;
     // With one queue, or without a table, there is nothing to steer.
-    let _ = steer(bed.right())?;
+    let steered = steer(bed.right())?;
     let to = bed.right().address().to_string();
     let sender = launch(&format!("lm-bench lm-check-send {plan} --to {to}"), Mode::Copy);
     let sent = bed
@@ -100,6 +102,9 @@ fn refused_and_copied(bed: &Bed, word: &str) -> Result<Value> {
         .json()
         .context("lm-check-send")?;
     let output = receiver.stop()?;
+    if steered {
+        spread_evenly(bed.right())?;
+    }
     let received = output.json().with_context(|| output.stderr.clone())?;
     fates::compare("reliable", 4, &sent, &received)
         .with_context(|| format!("sender {sent}; receiver {received}"))?;

@@ -94,7 +94,7 @@ impl Stream {
             self.arguments("lm-check-send"),
             self.delivery
         );
-        let mut sender = pair.bed.left().spawn(pair.sending(&line))?;
+        let mut sender = pair.start_sender(pair.sending(&line))?;
         let (sent, flood) = if self.foreign {
             let port = sender.await_line("fragments leave from port ")?;
             let mut flood = self.flood(pair, &port)?;
@@ -300,7 +300,7 @@ pub(super) fn repair(plan: &Plan, device: Option<Device>) -> Result<Value> {
             seed,
             in_flight: 8,
             hold: 4 << 20,
-            ..Stream::of(vec![1 << 20, 1000, 64 << 10, 300_000, 10_000], 6)
+            ..Stream::of(vec![1 << 20, 1000, 64 << 10, 300_000, 10_000], 10)
         };
         let report = stream.run(&pair);
         let forwarded = running.stop()?;
