@@ -31,7 +31,7 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
         .time_limit(Duration::from_secs(300));
     let receiver = pair.start_receiver(receiver, "listening on")?;
     let mut memory = Vec::new();
-    let rounds: usize = if plan.short { 2 } else { 10 };
+    let rounds = if plan.short { 4 } else { 12 };
     let mut sent = Value::Null;
     for round in 0..=rounds {
         // The first one is not killed: what it needs is what everybody needs.
@@ -58,10 +58,11 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
         report["failed_transfers"].as_u64() == Some(rounds as u64),
         "{rounds} senders were killed under way, and the receiver says: {report}"
     );
-    let (first, last) = (memory[0], *memory.last().unwrap_or(&memory[0]));
+    // Zones lie elsewhere when some are quarantined, and each place is touched for the first time once.
+    let (middle, last) = (memory[rounds / 2], memory[rounds]);
     ensure!(
-        last <= first + 1024,
-        "the receiver's memory grew from {first} to {last} KiB: {memory:?}"
+        last <= middle + 1024,
+        "the receiver's memory grew from {middle} to {last} KiB in the second half: {memory:?}"
     );
     Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
 }

@@ -15,6 +15,9 @@ use crate::vm::protocol::{Mode, Plan};
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
 
+/// How long a card may take to begin anew.
+const LIMIT: Duration = Duration::from_secs(15);
+
 /// Two hosts on the devices of one kind.
 pub(super) struct Pair {
     /// The hosts.
@@ -68,7 +71,7 @@ impl Pair {
 
     /// Starts a receiver and waits until packets can come.
     pub(super) fn start_receiver(&self, launch: Launch, ready: &str) -> Result<Program> {
-        // Whoever was there before may have made it begin anew when it went.
+        await_detached(self.bed.right())?;
         await_link(&self.bed)?;
         let mut receiver = self.bed.right().spawn(launch)?;
         receiver.await_text(ready)?;
@@ -82,8 +85,9 @@ impl Pair {
         Ok(receiver)
     }
 
-    /// Starts a sender, once the last one's card has its link again.
+    /// Starts a sender, once the last one is gone from its card.
     pub(super) fn start_sender(&self, launch: Launch) -> Result<Program> {
+        await_detached(self.bed.left())?;
         await_link(&self.bed)?;
         self.bed.left().spawn(launch)
     }
@@ -205,8 +209,7 @@ pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
 
 /// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.
 pub(super) fn await_link(bed: &Bed) -> Result<()> {
-    let limit = Duration::from_secs(15);
-    let end = Instant::now() + limit;
+    let end = Instant::now() + LIMIT;
     let hosts = [(bed.left(), INTERFACE), (bed.right(), INTERFACE)];
     let middle = bed.middle().map(|host| (host, middle::RIGHT));
     for (host, interface) in hosts.into_iter().chain(middle) {
@@ -216,10 +219,26 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
                 Instant::now() < end,
                 "no link on {} within {} s",
                 host.name(),
-                limit.as_secs()
+                LIMIT.as_secs()
             );
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+    Ok(())
+}
+
+/// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
+/// begins anew.
+fn await_detached(host: &Host) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while host.has_xdp_program()? {
+        ensure!(
+            Instant::now() < end,
+            "an XDP program is still attached on {} after {} s",
+            host.name(),
+            LIMIT.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
