@@ -171,7 +171,10 @@ pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let options = super::session_options(longest, args.in_flight, args.delivery);
     let peer = connect(&mut endpoint, to, &options)?;
     // Whoever wants to aim at the fragments of this stream reads it here.
-    eprintln!("fragments leave from port {}", endpoint.local().port());
+    let port = endpoint
+        .landing_port(peer)
+        .unwrap_or_else(|| endpoint.local().port());
+    eprintln!("fragments leave from port {port}");
     let mut sender = Sender {
         endpoint,
         args,
