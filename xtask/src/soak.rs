@@ -3,6 +3,7 @@
 //! The test `sim_tests::soak::seeds_settle` of `lm-dataplane` runs the seeds that `LM_SOAK_SEEDS` names and says one line for
 //! each. Here they are handed out in small ranges, counted, and stopped at the first failure.
 
+pub(crate) mod fates;
 mod kernel;
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};

@@ -1,12 +1,15 @@
 //! `cargo xtask test`, `ci` and `gate`: the checks, by the same commands everywhere.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::table::Table;
+use crate::vm::protocol::Mode;
+use crate::vm::{self, Purpose};
 use crate::workspace::{cargo, command_line, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
@@ -22,7 +25,24 @@ pub struct TestArguments {
     /// Test the release builds.
     #[arg(long)]
     release: bool,
-    /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`.
+    /// Instead: the checks of zero-copy mode on emulated network cards, in the virtual machine of `cargo xtask vm`.
+    ///
+    /// Where the machine's packages cannot be had they are skipped.
+    #[arg(long, conflicts_with_all = ["package", "release"])]
+    vm: bool,
+    /// With --vm: fewer checks that do less, in a minute and a half.
+    #[arg(long, requires = "vm")]
+    short: bool,
+    /// With --vm: the mode to receive in.
+    #[arg(long, requires = "vm", value_enum, default_value_t = Mode::ZeroCopy)]
+    mode: Mode,
+    /// With --vm: keep all results in this file.
+    #[arg(long, requires = "vm", value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// With --vm: keep the guest's console in this file.
+    #[arg(long, requires = "vm", value_name = "FILE")]
+    console: Option<PathBuf>,
+    /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`. With --vm: names of checks.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<String>,
 }
@@ -102,6 +122,18 @@ impl Tally {
 
 /// Runs `cargo xtask test`.
 pub fn test(arguments: &TestArguments) -> Result<()> {
+    if arguments.vm {
+        return in_machine(vm::Choice {
+            purpose: match arguments.short {
+                true => Purpose::ShortTest,
+                false => Purpose::Test,
+            },
+            checks: arguments.rest.clone(),
+            mode: arguments.mode,
+            json: arguments.json.clone(),
+            console: arguments.console.clone(),
+        });
+    }
     let mut selection: Vec<String> = arguments
         .package
         .iter()
@@ -167,6 +199,19 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     Ok(())
 }
 
+/// Runs checks in the virtual machine. That its packages cannot be had, which nothing here can change, is told and no error; any
+/// other reason is one.
+fn in_machine(choice: vm::Choice) -> Result<()> {
+    let result = vm::run(&choice.into());
+    match result.as_ref().err().and_then(vm::skip_reason) {
+        Some(reason) => {
+            println!("SKIPPED: checks on emulated network cards: {reason}");
+            Ok(())
+        }
+        None => result,
+    }
+}
+
 /// Runs a `cargo test`, showing its output but for what passing tests printed.
 fn tests_of(command: &mut Command) -> Result<(Tally, bool)> {
     let line = command_line(command);
@@ -204,7 +249,7 @@ fn gate_command(check: bool) -> Command {
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
     type Step = (&'static str, &'static str, fn() -> Result<()>);
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         ("format", "run `cargo fmt --all`", || {
             run(cargo().args(["fmt", "--all", "--check"]))
         }),
@@ -225,7 +270,18 @@ pub fn ci() -> Result<()> {
             test(&TestArguments {
                 package: Vec::new(),
                 release: false,
+                vm: false,
+                short: false,
+                mode: Mode::ZeroCopy,
+                json: None,
+                console: None,
                 rest: Vec::new(),
+            })
+        }),
+        ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
+            in_machine(vm::Choice {
+                purpose: Purpose::ShortTest,
+                ..vm::Choice::default()
             })
         }),
         ("doc", "correct the documentation comments it names", || {

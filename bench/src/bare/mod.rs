@@ -8,6 +8,7 @@
 //! A third pair, `land-send` and `land-recv`, has the real gate and landing zones, but none of the data plane: it measures ways to place
 //! payload.
 
+mod flood;
 mod frame;
 mod inject;
 mod landing;
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+pub use flood::{FloodArgs, FloodReport, Kind, flood};
 pub use frame::Mac;
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};

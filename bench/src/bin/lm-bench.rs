@@ -68,6 +68,9 @@ enum Program {
     LandRecv(bare::LandArgs),
     /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
     Bind(bind::BindArgs),
+    /// Packets that no session knows, sent to where a stream's fragments land; for the checks of `cargo xtask test --vm`
+    #[command(hide = true)]
+    Flood(bare::FloodArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(impair::ImpairArgs),
@@ -114,6 +117,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LandSend(args) => print(&bare::land_send(&args).map_err(system)?),
         Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
         Program::Bind(args) => print(&bind::bind(&args)?),
+        Program::Flood(args) => print(&bare::flood(&args, ready)?),
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())

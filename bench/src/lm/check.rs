@@ -20,10 +20,11 @@ use clap::Args;
 use lm_dataplane::{
     ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
 };
-use lm_ebpf::impair::split_mix;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::hold::{Held, HeldReport};
+use super::plan::PlanArgs;
 use super::{EndpointArgs, connect};
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain};
 use crate::link;
@@ -36,51 +37,6 @@ const SESSIONS_MAX: u32 = 20;
 const QUIET: Duration = Duration::from_millis(50);
 /// How long either side sleeps at most.
 const IDLE_MAX: Duration = Duration::from_millis(1);
-
-/// What both sides must be given alike.
-#[derive(Debug, Clone, Args)]
-pub struct PlanArgs {
-    /// Decides lengths and contents of all messages
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Longest message; the others are shorter, each order of magnitude as often as any other
-    #[arg(long, default_value = "256K")]
-    pub message_size: ByteSize,
-    /// Number of messages
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub messages: u32,
-}
-
-impl PlanArgs {
-    /// Length of a message in bytes: 1 to the longest, its logarithm spread evenly.
-    fn len(&self, number: u32) -> u64 {
-        let most = self.message_size.bytes().max(1);
-        let random = split_mix(self.seed ^ 0x6c65_6e67, u64::from(number));
-        // 53 bits of a random number, as a fraction of one.
-        let fraction = (random >> 11) as f64 / (1_u64 << 53) as f64;
-        ((most as f64).powf(fraction) as u64).clamp(1, most)
-    }
-
-    /// Where the sequence of a message's contents starts.
-    fn start(&self, number: u32) -> u64 {
-        split_mix(!self.seed, u64::from(number))
-    }
-
-    /// Puts the bytes of a message from `offset` on.
-    fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
-        let start = self.start(number);
-        let mut at = offset;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let word = split_mix(start, at / 8).to_le_bytes();
-            let word = &word[(at % 8) as usize..];
-            let len = word.len().min(rest.len());
-            rest[..len].copy_from_slice(&word[..len]);
-            rest = &mut rest[len..];
-            at += len as u64;
-        }
-    }
-}
 
 /// Arguments of `lm-check-send`.
 #[derive(Debug, Clone, Args)]
@@ -120,6 +76,9 @@ pub struct CheckReceiveArgs {
     /// Messages to have landing memory for
     #[arg(long, default_value_t = 32)]
     pub in_flight: u32,
+    /// Bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub hold: ByteSize,
 }
 
 /// What `lm-check-send` and `lm-check-recv` print.
@@ -133,6 +92,8 @@ pub struct CheckReport {
     pub faults: Vec<String>,
     /// The sender's: sessions that it asked for.
     pub sessions: u32,
+    /// The receiver's: messages that were kept after their delivery.
+    pub held: HeldReport,
     /// By the program's own clock.
     pub seconds: f64,
     /// Mode in effect.
@@ -158,6 +119,7 @@ impl CheckReport {
             fates: fates.iter().map(|&fate| char::from(fate)).collect(),
             faults: Vec::new(),
             sessions: 0,
+            held: HeldReport::default(),
             seconds: started.elapsed().as_secs_f64(),
             mode: endpoint.mode().as_str(),
             counters: object(&mut counted(&counters).into_iter()),
@@ -197,7 +159,7 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
 /// is over.
 pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let to = link::resolve(&args.to)?;
-    let longest = args.plan.message_size.bytes().max(1);
+    let longest = args.plan.longest();
     let mut endpoint = args.endpoint.open(
         Some(*to.ip()),
         0,
@@ -208,6 +170,11 @@ pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let started = Instant::now();
     let options = super::session_options(longest, args.in_flight, args.delivery);
     let peer = connect(&mut endpoint, to, &options)?;
+    // Whoever wants to aim at the fragments of this stream reads it here.
+    let port = endpoint
+        .landing_port(peer)
+        .unwrap_or_else(|| endpoint.local().port());
+    eprintln!("fragments leave from port {port}");
     let mut sender = Sender {
         endpoint,
         args,
@@ -319,11 +286,8 @@ impl Sender<'_> {
             return Err(Failure::new(format!("{SESSIONS_MAX} sessions ended early")));
         }
         self.sessions += 1;
-        let options = super::session_options(
-            self.args.plan.message_size.bytes(),
-            self.args.in_flight,
-            self.args.delivery,
-        );
+        let options =
+            super::session_options(self.args.plan.longest(), self.args.in_flight, self.args.delivery);
         match self.endpoint.open_session(self.peer, &options) {
             // The entry of a peer that was silent for long may have been given to another.
             Err(ConnectError::UnknownPeer) => {
@@ -343,12 +307,14 @@ impl Sender<'_> {
 /// A one-line reason when the endpoint cannot be opened or the interface goes away.
 pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
-    let longest = args.plan.message_size.bytes().max(1);
+    let longest = args.plan.longest();
+    let kept = args.hold.bytes().div_ceil(longest);
     let mut endpoint = args.endpoint.open(
         None,
         args.port,
         longest,
-        args.in_flight,
+        args.in_flight
+            .saturating_add(u32::try_from(kept).unwrap_or(u32::MAX)),
         IntegrityOption::default(),
     )?;
     ready();
@@ -356,16 +322,20 @@ pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<Ch
     let mut fates = vec![b'-'; args.plan.messages as usize];
     let mut faults = Vec::new();
     let mut heard = Instant::now();
+    let mut held = Held::new(args.hold.bytes());
     loop {
         match endpoint.try_recv() {
             Ok(Some(message)) => {
                 heard = Instant::now();
-                if let Err(fault) = check(&args.plan, &message, &mut fates) {
-                    faults.push(fault);
-                }
+                faults.extend(check(&args.plan, &message, &mut fates).err());
+                faults.extend(held.keep(message).err());
             }
             Ok(None) if interrupt.is_set() && heard.elapsed() > QUIET => break,
-            Ok(None) => endpoint.wait(IDLE_MAX),
+            Ok(None) => match held.look() {
+                Ok(true) => {}
+                Ok(false) => endpoint.wait(IDLE_MAX),
+                Err(fault) => faults.push(fault),
+            },
             Err(RecvError::Incomplete { tag, .. }) => {
                 heard = Instant::now();
                 match fates.get_mut(tag as usize) {
@@ -380,8 +350,10 @@ pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<Ch
             Err(error) => return Err(Failure::new(chain(&error))),
         }
     }
+    faults.extend(held.look_at_all().err());
     Ok(CheckReport {
         faults,
+        held: held.report(),
         ..CheckReport::new("lm-check-recv", &endpoint, &fates, started)
     })
 }
@@ -419,49 +391,5 @@ fn check(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), Str
     match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
         None => Ok(()),
         Some(at) => Err(format!("byte {at} of {len} of message {number} is wrong")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(seed: u64) -> PlanArgs {
-        PlanArgs {
-            seed,
-            message_size: "256K".parse().unwrap(),
-            messages: 1000,
-        }
-    }
-
-    #[test]
-    fn lengths_are_of_every_order_of_magnitude() {
-        let lens: Vec<u64> = (0..1000).map(|number| plan(7).len(number)).collect();
-        assert!(lens.iter().all(|&len| (1..=256 << 10).contains(&len)));
-        for bound in [10, 1000, 10_000, 100_000] {
-            let shorter = lens.iter().filter(|&&len| len < bound).count();
-            assert!((50..950).contains(&shorter), "{shorter} are shorter than {bound}");
-        }
-        assert_ne!(
-            lens,
-            (0..1000).map(|number| plan(8).len(number)).collect::<Vec<_>>()
-        );
-    }
-
-    #[test]
-    fn contents_do_not_depend_on_how_they_are_cut() {
-        let mut whole = vec![0; 5000];
-        plan(7).fill(3, 0, &mut whole);
-        for cut in [1, 7, 8, 1448, 4999] {
-            let mut parts = vec![0; 5000];
-            let (front, back) = parts.split_at_mut(cut);
-            plan(7).fill(3, 0, front);
-            plan(7).fill(3, cut as u64, back);
-            assert_eq!(parts, whole, "cut at {cut}");
-        }
-        let mut other = vec![0; 5000];
-        plan(7).fill(4, 0, &mut other);
-        let alike = whole.iter().zip(&other).filter(|(a, b)| a == b).count();
-        assert!(alike < 100, "{alike} bytes of two messages are the same");
     }
 }

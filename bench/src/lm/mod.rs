@@ -5,7 +5,9 @@
 //! its start, nothing else.
 
 mod check;
+mod hold;
 mod pingpong;
+mod plan;
 mod stream;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -18,7 +20,9 @@ use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
 pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
+pub use hold::HeldReport;
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
+pub use plan::PlanArgs;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 
 /// Send and landing memory that a program takes at least, and for how many messages of the length measured.
@@ -55,6 +59,9 @@ pub struct EndpointArgs {
     /// Fragments in a window
     #[arg(long, default_value_t = EndpointConfig::default().window_fragments)]
     pub window: u32,
+    /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
+    pub mtu: Option<u16>,
 }
 
 impl EndpointArgs {
@@ -78,6 +85,7 @@ impl EndpointArgs {
             interface,
             mode: self.mode.into(),
             port,
+            mtu: self.mtu,
             window_fragments: self.window,
             max_message_len: message_len.max(1 << 20),
             landing_len: memory.max(MEMORY_LEN),

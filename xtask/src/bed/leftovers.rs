@@ -23,10 +23,12 @@ use super::{INTERFACE, ip};
 pub enum Leftover {
     /// A running program, by its pidfd: a number could name another process by now.
     Process(Arc<OwnedFd>),
-    /// A network card in a namespace of ours, where it is called [`INTERFACE`]: it goes back to this process's namespace.
+    /// A network card in a namespace of ours: it goes back to this process's namespace.
     Card {
         /// Where it is.
         namespace: String,
+        /// What it is called there.
+        interface: &'static str,
         /// What it is called at home.
         name: String,
     },
@@ -54,10 +56,14 @@ impl Leftover {
                 let _ = pidfd_send_signal(pidfd, Signal::KILL);
                 wait_for_end(pidfd, Duration::from_secs(5));
             }
-            Leftover::Card { namespace, name } => {
+            Leftover::Card {
+                namespace,
+                interface,
+                name,
+            } => {
                 let home = std::process::id().to_string();
                 let _ = ip::iproute2("ip")
-                    .args(["-n", namespace, "link", "set", "dev", INTERFACE])
+                    .args(["-n", namespace, "link", "set", "dev", interface])
                     .args(["down", "netns", &home, "name", name])
                     .stdout(Stdio::null())
                     .stderr(Stdio::null())

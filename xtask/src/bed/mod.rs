@@ -110,7 +110,8 @@ pub struct BedConfig {
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
     /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the queues that
-    /// they have. They come back under their names when the bed goes.
+    /// they have. They come back under their names when the bed goes. With a box the first one is the box's, towards the right
+    /// host, and the left host has a veth to the box.
     pub cards: Option<[String; 2]>,
 }
 
@@ -157,8 +158,8 @@ impl Bed {
             "a bed has a box or a switch, not both"
         );
         ensure!(
-            config.cards.is_none() || (config.senders.is_none() && !config.with_box),
-            "a bed of network cards has neither a box nor a switch"
+            config.cards.is_none() || config.senders.is_none(),
+            "a bed of network cards has no switch"
         );
         let number = next_number();
         let name = |side: &str| namespace_name(number, side);
@@ -176,13 +177,19 @@ impl Bed {
         let hosts = || [&left, &right].into_iter().chain(&further);
         let names: Vec<&str> = hosts().chain(&middle).chain(&switch).map(Host::name).collect();
         // Registered before they exist: what is registered and was never made is harmless to remove.
-        let cards = config.cards.iter().flatten().zip([&left, &right]);
-        let cards = cards.map(|(card, host)| Leftover::Card {
+        let first = match &middle {
+            Some(middle) => (middle, middle::RIGHT),
+            None => (&left, INTERFACE),
+        };
+        let places = [first, (&right, INTERFACE)];
+        let cards = || config.cards.iter().flatten().zip(places);
+        let homes = cards().map(|(card, (host, interface))| Leftover::Card {
             namespace: host.name().to_owned(),
+            interface,
             name: card.clone(),
         });
         let namespaces = names.iter().map(|name| Leftover::Namespace((*name).to_owned()));
-        let leftovers = cards
+        let leftovers = homes
             .chain(namespaces)
             .map(leftovers::register)
             .collect::<Result<_>>()?;
@@ -197,26 +204,24 @@ impl Bed {
                 one.1, one.0, other.1, other.0
             ));
         };
-        match (&middle, &switch) {
-            (Some(middle), _) => {
-                join([(left.name(), INTERFACE), (middle.name(), middle::LEFT)]);
+        if let Some(switch) = &switch {
+            for host in hosts() {
+                join([(host.name(), INTERFACE), (switch.name(), &switch::port_of(host))]);
+            }
+        } else if let Some(middle) = &middle {
+            join([(left.name(), INTERFACE), (middle.name(), middle::LEFT)]);
+            if config.cards.is_none() {
                 join([(right.name(), INTERFACE), (middle.name(), middle::RIGHT)]);
             }
-            (None, Some(switch)) => {
-                for host in hosts() {
-                    join([(host.name(), INTERFACE), (switch.name(), &switch::port_of(host))]);
-                }
-            }
-            (None, None) => match &config.cards {
-                Some(cards) => commands.extend(cards.iter().zip([&left, &right]).map(|(card, host)| {
-                    format!(
-                        "link set dev {card} netns {} name {INTERFACE} mtu {mtu}",
-                        host.name()
-                    )
-                })),
-                None => join([(left.name(), INTERFACE), (right.name(), INTERFACE)]),
-            },
+        } else if config.cards.is_none() {
+            join([(left.name(), INTERFACE), (right.name(), INTERFACE)]);
         }
+        commands.extend(cards().map(|(card, (host, interface))| {
+            format!(
+                "link set dev {card} netns {} name {interface} mtu {mtu}",
+                host.name()
+            )
+        }));
         ip::batch(None, &commands).context("cannot make the hosts")?;
         let bed = Bed {
             left,
@@ -232,7 +237,12 @@ impl Bed {
             middle
                 .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
                 .ok();
-            let up = [middle::LEFT, middle::RIGHT].map(|interface| format!("link set {interface} up"));
+            let up = |interface| format!("link set {interface} up");
+            let mut up = [middle::LEFT, middle::RIGHT].map(up);
+            if config.cards.is_some() {
+                // A card takes only what is for itself, and the box's packets are for the left host.
+                up[1].push_str(" promisc on");
+            }
             ip::batch(Some(middle.name()), &up).context("cannot set up the box")?;
             if let Some([left, right]) = config.box_cores {
                 for queue in 0..config.queues {
@@ -286,6 +296,11 @@ impl Bed {
         Ok(())
     }
 
+    /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has one.
+    pub fn middle(&self) -> Option<&Host> {
+        self.middle.as_ref()
+    }
+
     /// The host with address 198.18.0.1.
     pub fn left(&self) -> &Host {
         &self.left
@@ -294,6 +309,19 @@ impl Bed {
     /// All senders, the left host first; only a bed with a switch ([`BedConfig::senders`]) has others.
     pub fn senders(&self) -> Vec<&Host> {
         std::iter::once(&self.left).chain(&self.further).collect()
+    }
+
+    /// Tells the left and the right host each other's Ethernet address for ever: no ARP between them.
+    pub fn introduce(&self) -> Result<()> {
+        for (host, other) in [(&self.left, &self.right), (&self.right, &self.left)] {
+            let mac = other.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
+            let line = format!(
+                "neigh replace {} lladdr {mac} nud permanent dev {INTERFACE}",
+                other.address()
+            );
+            ip::batch(Some(host.name()), &[line]).context("cannot tell a host its neighbour")?;
+        }
+        Ok(())
     }
 
     /// The host with address 198.18.0.2.

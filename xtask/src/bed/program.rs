@@ -271,6 +271,16 @@ impl Program {
         })
     }
 
+    /// Waits until the program has written a line that begins with `start` to standard error; the rest of that line.
+    pub fn await_line(&mut self, start: &str) -> Result<String> {
+        self.await_text(start)?;
+        // The line's end may come a moment later.
+        self.await_that(&format!("ended the line {start:?}"), |program| {
+            rest_of_line(&program.stderr.text(), start).is_some()
+        })?;
+        rest_of_line(&self.stderr.text(), start).context("the line is gone")
+    }
+
     fn await_that(&mut self, what: &str, is_so: impl Fn(&Program) -> bool) -> Result<()> {
         loop {
             if is_so(self) {
@@ -326,6 +336,15 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What stands behind `start` on the first whole line that begins so.
+fn rest_of_line(text: &str, start: &str) -> Option<String> {
+    let lines = text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'));
+    let mut rests = lines.filter_map(|line| line.strip_prefix(start));
+    rests.next().map(|rest| rest.trim().to_owned())
 }
 
 /// What a program left.
@@ -399,5 +418,18 @@ impl Collector {
 
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_lines_are_read() {
+        let text = "ready\nport 17\nport 4";
+        assert_eq!(rest_of_line(text, "port "), Some("17".to_owned()));
+        assert_eq!(rest_of_line("port 4", "port "), None);
+        assert_eq!(rest_of_line(text, "por t"), None);
     }
 }

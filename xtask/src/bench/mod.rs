@@ -26,6 +26,7 @@ use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile};
 use crate::stats::Summary;
 use crate::table::Table;
+use crate::vm::{self, Purpose};
 use crate::workspace::Programs;
 
 /// Measure LM beside kernel UDP, kernel TCP and bare AF_XDP.
@@ -56,6 +57,14 @@ enum Suite {
     Delivery(delivery::Arguments),
     Share(share::Arguments),
     Strip(strip::Arguments),
+    /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
+    ///
+    /// Fails where zero-copy mode moves less than 1.3 (igb) or 1.8 (virtio-net) times the packets of copy mode.
+    Vm {
+        /// Also keep everything, with every single sample, in this file.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
 }
 
 /// What a number means.
@@ -375,6 +384,14 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Delivery(arguments) => delivery::run(&arguments),
         Suite::Share(arguments) => share::run(&arguments),
         Suite::Strip(arguments) => strip::run(&arguments),
+        Suite::Vm { json } => {
+            let choice = vm::Choice {
+                purpose: Purpose::Bench,
+                json,
+                ..vm::Choice::default()
+            };
+            vm::run(&choice.into())
+        }
     }
 }
 

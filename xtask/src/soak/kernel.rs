@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, Side, ip, require_root};
+use super::fates;
+use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, require_root};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
 
@@ -168,7 +169,7 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
         ..BedConfig::default()
     })?;
     // Nothing but LM's packets shall pass, so that they can be counted.
-    know_each_other(&bed)?;
+    bed.introduce()?;
     one_core_each(&bed)?;
     let started = Instant::now();
     let is_terminal = std::io::stderr().is_terminal();
@@ -205,23 +206,6 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
         "the box lost {} packets, doubled {}, reordered {} and changed {}; {} fragments were sent again",
         total.lost, total.duplicated, total.reordered, total.corrupted, total.resent
     );
-    Ok(())
-}
-
-/// Each host knows the other's Ethernet address for ever: no ARP.
-fn know_each_other(bed: &Bed) -> Result<()> {
-    let address = format!("/sys/class/net/{INTERFACE}/address");
-    for (host, other, side) in [
-        (bed.left(), bed.right(), Side::Right),
-        (bed.right(), bed.left(), Side::Left),
-    ] {
-        let mac = other.read_file(&address)?;
-        let line = format!(
-            "neigh replace {} lladdr {mac} nud permanent dev {INTERFACE}",
-            side.address()
-        );
-        ip::batch(Some(host.name()), &[line]).context("cannot tell a host its neighbour")?;
-    }
     Ok(())
 }
 
@@ -286,37 +270,11 @@ fn number(report: &Value, path: &[&str]) -> Result<u64> {
 
 /// Every message is accounted for, and so is every packet.
 fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, total: &mut Total) -> Result<()> {
-    let faults = received["faults"].as_array().context("no faults")?;
-    ensure!(faults.is_empty(), "{}", received["faults"]);
-    let fates = |report: &Value| -> Result<Vec<char>> {
-        let fates: Vec<char> = report["fates"].as_str().context("no fates")?.chars().collect();
-        ensure!(fates.len() as u64 == plan.messages, "{} fates", fates.len());
-        Ok(fates)
-    };
-    for (number, (sent, received)) in fates(sent)?.into_iter().zip(fates(received)?).enumerate() {
-        total.messages += 1;
-        let is_fair = match (sent, received) {
-            // Confirmed, and there.
-            ('d', 'w') => true,
-            // Not there, and both know, or the one who sent it knows.
-            ('i', 'i') | ('e' | 't' | 'i', '-' | 'i') => plan.delivery != "reliable",
-            // There in part, with a map, and its sender knows.
-            ('i', 'p') => plan.delivery == "partial",
-            // There, and the word of it was lost with the session.
-            ('e' | 't', 'w' | 'p') => plan.delivery != "reliable",
-            _ => false,
-        };
-        ensure!(
-            is_fair,
-            "message {number}: its sender says {sent:?}, its receiver {received:?} ({})",
-            plan.delivery
-        );
-        match received {
-            'w' => total.whole += 1,
-            'p' => total.in_part += 1,
-            _ => total.reported += 1,
-        }
-    }
+    let fates = fates::compare(plan.delivery, plan.messages, sent, received)?;
+    total.messages += plan.messages;
+    total.whole += fates.whole;
+    total.in_part += fates.in_part;
+    total.reported += fates.reported;
     balance(plan, sent, received, forwarded)?;
     for direction in ["rightward", "leftward"] {
         let of = |name: &str| number(forwarded, &[direction, name]);

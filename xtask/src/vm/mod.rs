@@ -32,10 +32,10 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
-use checks::Selected;
+use checks::{List, Selected};
 use devices::Device;
 use machine::Report;
-use protocol::{Outcome, Plan, Task};
+use protocol::{Mode, Outcome, Plan, Task};
 use qemu::Qemu;
 use unavailable::Unavailable;
 
@@ -46,6 +46,8 @@ use crate::workspace::target_dir;
 
 /// Run checks on emulated network cards, in a virtual machine with a kernel of Debian's.
 ///
+/// Without names it runs those of the machine itself; `cargo xtask test --vm` and `cargo xtask bench vm` run the others.
+///
 /// Fetches the kernel (trixie-backports) and QEMU from Debian's packages with the ordinary apt-get, once, and installs nothing:
 /// everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Builds the tools statically, boots them under QEMU's software emulation
 /// with two igb and two virtio-net cards, runs the checks inside and brings the results back. Without root virtio-net has one
@@ -53,19 +55,23 @@ use crate::workspace::target_dir;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  cargo xtask vm                                  every check
+  cargo xtask vm                                  whether the machine, its cards and the tools work
+  cargo xtask test --vm                           everything about zero-copy mode
   cargo xtask vm --devices igb transfer           one check on one kind of device
   cargo xtask vm --run 'lm-bench bind -i eth0'    a command line in the guest
   cargo xtask vm --with target/…/my_test --run '/tests/my_test'
 
 A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]
 pub struct Arguments {
-    /// Checks to run, by name, device or both, as --list shows them [default: all]
+    /// Checks to run, by name, device or both, as --list shows them [default: those of the machine and its cards]
     #[arg(value_name = "CHECK")]
     checks: Vec<String>,
     /// Kinds of devices in the machine.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Device::ALL)]
     devices: Vec<Device>,
+    /// The mode that LM's programs are to receive in, where a check does not say otherwise.
+    #[arg(long, value_enum, default_value_t = Mode::ZeroCopy)]
+    mode: Mode,
     /// Show the checks and end.
     #[arg(long)]
     list: bool,
@@ -96,14 +102,83 @@ pub struct Arguments {
     /// Keep the guest's console in this file.
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
+    #[arg(skip)]
+    purpose: Purpose,
+}
+
+/// What the machine is started for: which checks run when none is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// `cargo xtask vm`.
+    #[default]
+    Machine,
+    /// `cargo xtask test --vm`.
+    Test,
+    /// `cargo xtask test --vm --short`.
+    ShortTest,
+    /// `cargo xtask bench vm`.
+    Bench,
+}
+
+impl Purpose {
+    fn includes(self) -> fn(List) -> bool {
+        match self {
+            Purpose::Machine => |list| list == List::Machine,
+            Purpose::Test => |list| matches!(list, List::Short | List::Long),
+            Purpose::ShortTest => |list| list == List::Short,
+            Purpose::Bench => |list| list == List::Bench,
+        }
+    }
+}
+
+/// What other commands choose of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Names of checks; none: all of that purpose.
+    pub checks: Vec<String>,
+    /// The mode that LM's programs are to receive in.
+    pub mode: Mode,
+    /// Where all results are kept.
+    pub json: Option<PathBuf>,
+    /// Where the guest's console is kept.
+    pub console: Option<PathBuf>,
+}
+
+impl From<Choice> for Arguments {
+    fn from(choice: Choice) -> Arguments {
+        Arguments {
+            checks: choice.checks,
+            devices: Device::ALL.to_vec(),
+            mode: choice.mode,
+            list: false,
+            run: Vec::new(),
+            run_limit: 60,
+            with: Vec::new(),
+            kernel: None,
+            modules: None,
+            qemu: None,
+            refresh: false,
+            json: choice.json,
+            console: choice.console,
+            purpose: choice.purpose,
+        }
+    }
 }
 
 /// Runs the command. An error that [`unavailable::reason`] knows says that the machine cannot be had here.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let devices = sorted(&arguments.devices);
-    let selected = checks::select(&arguments.checks, &devices)?;
+    let selected = checks::select(&arguments.checks, &devices, arguments.purpose.includes())?;
     if arguments.list {
-        print!("{}", listing(&selected));
+        let all = checks::all(&devices);
+        let shown = if arguments.checks.is_empty() {
+            &all
+        } else {
+            &selected
+        };
+        print!("{}", listing(shown));
         return Ok(());
     }
     if std::env::consts::ARCH != "x86_64" {
@@ -143,6 +218,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .collect(),
         devices: devices.clone(),
         huge_pages: qemu::HUGE_PAGES,
+        mode: arguments.mode,
+        short: arguments.purpose == Purpose::ShortTest,
         tasks: tasks(arguments, &selected),
     };
     let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with)?;
@@ -170,6 +247,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     .run()?;
     let result = json!({
         "suite": "vm",
+        "mode": arguments.mode,
+        "short": plan.short,
         "machine": crate::machine::describe(),
         "kernel": {"image": parts.kernel, "release": parts.release},
         "qemu": {"version": parts.qemu.version},
@@ -281,7 +360,8 @@ fn listing(selected: &[Selected]) -> String {
     selected.iter().map(line).collect()
 }
 
-/// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass.
+/// What standard output gets: the commands' output, or a table of the checks with the words of those that did not pass and the
+/// figures of those that measure.
 fn shown(report: &Report, of_commands: bool) -> String {
     if of_commands {
         let lines = report.ended.iter().flat_map(|ended| ended.output.lines());
@@ -292,6 +372,9 @@ fn shown(report: &Report, of_commands: bool) -> String {
     for ended in &report.ended {
         let seconds = format!("{:.1}", ended.seconds);
         table.row([ended.name.as_str(), &seconds, ended.outcome.as_str()]);
+        if let Some(summary) = ended.report["summary"].as_str() {
+            words.push_str(&format!("\n{}: {summary}\n", ended.name));
+        }
         if ended.outcome != Outcome::Passed {
             words.push_str(&format!("\n{} {}:\n", ended.name, ended.outcome.as_str()));
             for line in ended.output.trim_end().lines() {
@@ -370,7 +453,12 @@ mod tests {
     fn the_command_line_says_what_runs() {
         let arguments = parse(&["--devices", "virtio-net,igb,igb", "transfer"]).unwrap();
         assert_eq!(sorted(&arguments.devices), [Device::Igb, Device::VirtioNet]);
-        let selected = checks::select(&arguments.checks, &sorted(&arguments.devices)).unwrap();
+        let selected = checks::select(
+            &arguments.checks,
+            &sorted(&arguments.devices),
+            Purpose::Machine.includes(),
+        )
+        .unwrap();
         let tasks_of_checks = tasks(&arguments, &selected);
         assert_eq!(tasks_of_checks.len(), 2);
         assert!(tasks_of_checks[0].command.is_none() && tasks_of_checks[0].name == "igb/transfer");

@@ -20,8 +20,45 @@ pub struct Plan {
     pub devices: Vec<Device>,
     /// Huge pages of 2 MiB that the kernel was asked to reserve.
     pub huge_pages: u32,
+    /// How LM's programs are to receive where a check does not say otherwise.
+    pub mode: Mode,
+    /// Whether checks are to do less.
+    pub short: bool,
     /// What to run, in order.
     pub tasks: Vec<Task>,
+}
+
+/// How packets pass between driver and program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// The card writes into the messages' memory.
+    #[default]
+    ZeroCopy,
+    /// The kernel copies each packet.
+    Copy,
+    /// Whatever the driver has.
+    #[value(skip)]
+    Auto,
+}
+
+impl Mode {
+    /// As `--mode` of LM's programs takes it.
+    pub const fn option(self) -> &'static str {
+        match self {
+            Mode::ZeroCopy => "zero-copy",
+            Mode::Copy => "copy",
+            Mode::Auto => "auto",
+        }
+    }
+
+    /// As LM's programs report it. On a card whose driver is as it should be `auto` is zero-copy.
+    pub const fn in_effect(self) -> &'static str {
+        match self {
+            Mode::ZeroCopy | Mode::Auto => "zero-copy",
+            Mode::Copy => "copy-native",
+        }
+    }
 }
 
 /// One thing to run in the guest, in a process of its own.

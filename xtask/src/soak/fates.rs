@@ -1,0 +1,82 @@
+//! What `lm-check-send` and `lm-check-recv` say of each message, one letter each, and what of it fits together.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// How messages fared, by the receiver's letters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fates {
+    /// Delivered whole.
+    pub(crate) whole: u64,
+    /// Delivered in part, with a map.
+    pub(crate) in_part: u64,
+    /// Reported incomplete, or never heard of.
+    pub(crate) reported: u64,
+}
+
+/// Compares both reports: no message was wrong, and what its sender was told of each is what became of it.
+///
+/// # Errors
+/// Which message is not as it should be.
+pub(crate) fn compare(delivery: &str, messages: u64, sent: &Value, received: &Value) -> Result<Fates> {
+    let faults = received["faults"].as_array().context("no faults")?;
+    ensure!(faults.is_empty(), "{}", received["faults"]);
+    let letters = |report: &Value| -> Result<Vec<char>> {
+        let letters: Vec<char> = report["fates"].as_str().context("no fates")?.chars().collect();
+        ensure!(letters.len() as u64 == messages, "{} fates", letters.len());
+        Ok(letters)
+    };
+    let mut fates = Fates::default();
+    for (number, (sent, received)) in letters(sent)?.into_iter().zip(letters(received)?).enumerate() {
+        let is_fair = match (sent, received) {
+            // Confirmed, and there.
+            ('d', 'w') => true,
+            // Not there, and both know, or the one who sent it knows.
+            ('i', 'i') | ('e' | 't' | 'i', '-' | 'i') => delivery != "reliable",
+            // There in part, with a map, and its sender knows.
+            ('i', 'p') => delivery == "partial",
+            // There, and the word of it was lost with the session.
+            ('e' | 't', 'w' | 'p') => delivery != "reliable",
+            _ => false,
+        };
+        ensure!(
+            is_fair,
+            "message {number}: its sender says {sent:?}, its receiver {received:?} ({delivery})"
+        );
+        match received {
+            'w' => fates.whole += 1,
+            'p' => fates.in_part += 1,
+            _ => fates.reported += 1,
+        }
+    }
+    Ok(fates)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_fits_together_is_fair() {
+        let compare = |delivery, sent: &str, received: &str, faults: &[&str]| {
+            let received = json!({"fates": received, "faults": faults});
+            compare(delivery, 3, &json!({"fates": sent}), &received)
+        };
+        let fates = compare("partial", "dii", "wpi", &[]).unwrap();
+        assert_eq!((fates.whole, fates.in_part, fates.reported), (1, 1, 1));
+        for (delivery, sent, received, words) in [
+            ("reliable", "ddd", "wwi", "message 2"),
+            ("reliable", "ddi", "wwi", "message 2"),
+            ("unreliable", "did", "wpw", "message 1"),
+            ("partial", "d?d", "www", "message 1"),
+            ("partial", "dd", "ww", "2 fates"),
+        ] {
+            let error = format!("{:#}", compare(delivery, sent, received, &[]).unwrap_err());
+            assert!(error.contains(words), "{error}");
+        }
+        let error = compare("reliable", "ddd", "www", &["byte 1 is wrong"]).unwrap_err();
+        assert!(error.to_string().contains("byte 1"), "{error}");
+    }
+}

@@ -1,0 +1,310 @@
+//! Ends of programs, wanted and unwanted, and what comes after them: senders and receivers that are killed, and queues that are
+//! opened again and again.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::pair::{Pair, steering_notes};
+use super::transfer::{Source, send_file};
+use crate::bed::{Host, INTERFACE, Program};
+use crate::vm::devices::Device;
+use crate::vm::protocol::{Mode, Plan};
+
+/// A message that takes a while.
+const MESSAGE: &str = "8M";
+const MESSAGE_LEN: u64 = 8 << 20;
+/// Packets of it that have come when its sender is killed: a sixth of them.
+const PACKETS_BEFORE_KILL: u64 = 1000;
+
+/// Senders are killed in the middle of a message; the next one gets through, and the receiver's memory does not grow.
+pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    let source = Source::new(MESSAGE_LEN)?;
+    let receiver = pair
+        .receiving(&format!("lm-recv --json --max-message-size {MESSAGE}"))
+        .arg("--output")
+        .arg(&source.folder)
+        .time_limit(Duration::from_secs(300));
+    let receiver = pair.start_receiver(receiver, "listening on")?;
+    let mut memory = Vec::new();
+    let rounds = if plan.short { 4 } else { 12 };
+    let mut sent = Value::Null;
+    for round in 0..=rounds {
+        // The first one is not killed: what it needs is what everybody needs.
+        if round > 0 {
+            kill_in_the_middle(&pair, &source)
+                .with_context(|| format!("sender {round}, which was to be killed"))?;
+        }
+        sent = send_file(&pair, &source).with_context(|| format!("the sender after {round} dead ones"))?;
+        let received = received_file(&source)?;
+        source.ensure_same(&received)?;
+        std::fs::remove_file(&received).with_context(|| format!("cannot remove {}", received.display()))?;
+        memory.push(memory_kib(receiver.id())?);
+    }
+    let report = receiver.stop()?;
+    let report = report
+        .json()
+        .with_context(|| format!("lm-recv: {}", report.stderr))?;
+    pair.prove_mode(&sent, &report)?;
+    ensure!(
+        report["transfers"].as_u64() == Some(rounds as u64 + 1),
+        "not every sender got through: {report}"
+    );
+    ensure!(
+        report["failed_transfers"].as_u64() == Some(rounds as u64),
+        "{rounds} senders were killed under way, and the receiver says: {report}"
+    );
+    // Zones lie elsewhere when some are quarantined, and each place is touched for the first time once.
+    let (middle, last) = (memory[rounds / 2], memory[rounds]);
+    ensure!(
+        last <= middle + 1024,
+        "the receiver's memory grew from {middle} to {last} KiB in the second half: {memory:?}"
+    );
+    Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
+}
+
+/// Starts a sender whose message takes a second, and kills it when a part of it has come.
+fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
+    let packets = || {
+        let file = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
+        let text = pair.bed.right().read_file(&file)?;
+        text.parse::<u64>()
+            .with_context(|| format!("{file} says {text:?}"))
+    };
+    let before = packets()?;
+    let sender = pair
+        .sending(&format!("lm-send --json --rate 60M --message-size {MESSAGE}"))
+        .arg(&source.file);
+    let mut sender = pair.start_sender(sender)?;
+    let end = Instant::now() + Duration::from_secs(30);
+    while packets()? < before + PACKETS_BEFORE_KILL {
+        if sender.has_ended()? {
+            let output = sender.outcome()?;
+            bail!(
+                "it ended before enough packets came: {}{}",
+                output.stdout,
+                output.stderr
+            );
+        }
+        ensure!(Instant::now() < end, "too few packets came");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    kill(sender)
+}
+
+/// `kill -9`.
+fn kill(mut program: Program) -> Result<()> {
+    ensure!(!program.has_ended()?, "it ended before it was killed");
+    program.signal(Signal::KILL);
+    let output = program.outcome()?;
+    ensure!(!output.status.success(), "it ended before it was killed");
+    Ok(())
+}
+
+/// What was received: one file, and nothing of transfers that broke.
+fn received_file(source: &Source) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(&source.folder).context("cannot read the received files' folder")?;
+    let files = entries.flatten().map(|entry| entry.path());
+    let files: Vec<PathBuf> = files.filter(|path| *path != source.file).collect();
+    match files.as_slice() {
+        [file] => Ok(file.clone()),
+        _ => bail!("there are {files:?} instead of one received file"),
+    }
+}
+
+/// Memory of a process in KiB: ordinary and huge pages.
+fn memory_kib(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    status_kib(&text).with_context(|| format!("{path} does not tell its memory"))
+}
+
+fn status_kib(text: &str) -> Option<u64> {
+    let of = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    Some(of("VmRSS:")? + of("HugetlbPages:")?)
+}
+
+/// Both ends are opened, pass one message, and are closed, again and again.
+pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    let before = pair.traces()?;
+    before.ensure_as_before(&before).context("before anything ran")?;
+    let rounds = if plan.short { 3 } else { 100 };
+    let started = Instant::now();
+    for round in 0..rounds {
+        one_message(&pair, round)
+            .and_then(|()| pair.traces()?.ensure_as_before(&before))
+            .with_context(|| format!("round {round} of {rounds}"))?;
+    }
+    Ok(json!({"rounds": rounds, "seconds": started.elapsed().as_secs_f64()}))
+}
+
+/// A receiver, a sender and a message between them.
+fn one_message(pair: &Pair, seed: u64) -> Result<()> {
+    let plan = format!("--seed {seed} --lens 100000 --messages 1 --in-flight 1");
+    let receiver = pair.receiving(&format!("lm-bench lm-check-recv {plan}"));
+    let receiver = pair.start_receiver(receiver, "ready")?;
+    let sender = pair.sending(&format!("lm-bench lm-check-send {plan}"));
+    let sent = pair.start_sender(sender)?.finish()?.json()?;
+    let received = receiver.stop()?;
+    let received = received.json().with_context(|| received.stderr.clone())?;
+    pair.prove_mode(&sent, &received)?;
+    crate::soak::fates::compare("reliable", 1, &sent, &received)
+        .map(drop)
+        .with_context(|| format!("sender {sent}; receiver {received}"))
+}
+
+/// A receiver is killed; the next one undoes what that one changed, takes over, and leaves everything as it was before.
+pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    let before = pair.traces()?;
+    before.ensure_as_before(&before).context("before anything ran")?;
+    let mut notes = Vec::new();
+    let rounds = if plan.short { 1 } else { 5 };
+    for round in 0..rounds {
+        let receiver = pair.receiving("lm-bench lm-check-recv --lens 100000 --messages 1");
+        kill(pair.start_receiver(receiver, "ready")?).context("the receiver")?;
+        notes = steering_notes();
+        ensure!(
+            pair.mode == Mode::Copy || !notes.is_empty(),
+            "a killed receiver left no note of what it changed: was the card steered at all?"
+        );
+        one_message(&pair, round).context("after a receiver that was killed")?;
+        pair.traces()?.ensure_as_before(&before)?;
+    }
+    Ok(json!({"killed": rounds, "notes_of_the_killed": notes}))
+}
+
+/// Address resolution, ping and TCP of the kernel go on between the same interfaces while a stream lands.
+pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    let receiver = pair.receiving("lm-bench lm-stream-recv --message-size 1M --in-flight 4 --seconds 14");
+    let receiver = pair.start_receiver(receiver, "ready")?;
+    let sender = pair.sending("lm-bench lm-stream-send --message-size 1M --in-flight 4 --seconds 30");
+    let mut sender = pair.start_sender(sender)?;
+    await_stream(&pair, &mut sender)?;
+    let (left, right) = (pair.bed.left(), pair.bed.right());
+    let ping = crate::bed::Launch::new("/bin/busybox").args([
+        "ping",
+        "-c",
+        "100",
+        "-i",
+        "0.05",
+        "-W",
+        "2",
+        &right.address().to_string(),
+    ]);
+    let ping = left.spawn(ping)?;
+    let tcp_len = if plan.short { 1 << 20 } else { 4 << 20 };
+    let tcp_seconds = tcp(left, right, tcp_len)?;
+    let ping = ping.outcome()?;
+    let answers = answers(&ping.stdout).with_context(|| format!("ping: {}{}", ping.stdout, ping.stderr))?;
+    ensure!(
+        !sender.has_ended()?,
+        "the stream ended before ping and TCP did, so they were not beside it"
+    );
+    let received = receiver.finish()?.json().context("lm-stream-recv")?;
+    let sent = sender.finish()?.json().context("lm-stream-send")?;
+    pair.prove_mode(&sent, &received)?;
+    ensure!(
+        received["lost_messages"] == 0 && received["messages"].as_u64() > Some(0),
+        "the stream suffered: {received}"
+    );
+    ensure!(
+        answers >= 95,
+        "ping had {answers} of 100 answers: {}",
+        ping.stdout
+    );
+    Ok(json!({
+        "ping_answers": answers, "tcp_bytes": tcp_len, "tcp_seconds": tcp_seconds, "send": sent, "receive": received,
+    }))
+}
+
+/// Waits until the stream is in full flow.
+fn await_stream(pair: &Pair, sender: &mut Program) -> Result<()> {
+    let file = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
+    let packets = || anyhow::Ok(pair.bed.right().read_file(&file)?.parse::<u64>().unwrap_or(0));
+    let before = packets()?;
+    let end = Instant::now() + Duration::from_secs(20);
+    while packets()? < before + 2000 {
+        ensure!(
+            Instant::now() < end && !sender.has_ended()?,
+            "the stream did not begin"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// The number of answers in what ping says at its end.
+fn answers(said: &str) -> Option<u32> {
+    let line = said.lines().find(|line| line.contains("packets transmitted"))?;
+    let received = line.split(", ").find(|part| part.contains("received"))?;
+    received.split_whitespace().next()?.parse().ok()
+}
+
+/// Sends bytes over TCP from one host to the other and compares each; the seconds it took.
+fn tcp(from: &Host, to: &Host, len: usize) -> Result<f64> {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let listener = to.enter(|| Ok(TcpListener::bind((to.address(), 0))?))?;
+    let address = listener.local_addr()?;
+    let content: Vec<u8> = (0..len as u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let started = Instant::now();
+    let received = std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| -> Result<Vec<u8>> {
+            let (mut stream, _) = listener.accept()?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).context("TCP stalls")?;
+            Ok(bytes)
+        });
+        // In its namespace the connection is made, and then works anywhere.
+        let mut stream = from.enter(|| {
+            let stream = TcpStream::connect_timeout(&address, PATIENCE);
+            stream.context("no TCP connection beside the stream")
+        })?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.write_all(&content).context("TCP stalls")?;
+        drop(stream);
+        receiver
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    ensure!(
+        received == content,
+        "TCP brought {} bytes that are not the {len} sent",
+        received.len()
+    );
+    Ok(started.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_that_of_all_pages() {
+        let text = "Name:\tx\nVmRSS:\t    5120 kB\nHugetlbPages:\t  49152 kB\n";
+        assert_eq!(status_kib(text), Some(54_272));
+        assert_eq!(status_kib("VmRSS:\t1 kB\n"), None);
+    }
+
+    #[test]
+    fn answers_are_counted_by_ping() {
+        let said = "64 bytes\n--- x ping statistics ---\n100 packets transmitted, 98 packets received, 2% packet loss\n";
+        assert_eq!(answers(said), Some(98));
+        assert_eq!(answers("nothing"), None);
+    }
+}

@@ -1,0 +1,341 @@
+//! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a process of
+//! its own, on devices that nobody else uses meanwhile.
+
+mod cards;
+mod ends;
+mod pair;
+mod rate;
+mod refusals;
+mod streams;
+mod transfer;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::devices::Device;
+use super::protocol::{PLAN_PATH, Plan};
+
+/// A check, of the machine or of each kind of device in turn.
+pub struct Check {
+    /// Its name; with devices the full name is `DEVICE/NAME`.
+    pub name: &'static str,
+    /// Kinds of devices that it is for; none: for the machine.
+    pub devices: &'static [Device],
+    /// Who runs it.
+    pub list: List,
+    /// It has failed after so many seconds.
+    pub limit_s: u32,
+    /// What it shows, for `--list`.
+    pub about: &'static str,
+    run: fn(&Plan, Option<Device>) -> Result<Value>,
+}
+
+/// Who runs a check that nobody names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    /// `cargo xtask vm`: machine, cards, and that the tools run on them.
+    Machine,
+    /// `cargo xtask test --vm`, and with less to do `cargo xtask test --vm --short`.
+    Short,
+    /// `cargo xtask test --vm`.
+    Long,
+    /// `cargo xtask bench vm`.
+    Bench,
+}
+
+/// Devices with zero-copy.
+const CARDS: &[Device] = &[Device::Igb, Device::VirtioNet];
+
+/// All checks, in the order in which they run. A new one needs a line here and nothing else.
+pub const TABLE: &[Check] = &[
+    Check {
+        name: "boot",
+        devices: &[],
+        list: List::Machine,
+        limit_s: 20,
+        about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
+        run: cards::boot,
+    },
+    Check {
+        name: "transfer",
+        devices: &Device::ALL,
+        list: List::Machine,
+        limit_s: 60,
+        about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
+        run: transfer::transfer,
+    },
+    Check {
+        name: "bind-zerocopy",
+        devices: CARDS,
+        list: List::Machine,
+        limit_s: 60,
+        about: "each queue binds landing memory on huge pages with XDP_ZEROCOPY, and XDP_OPTIONS says so",
+        run: cards::bind_zerocopy,
+    },
+    Check {
+        name: "sizes",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 180,
+        about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and 4096: every byte",
+        run: streams::sizes,
+    },
+    Check {
+        name: "foreign",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 180,
+        about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
+        run: streams::foreign,
+    },
+    Check {
+        name: "finality",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 120,
+        about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on coming",
+        run: streams::finality,
+    },
+    Check {
+        name: "repair",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 240,
+        about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message accounted for",
+        run: streams::repair,
+    },
+    Check {
+        name: "abort",
+        devices: CARDS,
+        list: List::Long,
+        limit_s: 300,
+        about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
+        run: ends::abort,
+    },
+    Check {
+        name: "rebind",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 1200,
+        about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
+        run: ends::rebind,
+    },
+    Check {
+        name: "takeover",
+        devices: CARDS,
+        list: List::Long,
+        limit_s: 120,
+        about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
+        run: ends::takeover,
+    },
+    Check {
+        name: "kernel-traffic",
+        devices: CARDS,
+        list: List::Long,
+        limit_s: 120,
+        about: "ping and TCP between the same interfaces while a stream lands",
+        run: ends::kernel_traffic,
+    },
+    Check {
+        name: "refusals",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 120,
+        about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
+        run: refusals::cards,
+    },
+    Check {
+        name: "no-driver",
+        devices: &[Device::Veth],
+        list: List::Short,
+        limit_s: 60,
+        about: "the same on veth, whose driver has no zero-copy",
+        run: refusals::veth,
+    },
+    Check {
+        name: "packets-per-second",
+        devices: CARDS,
+        list: List::Bench,
+        limit_s: 600,
+        about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × (virtio-net)",
+        run: rate::packets_per_second,
+    },
+];
+
+/// A check of one device, or of the machine.
+#[derive(Clone, Copy)]
+pub struct Selected {
+    /// The line of the table.
+    pub check: &'static Check,
+    /// The device.
+    pub device: Option<Device>,
+}
+
+impl Selected {
+    /// `boot`, `igb/transfer`…
+    pub fn name(&self) -> String {
+        match self.device {
+            Some(device) => format!("{}/{}", device.name(), self.check.name),
+            None => self.check.name.to_owned(),
+        }
+    }
+}
+
+/// Every check that these devices can have.
+pub fn all(devices: &[Device]) -> Vec<Selected> {
+    let of_check = |check: &'static Check| {
+        let of_machine = check
+            .devices
+            .is_empty()
+            .then_some(Selected { check, device: None });
+        let of_devices = check.devices.iter().filter(|device| devices.contains(device));
+        of_machine
+            .into_iter()
+            .chain(of_devices.map(move |&device| Selected {
+                check,
+                device: Some(device),
+            }))
+    };
+    TABLE.iter().flat_map(of_check).collect()
+}
+
+/// The checks of these names: `transfer` is that of each device, `igb` every one of that device, `igb/transfer` a single one.
+/// Devices alone, and no names at all, stand for those checks that `is_listed` takes.
+pub fn select(names: &[String], devices: &[Device], is_listed: fn(List) -> bool) -> Result<Vec<Selected>> {
+    let all = all(devices);
+    let listed = |one: &Selected| is_listed(one.check.list);
+    if names.is_empty() {
+        return Ok(all.into_iter().filter(listed).collect());
+    }
+    let is_called = |one: &Selected, name: &String| {
+        let is_device = || one.device.is_some_and(|device| device.name() == name);
+        one.name() == *name || one.check.name == name || (is_device() && listed(one))
+    };
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| !all.iter().any(|one| is_called(one, name)))
+    {
+        let known: Vec<String> = all.iter().map(Selected::name).collect();
+        bail!("no check is called {unknown}; there are {}", known.join(", "));
+    }
+    Ok(all
+        .into_iter()
+        .filter(|one| names.iter().any(|name| is_called(one, name)))
+        .collect())
+}
+
+/// What this kernel or machine cannot do: no failure.
+#[derive(Debug)]
+struct NotHere(String);
+
+impl std::fmt::Display for NotHere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotHere {}
+
+/// Run one check of `cargo xtask vm`, in its guest.
+#[derive(Debug, clap::Args)]
+pub struct CheckArguments {
+    /// Its full name.
+    name: String,
+}
+
+/// Runs a check and prints its report as one line of JSON. In the guest.
+pub fn run(arguments: &CheckArguments) -> Result<()> {
+    let text = std::fs::read_to_string(PLAN_PATH).with_context(|| {
+        format!("cannot read {PLAN_PATH}: checks run in the guest of `cargo xtask vm` and nowhere else")
+    })?;
+    let plan: Plan = serde_json::from_str(&text).with_context(|| format!("cannot understand {PLAN_PATH}"))?;
+    let found = all(&Device::ALL)
+        .into_iter()
+        .find(|one| one.name() == arguments.name);
+    let selected = found.with_context(|| format!("no check is called {}", arguments.name))?;
+    match (selected.check.run)(&plan, selected.device) {
+        Ok(report) => println!("{report}"),
+        Err(error) => match error.downcast_ref::<NotHere>() {
+            Some(NotHere(why)) => println!("{}", json!({"skipped": why})),
+            None => return Err(error),
+        },
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str], devices: &[Device]) -> Result<Vec<String>> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let selected = select(&names, devices, |list| list == List::Machine)?;
+        Ok(selected.iter().map(Selected::name).collect())
+    }
+
+    #[test]
+    fn what_nobody_names_is_run_by_its_list() {
+        let of = |is_listed| {
+            let selected = select(&[], &Device::ALL, is_listed).unwrap();
+            selected.iter().map(Selected::name).collect::<Vec<_>>()
+        };
+        let short = of(|list| list == List::Short);
+        assert!(
+            short.contains(&"virtio-net/foreign".to_owned()) && short.contains(&"veth/no-driver".to_owned())
+        );
+        assert!(!short.contains(&"boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
+        let bench = of(|list| list == List::Bench);
+        assert_eq!(bench, ["igb/packets-per-second", "virtio-net/packets-per-second"]);
+        assert_eq!(
+            names(&["packets-per-second"], CARDS).unwrap(),
+            bench,
+            "by name from any list"
+        );
+    }
+
+    #[test]
+    fn checks_are_selected_by_name_device_or_both() {
+        let two = &[Device::Igb, Device::VirtioNet];
+        assert_eq!(
+            names(&[], two).unwrap(),
+            [
+                "boot",
+                "igb/transfer",
+                "virtio-net/transfer",
+                "igb/bind-zerocopy",
+                "virtio-net/bind-zerocopy"
+            ]
+        );
+        assert_eq!(names(&["transfer"], &Device::ALL).unwrap().len(), 3);
+        assert_eq!(names(&["veth"], &Device::ALL).unwrap(), ["veth/transfer"]);
+        assert_eq!(
+            names(&["igb/bind-zerocopy", "boot"], two).unwrap(),
+            ["boot", "igb/bind-zerocopy"]
+        );
+        let error = names(&["veth/transfer"], two).unwrap_err().to_string();
+        assert!(
+            error.contains("no check is called veth/transfer") && error.contains("igb/transfer"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn every_check_has_a_name_of_its_own() {
+        let mut names: Vec<String> = all(&Device::ALL).iter().map(Selected::name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for check in TABLE {
+            assert!(check.limit_s > 0 && !check.about.is_empty());
+            assert!(Device::ALL.iter().all(|device| device.name() != check.name));
+        }
+    }
+
+    #[test]
+    fn checks_run_in_the_guest_only() {
+        let name = "boot".to_owned();
+        let error = format!("{:#}", run(&CheckArguments { name }).unwrap_err());
+        assert!(error.contains("in the guest of `cargo xtask vm`"), "{error}");
+    }
+}

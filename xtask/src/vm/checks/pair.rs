@@ -1,0 +1,254 @@
+//! Two hosts on the two devices of a kind, and LM's programs on them in the mode that the plan demands.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::NotHere;
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
+use crate::vm::debian;
+use crate::vm::devices::Device;
+use crate::vm::guest::{cards, facts};
+use crate::vm::protocol::{Mode, Plan};
+
+/// Where a process writes down what it changes of a card; nothing may be left there.
+const STEERING_FOLDER: &str = "/run/lm/steering";
+
+/// How long a card may take to begin anew.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// Two hosts on the devices of one kind.
+pub(super) struct Pair {
+    /// The hosts.
+    pub(super) bed: Bed,
+    /// What joins them.
+    pub(super) device: Device,
+    /// What every receiver must be in.
+    pub(super) mode: Mode,
+}
+
+impl Pair {
+    /// Two hosts with a link. What the driver lacks in this kernel is no failure.
+    pub(super) fn new(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+        Pair::of(plan, device, false)
+    }
+
+    /// The sender on a veth, an impairment box, and the receiver on a card.
+    pub(super) fn with_box(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+        Pair::of(plan, device, true)
+    }
+
+    fn of(plan: &Plan, device: Option<Device>, with_box: bool) -> Result<Pair> {
+        let device = device.context("this check is of a device")?;
+        if plan.mode == Mode::ZeroCopy {
+            require_zero_copy(device)?;
+        }
+        let bed = hosts(device, with_box)?;
+        bed.introduce()?;
+        Ok(Pair {
+            bed,
+            device,
+            mode: plan.mode,
+        })
+    }
+
+    /// A program of LM's for the right host, in the demanded mode.
+    pub(super) fn receiving(&self, line: &str) -> Launch {
+        launch(line, self.mode).core(1)
+    }
+
+    /// A program of LM's for the left host: in the demanded mode where it has a card.
+    pub(super) fn sending(&self, line: &str) -> Launch {
+        let mode = if self.is_boxed() { Mode::Copy } else { self.mode };
+        let to = self.bed.right().address().to_string();
+        launch(line, mode).args(["--to", &to]).core(0)
+    }
+
+    fn is_boxed(&self) -> bool {
+        self.bed.middle().is_some()
+    }
+
+    /// Starts a receiver and waits until packets can come.
+    pub(super) fn start_receiver(&self, launch: Launch, ready: &str) -> Result<Program> {
+        await_detached(self.bed.right())?;
+        await_link(&self.bed)?;
+        let mut receiver = self.bed.right().spawn(launch)?;
+        receiver.await_text(ready)?;
+        // The gate made the card begin anew.
+        await_link(&self.bed)?;
+        Ok(receiver)
+    }
+
+    /// Starts a sender, once the last one is gone from its card.
+    pub(super) fn start_sender(&self, launch: Launch) -> Result<Program> {
+        await_detached(self.bed.left())?;
+        await_link(&self.bed)?;
+        self.bed.left().spawn(launch)
+    }
+
+    /// Both ends were in the demanded mode, by their own reports.
+    pub(super) fn prove_mode(&self, sent: &Value, received: &Value) -> Result<()> {
+        let sender = if self.is_boxed() { Mode::Copy } else { self.mode };
+        for (report, mode, end) in [(received, self.mode, "receiver"), (sent, sender, "sender")] {
+            ensure!(
+                report["mode"] == mode.in_effect(),
+                "the {end} was in mode {} and not in {}: {report}",
+                report["mode"],
+                mode.in_effect()
+            );
+        }
+        Ok(())
+    }
+
+    /// What a receiver may leave behind and must not: an XDP program, a note of changes, another RSS table.
+    pub(super) fn traces(&self) -> Result<Traces> {
+        Ok(Traces {
+            xdp: self.bed.left().has_xdp_program()? || self.bed.right().has_xdp_program()?,
+            notes: steering_notes(),
+            tables: [self.bed.left(), self.bed.right()].map(|host| rss_table(host).unwrap_or_default()),
+        })
+    }
+}
+
+/// What the checks and the programs may leave behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Traces {
+    /// Whether an XDP program is attached.
+    pub(super) xdp: bool,
+    /// Files about changed cards.
+    pub(super) notes: Vec<String>,
+    /// What `ethtool -x` says on both hosts.
+    pub(super) tables: [String; 2],
+}
+
+impl Traces {
+    /// Nothing is attached, nothing written down, and the tables are those of `before`.
+    pub(super) fn ensure_as_before(&self, before: &Traces) -> Result<()> {
+        ensure!(!self.xdp, "an XDP program is still attached");
+        ensure!(self.notes.is_empty(), "notes are left: {}", self.notes.join(", "));
+        ensure!(
+            self.tables == before.tables,
+            "the RSS tables were {:?} and are {:?}",
+            before.tables,
+            self.tables
+        );
+        Ok(())
+    }
+}
+
+/// Files in the folder where changed cards are written down.
+pub(super) fn steering_notes() -> Vec<String> {
+    let entries = std::fs::read_dir(STEERING_FOLDER).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".json")).collect();
+    names.sort();
+    names
+}
+
+/// What `ethtool -x` says; `None` where the device has no table.
+pub(super) fn rss_table(host: &Host) -> Option<String> {
+    let program = Launch::new("ethtool").args(["-x", INTERFACE]);
+    let output = host.spawn(program).ok()?.outcome().ok()?;
+    output.status.success().then_some(output.stdout)
+}
+
+/// A program of LM's on [`INTERFACE`], by its command line.
+pub(super) fn launch(line: &str, mode: Mode) -> Launch {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let idle = ["--idle", "default"];
+    // lm-recv and lm-send have no such option: it is their way.
+    let idle = if program == "lm-bench" { &idle[..] } else { &[] };
+    Launch::new(format!("/bin/{program}"))
+        .args(words)
+        .args(["--interface", INTERFACE, "--mode", mode.option()])
+        .args(idle)
+        .time_limit(Duration::from_secs(120))
+}
+
+/// Two hosts on the devices of one kind, with a link.
+pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
+    let cards = match device.driver() {
+        None => None,
+        Some(driver) => {
+            let found = cards(driver);
+            let [one, other] = found.as_slice() else {
+                bail!("{} interfaces with the driver {driver} instead of 2", found.len());
+            };
+            Some([one.interface.clone(), other.interface.clone()])
+        }
+    };
+    let bed = Bed::new(&BedConfig {
+        cards,
+        with_box,
+        // A box keeps and copies packets.
+        checksum_offload: !with_box,
+        ..BedConfig::default()
+    })?;
+    await_link(&bed)?;
+    Ok(bed)
+}
+
+/// Waits until all interfaces have their link: a card negotiates it anew whenever it is set up.
+pub(super) fn await_link(bed: &Bed) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    let hosts = [(bed.left(), INTERFACE), (bed.right(), INTERFACE)];
+    let middle = bed.middle().map(|host| (host, middle::RIGHT));
+    for (host, interface) in hosts.into_iter().chain(middle) {
+        let carrier = format!("/sys/class/net/{interface}/carrier");
+        while host.read_file(&carrier).ok().as_deref() != Some("1") {
+            ensure!(
+                Instant::now() < end,
+                "no link on {} within {} s",
+                host.name(),
+                LIMIT.as_secs()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
+/// begins anew.
+fn await_detached(host: &Host) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while host.has_xdp_program()? {
+        ensure!(
+            Instant::now() < end,
+            "an XDP program is still attached on {} after {} s",
+            host.name(),
+            LIMIT.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Sends everything that comes in to the landing queue, as a rule of a real card would. Whether that worked.
+pub(super) fn steer(host: &Host) -> Result<bool> {
+    let program = Launch::new("ethtool").args(["-X", INTERFACE, "start", "1", "equal", "1"]);
+    Ok(host.spawn(program)?.outcome()?.status.success())
+}
+
+/// Takes back what anybody has set of the RSS table.
+pub(super) fn spread_evenly(host: &Host) -> Result<()> {
+    let program = Launch::new("ethtool").args(["-X", INTERFACE, "default"]);
+    host.spawn(program)?.finish().map(drop)
+}
+
+/// Where this kernel's driver has no zero-copy, what needs it is skipped.
+pub(super) fn require_zero_copy(device: Device) -> Result<()> {
+    let release = facts()["kernel"].as_str().unwrap_or_default().to_owned();
+    let since = device.zerocopy_since().context("this device has no zero-copy")?;
+    if debian::numbers(&release) < since.to_vec() {
+        bail!(NotHere(format!(
+            "{} has zero-copy since Linux {}.{}, and this is {release}; take a newer one (--kernel FILE --modules DIR)",
+            device.name(),
+            since[0],
+            since[1]
+        )));
+    }
+    Ok(())
+}

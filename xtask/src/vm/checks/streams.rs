@@ -1,0 +1,346 @@
+//! Streams whose every byte the receiver knows: sizes and windows, with and without foreign traffic on the landing queue, and
+//! messages that are kept and looked at after their delivery (I1).
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::pair::{Pair, await_link};
+use crate::bed::{INTERFACE, Impairments, Launch, Program, ip};
+use crate::soak::fates;
+use crate::vm::devices::Device;
+use crate::vm::protocol::{Mode, Plan};
+
+/// LM's headers behind Ethernet's: IPv4 20, UDP 8, LM 24 bytes. What is left of the MTU is a fragment's payload.
+const HEADERS_LEN: u64 = 52;
+/// MTU of the tools where packets up to the interface's MTU shall be longer than fragments.
+const SHORT_MTU: u64 = 1400;
+/// MTU of a sender that also sends packets which the receiver's is too small for. Frames of zero-copy mode must hold it.
+const LONG_MTU: u64 = 1700;
+/// Foreign packets a second. An emulated card takes some ten thousand packets in that time.
+const FLOOD_RATE: u32 = 1500;
+/// UDP port of LM's data.
+const PORT: &str = "7168";
+
+/// What is sent, and what is done beside it.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    /// Lengths of messages, over and over.
+    pub(super) lens: Vec<u64>,
+    /// Number of messages.
+    pub(super) messages: usize,
+    /// Messages that may be unconfirmed.
+    pub(super) in_flight: u32,
+    /// Fragments of a window.
+    pub(super) window: u32,
+    /// The tools' MTU.
+    pub(super) mtu: u64,
+    /// Whether packets that no session knows come as well.
+    pub(super) foreign: bool,
+    /// Bytes of delivered messages that are kept and looked at again.
+    pub(super) hold: u64,
+    /// Decides the contents.
+    pub(super) seed: u64,
+    /// What becomes of messages that lose fragments.
+    pub(super) delivery: &'static str,
+}
+
+impl Default for Stream {
+    fn default() -> Stream {
+        Stream {
+            lens: Vec::new(),
+            messages: 0,
+            in_flight: 4,
+            window: 256,
+            mtu: 1500,
+            foreign: false,
+            hold: 0,
+            seed: 1,
+            delivery: "reliable",
+        }
+    }
+}
+
+impl Stream {
+    /// Each length `times` times.
+    fn of(lens: Vec<u64>, times: usize) -> Stream {
+        Stream {
+            messages: lens.len() * times,
+            lens,
+            ..Stream::default()
+        }
+    }
+
+    fn arguments(&self, program: &str) -> String {
+        let lens: Vec<String> = self.lens.iter().map(u64::to_string).collect();
+        format!(
+            "lm-bench {program} --time-limit 110 --seed {} --lens {} --messages {} --in-flight {} --window {} --mtu {}",
+            self.seed,
+            lens.join(","),
+            self.messages,
+            self.in_flight,
+            self.window,
+            self.mtu
+        )
+    }
+
+    /// Sends everything from left to right and compares what both sides say. In a bed with a box that is to be running.
+    pub(super) fn run(&self, pair: &Pair) -> Result<Value> {
+        let line = format!("{} --hold {}", self.arguments("lm-check-recv"), self.hold);
+        let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
+        let line = format!(
+            "{} --patience 90 --delivery {}",
+            self.arguments("lm-check-send"),
+            self.delivery
+        );
+        // The receiver ends by itself in any case: killed, it would leave its changes of the card to the next check.
+        let sent = self.send(pair, &line);
+        let received = receiver.stop()?;
+        ensure!(
+            received.status.success(),
+            "lm-check-recv ended with {}: {}",
+            received.status,
+            received.stderr.trim()
+        );
+        let received = received.json().context("lm-check-recv")?;
+        let (sent, flood) = sent.with_context(|| format!("the receiver: {received}"))?;
+        self.judge(pair, &sent, &received, flood.as_ref())
+            .with_context(|| format!("sender {sent}; receiver {received}; foreign packets {flood:?}"))?;
+        Ok(json!({
+            "window": self.window, "mtu": self.mtu, "messages": self.messages,
+            "sender": sent, "receiver": received, "foreign": flood,
+        }))
+    }
+
+    /// Runs the sender, with foreign packets beside it if there are to be any: both reports.
+    fn send(&self, pair: &Pair, line: &str) -> Result<(Value, Option<Value>)> {
+        let mut sender = pair.start_sender(pair.sending(line))?;
+        let mut flood = None;
+        if self.foreign {
+            let port = sender.await_line("fragments leave from port ")?;
+            let mut running = self.flood(pair, &port)?;
+            running.await_text("ready")?;
+            flood = Some(running);
+        }
+        let sent = sender.finish()?.json().context("lm-check-send")?;
+        let flood = flood.map(|flood| {
+            let output = flood.stop()?;
+            output
+                .json()
+                .with_context(|| format!("lm-bench flood: {}", output.stderr))
+        });
+        Ok((sent, flood.transpose()?))
+    }
+
+    fn judge(&self, pair: &Pair, sent: &Value, received: &Value, flood: Option<&Value>) -> Result<()> {
+        pair.prove_mode(sent, received)?;
+        let fates = fates::compare(self.delivery, self.messages as u64, sent, received)?;
+        ensure!(
+            self.delivery != "reliable" || fates.whole == self.messages as u64,
+            "{fates:?}"
+        );
+        if self.hold > 0 {
+            let held = |name: &str| received["held"][name].as_u64().unwrap_or(0);
+            ensure!(
+                held("messages") == fates.whole + fates.in_part && held("looks") >= held("messages"),
+                "kept messages were not looked at: {}",
+                received["held"]
+            );
+        }
+        if let Some(flood) = flood {
+            for kind in ["plain", "vlan", "long"] {
+                ensure!(
+                    flood[kind].as_u64() >= Some(20),
+                    "too few {kind} packets came beside the stream to mean anything: {flood}"
+                );
+            }
+            // On the landing queue they take entries, and what lies there is no fragment.
+            let spoiled = ["fragment_corrupt", "fragment_stale"]
+                .map(|drop| received["drops"][drop].as_u64().unwrap_or(0));
+            ensure!(
+                pair.mode == Mode::Copy || spoiled.iter().sum::<u64>() > 0,
+                "no entry was taken by a foreign packet: they missed the landing queue"
+            );
+        }
+        Ok(())
+    }
+
+    /// Starts packets with the addresses and ports of the fragments, until it is stopped.
+    fn flood(&self, pair: &Pair, source_port: &str) -> Result<Program> {
+        let (left, right) = (pair.bed.left(), pair.bed.right());
+        let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
+        let line = format!(
+            "flood --interface {INTERFACE} --to {} --to-mac {} --from {} --from-mac {} --port {PORT} --source-port {source_port} \
+             --rate {FLOOD_RATE} --fragment {} --longest {LONG_MTU} --seed {} --time-limit 110 --seconds 100",
+            right.address(),
+            mac(right)?,
+            left.address(),
+            mac(left)?,
+            self.mtu,
+            self.seed
+        );
+        left.spawn(
+            Launch::new("/bin/lm-bench")
+                .args(line.split_whitespace())
+                .core(0)
+                .time_limit(Duration::from_secs(120)),
+        )
+    }
+}
+
+/// Lengths at which something changes: one byte, one fragment, two, the bounds of windows, and long ones.
+fn lens(mtu: u64, window: u32) -> Vec<u64> {
+    let payload = mtu - HEADERS_LEN;
+    let windowful = payload * u64::from(window);
+    let mut lens = vec![
+        1,
+        100,
+        payload - 1,
+        payload,
+        payload + 1,
+        2 * payload,
+        2 * payload + 1,
+    ];
+    for windows in [1, 2] {
+        let bound = windows * windowful;
+        lens.extend([bound - 1, bound, bound + 1]);
+    }
+    lens.extend([1 << 20, 16 << 20]);
+    lens
+}
+
+/// The sender's card takes packets that are longer than the receiver's may be. Before any XDP program is there: igb then chooses
+/// its buffers.
+fn widen_sender(pair: &Pair) -> Result<()> {
+    let commands = [format!("link set dev {INTERFACE} mtu {LONG_MTU}")];
+    ip::batch(Some(pair.bed.left().name()), &commands)?;
+    await_link(&pair.bed)
+}
+
+/// Windows and lengths, each without foreign packets.
+pub(super) fn sizes(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    let run = |window: u32| {
+        let stream = Stream {
+            window,
+            in_flight: 2,
+            ..Stream::of(lens(1500, window), 1)
+        };
+        stream
+            .run(&pair)
+            .with_context(|| format!("windows of {window} fragments"))
+    };
+    let windows: &[u32] = if plan.short { &[256] } else { &[16, 256, 4096] };
+    windows.iter().map(|&window| run(window)).collect()
+}
+
+/// The same with foreign packets: as long as fragments, tagged, longer, and longer than the receiver's MTU.
+pub(super) fn foreign(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    widen_sender(&pair)?;
+    let run = |(window, mtu, in_flight): (u32, u64, u32)| {
+        let stream = Stream {
+            window,
+            mtu,
+            in_flight,
+            foreign: true,
+            seed: u64::from(window),
+            ..Stream::of(lens(mtu, window), 2)
+        };
+        stream
+            .run(&pair)
+            .with_context(|| format!("windows of {window} fragments, MTU {mtu}"))
+    };
+    let runs: &[(u32, u64, u32)] = if plan.short {
+        &[(256, SHORT_MTU, 2)]
+    } else {
+        &[(16, 1500, 2), (256, SHORT_MTU, 2), (4096, 1500, 1)]
+    };
+    runs.iter().map(|&one| run(one)).collect()
+}
+
+/// Delivered messages are kept while later ones and foreign packets come.
+pub(super) fn finality(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::new(plan, device)?;
+    widen_sender(&pair)?;
+    let stream = Stream {
+        foreign: true,
+        hold: 12 << 20,
+        mtu: SHORT_MTU,
+        ..Stream::of(
+            vec![64 << 10, 1 << 20, 5000, 300_000, 200, 700_001],
+            if plan.short { 8 } else { 30 },
+        )
+    };
+    stream.run(&pair)
+}
+
+/// Loss, duplication, reordering and corruption between the sender and the receiver's card.
+pub(super) fn repair(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::with_box(plan, device)?;
+    let all = [
+        ("reliable", "1%", "0.5%", "1%", "0"),
+        ("reliable", "5%", "2%", "2%", "0.5%"),
+        ("partial", "1%", "1%", "1%", "0.2%"),
+        ("reliable", "0.1%", "5%", "5%", "0.1%"),
+        ("unreliable", "1%", "1%", "1%", "0.1%"),
+        ("reliable", "0.5%", "0", "0", "1%"),
+    ];
+    let plans = if plan.short { &all[..1] } else { &all };
+    let mut reports = Vec::new();
+    for (seed, &(delivery, loss, duplicate, reorder, corrupt)) in (1..).zip(plans) {
+        let of = |share: &str| Some(share.to_owned());
+        let impairments = Impairments {
+            loss: of(loss),
+            loss_burst: of("2"),
+            duplicate: of(duplicate),
+            reorder: of(reorder),
+            reorder_by: of("5"),
+            corrupt: of(corrupt),
+            seed: Some(seed),
+            ..Impairments::default()
+        };
+        let running = pair
+            .bed
+            .start_box(std::path::Path::new("/bin/lm-bench"), &impairments)?;
+        let stream = Stream {
+            delivery,
+            seed,
+            in_flight: 8,
+            hold: 4 << 20,
+            ..Stream::of(vec![1 << 20, 1000, 64 << 10, 300_000, 10_000], 10)
+        };
+        let report = stream.run(&pair);
+        let forwarded = running.stop()?;
+        let mut report = report.with_context(|| format!("{impairments:?}; the box: {forwarded}"))?;
+        let lost = forwarded["rightward"]["lost"].as_u64();
+        ensure!(lost > Some(0), "the box lost nothing: {forwarded}");
+        report["box"] = forwarded;
+        reports.push(report);
+    }
+    Ok(Value::Array(reports))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_at_the_bounds_of_fragments_and_windows() {
+        let lens = lens(1500, 16);
+        for bound in [
+            1,
+            1447,
+            1448,
+            1449,
+            2896,
+            16 * 1448 - 1,
+            16 * 1448 + 1,
+            1 << 20,
+            16 << 20,
+        ] {
+            assert!(lens.contains(&bound), "{bound} is not in {lens:?}");
+        }
+    }
+}
