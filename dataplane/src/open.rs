@@ -25,7 +25,7 @@ use crate::memory::{HugePages, Umem};
 use crate::nic::{Device, EffectiveMode, ModeRequest, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::platform::probe::Probe;
-use crate::platform::{Demand, Facts, Obstacle, chunk_len_for, judge};
+use crate::platform::{self, Demand, Facts, Obstacle, chunk_len_for, judge};
 
 /// How long a granted session lives without a sign of life from its sender.
 const LEASE: Duration = Duration::from_secs(5);
@@ -82,6 +82,8 @@ struct Site {
     window: WindowShape,
     queues: Queues,
     veth: bool,
+    /// Packets that the device holds on each receive queue.
+    rx_ring_len: u32,
     warnings: Vec<String>,
 }
 
@@ -103,6 +105,7 @@ impl Site {
         }
         Ok(Site {
             veth: interface.kind.as_deref() == Some("veth") || interface.driver.as_deref() == Some("veth"),
+            rx_ring_len: platform::rx_ring_len(&interface),
             interface,
             link,
             layout,
@@ -293,10 +296,14 @@ impl Opened {
                     paced: ON_THE_WAY_PACED,
                     unpaced: ON_THE_WAY_VETH,
                 },
-                None => OnTheWay {
-                    paced: u32::MAX,
-                    unpaced: u32::MAX,
-                },
+                // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
+                None => {
+                    let held = site.rx_ring_len / 4 * 3;
+                    OnTheWay {
+                        paced: held,
+                        unpaced: held,
+                    }
+                }
             },
             landing_ring_len,
             transmit_registered_len: plan.landing_arena,

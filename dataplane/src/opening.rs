@@ -69,7 +69,7 @@ impl MemoryPlan {
         let send_len = pages_len(config.send_len);
         let spare_frames = send_arena + send_len;
         let spare_count = match writes.is_some() && config.landing_len > 0 {
-            true => spare_frames(writes.map_or(1, |device| device.lap)),
+            true => spare_frame_count(writes.map_or(1, |device| device.lap)),
             false => 0,
         };
         let prefix = writes.map_or(0, |writes| writes.prefix_len);
@@ -119,7 +119,7 @@ impl MemoryPlan {
 }
 
 /// Frames for entries that have no place in a landing zone.
-pub(crate) const fn spare_frames(lap: u32) -> u32 {
+pub(crate) const fn spare_frame_count(lap: u32) -> u32 {
     // Those that fill a lap up are out while the next ones are posted.
     SPARE_FRAMES + 3 * (lap - 1)
 }

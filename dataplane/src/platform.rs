@@ -340,6 +340,15 @@ fn bounce(facts: &Facts) -> Option<Bounce> {
     (!reaches_all).then_some(Bounce::Narrow { bits })
 }
 
+/// Descriptors in each receive ring of an interface of the calling thread's network namespace; the usual number where its driver
+/// does not tell.
+pub fn rx_ring_len(interface: &Interface) -> u32 {
+    let lens = Ethtool::open(interface.index)
+        .ok()
+        .and_then(|ethtool| ethtool.ring_lens().ok());
+    lens.map_or(USUAL_RING_LEN, |lens| lens.rx.max(16))
+}
+
 /// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it.
 pub fn chunk_len_for(driver: Option<&str>, mtu: u32) -> u32 {
     match max_mtu(driver, 2048) {
@@ -418,7 +427,7 @@ impl Facts {
             driver: driver.map(|driver| driver.name),
             mtu: interface.mtu,
             rx_queues: interface.rx_queues,
-            rx_ring_len: ethtool.ring_lens().map_or(USUAL_RING_LEN, |lens| lens.rx.max(1)),
+            rx_ring_len: rx_ring_len(interface),
             xdp: XdpFeatures::read(interface.index)?,
             free_huge_bytes: free_huge_pages(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB"))
                 * HUGE_PAGE_LEN,

@@ -15,7 +15,7 @@ use crate::error::{LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Inbound;
 use crate::message::Message;
 use crate::nic::Nic;
-use crate::opening::spare_frames;
+use crate::opening::spare_frame_count;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
 use crate::region::SendRegion;
@@ -104,7 +104,7 @@ impl Run {
             let chunk_len = u64::from(engine.fixed.chunk_len);
             // Spare frames lie before the arena.
             let spare = match engine.fixed.zero_copy {
-                true => pages_len(u64::from(spare_frames(engine.fixed.lap)) * chunk_len),
+                true => pages_len(u64::from(spare_frame_count(engine.fixed.lap)) * chunk_len),
                 false => 0,
             };
             let first = landing.arena.start() - spare;
