@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, bind, impair, lm, log, peer};
+use lm_bench::{bare, bind, impair, lm, log, overlay, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -68,6 +68,8 @@ enum Program {
     LandRecv(bare::LandArgs),
     /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
     Bind(bind::BindArgs),
+    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
+    Overlay(overlay::OverlayArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(impair::ImpairArgs),
@@ -114,6 +116,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LandSend(args) => print(&bare::land_send(&args).map_err(system)?),
         Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
         Program::Bind(args) => print(&bind::bind(&args)?),
+        Program::Overlay(args) => print(&overlay::overlay(&args)?),
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())
