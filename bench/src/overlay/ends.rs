@@ -125,11 +125,7 @@ impl Link {
                 break;
             }
             if Instant::now() >= deadline {
-                let what = if sent {
-                    "did not come"
-                } else {
-                    "was not sent"
-                };
+                let what = if sent { "did not come" } else { "was not sent" };
                 let statistics = self.receiver.xsk.statistics();
                 return Err(Failure::new(format!(
                     "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} receive? \

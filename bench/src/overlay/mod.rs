@@ -233,7 +233,11 @@ impl Trace {
                     return Err(Failure::new("a window's tail was saved out of turn (I5)"));
                 }
             }
-            self.look(link, Event::Packet { fragment: index }, &order[position + 1..posted])?;
+            self.look(
+                link,
+                Event::Packet { fragment: index },
+                &order[position + 1..posted],
+            )?;
             if self.windows.is_lowest(index)
                 && let Some(window) = rule.lowest_arrived(self.windows.window_of(index))
             {
@@ -285,7 +289,10 @@ impl Trace {
         self.steps.push(Step {
             event,
             posted: posted.to_vec(),
-            runs: seen.runs(ZONE..ZONE + self.zone.total_len(), ZONE + self.zone.message_start()),
+            runs: seen.runs(
+                ZONE..ZONE + self.zone.total_len(),
+                ZONE + self.zone.message_start(),
+            ),
         });
         Ok(())
     }

@@ -238,7 +238,8 @@ impl Prediction {
     pub(super) fn tail_restored(&mut self, lowest: u32) {
         let headers = self.headers(lowest);
         let below = What::Payload { fragment: lowest - 1 };
-        self.written.push((headers.start - self.prefix_len..headers.end, below));
+        self.written
+            .push((headers.start - self.prefix_len..headers.end, below));
     }
 
     fn headers(&self, fragment: u32) -> Range<u64> {
@@ -261,8 +262,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use lm_protocol::geometry::{Layout, LinkShape, Wire};
-    use lm_protocol::wire::ethernet::MacAddr;
     use lm_protocol::window::WindowShape;
+    use lm_protocol::wire::ethernet::MacAddr;
 
     use super::*;
 
@@ -352,7 +353,10 @@ mod tests {
             let mut memory = paint.clone();
             memory[at] ^= 0xff;
             let seen = Picture::of(&memory, &content, prefix_len);
-            assert_eq!(seen.difference(&predicted), Some((at, What::Foreign, What::Paint)));
+            assert_eq!(
+                seen.difference(&predicted),
+                Some((at, What::Foreign, What::Paint))
+            );
         }
         // In a header's place, too, what is not that header.
         let mut memory = paint;
@@ -361,7 +365,10 @@ mod tests {
             .find(|&byte| byte != memory[at] && Some(byte) != content.header_at(-30).map(|(_, byte)| byte))
             .unwrap();
         let seen = Picture::of(&memory, &content, prefix_len);
-        assert_eq!(seen.difference(&predicted), Some((at, What::Foreign, What::Paint)));
+        assert_eq!(
+            seen.difference(&predicted),
+            Some((at, What::Foreign, What::Paint))
+        );
     }
 
     #[test]

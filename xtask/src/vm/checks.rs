@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::devices::Device;
 use super::guest::{all_cards, cards, facts};
 use super::protocol::{PLAN_PATH, Plan};
-use super::{debian, qemu};
+use super::{copies, debian, overlay, qemu};
 use crate::bed::leftovers::temporary_folder;
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch};
 use crate::content;
@@ -51,6 +51,20 @@ pub const TABLE: &[Check] = &[
         limit_s: 60,
         about: "each queue binds landing memory on huge pages with XDP_ZEROCOPY, and XDP_OPTIONS says so",
         run: bind_zerocopy,
+    },
+    Check {
+        name: "overlay",
+        devices: &[Device::Igb, Device::VirtioNet],
+        limit_s: 60,
+        about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory is",
+        run: overlay::check,
+    },
+    Check {
+        name: "no-copies",
+        devices: &[Device::Igb, Device::VirtioNet],
+        limit_s: 90,
+        about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
+        run: copies::check,
     },
 ];
 
@@ -230,7 +244,7 @@ fn steer(host: &Host) -> Result<bool> {
 
 const FILE_LEN: u64 = 1 << 20;
 
-fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     let bed = hosts(device)?;
     let (left, right) = (bed.left(), bed.right());
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "transfer")?;
@@ -337,7 +351,11 @@ mod tests {
                 "igb/transfer",
                 "virtio-net/transfer",
                 "igb/bind-zerocopy",
-                "virtio-net/bind-zerocopy"
+                "virtio-net/bind-zerocopy",
+                "igb/overlay",
+                "virtio-net/overlay",
+                "igb/no-copies",
+                "virtio-net/no-copies"
             ]
         );
         assert_eq!(names(&["transfer"], &Device::ALL).unwrap().len(), 3);

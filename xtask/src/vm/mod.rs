@@ -14,12 +14,14 @@
 //! Neither KVM nor anything installed is needed. New checks go into the table of [`checks`].
 
 pub mod checks;
+mod copies;
 pub mod debian;
 pub mod devices;
 pub mod guest;
 pub mod initramfs;
 pub mod machine;
 pub mod modules;
+pub mod overlay;
 pub mod packages;
 pub mod protocol;
 pub mod qemu;

@@ -1,0 +1,340 @@
+//! The check `no-copies`: the kernel's own testimony that no copying path ran while a message landed.
+//!
+//! Kernel probes count the calls of functions that stand for a way to receive or send: those that copy (AF_XDP's copy mode, packets
+//! turned into the kernel's own `sk_buff`, bounce buffers) and those that do not. A function that the compiler has inlined cannot be
+//! counted, so a run in which copies are made must move the counters of the copying ways: else nothing was shown.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::checks;
+use super::devices::Device;
+use super::overlay::Pair;
+use super::protocol::Plan;
+
+const TRACING: &str = "/sys/kernel/tracing";
+const GROUP: &str = "lm_copies";
+
+/// A way that a packet can take through the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Way {
+    /// AF_XDP copies the received packet into the UMEM.
+    CopyingReceive,
+    /// AF_XDP copies the packet to send out of the UMEM.
+    CopyingSend,
+    /// A received packet becomes an `sk_buff`, for the kernel's stack.
+    Stack,
+    /// The device reaches the memory by a copy elsewhere.
+    Bounce,
+    /// AF_XDP hands the received memory over as it is.
+    ZeroCopyReceive,
+    /// The device reads the UMEM.
+    ZeroCopySend,
+}
+
+/// Functions, by the way that they stand for. Those that a kernel has not, or has inlined, are left out and named.
+const FUNCTIONS: [(&str, Way); 18] = [
+    // net/xdp/xsk.c: `xsk_rcv` calls the first in copy mode, which calls the second for each part; generic mode calls the third.
+    ("__xsk_rcv", Way::CopyingReceive),
+    ("xsk_copy_xdp", Way::CopyingReceive),
+    ("xsk_generic_rcv", Way::CopyingReceive),
+    ("__xsk_generic_xmit", Way::CopyingSend),
+    ("xsk_build_skb", Way::CopyingSend),
+    // net/core/skbuff.c and the drivers.
+    ("napi_alloc_skb", Way::Stack),
+    ("napi_build_skb", Way::Stack),
+    ("build_skb", Way::Stack),
+    ("igb_construct_skb", Way::Stack),
+    ("igb_construct_skb_zc", Way::Stack),
+    ("igb_build_skb", Way::Stack),
+    ("page_to_skb", Way::Stack),
+    ("xsk_construct_skb", Way::Stack),
+    // kernel/dma/swiotlb.c
+    ("swiotlb_bounce", Way::Bounce),
+    // `xsk_rcv` calls the first where the memory is the pool's own.
+    ("__xsk_rcv_zc", Way::ZeroCopyReceive),
+    ("igb_clean_rx_irq_zc", Way::ZeroCopyReceive),
+    ("igb_xmit_zc", Way::ZeroCopySend),
+    ("xsk_tx_peek_desc", Way::ZeroCopySend),
+];
+
+/// How often each function was called.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Counts {
+    /// Calls, by way and function.
+    calls: BTreeMap<Way, BTreeMap<String, u64>>,
+    /// Functions that this kernel has not, or has inlined.
+    not_counted: Vec<&'static str>,
+    /// Calls that a probe missed.
+    missed: u64,
+}
+
+impl Counts {
+    fn most(&self, way: Way) -> u64 {
+        let calls = self.calls.get(&way);
+        calls.and_then(|calls| calls.values().max().copied()).unwrap_or(0)
+    }
+
+    fn of(&self, way: Way, function: &str) -> Option<u64> {
+        self.calls.get(&way)?.get(function).copied()
+    }
+}
+
+/// Counts what the kernel calls while `run` runs, in the whole machine.
+///
+/// # Errors
+/// Those of `run`, and when tracefs refuses the probes.
+pub(super) fn copies_counted<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Counts)> {
+    let probes = Probes::set()?;
+    let value = run()?;
+    Ok((value, probes.read()?))
+}
+
+/// Probes in the kernel; gone when this is dropped.
+struct Probes {
+    /// Event names and what they count.
+    events: Vec<(String, &'static str, Way)>,
+    not_counted: Vec<&'static str>,
+}
+
+impl Probes {
+    fn set() -> Result<Probes> {
+        let list = Path::new(TRACING).join("available_filter_functions");
+        let list = std::fs::read_to_string(&list).with_context(|| {
+            format!(
+                "cannot read {}; mount tracefs, in a kernel with kprobes",
+                list.display()
+            )
+        })?;
+        let mut probes = Probes {
+            events: Vec::new(),
+            not_counted: Vec::new(),
+        };
+        for (function, way) in FUNCTIONS {
+            let before = probes.events.len();
+            for symbol in symbols(&list, function) {
+                let event = format!("f{}", probes.events.len());
+                // A symbol that is there twice cannot be named; then the function counts as missing.
+                if append("kprobe_events", &format!("p:{GROUP}/{event} {symbol}")).is_ok() {
+                    probes.events.push((event, function, way));
+                }
+            }
+            if probes.events.len() == before {
+                probes.not_counted.push(function);
+            }
+        }
+        ensure!(
+            !probes.events.is_empty(),
+            "the kernel lets no function be counted"
+        );
+        append(&format!("events/{GROUP}/enable"), "1").context("cannot enable the probes")?;
+        Ok(probes)
+    }
+
+    fn read(&self) -> Result<Counts> {
+        let path = Path::new(TRACING).join("kprobe_profile");
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let profile = profile(&text)?;
+        let mut counts = Counts {
+            not_counted: self.not_counted.clone(),
+            ..Counts::default()
+        };
+        for (event, function, way) in &self.events {
+            let (hits, missed) = profile
+                .get(event.as_str())
+                .with_context(|| format!("kprobe_profile does not name the probe of {function}"))?;
+            *counts
+                .calls
+                .entry(*way)
+                .or_default()
+                .entry((*function).to_owned())
+                .or_default() += hits;
+            counts.missed += missed;
+        }
+        Ok(counts)
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        // A probe that stays counts on, and harms nobody; the next run names it otherwise.
+        let _ = append(&format!("events/{GROUP}/enable"), "0");
+        for (event, ..) in &self.events {
+            let _ = append("kprobe_events", &format!("-:{GROUP}/{event}"));
+        }
+    }
+}
+
+fn append(file: &str, line: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new()
+        .append(true)
+        .open(Path::new(TRACING).join(file))?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
+/// The symbols of a function as a probe is told them: `NAME`, the compiler's variants of it (`NAME.isra.0`), `MODULE:NAME`.
+fn symbols(list: &str, function: &str) -> Vec<String> {
+    let matching = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?;
+        let is_it = name
+            .strip_prefix(function)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let module = words
+            .next()
+            .map(|word| word.trim_matches(['[', ']']).to_owned() + ":");
+        is_it.then(|| module.unwrap_or_default() + name)
+    };
+    list.lines().filter_map(matching).collect()
+}
+
+/// Hits and misses of each event: `NAME HITS MISSES` a line.
+fn profile(text: &str) -> Result<BTreeMap<&str, (u64, u64)>> {
+    let line = |line: &'_ str| -> Option<(u64, u64)> {
+        let mut numbers = line.split_whitespace().skip(1).map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    };
+    let mut events = BTreeMap::new();
+    for text in text.lines().filter(|line| !line.trim().is_empty()) {
+        let Some(numbers) = line(text) else {
+            bail!("kprobe_profile has the line {text:?}");
+        };
+        events.insert(text.split_whitespace().next().unwrap_or_default(), numbers);
+    }
+    Ok(events)
+}
+
+pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let (report, landed) = copies_counted(|| Pair::of(device)?.overlay())?;
+    let (_, control) = copies_counted(|| checks::transfer(plan, device))?;
+    let packets = report["packets"]
+        .as_u64()
+        .context("packets of lm-bench overlay")?;
+    judge(&landed, &control, packets)?;
+    Ok(json!({"packets": packets, "zero_copy": landed, "copying": control}))
+}
+
+/// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while a file was
+/// transferred in copy mode.
+fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
+    ensure!(
+        landed.missed + control.missed == 0,
+        "the kernel missed calls: {landed:?} {control:?}"
+    );
+    for way in [Way::CopyingReceive, Way::CopyingSend, Way::Stack] {
+        ensure!(
+            control.most(way) > 0,
+            "{way:?} was not seen although copies were made, so nothing is shown: {control:?}"
+        );
+    }
+    for way in [Way::CopyingReceive, Way::CopyingSend, Way::Stack, Way::Bounce] {
+        ensure!(landed.most(way) == 0, "{way:?} ran in zero-copy mode: {landed:?}");
+    }
+    if let Some(calls) = landed.of(Way::ZeroCopyReceive, "__xsk_rcv_zc") {
+        ensure!(
+            calls == packets,
+            "{packets} packets came, and {calls} were handed over without a copy: {landed:?}"
+        );
+    }
+    ensure!(
+        landed.most(Way::ZeroCopyReceive) > 0 && landed.most(Way::ZeroCopySend) > 0,
+        "the ways without copies were not seen: {landed:?}"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(calls: &[(Way, &str, u64)]) -> Counts {
+        let mut counts = Counts::default();
+        for (way, function, count) in calls {
+            counts
+                .calls
+                .entry(*way)
+                .or_default()
+                .insert((*function).to_owned(), *count);
+        }
+        counts
+    }
+
+    #[test]
+    fn symbols_are_the_function_and_its_variants() {
+        let list = "__xsk_rcv_zc.constprop.0\n__xsk_rcv\n__xsk_rcv_zc_safe\nxsk_construct_skb [virtio_net]\n";
+        assert_eq!(symbols(list, "__xsk_rcv"), ["__xsk_rcv"]);
+        assert_eq!(symbols(list, "__xsk_rcv_zc"), ["__xsk_rcv_zc.constprop.0"]);
+        assert_eq!(
+            symbols(list, "xsk_construct_skb"),
+            ["virtio_net:xsk_construct_skb"]
+        );
+        assert!(symbols(list, "xsk_copy_xdp").is_empty());
+    }
+
+    #[test]
+    fn profiles_are_a_line_an_event() {
+        let text =
+            "  f0                                                        12               0\n  f1  0  3\n";
+        let profile = profile(text).unwrap();
+        assert_eq!((profile["f0"], profile["f1"]), ((12, 0), (0, 3)));
+        assert!(super::profile("f0 many 0\n").is_err());
+    }
+
+    #[test]
+    fn a_copy_a_gap_and_a_silent_control_are_failures() {
+        use Way::*;
+        let landed = [
+            (CopyingReceive, "__xsk_rcv", 0),
+            (ZeroCopyReceive, "__xsk_rcv_zc", 8),
+            (ZeroCopySend, "igb_xmit_zc", 20),
+        ];
+        let control = [
+            (CopyingReceive, "__xsk_rcv", 725),
+            (CopyingSend, "__xsk_generic_xmit", 30),
+            (Stack, "napi_build_skb", 4),
+        ];
+        let with = |calls: &[(Way, &'static str, u64)], more: (Way, &'static str, u64)| {
+            let mut calls = calls.to_vec();
+            calls.retain(|(_, function, _)| *function != more.1);
+            calls.push(more);
+            counts(&calls)
+        };
+        assert!(judge(&counts(&landed), &counts(&control), 8).is_ok());
+        let reason = |landed: &Counts, control: &Counts| judge(landed, control, 8).unwrap_err().to_string();
+        for copy in [
+            (CopyingReceive, "__xsk_rcv", 1),
+            (CopyingSend, "__xsk_generic_xmit", 1),
+            (Stack, "build_skb", 1),
+            (Bounce, "swiotlb_bounce", 1),
+        ] {
+            let text = reason(&with(&landed, copy), &counts(&control));
+            assert!(text.contains("ran in zero-copy mode"), "{text}");
+        }
+        for silent in ["__xsk_rcv", "__xsk_generic_xmit", "napi_build_skb"] {
+            let mut calls = control.to_vec();
+            calls.retain(|(_, function, _)| *function != silent);
+            let text = reason(&counts(&landed), &counts(&calls));
+            assert!(text.contains("nothing is shown"), "{text}");
+        }
+        for calls in [7, 9] {
+            let text = reason(
+                &with(&landed, (ZeroCopyReceive, "__xsk_rcv_zc", calls)),
+                &counts(&control),
+            );
+            assert!(text.contains("8 packets came"), "{text}");
+        }
+        let missed = Counts {
+            missed: 1,
+            ..counts(&control)
+        };
+        assert!(reason(&counts(&landed), &missed).contains("missed"));
+    }
+}
