@@ -48,6 +48,8 @@ pub(super) struct Link {
     pub(super) addressing: Addressing,
     pub(super) driver: Option<String>,
     pub(super) queue: u32,
+    /// Entries were posted, perhaps not yet taken by the driver.
+    untaken: bool,
     /// Packets received so far.
     pub(super) received: u64,
     _steered: Option<Steered>,
@@ -92,6 +94,7 @@ impl Link {
             },
             driver: to.driver,
             queue,
+            untaken: false,
             received: 0,
             _steered: steered,
         })
@@ -103,10 +106,41 @@ impl Link {
         assert!(fill.free(1) > 0, "the fill ring holds more than is ever posted");
         fill.write(0, entry);
         fill.submit(1);
+        self.untaken = true;
+    }
+
+    /// Waits until the driver has taken what is posted: in zero-copy mode a packet that comes before is lost.
+    ///
+    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). That the driver
+    /// looked for more and found nothing is counted: once perhaps by a look that began before the entry was there, so twice is enough.
+    fn await_taken(&mut self) -> Result<(), Failure> {
+        let untaken = std::mem::take(&mut self.untaken);
+        if !untaken || !self.receiver.xsk.zero_copy() {
+            return Ok(());
+        }
+        let looked_in_vain = |xsk: &Xsk| {
+            let statistics = xsk.statistics();
+            statistics.map(|statistics| statistics.rx_fill_ring_empty)
+        };
+        let system = |error: std::io::Error| Failure::new(chain(&error));
+        let before = looked_in_vain(&self.receiver.xsk).map_err(system)?;
+        let deadline = Instant::now() + PACKET_PATIENCE;
+        while looked_in_vain(&self.receiver.xsk).map_err(system)? < before + 2 {
+            (self.receiver.xsk.wake_rx()).map_err(|error| Failure::new(chain(&error)))?;
+            if Instant::now() >= deadline {
+                return Err(Failure::new(format!(
+                    "the driver takes no entries within {} s",
+                    PACKET_PATIENCE.as_secs()
+                )));
+            }
+            sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
     /// Sends one packet, the sender's bytes at `packet.0`, and waits until it lies at `start` in the receiver's memory.
     pub(super) fn pass(&mut self, packet: (u64, u32), start: u64) -> Result<(), Failure> {
+        self.await_taken()?;
         let (address, len) = packet;
         let tx = &mut self.sender.rings.tx;
         assert!(tx.free(1) > 0, "one packet at a time");

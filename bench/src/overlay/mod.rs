@@ -25,7 +25,7 @@ use crate::cli::{Failure, chain};
 use crate::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
-use picture::{Content, Prediction};
+use picture::{Content, Prediction, Prefix};
 pub use picture::{Picture, Run, What};
 pub use probe::FootprintReport;
 
@@ -192,7 +192,11 @@ impl Trace {
             .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
         let zone = ZoneShape::new(&geometry, CHUNK_LEN, prefix_len);
         let content = Content::new(geometry, &link.addressing, ZONE + zone.message_start());
-        let prediction = Prediction::new(geometry, ZONE + zone.message_start(), prefix_len.into());
+        let prefix = Prefix {
+            len: prefix_len.into(),
+            written: footprint.prefix_written as u64,
+        };
+        let prediction = Prediction::new(geometry, ZONE + zone.message_start(), prefix);
         Ok(Trace {
             geometry,
             windows,

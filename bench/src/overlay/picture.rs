@@ -198,21 +198,30 @@ impl Picture {
     }
 }
 
+/// What the driver writes in front of a packet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prefix {
+    /// From its first byte to the packet, in bytes.
+    pub(super) len: u64,
+    /// How many of them it writes, from the first one on.
+    pub(super) written: u64,
+}
+
 /// What the memory should be: geometry alone, no byte was looked at.
 pub(super) struct Prediction {
     geometry: Geometry,
     message_start: u64,
-    prefix_len: u64,
+    prefix: Prefix,
     /// In the order of writing: later ones lie over earlier ones.
     written: Vec<(Range<u64>, What)>,
 }
 
 impl Prediction {
-    pub(super) fn new(geometry: Geometry, message_start: u64, prefix_len: u64) -> Prediction {
+    pub(super) fn new(geometry: Geometry, message_start: u64, prefix: Prefix) -> Prediction {
         Prediction {
             geometry,
             message_start,
-            prefix_len,
+            prefix,
             written: Vec::new(),
         }
     }
@@ -221,11 +230,9 @@ impl Prediction {
     pub(super) fn packet(&mut self, fragment: u32) {
         let headers = self.headers(fragment);
         let payload = self.geometry.rx_payload_range(fragment);
+        let prefix = headers.start - self.prefix.len;
         self.written.extend([
-            (
-                headers.start - self.prefix_len..headers.start,
-                What::Prefix { fragment },
-            ),
+            (prefix..prefix + self.prefix.written, What::Prefix { fragment }),
             (headers, What::Header { fragment }),
             (
                 self.message_start + payload.start..self.message_start + payload.end,
@@ -239,7 +246,7 @@ impl Prediction {
         let headers = self.headers(lowest);
         let below = What::Payload { fragment: lowest - 1 };
         self.written
-            .push((headers.start - self.prefix_len..headers.end, below));
+            .push((headers.start - self.prefix.len..headers.end, below));
     }
 
     fn headers(&self, fragment: u32) -> Range<u64> {
@@ -286,23 +293,28 @@ mod tests {
     }
 
     /// Writes packets as a device does, and gives the pictures seen and predicted after the last one.
-    fn receive(content: &Content, fragments: &[u32], prefix: &[u8]) -> (Picture, Picture) {
+    fn receive(content: &Content, fragments: &[u32], prefix: &[u8], gap: usize) -> (Picture, Picture) {
         let geometry = content.geometry;
         let mut memory = content.painted(LEN as u64);
-        let mut prediction = Prediction::new(geometry, START, prefix.len() as u64);
+        let prefix_len = (prefix.len() + gap) as u64;
+        let mut prediction = Prediction::new(
+            geometry,
+            START,
+            Prefix {
+                len: prefix_len,
+                written: prefix.len() as u64,
+            },
+        );
         let region = content.send_region();
         for &index in fragments {
             let start = START.wrapping_add_signed(geometry.rx_frame_start(index)) as usize;
             let frame = geometry.tx_frame_offset(index) as usize;
             let len = usize::from(geometry.fragment(index).frame_len());
-            memory[start - prefix.len()..start].copy_from_slice(prefix);
+            memory[start - prefix.len() - gap..start - gap].copy_from_slice(prefix);
             memory[start..start + len].copy_from_slice(&region[frame..frame + len]);
             prediction.packet(index);
         }
-        (
-            Picture::of(&memory, content, prefix.len() as u64),
-            prediction.picture(LEN),
-        )
+        (Picture::of(&memory, content, prefix_len), prediction.picture(LEN))
     }
 
     #[test]
@@ -312,8 +324,8 @@ mod tests {
             let count = content.geometry.fragment_count();
             let order: Vec<u32> = WindowShape::whole(count).transmit_order(count).collect();
             for arrived in 0..=order.len() {
-                for prefix in [&[][..], &[0; 12], &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0]] {
-                    let (seen, predicted) = receive(&content, &order[..arrived], prefix);
+                for (prefix, gap) in [(&[][..], 0), (&[0; 12], 0), (&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0], 2)] {
+                    let (seen, predicted) = receive(&content, &order[..arrived], prefix, gap);
                     assert_eq!(seen.difference(&predicted), None, "{len} {arrived}");
                 }
             }
@@ -323,7 +335,7 @@ mod tests {
     #[test]
     fn runs_name_what_lies_where() {
         let content = content(3000);
-        let (seen, _) = receive(&content, &[2, 1], &[0; 10]);
+        let (seen, _) = receive(&content, &[2, 1], &[0; 10], 0);
         let runs = seen.runs(START - 100..START + 3100, START);
         let run = |at, len, what| Run { at, len, what };
         assert_eq!(
@@ -346,7 +358,7 @@ mod tests {
     #[test]
     fn a_byte_too_many_is_foreign() {
         let content = content(3000);
-        let (_, predicted) = receive(&content, &[], &[]);
+        let (_, predicted) = receive(&content, &[], &[], 0);
         let paint = content.painted(LEN as u64);
         let prefix_len = 12;
         for at in [0, START as usize - 66 - 13, START as usize + 3000, LEN - 1] {
@@ -374,7 +386,7 @@ mod tests {
     #[test]
     fn forward_order_destroys_payload() {
         let content = content(2896);
-        let (seen, predicted) = receive(&content, &[0, 1], &[]);
+        let (seen, predicted) = receive(&content, &[0, 1], &[], 0);
         assert_eq!(seen.difference(&predicted), None);
         let runs = seen.runs(START..START + 2896, START);
         assert_eq!(runs[1].what, What::Header { fragment: 1 });
