@@ -41,6 +41,30 @@ pub(super) struct End {
     _gate: Gate,
 }
 
+impl End {
+    /// How often the driver found the fill ring empty.
+    fn looks_in_vain(&self) -> Result<u64, Failure> {
+        let statistics = self.xsk.statistics();
+        statistics
+            .map(|statistics| statistics.rx_fill_ring_empty)
+            .map_err(|error| Failure::new(chain(&error)))
+    }
+
+    fn until(&self, what_not: &str, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+        let deadline = Instant::now() + PACKET_PATIENCE;
+        while !is_so()? {
+            if Instant::now() >= deadline {
+                return Err(Failure::new(format!(
+                    "the driver {what_not} within {} s",
+                    PACKET_PATIENCE.as_secs()
+                )));
+            }
+            sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}
+
 /// Both ends.
 pub(super) struct Link {
     pub(super) sender: End,
@@ -80,9 +104,15 @@ impl Link {
             umem,
             _gate: gate,
         };
+        let receiver = end(receiver, receiving_gate);
+        if receiver.xsk.zero_copy() {
+            // From here on the flag tells what became of entries.
+            let has_looked = || Ok(receiver.rings.fill.needs_wakeup());
+            receiver.until("does not look for entries", has_looked)?;
+        }
         Ok(Link {
             sender: end(sender, sending_gate),
-            receiver: end(receiver, receiving_gate),
+            receiver,
             addressing: Addressing {
                 src_mac: MacAddr(from.mac),
                 dst_mac: MacAddr(to.mac),
@@ -111,31 +141,20 @@ impl Link {
 
     /// Waits until the driver has taken what is posted: in zero-copy mode a packet that comes before is lost.
     ///
-    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). That the driver
-    /// looked for more and found nothing is counted: once perhaps by a look that began before the entry was there, so twice is enough.
+    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). Some drivers say
+    /// that they need no wake-up any more (virtio-net); others always want to fill their whole ring (igb), and that they looked
+    /// for more and found nothing is counted: once perhaps by a look that began before the entry was there, so twice is enough.
     fn await_taken(&mut self) -> Result<(), Failure> {
         let untaken = std::mem::take(&mut self.untaken);
         if !untaken || !self.receiver.xsk.zero_copy() {
             return Ok(());
         }
-        let looked_in_vain = |xsk: &Xsk| {
-            let statistics = xsk.statistics();
-            statistics.map(|statistics| statistics.rx_fill_ring_empty)
-        };
-        let system = |error: std::io::Error| Failure::new(chain(&error));
-        let before = looked_in_vain(&self.receiver.xsk).map_err(system)?;
-        let deadline = Instant::now() + PACKET_PATIENCE;
-        while looked_in_vain(&self.receiver.xsk).map_err(system)? < before + 2 {
-            (self.receiver.xsk.wake_rx()).map_err(|error| Failure::new(chain(&error)))?;
-            if Instant::now() >= deadline {
-                return Err(Failure::new(format!(
-                    "the driver takes no entries within {} s",
-                    PACKET_PATIENCE.as_secs()
-                )));
-            }
-            sleep(Duration::from_micros(50));
-        }
-        Ok(())
+        let before = self.receiver.looks_in_vain()?;
+        let receiver = &self.receiver;
+        receiver.until("takes no entries", || {
+            (receiver.xsk.wake_rx()).map_err(|error| Failure::new(chain(&error)))?;
+            Ok(!receiver.rings.fill.needs_wakeup() || receiver.looks_in_vain()? >= before + 2)
+        })
     }
 
     /// Sends one packet, the sender's bytes at `packet.0`, and waits until it lies at `start` in the receiver's memory.

@@ -20,6 +20,8 @@ use super::protocol::Plan;
 
 const TRACING: &str = "/sys/kernel/tracing";
 const GROUP: &str = "lm_copies";
+/// A probe misses a call in an interrupt that comes within another probe. Then everything is counted once more.
+const ATTEMPTS: u32 = 4;
 
 /// A way that a packet can take through the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -33,14 +35,16 @@ pub(super) enum Way {
     Stack,
     /// The device reaches the memory by a copy elsewhere.
     Bounce,
-    /// AF_XDP hands the received memory over as it is.
+    /// AF_XDP puts a frame on the RX ring: in copy mode, too, after the copy.
+    HandOver,
+    /// The driver takes frames of the UMEM for its device to write.
     ZeroCopyReceive,
     /// The device reads the UMEM.
     ZeroCopySend,
 }
 
 /// Functions, by the way that they stand for. Those that a kernel has not, or has inlined, are left out and named.
-const FUNCTIONS: [(&str, Way); 18] = [
+const FUNCTIONS: [(&str, Way); 20] = [
     // net/xdp/xsk.c: `xsk_rcv` calls the first in copy mode, which calls the second for each part; generic mode calls the third.
     ("__xsk_rcv", Way::CopyingReceive),
     ("xsk_copy_xdp", Way::CopyingReceive),
@@ -58,11 +62,14 @@ const FUNCTIONS: [(&str, Way); 18] = [
     ("xsk_construct_skb", Way::Stack),
     // kernel/dma/swiotlb.c
     ("swiotlb_bounce", Way::Bounce),
-    // `xsk_rcv` calls the first where the memory is the pool's own.
-    ("__xsk_rcv_zc", Way::ZeroCopyReceive),
+    // net/xdp/xsk.c: `xsk_rcv` calls it where the packet lies in the pool's own memory, and `__xsk_rcv` with its copy.
+    ("__xsk_rcv_zc", Way::HandOver),
+    // net/xdp/xsk_buff_pool.c, for drivers.
+    ("xp_alloc_batch", Way::ZeroCopyReceive),
     ("igb_clean_rx_irq_zc", Way::ZeroCopyReceive),
     ("igb_xmit_zc", Way::ZeroCopySend),
     ("xsk_tx_peek_desc", Way::ZeroCopySend),
+    ("xsk_tx_peek_release_desc_batch", Way::ZeroCopySend),
 ];
 
 /// How often each function was called.
@@ -213,7 +220,13 @@ fn profile(text: &str) -> Result<BTreeMap<&str, (u64, u64)>> {
 }
 
 pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
-    let (report, landed) = copies_counted(|| Pair::of(device)?.overlay())?;
+    let (mut report, mut landed) = copies_counted(|| Pair::of(device)?.overlay())?;
+    for _ in 1..ATTEMPTS {
+        if landed.missed == 0 {
+            break;
+        }
+        (report, landed) = copies_counted(|| Pair::of(device)?.overlay())?;
+    }
     let (_, control) = copies_counted(|| checks::transfer(plan, device))?;
     let packets = report["packets"]
         .as_u64()
@@ -225,10 +238,8 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while a file was
 /// transferred in copy mode.
 fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
-    ensure!(
-        landed.missed + control.missed == 0,
-        "the kernel missed calls: {landed:?} {control:?}"
-    );
+    // A call that was missed in the other run would have been one more of those that must be there.
+    ensure!(landed.missed == 0, "the kernel missed calls: {landed:?}");
     for way in [Way::CopyingReceive, Way::CopyingSend, Way::Stack] {
         ensure!(
             control.most(way) > 0,
@@ -238,10 +249,10 @@ fn judge(landed: &Counts, control: &Counts, packets: u64) -> Result<()> {
     for way in [Way::CopyingReceive, Way::CopyingSend, Way::Stack, Way::Bounce] {
         ensure!(landed.most(way) == 0, "{way:?} ran in zero-copy mode: {landed:?}");
     }
-    if let Some(calls) = landed.of(Way::ZeroCopyReceive, "__xsk_rcv_zc") {
+    if let Some(calls) = landed.of(Way::HandOver, "__xsk_rcv_zc") {
         ensure!(
             calls == packets,
-            "{packets} packets came, and {calls} were handed over without a copy: {landed:?}"
+            "{packets} packets came, and {calls} were handed over: {landed:?}"
         );
     }
     ensure!(
@@ -293,7 +304,8 @@ mod tests {
         use Way::*;
         let landed = [
             (CopyingReceive, "__xsk_rcv", 0),
-            (ZeroCopyReceive, "__xsk_rcv_zc", 8),
+            (HandOver, "__xsk_rcv_zc", 8),
+            (ZeroCopyReceive, "xp_alloc_batch", 9),
             (ZeroCopySend, "igb_xmit_zc", 20),
         ];
         let control = [
@@ -326,15 +338,21 @@ mod tests {
         }
         for calls in [7, 9] {
             let text = reason(
-                &with(&landed, (ZeroCopyReceive, "__xsk_rcv_zc", calls)),
+                &with(&landed, (HandOver, "__xsk_rcv_zc", calls)),
                 &counts(&control),
             );
             assert!(text.contains("8 packets came"), "{text}");
         }
+        for way in [ZeroCopyReceive, ZeroCopySend] {
+            let mut calls = landed.to_vec();
+            calls.retain(|(one, ..)| *one != way);
+            let text = reason(&counts(&calls), &counts(&control));
+            assert!(text.contains("were not seen"), "{text}");
+        }
         let missed = Counts {
             missed: 1,
-            ..counts(&control)
+            ..counts(&landed)
         };
-        assert!(reason(&counts(&landed), &missed).contains("missed"));
+        assert!(reason(&missed, &counts(&control)).contains("missed"));
     }
 }
