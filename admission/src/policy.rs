@@ -96,6 +96,7 @@ mod tests {
                 prefix: 0,
                 frames_per_packet: 1,
                 repeats_apart: false,
+                landing_port: None,
                 max_message_len: permit.max_message_len,
                 window: application.request.window,
                 packet_limit: 1,

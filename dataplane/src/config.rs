@@ -28,6 +28,8 @@ pub(crate) const LANDING_RING_LEN_VETH: u32 = 2048;
 /// Frames of their own for landing entries in zero-copy mode that have no place in a zone: three at each end of a 2 MiB page, and
 /// one for each packet too many. At 2 KiB each, 512 KiB.
 pub(crate) const SPARE_FRAMES: u32 = 256;
+/// Longest prefix of a driver that messages can land with, in bytes (`virtio-net` has 12).
+pub(crate) const PREFIX_LEN_MAX: u8 = 64;
 /// Peers that an endpoint knows at once; a silent one makes room for a new one.
 pub(crate) const PEERS_MAX: usize = 1024;
 /// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.

@@ -312,6 +312,7 @@ impl<N: Nic> Engine<N> {
                 channel,
                 plain: false,
                 repeats_apart: grant.repeats_apart,
+                landing_port: grant.landing_port,
                 rate: options.rate,
             },
             now_ns,

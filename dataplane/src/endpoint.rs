@@ -8,35 +8,20 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use lm_ebpf::CpuCheck;
-use lm_protocol::geometry::{Layout, LinkShape, Wire};
-use lm_protocol::session::{Admit, Permit};
-use lm_protocol::window::WindowShape;
-use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::with_digests;
-
 use crate::capture::Capture;
-use crate::config::{
-    ConnectOptions, EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_MAX, ON_THE_WAY_PACED,
-    ON_THE_WAY_VETH,
-};
-use crate::control::random_u64;
+use crate::config::ConnectOptions;
 use crate::counters::Counters;
-use crate::engine::{Engine, Fixed, OnTheWay};
-use crate::error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
+use crate::engine::Engine;
+use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
 use crate::idle::{Idle, IdleStep};
 use crate::interface::Interface;
-use crate::kernel::{KernelNic, KernelNicConfig};
-use crate::memory::Umem;
+use crate::kernel::KernelNic;
 use crate::message::{LandingRegion, Message};
 use crate::nic::{EffectiveMode, Nic};
-use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, SendToken};
 use crate::peer::PeerId;
 use crate::region::SendRegion;
 
-/// How long a granted session lives without a sign of life from its sender.
-const LEASE: Duration = Duration::from_secs(5);
 /// How long closing waits for receivers to confirm the end of their sessions.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);
 /// How long a flush polls between looks at its deadline at most.
@@ -70,12 +55,12 @@ const WAIT_STEP: Duration = Duration::from_millis(10);
 /// # }
 /// ```
 pub struct Endpoint {
-    engine: Engine<KernelNic>,
-    clock: Instant,
-    idle: Idle,
-    interface: Interface,
-    warnings: Vec<String>,
-    landing_start: u64,
+    pub(crate) engine: Engine<KernelNic>,
+    pub(crate) clock: Instant,
+    pub(crate) idle: Idle,
+    pub(crate) interface: Interface,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) landing_start: u64,
 }
 
 impl fmt::Debug for Endpoint {
@@ -89,134 +74,6 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Opens an endpoint that admits every sender for messages up to `config.max_message_len`.
-    ///
-    /// # Errors
-    /// [`OpenError`]; nothing stays attached.
-    pub fn open(config: &EndpointConfig) -> Result<Endpoint, OpenError> {
-        let everybody = Permit {
-            max_message_len: config.max_message_len,
-            lease: LEASE,
-        };
-        Endpoint::open_with(config, Box::new(everybody))
-    }
-
-    /// Opens an endpoint that asks `admit` about every sender.
-    ///
-    /// # Errors
-    /// [`OpenError`]; nothing stays attached.
-    pub fn open_with(config: &EndpointConfig, admit: Box<dyn Admit + Send>) -> Result<Endpoint, OpenError> {
-        let interface = Interface::by_name(&config.interface)?;
-        let link = LinkShape::IPV4;
-        interface.check(u32::from(link.ip.min_mtu()))?;
-        let local_ip = interface
-            .primary_address()
-            .expect("checked: the interface has an IPv4 address");
-        let (mtu, mut warnings) = effective_mtu(config, &interface)?;
-        let layout = Layout::new(Wire::Lm, mtu, link)?;
-        let window = WindowShape::new(config.window_fragments)
-            .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
-        let plan = MemoryPlan::new(config, &layout, mtu, None)?;
-        let queues = Queues::choose(config, &interface)?;
-
-        let umem = Umem::new(plan.total_len(), config.huge_pages).map_err(|source| OpenError::Memory {
-            len: plan.total_len(),
-            source,
-        })?;
-        let veth = interface.kind.as_deref() == Some("veth") || interface.driver.as_deref() == Some("veth");
-        let mut nic = KernelNic::open(&KernelNicConfig {
-            interface_index: interface.index,
-            local_ip,
-            port: config.port,
-            mode: config.mode,
-            landing_queues: queues.landing.as_slice(),
-            cpu_check: CpuCheck::Rps,
-            mapping: umem.mapping(),
-            chunk_len: plan.chunk_len,
-            poll_queues: config.poll_queues && veth,
-        })?;
-        warnings.extend(nic.warnings().iter().cloned());
-        if crate::route::default_route_interfaces().is_ok_and(|found| found.contains(&interface.index)) {
-            warnings.push(format!(
-                "{} carries the default route: attaching an XDP program may interrupt its link for a moment",
-                interface.name
-            ));
-        }
-
-        let mut config = config.clone();
-        let landing_ring_len = match veth {
-            true => LANDING_RING_LEN_VETH,
-            false => LANDING_RING_LEN,
-        };
-        if veth {
-            config.tx_in_flight = config.tx_in_flight.min(ON_THE_WAY_VETH);
-        }
-        let parts = Parts::open(&mut nic, &config, &plan, queues, landing_ring_len)?;
-        if nic.effective_mode() == EffectiveMode::ZeroCopy && parts.landing.is_some() {
-            return Err(OpenError::Config(format!(
-                "landing in zero-copy mode is not supported by this version; use copy mode on {}",
-                interface.name
-            )));
-        }
-        let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
-        let fixed = Fixed {
-            sender_id: with_digests(random_u64(), config.integrity.has_digests()),
-            mac: MacAddr(interface.mac),
-            veth,
-            tx_queue_hint: queues
-                .landing
-                .filter(|_| veth)
-                .map(|queue| queue as u16 + u16::from(generic)),
-            link,
-            mtu,
-            layout,
-            chunk_len: plan.chunk_len,
-            window,
-            one_processor: generic,
-            zero_copy: plan.is_zero_copy(),
-            prefix: plan.prefix,
-            paced: veth,
-            on_the_way: match config.packets_on_the_way {
-                Some(packets) => OnTheWay {
-                    paced: packets,
-                    unpaced: packets,
-                },
-                None if veth => OnTheWay {
-                    paced: ON_THE_WAY_PACED,
-                    unpaced: ON_THE_WAY_VETH,
-                },
-                None => OnTheWay {
-                    paced: u32::MAX,
-                    unpaced: u32::MAX,
-                },
-            },
-            landing_ring_len,
-            transmit_registered_len: plan.landing_arena,
-        };
-        let capture = match &config.capture {
-            Some(path) => Some(Capture::create(path).map_err(|source| OpenError::Capture {
-                path: path.clone(),
-                source,
-            })?),
-            None => None,
-        };
-        let landing_start = plan.landing_arena;
-        let idle = Idle::new(config.idle);
-        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
-        engine.capture = capture;
-        let mut endpoint = Endpoint {
-            engine,
-            clock: Instant::now(),
-            idle,
-            interface,
-            warnings,
-            landing_start,
-        };
-        // Posts the general frames, so that nothing is lost between here and the first poll.
-        endpoint.poll();
-        Ok(endpoint)
-    }
-
     #[inline]
     fn now_ns(&self) -> u64 {
         self.clock.elapsed().as_nanos() as u64
@@ -322,6 +179,14 @@ impl Endpoint {
     /// The peer's address and data port.
     pub fn peer_address(&mut self, peer: PeerId) -> Option<SocketAddrV4> {
         self.engine.peers.named(peer).map(|peer| peer.data)
+    }
+
+    /// The UDP source port of the fragments that go to this peer: our data port, or the one that its receiver asked for so that its
+    /// network card brings them to the landing queue. `None` without a session.
+    pub fn landing_port(&mut self, peer: PeerId) -> Option<u16> {
+        let local = self.local().port();
+        let outbound = self.engine.peers.named(peer)?.outbound.as_ref()?;
+        Some(outbound.terms.landing_port.map_or(local, |port| port.get()))
     }
 
     /// The longest message that can be sent to this peer now, in bytes; one fragment without a session.
@@ -627,23 +492,4 @@ impl Drop for Endpoint {
         }
         self.engine.flush();
     }
-}
-
-fn effective_mtu(config: &EndpointConfig, interface: &Interface) -> Result<(u16, Vec<String>), OpenError> {
-    let mut warnings = Vec::new();
-    let available = interface.mtu.min(u32::from(u16::MAX)) as u16;
-    let wanted = config.mtu.unwrap_or(available);
-    if wanted > available {
-        return Err(OpenError::Config(format!(
-            "{} has an MTU of {available}, not {wanted}; ask for less, or raise it (ip link set {} mtu {wanted})",
-            interface.name, interface.name
-        )));
-    }
-    if wanted > MTU_MAX {
-        warnings.push(format!(
-            "{} has an MTU of {wanted}; LM uses {MTU_MAX}, the most that fits an AF_XDP frame",
-            interface.name
-        ));
-    }
-    Ok((wanted.min(MTU_MAX), warnings))
 }

@@ -45,9 +45,10 @@ use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::notices::{Fault, Notices};
-use crate::outbound::{Completion, Outbound, OutgoingTable};
+use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, Peers};
+use crate::platform::probe::Probe;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
 use crate::udp::Port;
@@ -76,6 +77,8 @@ pub(crate) struct General {
     pub(crate) rx: RxRing,
     /// Packets received, counted as the fill ring counts entries.
     pub(crate) received: u32,
+    /// The driver was woken since the channel was opened.
+    pub(crate) woken: bool,
     /// Index into `Engine::transmit`.
     pub(crate) transmit: usize,
 }
@@ -95,6 +98,8 @@ pub(crate) struct LandingSide {
     pub(crate) registered_len: u64,
     /// Index into `Engine::transmit`.
     pub(crate) transmit: usize,
+    /// The driver was woken since the channel was opened.
+    pub(crate) woken: bool,
 }
 
 /// Packets that a sender may have on the way to us.
@@ -132,6 +137,8 @@ pub(crate) struct Fixed {
     /// Messages land in zero-copy mode, and so many bytes the device writes before a packet.
     pub(crate) zero_copy: bool,
     pub(crate) prefix: u8,
+    /// The device reads and writes the UMEM itself, whether messages land here or not.
+    pub(crate) device_moves: bool,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
     pub(crate) on_the_way: OnTheWay,
@@ -211,6 +218,12 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
     pub(crate) capture: Option<Capture>,
+    /// Finds out what the device writes; `None` when that is known.
+    pub(crate) footprint: Option<Probe>,
+    /// Messages cannot land on this device.
+    pub(crate) unfit: bool,
+    /// When the device was last told to bring packets to the landing queue.
+    pub(crate) led_ns: Option<u64>,
     /// Whether the general channel carries a stream of messages in one direction.
     pub(crate) stream: Stream,
     pub(crate) probes_ns: u64,
@@ -350,6 +363,9 @@ impl<N: Nic> Engine<N> {
                 self.reject(Fault::Frame, nobody);
                 continue;
             };
+            if self.footprint.is_some() {
+                self.look_at_footprint(frame.address(), descriptor.start());
+            }
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
         self.stream.looked(packets);
@@ -360,6 +376,21 @@ impl<N: Nic> Engine<N> {
             general.received = general.received.wrapping_add(packets);
         }
         packets as usize
+    }
+
+    /// While it is not known what the device writes: looks at a packet that has just come.
+    #[cold]
+    fn look_at_footprint(&mut self, frame: u64, start: u64) {
+        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, start, &self.umem));
+        match found {
+            None => return,
+            Some(Ok(prefix)) => self.fixed.prefix = prefix,
+            Some(Err(obstacle)) => {
+                tracing::warn!("zero-copy mode is refused: {obstacle}");
+                self.unfit = true;
+            }
+        }
+        self.footprint = None;
     }
 
     /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.
@@ -494,6 +525,9 @@ impl<N: Nic> Engine<N> {
             };
             for offset in 0..count {
                 let frame = self.frames.take().expect("as many as were counted");
+                if let Some(probe) = &mut self.footprint {
+                    probe.prepare(frame.address(), &self.umem);
+                }
                 general.fill.write(offset, frame.into_address());
             }
             if count > 0 {
@@ -514,6 +548,28 @@ impl<N: Nic> Engine<N> {
                 self.now_ns,
             );
         }
+        if self.fixed.device_moves {
+            self.wake_receivers();
+        }
+    }
+
+    /// Wakes drivers that have no entries while there are some: they take them when a packet comes, and without entries none does.
+    /// Asked in every round, because a driver that finds the ring empty asks to be woken without looking again.
+    fn wake_receivers(&mut self) {
+        let general = self.general.as_mut();
+        let general =
+            general.map(|general| (self.config.general_queue, &mut general.fill, &mut general.woken));
+        let landing = self.landing.as_mut();
+        let landing = landing.map(|landing| (landing.queue, &mut landing.fill, &mut landing.woken));
+        for (queue, fill, woken) in general.into_iter().chain(landing) {
+            if fill.consumed() != fill.produced() && (!*woken || fill.needs_wakeup()) {
+                // The first entries of a new channel come after its driver looked for some.
+                *woken = true;
+                if let Err(error) = self.nic.wake_rx(queue) {
+                    self.wake_error = Some(error);
+                }
+            }
+        }
     }
 
     /// Stage 8.
@@ -524,15 +580,20 @@ impl<N: Nic> Engine<N> {
             let Some(outbound) = &mut peer.outbound else {
                 continue;
             };
-            let channel = &mut self.transmit[outbound.terms.channel];
+            let mut way = Way {
+                channel: &mut self.transmit[outbound.terms.channel],
+                umem: &self.umem,
+                frames: &mut self.transmit_frames,
+                device_reads: self.fixed.device_moves,
+                copied: Copied::default(),
+            };
             let capture = &mut self.capture;
             // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
             let resent = outbound.resent;
             for _ in 0..2 {
                 let sent = outbound.transmit(
                     &mut self.outgoing,
-                    channel,
-                    &self.umem,
+                    &mut way,
                     TRANSMIT_BURST,
                     now_ns,
                     |umem, address, len| {
@@ -545,10 +606,12 @@ impl<N: Nic> Engine<N> {
                     break;
                 }
                 count += sent;
-                if let Err(error) = channel.flush(&mut self.nic) {
+                if let Err(error) = way.channel.flush(&mut self.nic) {
                     self.wake_error = Some(error);
                 }
             }
+            self.counters.user_copied_bytes += way.copied.bytes;
+            self.counters.page_end_fragments += way.copied.fragments;
             self.counters.fragments_resent += outbound.resent - resent;
         }
         self.counters.data_packets_sent += u64::from(count);

@@ -11,6 +11,7 @@ use lm_protocol::geometry::GeometryError;
 use crate::interface::InterfaceError;
 use crate::nic::NicError;
 use crate::peer::PeerId;
+use crate::platform::Obstacle;
 use crate::region::SendRegion;
 use crate::route::RouteError;
 
@@ -38,6 +39,8 @@ pub enum OpenError {
         /// What the file system said.
         source: io::Error,
     },
+    /// Zero-copy mode was demanded where it must not be used.
+    NoZeroCopy(Obstacle),
     /// A value of the configuration cannot be used.
     Config(String),
     /// Any other system call.
@@ -63,6 +66,7 @@ impl fmt::Display for OpenError {
                     path.display()
                 )
             }
+            OpenError::NoZeroCopy(obstacle) => obstacle.fmt(f),
             OpenError::Config(what) => f.write_str(what),
             OpenError::System(error) => error.fmt(f),
         }

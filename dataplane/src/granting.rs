@@ -2,6 +2,7 @@
 //! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
 
 use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_ebpf::SessionAdmission;
@@ -24,6 +25,11 @@ use crate::notices::Fault;
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
 const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
+
+/// How long an applicant waits while its answers show what the device writes.
+const PROBE_RETRY: Duration = Duration::from_millis(2);
+/// For so long a landing queue without sessions stays open to the device's spread: a sender may come again.
+const LED_NS: u64 = 1_000_000_000;
 
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
@@ -103,6 +109,22 @@ impl<N: Nic> Engine<N> {
         self.grants = Some(grants);
     }
 
+    /// Nothing has to come to a landing queue without sessions.
+    pub(crate) fn close_way(&mut self, now_ns: u64) {
+        let is_used = (self.landing.as_ref()).is_some_and(|landing| !landing.sessions.is_empty());
+        if is_used {
+            self.led_ns = self.led_ns.map(|_| now_ns);
+        } else if self
+            .led_ns
+            .is_some_and(|led_ns| now_ns.saturating_sub(led_ns) > LED_NS)
+        {
+            self.led_ns = None;
+            if let Err(error) = self.nic.unlead() {
+                tracing::warn!("the landing queue stays open to other traffic: {error}");
+            }
+        }
+    }
+
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
     /// moderate amount, and always for one whole message.
     fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
@@ -123,12 +145,16 @@ impl<N: Nic> Landing for Engine<N> {
         let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
+        let alone = landing.sessions.is_empty();
         if self.fixed.zero_copy {
+            if self.unfit {
+                return Err(RejectReason::Unsupported.into());
+            }
             if request.wire != Wire::Lm || !request.integrity.has_digests() {
                 return Err(RejectReason::Unverified.into());
             }
             // Whose packet came nobody can tell there.
-            if !landing.sessions.is_empty() {
+            if !alone {
                 return Err(Refusal::busy(Duration::from_millis(50)));
             }
         }
@@ -168,6 +194,25 @@ impl<N: Nic> Landing for Engine<N> {
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
         let peer = self.peers.id_of(index);
+        let general = self.general.as_ref().map(|_| self.config.general_queue);
+        let landing_port = match self.nic.lead(u32::from(queue), general, from, alone) {
+            Ok(port) => port,
+            Err(error) if self.fixed.zero_copy => {
+                tracing::warn!(%from, "no session: {error}");
+                return Err(RejectReason::Unsupported.into());
+            }
+            // What comes to another queue takes the one-copy path.
+            Err(error) => {
+                tracing::warn!(%from, "fragments may come to another queue: {error}");
+                None
+            }
+        };
+        self.led_ns = Some(now_ns);
+        if self.footprint.is_some() {
+            // The answers show what the device writes, and the sender will ask again.
+            self.ask_where(index, now_ns);
+            return Err(Refusal::busy(PROBE_RETRY));
+        }
 
         let window_len = request.window.fragments().min(LANDING_RING_LEN / 4);
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
@@ -189,7 +234,7 @@ impl<N: Nic> Landing for Engine<N> {
                 Wire::IpFrag => lm_ebpf::Wire::IpFrag,
             },
             peer_ip: *from.ip(),
-            peer_port: from.port(),
+            peer_port: landing_port.map_or(from.port(), NonZeroU16::get),
             local_ip: *self.nic.local().ip(),
             header_len: layout.header_len(),
             payload_len: layout.payload_len(),
@@ -247,6 +292,7 @@ impl<N: Nic> Landing for Engine<N> {
             prefix: self.fixed.prefix,
             frames_per_packet: 1,
             repeats_apart: self.fixed.zero_copy,
+            landing_port,
             max_message_len: request.max_message_len,
             window,
             packet_limit: 0,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,9 +11,15 @@ use std::time::Duration;
 use lm_ebpf::EffectiveMode::Native;
 use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
 
+use lm_protocol::rss::Flow;
+
+use crate::config::PREFIX_LEN_MAX;
+use crate::control::random_u64;
+use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
-use crate::nic::{Channel, ChannelConfig, EffectiveMode, ModeRequest, Nic, NicError};
+use crate::nic::{Channel, ChannelConfig, DeviceWrites, EffectiveMode, ModeRequest, Nic, NicError};
 use crate::queue_poll::QueuePoller;
+use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
 use crate::xsk::{WakeError, XdpStatistics, Xsk, XskConfig};
 
@@ -56,6 +63,8 @@ pub struct KernelNic {
     // Drop order: first the gate goes, so that nothing is redirected to sockets that are closing.
     gate: Gate,
     channels: Vec<Option<Open>>,
+    /// Goes after the gate: detaching a program makes some drivers set their queues up anew.
+    steering: Option<Steering>,
     udp: UdpPair,
     mapping: Arc<Mapping>,
     chunk_len: u32,
@@ -97,6 +106,7 @@ impl KernelNic {
         let mut nic = KernelNic {
             gate,
             channels: (0..lm_ebpf::layout::QUEUES).map(|_| None).collect(),
+            steering: None,
             udp,
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,
@@ -108,6 +118,21 @@ impl KernelNic {
         };
         nic.list_descriptors();
         Ok(nic)
+    }
+
+    /// Keeps packets off landing queues until [`Nic::lead`] says which may come. After the channels were opened: attaching a program
+    /// and binding sockets makes some drivers set their queues up anew.
+    ///
+    /// # Errors
+    ///
+    /// See [`SteeringError`]; the device is as before then.
+    pub fn steer(&mut self, interface: &Interface, landing_queues: &[u32]) -> Result<(), SteeringError> {
+        let mut steering = Steering::apply(interface, landing_queues)?;
+        if self.mode == ModeRequest::ZeroCopy {
+            steering.forbid_relaxed_ordering()?;
+        }
+        self.steering = Some(steering);
+        Ok(())
     }
 
     /// Things that the user should know, one line each.
@@ -375,6 +400,54 @@ impl Nic for KernelNic {
         } else {
             Err(error)
         }
+    }
+
+    fn lead(
+        &mut self,
+        queue: u32,
+        general: Option<u32>,
+        from: SocketAddrV4,
+        alone: bool,
+    ) -> Result<Option<NonZeroU16>, NicError> {
+        let Some(steering) = &mut self.steering else {
+            return Ok(None);
+        };
+        let local = self.udp.local();
+        let flow = |source_port: u16, destination_port: u16| Flow {
+            source: *from.ip(),
+            destination: *local.ip(),
+            source_port,
+            destination_port,
+        };
+        let (theirs, ours) = (from.port(), local.port());
+        let other = |source, destination, queue| Neighbouring {
+            flow: flow(source, destination),
+            queue,
+        };
+        let others = [
+            other(theirs, ours, general),
+            other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
+            other(theirs, ours.wrapping_add(1), None),
+            other(theirs.wrapping_add(1), ours, None),
+        ];
+        let seed = random_u64() as u32;
+        let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
+        Ok(NonZeroU16::new(port))
+    }
+
+    fn unlead(&mut self) -> Result<(), NicError> {
+        match &mut self.steering {
+            Some(steering) => Ok(steering.unlead()?),
+            None => Ok(()),
+        }
+    }
+
+    fn device_writes(&self) -> Option<DeviceWrites> {
+        // Before a driver is trusted it is looked at what it does write ([`crate::platform::footprint`]).
+        (self.effective_mode() == EffectiveMode::ZeroCopy).then_some(DeviceWrites {
+            prefix_len: PREFIX_LEN_MAX,
+            pad_to: 0,
+        })
     }
 
     fn effective_mode(&self) -> EffectiveMode {

@@ -46,6 +46,14 @@ impl<N: Nic> Engine<N> {
         if landing.arena.start() + len > self.umem.len() {
             return Err(RejectReason::NoMemory.into());
         }
+        if let Err(error) = self.umem.mapping().populate(landing.arena.start() + len) {
+            tracing::warn!(
+                "no landing memory for a session: {} MiB more are wanted in huge pages ({error}); reserve some \
+                 (/proc/sys/vm/nr_hugepages)",
+                (len - landing.arena.len()).div_ceil(1 << 20)
+            );
+            return Err(RejectReason::NoMemory.into());
+        }
         if !self.rebuild_under_sessions(landing.arena.start() + len) {
             return Err(RejectReason::NoMemory.into());
         }
@@ -124,6 +132,7 @@ impl<N: Nic> Engine<N> {
             statistics: self.nic.statistics(queue).unwrap_or_default(),
             registered_len,
             transmit,
+            woken: false,
         });
         Ok(())
     }

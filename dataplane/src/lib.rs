@@ -28,6 +28,7 @@ mod message;
 mod netlink;
 pub mod nic;
 mod notices;
+mod open;
 mod opening;
 mod outbound;
 mod packets;

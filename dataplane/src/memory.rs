@@ -81,20 +81,25 @@ impl Mapping {
     /// What mmap(2) says; `ENOMEM` with [`HugePages::On`] when too few huge pages are free
     /// (`/proc/sys/vm/nr_hugepages`). `InvalidInput` when `len` is 0 or exceeds the address space.
     pub fn new(len: u64, huge_pages: HugePages) -> io::Result<Mapping> {
-        if len == 0 || len > isize::MAX as u64 - HUGE_PAGE_LEN {
+        Mapping::reserved(len, len, huge_pages)
+    }
+
+    /// As [`Mapping::new`], but of huge pages no more than the first `reserved_len` bytes need are taken from the machine now. The
+    /// rest is only addresses until [`Mapping::populate`] has succeeded there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::new`].
+    pub fn reserved(len: u64, reserved_len: u64, huge_pages: HugePages) -> io::Result<Mapping> {
+        if len == 0 || reserved_len > len || len > isize::MAX as u64 - HUGE_PAGE_LEN {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         if huge_pages != HugePages::Off {
-            let whole = len.next_multiple_of(HUGE_PAGE_LEN);
-            // MAP_HUGETLB without MAP_NORESERVE reserves the pages now, so success cannot become SIGBUS later.
-            match map_anonymous(whole, libc::MAP_HUGETLB | libc::MAP_HUGE_2MB) {
-                Ok(base) => {
-                    return Ok(Mapping {
-                        base,
-                        len: whole,
-                        kind: PageKind::Huge,
-                    });
-                }
+            match map_huge(
+                len.next_multiple_of(HUGE_PAGE_LEN),
+                reserved_len.next_multiple_of(HUGE_PAGE_LEN),
+            ) {
+                Ok(mapping) => return Ok(mapping),
                 Err(error) if huge_pages == HugePages::On => return Err(error),
                 Err(_) => {}
             }
@@ -111,6 +116,35 @@ impl Mapping {
             len: whole,
             kind: PageKind::Normal,
         })
+    }
+
+    /// Makes sure that there are pages behind the first `len` bytes, without changing their contents. Normal pages come by
+    /// themselves.
+    ///
+    /// # Errors
+    ///
+    /// `OutOfMemory` when too few huge pages are free; what else madvise(2) says.
+    ///
+    /// # Panics
+    ///
+    /// When `len` exceeds the mapping.
+    pub fn populate(&self, len: u64) -> io::Result<()> {
+        assert!(len <= self.len, "{len} bytes of a mapping of {}", self.len);
+        if self.kind == PageKind::Normal || len == 0 {
+            return Ok(());
+        }
+        let whole = len.next_multiple_of(HUGE_PAGE_LEN) as usize;
+        // SAFETY: the range lies inside the mapping; populating changes no contents.
+        let done = unsafe { libc::madvise(self.base.as_ptr().cast(), whole, libc::MADV_POPULATE_WRITE) };
+        if done == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // A page that cannot be had is a SIGBUS for whoever touches it, and this for us.
+            Some(libc::EFAULT | libc::ENOMEM) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+            _ => Err(error),
+        }
     }
 
     /// Length in bytes, a multiple of the page length.
@@ -205,11 +239,39 @@ impl Drop for Mapping {
     }
 }
 
+/// Addresses for `len` bytes in huge pages, and pages for the first `reserved_len` of them.
+fn map_huge(len: u64, reserved_len: u64) -> io::Result<Mapping> {
+    const HUGE: libc::c_int = libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+    let mapping = Mapping {
+        base: map_anonymous(len, HUGE | libc::MAP_NORESERVE)?,
+        len,
+        kind: PageKind::Huge,
+    };
+    if reserved_len > 0 {
+        // Without MAP_NORESERVE the pages are promised now, so success cannot become SIGBUS later.
+        // SAFETY: the range lies inside the mapping just made, which nobody has seen yet.
+        unsafe { map_anonymous_at(mapping.base.as_ptr().cast(), reserved_len, HUGE | libc::MAP_FIXED)? };
+    }
+    Ok(mapping)
+}
+
 fn map_anonymous(len: u64, extra_flags: libc::c_int) -> io::Result<NonNull<u8>> {
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    unsafe { map_anonymous_at(std::ptr::null_mut(), len, extra_flags) }
+}
+
+/// # Safety
+///
+/// With `MAP_FIXED`, nobody uses what is mapped at `place`.
+unsafe fn map_anonymous_at(
+    place: *mut libc::c_void,
+    len: u64,
+    extra_flags: libc::c_int,
+) -> io::Result<NonNull<u8>> {
+    // SAFETY: the caller's promise, or an address of the kernel's choice.
     let base = unsafe {
         libc::mmap(
-            std::ptr::null_mut(),
+            place,
             len as usize,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags,
@@ -241,8 +303,17 @@ impl Umem {
     ///
     /// Those of [`Mapping::new`].
     pub fn new(len: u64, huge_pages: HugePages) -> io::Result<Umem> {
+        Umem::reserved(len, len, huge_pages)
+    }
+
+    /// Maps at least `len` bytes; see [`Mapping::reserved`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::new`].
+    pub fn reserved(len: u64, reserved_len: u64, huge_pages: HugePages) -> io::Result<Umem> {
         Ok(Umem {
-            mapping: Arc::new(Mapping::new(len, huge_pages)?),
+            mapping: Arc::new(Mapping::reserved(len, reserved_len, huge_pages)?),
             _one_thread: PhantomData,
         })
     }
@@ -368,6 +439,18 @@ mod tests {
             assert_eq!(mapping.kind(), PageKind::Normal);
         }
         assert!(Mapping::new(1 << 40, HugePages::On).is_err());
+    }
+
+    #[test]
+    fn huge_pages_beyond_the_reserved_ones_are_had_or_refused() {
+        // Nothing of it is reserved, so addresses can be had on any machine with huge pages in its kernel.
+        let Ok(mapping) = Mapping::reserved(1 << 40, 0, HugePages::On) else {
+            return;
+        };
+        assert_eq!((mapping.len(), mapping.kind()), (1 << 40, PageKind::Huge));
+        mapping.populate(0).expect("nothing is wanted");
+        let error = mapping.populate(1 << 40).expect_err("no machine has as many");
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

@@ -7,12 +7,14 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role, SessionAdmission};
 
 use crate::memory::Umem;
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
+use crate::steering::SteeringError;
 use crate::udp::{Port, UdpError, UdpEvent};
 use crate::xsk::{BindMode, WakeError, XdpStatistics, XskError};
 
@@ -282,6 +284,34 @@ pub trait Nic {
     /// What the system says.
     fn wait(&mut self, timeout: Duration) -> io::Result<bool>;
 
+    /// Has the device put the fragments of a sender on landing queue `queue`, and its other packets elsewhere: those of its data
+    /// port on queue `general`, if that is given. `from` is its data port, `alone` says that no other sender has a
+    /// session there. Gives the source port that its fragments must have;
+    /// `None`: its data port, because the device looks at something else (veth: the transmit queue).
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`].
+    fn lead(
+        &mut self,
+        queue: u32,
+        general: Option<u32>,
+        from: SocketAddrV4,
+        alone: bool,
+    ) -> Result<Option<NonZeroU16>, NicError> {
+        let _ = (queue, general, from, alone);
+        Ok(None)
+    }
+
+    /// No sender has fragments for a landing queue any more: nothing comes there.
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`].
+    fn unlead(&mut self) -> Result<(), NicError> {
+        Ok(())
+    }
+
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
 
@@ -304,6 +334,8 @@ pub enum NicError {
     Attach(AttachError),
     /// The attached gate.
     Gate(GateError),
+    /// The device's spread of packets over queues.
+    Steering(SteeringError),
     /// A channel is already open on the queue.
     ChannelOpen {
         /// The queue.
@@ -330,6 +362,7 @@ impl fmt::Display for NicError {
             NicError::Udp(error) => error.fmt(f),
             NicError::Attach(error) => error.fmt(f),
             NicError::Gate(error) => error.fmt(f),
+            NicError::Steering(error) => error.fmt(f),
             NicError::ChannelOpen { queue } => {
                 write!(f, "queue {queue} already has a channel; choose another queue")
             }
@@ -351,6 +384,7 @@ impl std::error::Error for NicError {
             NicError::Udp(error) => error.source(),
             NicError::Attach(error) => error.source(),
             NicError::Gate(error) => error.source(),
+            NicError::Steering(error) => error.source(),
             _ => None,
         }
     }
@@ -371,6 +405,12 @@ impl From<UdpError> for NicError {
 impl From<AttachError> for NicError {
     fn from(error: AttachError) -> NicError {
         NicError::Attach(error)
+    }
+}
+
+impl From<SteeringError> for NicError {
+    fn from(error: SteeringError) -> NicError {
+        NicError::Steering(error)
     }
 }
 

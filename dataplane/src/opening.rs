@@ -58,15 +58,9 @@ impl MemoryPlan {
     pub(crate) fn new(
         config: &EndpointConfig,
         layout: &Layout,
-        mtu: u16,
+        chunk_len: u32,
         writes: Option<DeviceWrites>,
     ) -> Result<MemoryPlan, OpenError> {
-        // 18: Ethernet header with a tag. veth and several drivers keep 320 bytes behind the packet.
-        let chunk_len: u32 = if u32::from(mtu) + 18 + 256 <= 2048 {
-            2048
-        } else {
-            4096
-        };
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
         let send_len = pages_len(config.send_len);
@@ -111,6 +105,11 @@ impl MemoryPlan {
 
     pub(crate) fn total_len(&self) -> u64 {
         self.landing_arena + self.landing_len_max
+    }
+
+    /// What is registered at the start.
+    pub(crate) fn registered_len(&self) -> u64 {
+        self.landing_arena + self.landing_len
     }
 }
 
@@ -194,6 +193,7 @@ impl Parts {
             })?;
             general = Some(General {
                 received: channel.fill.produced(),
+                woken: false,
                 fill: channel.fill,
                 rx: channel.rx,
                 transmit: transmit.len(),
@@ -210,7 +210,7 @@ impl Parts {
             if let Some(writes) = nic.device_writes() {
                 check_device(writes, queues)?;
             }
-            let registered_len = plan.landing_arena + plan.landing_len;
+            let registered_len = plan.registered_len();
             let channel = nic.open_channel(&landing_channel::channel_config(
                 queue,
                 registered_len,
@@ -232,6 +232,7 @@ impl Parts {
                 statistics: nic.statistics(queue)?,
                 registered_len,
                 transmit: transmit.len(),
+                woken: false,
             });
             transmit.push(Transmit::new(
                 queue,
@@ -296,6 +297,9 @@ impl Parts {
             counters: Counters::default(),
             notices: Notices::new(),
             capture: None,
+            footprint: None,
+            unfit: false,
+            led_ns: None,
             stream: crate::engine::Stream::default(),
             probes_ns: 0,
             passed_seen: 0,

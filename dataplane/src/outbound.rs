@@ -8,7 +8,7 @@
 mod digests;
 
 use std::collections::VecDeque;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU16, NonZeroU64};
 use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
@@ -21,8 +21,9 @@ use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::channel::Transmit;
 use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
+use crate::eager::TransmitFrames;
 use crate::integrity::FragmentDigests;
-use crate::memory::Umem;
+use crate::memory::{Umem, crosses_huge_page};
 use crate::peer::PeerId;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
@@ -115,30 +116,68 @@ impl Outgoing {
         self.len
     }
 
-    /// Puts the packet of fragment `index` on the ring, where there is room. Returns its length in bytes.
+    /// Puts the packet of fragment `index` on the ring, where there is room. Returns its length in bytes; `None` when a frame is
+    /// needed and there is none now.
     #[inline]
     fn put_packet(
         &mut self,
         index: u32,
-        channel: &mut Transmit,
-        umem: &Umem,
+        way: &mut Way<'_>,
         header: &mut [u8; HEADER_LEN_MAX],
         sent: &mut impl FnMut(&Umem, u64, u32),
-    ) -> u32 {
+    ) -> Option<u32> {
         let fragment = self.geometry.fragment(index);
-        let address = self.start + self.geometry.tx_frame_offset(index);
+        let frame_len = u32::from(fragment.frame_len());
         let header_len = match &self.template {
             Template::Lm(template) => template.write(header, index, fragment.len),
             Template::IpFrag(template) => template.write(header, index, fragment.len),
         };
+        let mut address = self.start + self.geometry.tx_frame_offset(index);
+        if way.device_reads && crosses_huge_page(address, frame_len) {
+            address = self.copy_payload(index, header_len as u64, way)?;
+        } else {
+            self.in_flight += 1;
+        }
         // The hole lies before the payload, inside the region that the application handed over.
-        umem.copy_to(address, &header[..header_len]);
-        let frame_len = u32::from(fragment.frame_len());
-        channel.push(address, frame_len);
-        sent(umem, address, frame_len);
-        self.in_flight += 1;
-        frame_len
+        way.umem.copy_to(address, &header[..header_len]);
+        way.channel.push(address, frame_len);
+        sent(way.umem, address, frame_len);
+        Some(frame_len)
     }
+
+    /// Copies the payload of fragment `index` to a frame of its own, behind room for its headers; the frame's address.
+    #[cold]
+    fn copy_payload(&self, index: u32, header_len: u64, way: &mut Way<'_>) -> Option<u64> {
+        let frame = way.frames.take_for_control()?;
+        let address = frame.address();
+        let payload = self.geometry.tx_payload_range(index);
+        let len = payload.end - payload.start;
+        way.umem
+            .copy_within(self.start + payload.start, address + header_len, len);
+        way.frames.control_sent(frame);
+        way.copied.fragments += 1;
+        way.copied.bytes += len;
+        Some(address)
+    }
+}
+
+/// What a packet needs on its way to the ring.
+#[derive(Debug)]
+pub(crate) struct Way<'a> {
+    pub(crate) channel: &'a mut Transmit,
+    pub(crate) umem: &'a Umem,
+    /// For what must be copied, because the device reads packets itself (zero-copy mode) and takes none that crosses the end of a
+    /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
+    pub(crate) frames: &'a mut TransmitFrames,
+    pub(crate) device_reads: bool,
+    pub(crate) copied: Copied,
+}
+
+/// Fragments that were copied on their way, and their payload in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Copied {
+    pub(crate) fragments: u64,
+    pub(crate) bytes: u64,
 }
 
 /// All outgoing messages of an endpoint, and which of them a transmit completion belongs to.
@@ -249,6 +288,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) plain: bool,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
+    /// UDP source port of fragments; `None`: our data port.
+    pub(crate) landing_port: Option<NonZeroU16>,
     /// Most bits of Ethernet frames per second.
     pub(crate) rate: Option<NonZeroU64>,
 }
@@ -333,6 +374,11 @@ impl Outbound {
     ) {
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
+        let mut addressing = *addressing;
+        if let Some(port) = self.terms.landing_port {
+            addressing.src_port = port.get();
+        }
+        let addressing = &addressing;
         let template = match self.terms.layout.wire() {
             Wire::Lm => Template::Lm(DataTemplate::new(
                 addressing,
@@ -385,35 +431,37 @@ impl Outbound {
     pub(crate) fn transmit(
         &mut self,
         table: &mut OutgoingTable,
-        channel: &mut Transmit,
-        umem: &Umem,
+        way: &mut Way<'_>,
         budget: u32,
         now_ns: u64,
         mut sent: impl FnMut(&Umem, u64, u32),
     ) -> u32 {
         let budget = self.rate_limit.full_packets(now_ns).min(budget);
-        let repaired = self.transmit_repairs(table, channel, umem, budget, &mut sent);
+        let repaired = self.transmit_repairs(table, way, budget, &mut sent);
         let budget = budget - repaired;
         let credit = match self.terms.plain {
-            true => PLAIN_IN_FLIGHT.saturating_sub(channel.in_flight()),
+            true => PLAIN_IN_FLIGHT.saturating_sub(way.channel.in_flight()),
             false => serial::distance(self.sent_packets, self.limit).max(0) as u32,
         };
         let allowed = budget.min(credit);
         if allowed == 0 || self.sending == self.queue.len() {
             return repaired;
         }
-        let allowed = allowed.min(channel.room());
+        let allowed = allowed.min(way.channel.room());
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
-        while packets < allowed && self.sending < self.queue.len() {
+        'messages: while packets < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
             let count = outgoing.geometry.fragment_count();
             while outgoing.position < count && packets < allowed {
                 let index = self.terms.window.index_at(outgoing.position, count);
-                bytes += u64::from(outgoing.put_packet(index, channel, umem, &mut header, &mut sent));
+                let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
+                    break 'messages;
+                };
+                bytes += u64::from(len);
                 packets += 1;
                 if self.terms.integrity.has_digests() {
-                    outgoing.note_digest(index, digests, umem, &self.digests.hasher);
+                    outgoing.note_digest(index, digests, way.umem, &self.digests.hasher);
                 }
                 outgoing.position += 1;
             }
@@ -434,15 +482,14 @@ impl Outbound {
     fn transmit_repairs(
         &mut self,
         table: &mut OutgoingTable,
-        channel: &mut Transmit,
-        umem: &Umem,
+        way: &mut Way<'_>,
         budget: u32,
         sent: &mut impl FnMut(&Umem, u64, u32),
     ) -> u32 {
         if self.repairs.is_empty() || self.terms.repeats_apart {
             return 0;
         }
-        let allowed = budget.min(channel.room());
+        let allowed = budget.min(way.channel.room());
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
         while packets < allowed
@@ -455,7 +502,11 @@ impl Outbound {
                 continue;
             };
             let outgoing = table.at(slot);
-            bytes += u64::from(outgoing.put_packet(index, channel, umem, &mut header, sent));
+            let Some(len) = outgoing.put_packet(index, way, &mut header, sent) else {
+                range.end = index + 1;
+                break;
+            };
+            bytes += u64::from(len);
             packets += 1;
         }
         self.resent += u64::from(packets);

@@ -346,8 +346,12 @@ impl<N: Nic> Engine<N> {
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing.sessions.with_key(key).is_some_and(|inbound| {
+                // Its fragments may have another source port than all else that it sends.
+                let port = inbound.terms.admission.peer_port;
                 inbound.terms.layout.wire() == Wire::Lm
-                    && peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from)
+                    && (peers.named(inbound.terms.peer)).is_some_and(|peer| {
+                        peer.data == from || SocketAddrV4::new(*peer.data.ip(), port) == from
+                    })
             })
         });
         let Some(landing) = landing else {

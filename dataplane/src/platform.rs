@@ -8,6 +8,7 @@
 pub mod footprint;
 pub mod netdev;
 pub mod pci;
+pub(crate) mod probe;
 #[cfg(test)]
 mod tests;
 
@@ -117,6 +118,13 @@ pub enum Obstacle {
         /// How many, in bytes.
         len: usize,
     },
+    /// More is written before each packet than landing zones leave room for.
+    LongPrefix {
+        /// Name of the interface.
+        interface: String,
+        /// How much, in bytes.
+        len: usize,
+    },
     /// A later packet's headers may overtake an earlier packet's payload on the way to memory.
     RelaxedOrdering {
         /// Where the device sits.
@@ -172,7 +180,7 @@ impl Obstacle {
             Obstacle::FcsKept { interface } => {
                 format!("switch that off (ethtool -K {interface} rx-fcs off), or use copy mode (--mode copy)")
             }
-            Obstacle::Padding { .. } => "use copy mode (--mode copy)".into(),
+            Obstacle::Padding { .. } | Obstacle::LongPrefix { .. } => "use copy mode (--mode copy)".into(),
             Obstacle::RelaxedOrdering { bus } => {
                 format!("forbid it (setpci -s {bus} CAP_EXP+8.w=0000:0010), or use copy mode (--mode copy)")
             }
@@ -223,6 +231,9 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::Padding { interface, len } => {
                 write!(f, "{interface} writes {len} bytes behind each packet")?;
+            }
+            Obstacle::LongPrefix { interface, len } => {
+                write!(f, "{interface} writes {len} bytes before each packet")?;
             }
             Obstacle::RelaxedOrdering { bus } => {
                 write!(
@@ -301,6 +312,14 @@ fn bounce(facts: &Facts) -> Option<Bounce> {
     let bits = facts.dma_mask_bits?;
     let reaches_all = facts.iommu_translates || bits >= 64 || facts.memory_end <= 1 << bits;
     (!reaches_all).then_some(Bounce::Narrow { bits })
+}
+
+/// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it.
+pub fn chunk_len_for(driver: Option<&str>, mtu: u32) -> u32 {
+    match max_mtu(driver, 2048) {
+        longest if mtu <= longest => 2048,
+        _ => 4096,
+    }
 }
 
 /// Longest MTU whose frames, VLAN-tagged ones too, fit a chunk as the driver uses it.

@@ -381,6 +381,7 @@ impl<N: Nic> Engine<N> {
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
             repeats_apart: false,
+            landing_port: None,
             rate,
         };
         let peer = self.peers.at(index);

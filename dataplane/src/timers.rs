@@ -30,6 +30,7 @@ impl<N: Nic> Engine<N> {
         }
         self.watch_eager(now_ns);
         self.ask_for_probes(now_ns);
+        self.close_way(now_ns);
     }
 
     fn watch_inbound(&mut self, now_ns: u64) {
@@ -107,16 +108,22 @@ impl<N: Nic> Engine<N> {
                 && now_ns.saturating_sub(peer.eager_out.asked_ns) > ASK_AFTER_NS
             {
                 // The answer that we wait for, or the one with new credit, may be lost.
-                peer.eager_out.asked_ns = now_ns;
-                let header = LmHeader::Eager {
-                    sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
-                    number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
-                    tag: 0,
-                    paced: self.fixed.paced,
-                    digested: self.config.integrity.has_digests(),
-                };
-                self.send_packet(index, &header, &[]);
+                self.ask_where(index, now_ns);
             }
         }
+    }
+
+    /// Asks a peer to say where it is in our eager messages, with one that is never the next.
+    pub(crate) fn ask_where(&mut self, index: u16, now_ns: u64) {
+        let peer = self.peers.at(index);
+        peer.eager_out.asked_ns = now_ns;
+        let header = LmHeader::Eager {
+            sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
+            number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
+            tag: 0,
+            paced: self.fixed.paced,
+            digested: self.config.integrity.has_digests(),
+        };
+        self.send_packet(index, &header, &[]);
     }
 }

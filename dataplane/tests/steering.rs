@@ -11,7 +11,7 @@ use bed::{Namespace, Pair};
 use lm_dataplane::interface::Interface;
 use lm_dataplane::platform::{Demand, Facts, Obstacle, judge};
 use lm_dataplane::steering::ethtool::{Ethtool, EthtoolError, Feature, FeatureState};
-use lm_dataplane::steering::{Share, Steering, SteeringError};
+use lm_dataplane::steering::{Steering, SteeringError};
 
 /// Everything about a device that steering could change.
 fn settings(ethtool: &Ethtool) -> Vec<String> {
@@ -43,17 +43,15 @@ fn veth_cannot_be_steered_and_is_left_as_it_was() {
         let va = Interface::by_name("va").expect("va");
         let ethtool = Ethtool::open(va.index).expect("a socket");
         let before = settings(&ethtool);
-        for share in [Share::None, Share::OneEntry] {
-            let error = Steering::apply(&va, &[1], share).expect_err("veth has no table");
-            assert!(matches!(error, SteeringError::Unsupported { .. }));
-            assert_eq!(
-                error.to_string(),
-                "va (driver veth) cannot keep other traffic off a landing queue: it has no RSS indirection table; use copy \
-                 mode, which needs none, or a card that shows one (ethtool -x va)"
-            );
-            assert_eq!(settings(&ethtool), before);
-            assert!(!record(&va).exists());
-        }
+        let error = Steering::apply(&va, &[1]).expect_err("veth has no table");
+        assert!(matches!(error, SteeringError::Unsupported { .. }));
+        assert_eq!(
+            error.to_string(),
+            "va (driver veth) cannot keep other traffic off a landing queue: it has no RSS indirection table; use copy \
+             mode, which needs none, or a card that shows one (ethtool -x va)"
+        );
+        assert_eq!(settings(&ethtool), before);
+        assert!(!record(&va).exists());
         assert!(!Steering::recover(&va).expect("nothing to undo"));
         assert_eq!(settings(&ethtool), before);
         assert!(!record(&va).exists());

@@ -26,6 +26,7 @@ use crate::integrity::Integrity;
 use crate::window::{WindowError, WindowShape};
 use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
 use core::fmt;
+use core::num::NonZeroU16;
 use core::time::Duration;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -100,10 +101,10 @@ pub struct Request {
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
 /// |  session key  |data pt| H     | P     |landing| tx hnt|wir|fam|pre|tag|fpp|flg|
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
-/// |  max msg len  |window |pkt lim| lease |1st msg|                                  24…48
-/// +---------------+-------+-------+-------+-------+
+/// |  max msg len  |window |pkt lim| lease |1st msg|src pt |   0   |                  24…52
+/// +---------------+-------+-------+-------+-------+-------+-------+
 /// ```
-/// Flags: bit 0, repetitions go apart.
+/// Flags: bit 0, repetitions go apart. A source port of 0 is the sender's data port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The session's key, random: DATA packets without it never reach the landing zone.
@@ -123,6 +124,9 @@ pub struct Grant {
     /// Fragments that are sent again go the way of messages of one fragment, not to the landing queue: there every packet takes
     /// the next entry, whatever it is.
     pub repeats_apart: bool,
+    /// The UDP source port that fragments must have, because it leads them to the landing queue (receive side scaling); `None`:
+    /// the sender's data port.
+    pub landing_port: Option<NonZeroU16>,
     /// Longest message that the receiver takes, in bytes.
     pub max_message_len: u64,
     /// The session's window.
@@ -349,6 +353,8 @@ struct RawGrant {
     packet_limit: U32,
     lease_ms: U32,
     first_message: U32,
+    landing_port: U16,
+    reserved: U16,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -372,11 +378,11 @@ struct RawEnd {
 
 const _: () = assert!(size_of::<RawRequest>() == 32);
 const _: () = assert!(core::mem::offset_of!(RawRequest, max_message_len) == 16);
-const _: () = assert!(size_of::<RawGrant>() == 48);
+const _: () = assert!(size_of::<RawGrant>() == 52);
 const _: () = assert!(core::mem::offset_of!(RawGrant, max_message_len) == 24);
 const _: () = assert!(size_of::<RawReject>() == 16);
 const _: () = assert!(size_of::<RawEnd>() == 16);
-const _: () = assert!(MAX_CONTROL_LEN == 72);
+const _: () = assert!(MAX_CONTROL_LEN == 76);
 
 impl Request {
     /// The layout that both links allow: this request's, at no more than `mtu` bytes and behind `link`, which are the
@@ -597,6 +603,8 @@ impl From<Grant> for RawGrant {
             packet_limit: U32::new(grant.packet_limit),
             lease_ms: U32::new(grant.lease_ms),
             first_message: U32::new(grant.first_message),
+            landing_port: U16::new(grant.landing_port.map_or(0, NonZeroU16::get)),
+            reserved: U16::ZERO,
         }
     }
 }
@@ -622,6 +630,7 @@ impl TryFrom<RawGrant> for Grant {
             prefix: raw.prefix,
             frames_per_packet: raw.frames_per_packet,
             repeats_apart: raw.flags & REPEATS_APART != 0,
+            landing_port: NonZeroU16::new(raw.landing_port.get()),
             max_message_len: raw.max_message_len.get(),
             window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
             packet_limit: raw.packet_limit.get(),

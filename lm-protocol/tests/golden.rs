@@ -396,15 +396,17 @@ fn bytes_of_every_control_message() {
                 prefix: 12,
                 frames_per_packet: 1,
                 repeats_apart: true,
+                landing_port: core::num::NonZeroU16::new(50_001),
                 max_message_len: 1 << 30,
                 window: WindowShape::DEFAULT,
                 packet_limit: 512,
                 lease_ms: 10_000,
                 first_message: 7,
             }),
-            "1f 00 00 30 aa bb cc dd 03 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
+            "1f 00 00 34 aa bb cc dd 03 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              11 12 13 14 15 16 17 18 1c 00 00 42 05 a8 00 01 ff ff 00 04 0c 00 01 01 \
-             00 00 00 00 40 00 00 00 00 00 01 00 00 00 02 00 00 00 27 10 00 00 00 07",
+             00 00 00 00 40 00 00 00 00 00 01 00 00 00 02 00 00 00 27 10 00 00 00 07 \
+             c3 51 00 00",
         ),
         (
             ControlMessage::Reject(Reject {

@@ -280,6 +280,7 @@ fn illegal_fields_of_control_messages_are_named() {
         prefix: 0,
         frames_per_packet: 1,
         repeats_apart: false,
+        landing_port: None,
         max_message_len: 1,
         window: lm_protocol::window::WindowShape::DEFAULT,
         packet_limit: 1,

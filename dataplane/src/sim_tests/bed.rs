@@ -26,6 +26,7 @@ use crate::nic::{DeviceWrites, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
+use crate::platform::chunk_len_for;
 use crate::region::SendRegion;
 #[cfg(test)]
 use crate::release::Released;
@@ -145,8 +146,10 @@ impl Bed {
                 pad_to: device.pad_to,
             }),
         });
-        let plans =
-            writes.map(|writes| MemoryPlan::new(&endpoint, &layout, config.mtu, writes).expect("a plan"));
+        let plans = writes.map(|writes| {
+            MemoryPlan::new(&endpoint, &layout, chunk_len_for(None, config.mtu.into()), writes)
+                .expect("a plan")
+        });
         let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
@@ -187,6 +190,7 @@ impl Bed {
                 one_processor: config.one_processor,
                 zero_copy: plan.is_zero_copy(),
                 prefix: plan.prefix,
+                device_moves: nic.device_writes().is_some(),
                 paced: config.paced,
                 on_the_way: OnTheWay {
                     paced: config.on_the_way.saturating_mul(2),

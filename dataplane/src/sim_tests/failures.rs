@@ -9,6 +9,7 @@ use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
 use crate::config::ConnectOptions;
 use crate::error::{ConnectError, LoanError, RecvError};
 use crate::outbound::Outcome;
+use crate::outbound::{Copied, Way};
 use crate::simnic::{self, WireConfig};
 
 /// A channel that is built anew takes what was on its TX ring with it, so it is emptied first.
@@ -31,15 +32,14 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let peer = engine.senders[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
-    let channel = &mut engine.transmit[outbound.terms.channel];
-    let sent = outbound.transmit(
-        &mut engine.outgoing,
-        channel,
-        &engine.umem,
-        100,
-        now_ns,
-        |_, _, _| {},
-    );
+    let mut way = Way {
+        channel: &mut engine.transmit[outbound.terms.channel],
+        umem: &engine.umem,
+        frames: &mut engine.transmit_frames,
+        device_reads: false,
+        copied: Copied::default(),
+    };
+    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, |_, _, _| {});
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;

@@ -222,7 +222,7 @@ fn devices_that_cannot_do_it_are_refused() {
             prefix_len: device.prefix_len as u8,
             pad_to,
         };
-        let plan = MemoryPlan::new(&endpoint, &layout, 1500, Some(writes)).expect("a plan");
+        let plan = MemoryPlan::new(&endpoint, &layout, 2048, Some(writes)).expect("a plan");
         let umem = crate::memory::Umem::new(plan.total_len(), crate::memory::HugePages::Off).expect("memory");
         let host = |ip: u8| crate::simnic::HostConfig {
             ip: std::net::Ipv4Addr::new(10, 9, 0, ip),

@@ -143,9 +143,13 @@ impl SimChannel {
         self.bounds = Some(bounds);
     }
 
-    /// As `xp_unaligned_validate_desc` of `net/xdp/xsk_queue.h`.
+    /// As `xp_unaligned_validate_desc` of `net/xdp/xsk_queue.h`. A device reads physical memory: in zero-copy mode a packet must not
+    /// cross the end of a huge page.
     pub(super) fn accepts(&self, descriptor: Descriptor, chunk_len: u32) -> bool {
         let start = descriptor.start();
+        if self.is_zero_copy() && crosses_huge_page(start, descriptor.len.max(1)) {
+            return false;
+        }
         descriptor.options == 0
             && (1..=chunk_len).contains(&descriptor.len)
             && start < self.registered_len

@@ -30,11 +30,6 @@ pub enum SteeringError {
         /// How many receive queues there are.
         rx_queues: u32,
     },
-    /// No queue would be left for other traffic.
-    NoQueueLeft {
-        /// Name of the interface.
-        interface: String,
-    },
     /// Another process keeps this interface's landing queues.
     InUse {
         /// Its id.
@@ -103,11 +98,6 @@ impl fmt::Display for SteeringError {
                 "{interface} has {rx_queues} receive queues, numbered from 0, and no queue {queue}; choose another, or \
                  make more (ethtool -L {interface} combined {})",
                 queue.saturating_add(1)
-            ),
-            SteeringError::NoQueueLeft { interface } => write!(
-                f,
-                "no receive queue of {interface} would be left for other traffic; take fewer landing queues, or make \
-                 more queues (ethtool -L {interface} combined NUMBER)"
             ),
             SteeringError::InUse { pid } => write!(
                 f,

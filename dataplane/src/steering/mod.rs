@@ -2,14 +2,13 @@
 //!
 //! In zero-copy mode the card writes a packet into the landing zone before any program sees it, so that a landing queue
 //! must carry its sessions alone. [`Steering::apply`] takes landing queues out of the card's general spread (the RSS
-//! indirection table) and lets the card hash UDP ports. There are two ways to bring a session's packets to its queue then:
+//! indirection table) and lets the card hash UDP ports. [`Steering::lead`] brings a session's packets to its queue then:
 //!
-//! - *By hash* ([`Share::OneEntry`]): the queue keeps one entry of the table, and the sender uses a source port whose hash
-//!   leads there ([`Steering::source_port_for`]). Every card with an indirection table can do that; on `igb` and `virtio-net`
-//!   (in a virtual machine, Linux 7.3) each of 400 packets came to the queue that was computed for it. Of other traffic
-//!   the queue gets what happens to have such a hash: one flow in as many as the table has entries.
-//! - *By rule* ([`Share::None`], [`Steering::add_rule`]): a flow rule names the session's addresses and ports. *Untested on
-//!   hardware.*
+//! - *By hash*: the queue has one entry of the table while it has a session, and the sender's fragments have a source port whose
+//!   hash leads there. Every card with an indirection table can do that; on `igb` and `virtio-net` (in a virtual machine, Linux
+//!   7.3) each of 400 packets came to the queue that was computed for it. Of other traffic the queue gets, while the session
+//!   lasts, what happens to have such a hash: one flow in as many as the table has entries.
+//! - *By rule*, where the hash cannot be computed: a flow rule names the session's addresses and ports. *Untested on hardware.*
 //!
 //! Whatever is changed is written down in `/run/lm/steering` first and undone when the [`Steering`] is dropped; after a crash,
 //! by the next [`Steering::apply`] or [`Steering::recover`] for the same interface.
@@ -30,27 +29,18 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lm_protocol::rss::{Flow, HashInput, Rss, RssKey};
+use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
 
 use crate::interface::Interface;
 use card::Card;
 pub use error::SteeringError;
 use ethtool::{Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
-use rules::FlowRule;
+use rules::{FlowPorts, FlowRule};
 use spread::spread;
 use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};
 
 /// Length of the key that is assumed where a driver does not show its own, in bytes.
 const USUAL_KEY_LEN: usize = 40;
-
-/// What a landing queue keeps of the card's general spread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// Nothing: only flow rules bring packets there.
-    None,
-    /// One entry of the indirection table: chosen source ports bring packets there.
-    OneEntry,
-}
 
 /// A card whose landing queues are kept for LM. Dropping it restores the card.
 pub struct Steering {
@@ -62,7 +52,20 @@ pub struct Steering {
     rx_queues: u32,
     rss: RssSettings,
     hash_input: Option<HashInput>,
+    /// The table without what [`Steering::lead`] put there.
+    spread: Vec<u32>,
+    /// What it did by rule instead.
+    led_by: Vec<FlowRule>,
     restored: bool,
+}
+
+/// Packets that have to come to a queue, or only must not come to the landing queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Neighbouring {
+    /// The packets.
+    pub flow: Flow,
+    /// Their queue; `None`: whichever it is now.
+    pub queue: Option<u32>,
 }
 
 impl fmt::Debug for Steering {
@@ -75,26 +78,22 @@ impl fmt::Debug for Steering {
 }
 
 impl Steering {
-    /// Keeps `landing_queues` of an interface of the calling thread's network namespace out of the general spread, but for
-    /// their `share`, and lets the card hash ports of UDP where it can. What a dead process left is undone first.
+    /// Keeps `landing_queues` of an interface of the calling thread's network namespace out of the general spread, and lets
+    /// the card hash ports of UDP where it can. What a dead process left is undone first.
     ///
     /// The other queues that the table names share its entries; those that an administrator left out of it stay out.
     ///
     /// # Errors
     ///
     /// See [`SteeringError`]; the card is as before then.
-    pub fn apply(
-        interface: &Interface,
-        landing_queues: &[u32],
-        share: Share,
-    ) -> Result<Steering, SteeringError> {
+    pub fn apply(interface: &Interface, landing_queues: &[u32]) -> Result<Steering, SteeringError> {
         let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
             call: "socket(2)",
             source,
         })?;
         let store = Store::new(FOLDER);
         let queues = interface.rx_queues;
-        Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues, share)
+        Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues)
     }
 
     fn apply_to(
@@ -103,7 +102,6 @@ impl Steering {
         interface: &Interface,
         rx_queues: u32,
         landing_queues: &[u32],
-        share: Share,
     ) -> Result<Steering, SteeringError> {
         let name = &interface.name;
         let driver = card.driver()?;
@@ -129,11 +127,7 @@ impl Steering {
         let (path, lock) = find(store, interface.index)?;
         let recovered = recover(&*card, store, &path, &lock)?;
         let rss = if recovered { card.rss()? } else { before };
-        let table = spread(&rss.table, landing_queues, rx_queues, share).ok_or_else(|| {
-            SteeringError::NoQueueLeft {
-                interface: name.clone(),
-            }
-        })?;
+        let table = spread(&rss.table, landing_queues, rx_queues);
 
         let owner = Owner::this().map_err(|source| SteeringError::System {
             call: "start time of this process",
@@ -148,6 +142,8 @@ impl Steering {
             rx_queues,
             rss,
             hash_input: None,
+            spread: Vec::new(),
+            led_by: Vec::new(),
             restored: false,
         };
         // From here on dropping it restores the card, which needs the lock: whoever gives up lets go of it first.
@@ -190,6 +186,119 @@ impl Steering {
             Err(EthtoolError::Unsupported { .. }) => {}
             Err(error) => return Err(error.into()),
         }
+        self.spread.clone_from(&self.rss.table);
+        Ok(())
+    }
+
+    /// Leads one sender's fragments to a landing queue: gives an entry of the table to the queue, and a source port with which
+    /// packets of `fragments` (whose own source port does not matter) meet it. What else comes from the sender, `others`, does
+    /// not meet it, and comes to the queue it should. `alone` says that no other
+    /// sender is led there any more. `seed` chooses among the entries and ports that will do.
+    ///
+    /// One landing queue has one entry at a time, so that little of other traffic comes there, and none before this was called
+    /// or after [`Steering::unlead`]. Where no port can be computed, a rule names any port. The port is not tried: check where
+    /// the first packet arrives.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where no port can be computed and the card takes
+    /// no rule; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    pub fn lead(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+        alone: bool,
+        seed: u32,
+    ) -> Result<u16, SteeringError> {
+        check_queue(&self.interface, landing, self.rx_queues)?;
+        match self.lead_by_hash(landing, fragments, others, alone, seed) {
+            Err(error @ (SteeringError::Hash(_) | SteeringError::Fields | SteeringError::Rss(_))) => {
+                let source_port = FIRST_SOURCE_PORT | seed as u16;
+                let rule = FlowRule {
+                    destination: fragments.destination,
+                    source: Some(fragments.source),
+                    ports: FlowPorts::Udp {
+                        destination: fragments.destination_port,
+                        source: Some(source_port),
+                    },
+                    queue: landing,
+                };
+                self.add_rule(&rule).map_err(|_| error)?;
+                self.led_by.push(rule);
+                Ok(source_port)
+            }
+            led => led,
+        }
+    }
+
+    fn lead_by_hash(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+        alone: bool,
+        seed: u32,
+    ) -> Result<u16, SteeringError> {
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let rss = Rss::new(&key, &self.spread, input)?;
+        let len = self.spread.len();
+        let taken: Vec<usize> = others
+            .iter()
+            .map(|other| rss.hash(&other.flow) as usize % len)
+            .collect();
+        // The queue has an entry while it has senders, which go on using it. What of a further sender meets it, too, only a gate
+        // that reads packets lets through: copy mode.
+        let own = (self.rss.table.iter()).position(|queue| !alone && *queue == landing);
+        let (at, mut table) = match own {
+            Some(at) => (at, self.rss.table.clone()),
+            None => {
+                let mut entries = (0..len).map(|step| (seed as usize % len + step) % len);
+                let free = entries.find(|at| !taken.contains(at));
+                let none = RssError::QueueNotInTable { queue: landing };
+                (free.ok_or(none)?, self.spread.clone())
+            }
+        };
+        for (other, taken) in others.iter().zip(taken) {
+            if let Some(queue) = other.queue.filter(|_| taken != at) {
+                table[taken] = queue;
+            }
+        }
+        table[at] = landing;
+        let port = Rss::new(&key, &table, input)?.source_port_for(landing, fragments, seed)?;
+        self.set_table(table)?;
+        Ok(port)
+    }
+
+    /// Takes back what [`Steering::lead`] did: no packet comes to a landing queue any more.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written, or a rule not deleted.
+    pub fn unlead(&mut self) -> Result<(), SteeringError> {
+        while let Some(rule) = self.led_by.pop() {
+            self.remove_rule(&rule)?;
+        }
+        self.set_table(self.spread.clone())
+    }
+
+    /// Writes another table. The record says at every moment how to get back from what the card may have.
+    fn set_table(&mut self, table: Vec<u32>) -> Result<(), SteeringError> {
+        if table == self.rss.table {
+            return Ok(());
+        }
+        let lock = self.lock()?;
+        let change = Change::Table {
+            before: self.rss.table.clone(),
+            after: table.clone(),
+            transform: self.rss.transform,
+        };
+        self.change(change, &lock)?;
+        self.rss.table = table;
+        if self.record.join_tables() {
+            self.write(&lock)?;
+        }
         Ok(())
     }
 
@@ -217,21 +326,6 @@ impl Steering {
     /// What of UDP over IPv4 the card hashes; `None` where it does not tell, or hashes something else.
     pub fn hash_input(&self) -> Option<HashInput> {
         self.hash_input
-    }
-
-    /// A UDP source port from 49152 on with which packets of `flow` (whose own source port does not matter) come to
-    /// `queue`; see [`Rss::source_port_for`]. Where the driver does not show its key, the system's is assumed.
-    ///
-    /// It is computed, not tried: check it against the queue where the first packet arrives.
-    ///
-    /// # Errors
-    ///
-    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`].
-    pub fn source_port_for(&self, queue: u32, flow: &Flow, seed: u32) -> Result<u16, SteeringError> {
-        let key = key(&self.rss, system_key)?;
-        let input = self.hash_input.ok_or(SteeringError::Fields)?;
-        let rss = Rss::new(&key, &self.rss.table, input)?;
-        Ok(rss.source_port_for(queue, flow, seed)?)
     }
 
     /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is

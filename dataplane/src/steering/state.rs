@@ -183,6 +183,25 @@ impl Record {
     }
 }
 
+impl Record {
+    /// Makes one change of the last two, if both are of the table and nothing was changed between them; whether it did.
+    pub(super) fn join_tables(&mut self) -> bool {
+        let [.., Change::Table { before, .. }, Change::Table { after, .. }] = self.changes.as_slice() else {
+            return false;
+        };
+        let is_back = before == after;
+        let after = after.clone();
+        self.changes.pop();
+        match self.changes.last_mut() {
+            Some(Change::Table { after: joined, .. }) if !is_back => *joined = after,
+            _ => {
+                self.changes.pop();
+            }
+        }
+        true
+    }
+}
+
 /// The folder of the files.
 #[derive(Clone, Debug)]
 pub(super) struct Store {

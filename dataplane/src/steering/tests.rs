@@ -6,8 +6,6 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lm_protocol::rss::RssError;
-
 use super::rules::FlowPorts;
 use super::*;
 use model::{Model, Settings};
@@ -89,33 +87,31 @@ fn recover_model(card: &Model, folder: &Folder) -> Result<bool, SteeringError> {
 }
 
 #[test]
-fn a_landing_queue_keeps_its_share_and_dropping_restores() {
-    for (share, entries) in [(Share::None, 0), (Share::OneEntry, 1)] {
-        let (folder, card) = (Folder::new("share"), Model::new());
-        let before = card.settings();
-        let mut steering = card.apply(&folder, share).expect("it can be steered");
-        let now = card.settings();
-        assert_eq!(now.table.iter().filter(|queue| **queue == 1).count(), entries);
-        assert_eq!(steering.rss().table, now.table);
-        assert_eq!(now.fields, 0xf0);
-        assert_eq!(steering.hash_input(), Some(HashInput::AddressesAndPorts));
-        change_all(&mut steering);
-        let now = card.settings();
-        assert_eq!(now.rules.len(), 2);
-        assert!(now.ntuple && !now.vlan && !now.relaxed);
-        assert_eq!(folder.files(), 1);
-        drop(steering);
-        let after = card.settings();
-        // A table that the kernel would not make itself can only be written back.
-        assert_eq!(
-            after,
-            Settings {
-                by_hand: true,
-                ..before
-            }
-        );
-        assert_eq!(folder.files(), 0);
-    }
+fn a_landing_queue_has_no_entry_and_dropping_restores() {
+    let (folder, card) = (Folder::new("spread"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let now = card.settings();
+    assert!(!now.table.contains(&1));
+    assert_eq!(steering.rss().table, now.table);
+    assert_eq!(now.fields, 0xf0);
+    assert_eq!(steering.hash_input(), Some(HashInput::AddressesAndPorts));
+    change_all(&mut steering);
+    let now = card.settings();
+    assert_eq!(now.rules.len(), 2);
+    assert!(now.ntuple && !now.vlan && !now.relaxed);
+    assert_eq!(folder.files(), 1);
+    drop(steering);
+    let after = card.settings();
+    // A table that the kernel would not make itself can only be written back.
+    assert_eq!(
+        after,
+        Settings {
+            by_hand: true,
+            ..before
+        }
+    );
+    assert_eq!(folder.files(), 0);
 }
 
 #[test]
@@ -123,45 +119,88 @@ fn the_kernels_own_table_is_given_back_to_the_kernel() {
     let (folder, card) = (Folder::new("kernels"), Model::new());
     card.state().settings.table = [0, 1].repeat(64);
     let before = card.settings();
-    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let steering = card.apply(&folder).expect("it can be steered");
     assert!(card.settings().by_hand);
     steering.restore().expect("restored");
     assert_eq!(card.settings(), before);
 }
 
-#[test]
-fn source_ports_lead_to_the_landing_queue() {
-    let (folder, card) = (Folder::new("ports"), Model::new());
-    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
-    let mut flow = Flow {
-        source: Ipv4Addr::new(10, 0, 0, 1),
+/// A sender's fragments, and what else comes from it, which queue 0 should get.
+fn flows(host: u8) -> (Flow, [Neighbouring; 2]) {
+    let flow = |source_port, destination_port| Flow {
+        source: Ipv4Addr::new(10, 0, 0, host),
         destination: Ipv4Addr::new(10, 0, 0, 2),
-        source_port: 0,
-        destination_port: 7168,
+        source_port,
+        destination_port,
     };
-    for seed in 0..32 {
-        flow.source_port = steering
-            .source_port_for(1, &flow, seed * 999)
-            .expect("one of 128");
-        let key = RssKey::new(&card.state().key).expect("a key");
-        let table = card.settings().table;
-        let rss = Rss::new(&key, &table, HashInput::AddressesAndPorts).expect("a table");
-        assert_eq!(rss.queue(&flow), 1);
+    let other = |port, queue| Neighbouring {
+        flow: flow(port, port),
+        queue,
+    };
+    (flow(0, 7168), [other(7168, Some(0)), other(7169, None)])
+}
+
+/// Where the card puts a packet now.
+fn queue_of(card: &Model, flow: &Flow) -> u32 {
+    let key = RssKey::new(&card.state().key).expect("a key");
+    let table = card.settings().table;
+    let rss = Rss::new(&key, &table, HashInput::AddressesAndPorts).expect("a table");
+    rss.queue(flow)
+}
+
+#[test]
+fn fragments_alone_are_led_to_the_landing_queue() {
+    let (folder, card) = (Folder::new("lead"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let spread_out = card.settings().table;
+    for seed in 0..300 {
+        let (mut fragments, others) = flows(seed as u8);
+        let port = steering.lead(1, &fragments, &others, true, seed * 999);
+        fragments.source_port = port.expect("one of 128 entries");
+        assert_eq!(queue_of(&card, &fragments), 1);
+        assert!(others.iter().all(|other| queue_of(&card, &other.flow) == 0));
+        let entries = card.settings().table.iter().filter(|queue| **queue == 1).count();
+        assert_eq!(entries, 1, "the last sender's entry is not kept");
+        // A second one shares the entry, and the first one keeps its own.
+        let (mut more, others) = flows((seed as u8).wrapping_add(1));
+        let port = steering.lead(1, &more, &others, false, seed);
+        more.source_port = port.expect("the same entry");
+        assert_eq!((queue_of(&card, &fragments), queue_of(&card, &more)), (1, 1));
+        if seed % 3 == 0 {
+            steering.unlead().expect("the table is writable");
+            assert_eq!(card.settings().table, spread_out);
+        }
     }
+    assert_eq!(steering.record.changes.len(), 3, "table, fields, table");
     drop(steering);
-    let steering = card.apply(&folder, Share::None).expect("it can be steered");
-    let error = steering.source_port_for(1, &flow, 0).expect_err("no entry");
-    assert!(matches!(
-        error,
-        SteeringError::Rss(RssError::QueueNotInTable { queue: 1 })
-    ));
-    drop(steering);
+    assert_eq!(card.settings().table, before.table);
+    assert_eq!(folder.files(), 0);
+}
+
+#[test]
+fn where_the_hash_is_not_known_a_rule_leads() {
+    let (folder, card) = (Folder::new("rule"), Model::new());
     card.state().can_set_fields = false;
     card.state().settings.fields = 0x10;
-    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let (fragments, others) = flows(1);
+    let port = steering.lead(1, &fragments, &others, true, 77).expect("a rule");
+    let (_, rule) = card.settings().rules[0];
+    let ports = FlowPorts::Udp {
+        destination: 7168,
+        source: Some(port),
+    };
+    assert_eq!(
+        (rule.source, rule.ports, rule.queue),
+        (Some(fragments.source), ports, 1)
+    );
+    steering.unlead().expect("the rule goes");
+    assert!(card.settings().rules.is_empty());
+    card.state().takes_rules = false;
     let error = steering
-        .source_port_for(1, &flow, 0)
-        .expect_err("destination unknown");
+        .lead(1, &fragments, &others, true, 77)
+        .expect_err("no way");
     assert!(matches!(error, SteeringError::Fields), "{error}");
 }
 
@@ -188,7 +227,7 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
     // The points between two changes, as the card saw them.
     let (folder, card) = (Folder::new("whole"), Model::new());
     let before = card.settings();
-    let mut steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
     let changes = steering.record.changes.clone();
     drop(steering);
@@ -234,12 +273,12 @@ fn a_crash_at_any_point_is_undone_by_the_next_start() {
 fn a_start_after_a_crash_begins_from_what_was_before() {
     let (folder, card) = (Folder::new("again"), Model::new());
     let before = card.settings();
-    let mut steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
     // A crash: nothing is dropped.
     std::mem::forget(steering);
     bury(&folder);
-    let steering = card.apply(&folder, Share::None).expect("recovered and applied");
+    let steering = card.apply(&folder).expect("recovered and applied");
     let now = card.settings();
     assert!(!now.table.contains(&1));
     assert_eq!(now.rules, before.rules);
@@ -257,9 +296,9 @@ fn a_start_after_a_crash_begins_from_what_was_before() {
 #[test]
 fn a_living_owner_is_left_alone() {
     let (folder, card) = (Folder::new("in-use"), Model::new());
-    let steering = card.apply(&folder, Share::OneEntry).expect("it can be steered");
+    let steering = card.apply(&folder).expect("it can be steered");
     let applied = card.settings();
-    let error = card.apply(&folder, Share::None).expect_err("in use");
+    let error = card.apply(&folder).expect_err("in use");
     assert!(
         matches!(error, SteeringError::InUse { pid } if pid == std::process::id()),
         "{error}"
@@ -270,13 +309,13 @@ fn a_living_owner_is_left_alone() {
     ));
     assert_eq!(card.settings(), applied);
     drop(steering);
-    drop(card.apply(&folder, Share::None).expect("free again"));
+    drop(card.apply(&folder).expect("free again"));
 }
 
 #[test]
 fn what_others_have_set_since_stays() {
     let (folder, card) = (Folder::new("others"), Model::new());
-    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     steering.add_rule(&rule(7168, 1)).expect("a rule");
     let theirs = vec![1; 128];
     {
@@ -300,7 +339,7 @@ fn what_others_have_set_since_stays() {
 #[test]
 fn another_card_with_the_same_index_is_not_touched() {
     let (folder, card) = (Folder::new("other-card"), Model::new());
-    std::mem::forget(card.apply(&folder, Share::None).expect("it can be steered"));
+    std::mem::forget(card.apply(&folder).expect("it can be steered"));
     bury(&folder);
     card.state().bus = "0000:02:00.0".into();
     let now = card.settings();
@@ -318,7 +357,7 @@ fn somebody_elses_rule_stays() {
         state.settings.ntuple = true;
         state.settings.rules.push((0, theirs));
     }
-    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     steering.add_rule(&theirs).expect("it is there");
     steering.remove_rule(&theirs).expect("not ours");
     assert_eq!(card.settings().rules, [(0, theirs)]);
@@ -346,7 +385,7 @@ fn a_card_that_refuses_is_as_before() {
     let (folder, card) = (Folder::new("refused"), Model::new());
     card.state().broken = Some(libc::EPERM);
     let before = card.settings();
-    let error = card.apply(&folder, Share::None).expect_err("refused");
+    let error = card.apply(&folder).expect_err("refused");
     assert!(
         matches!(error, SteeringError::Card(EthtoolError::NotPermitted { .. })),
         "{error}"
@@ -355,7 +394,7 @@ fn a_card_that_refuses_is_as_before() {
 
     card.state().broken = None;
     card.state().takes_rules = false;
-    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     let applied = card.settings();
     let error = steering.add_rule(&rule(7168, 1)).expect_err("no rules");
     assert!(
@@ -382,7 +421,7 @@ fn a_card_that_refuses_is_as_before() {
 fn what_cannot_be_restored_is_left_to_the_next_start() {
     let (folder, card) = (Folder::new("stuck"), Model::new());
     let before = card.settings();
-    let mut steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
     card.state().broken = Some(libc::EBUSY);
     let error = steering.restore().expect_err("busy");
@@ -404,7 +443,7 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     );
     assert_eq!(folder.files(), 0);
     // A device that went away has taken its settings with it.
-    let steering = card.apply(&folder, Share::None).expect("it can be steered");
+    let steering = card.apply(&folder).expect("it can be steered");
     card.state().broken = Some(libc::ENODEV);
     steering.restore().expect("nothing to restore");
     assert_eq!(folder.files(), 0);
@@ -415,14 +454,7 @@ fn what_cannot_be_steered_says_what_to_do() {
     let (folder, card) = (Folder::new("refusals"), Model::new());
     let before = card.settings();
     let apply = |queues: &[u32]| {
-        let error = Steering::apply_to(
-            Box::new(card.clone()),
-            &folder.store(),
-            &interface(),
-            2,
-            queues,
-            Share::OneEntry,
-        );
+        let error = Steering::apply_to(Box::new(card.clone()), &folder.store(), &interface(), 2, queues);
         error.expect_err("refused").to_string()
     };
     assert_eq!(
@@ -434,8 +466,6 @@ fn what_cannot_be_steered_says_what_to_do() {
         "model has 2 receive queues, numbered from 0, and no queue 2; choose another, or make more (ethtool -L model \
          combined 3)"
     );
-    card.state().settings.table.truncate(1);
-    assert!(apply(&[1]).contains("no receive queue of model would be left"));
     // As virtio-net has it without RSS.
     card.state().settings.table.clear();
     let text = apply(&[1]);

@@ -7,6 +7,7 @@ use crate::window::WindowShape;
 use crate::wire::lm::VERSION;
 use alloc::vec::Vec;
 use core::net::SocketAddrV4;
+use core::num::NonZeroU16;
 use core::time::Duration;
 
 /// Ended sessions that are remembered, to answer late repetitions.
@@ -55,6 +56,8 @@ pub struct Terms {
     pub frames_per_packet: u8,
     /// Fragments that are sent again must not go to the landing queue.
     pub repeats_apart: bool,
+    /// The source port that fragments must have; `None`: the sender's data port.
+    pub landing_port: Option<NonZeroU16>,
     /// Longest message, in bytes; the grant carries the smaller one of this and the permit's.
     pub max_message_len: u64,
     /// The session's window.
@@ -248,6 +251,7 @@ struct Past {
 ///         Ok(Terms {
 ///             session_key: 0xfeed, data_port: 7168, layout, tx_queue_hint: None, prefix: 0, frames_per_packet: 1,
 ///             repeats_apart: false,
+///             landing_port: None,
 ///             max_message_len: permit.max_message_len, window: application.request.window,
 ///             packet_limit: 256, first_message: 0,
 ///         })
@@ -447,6 +451,7 @@ impl Grantor {
             prefix: terms.prefix,
             frames_per_packet: terms.frames_per_packet,
             repeats_apart: terms.repeats_apart,
+            landing_port: terms.landing_port,
             max_message_len: terms.max_message_len.min(permit.max_message_len),
             window: terms.window,
             packet_limit: terms.packet_limit,

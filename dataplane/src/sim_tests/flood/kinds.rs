@@ -351,6 +351,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 prefix: 0,
                 frames_per_packet: 1,
                 repeats_apart: false,
+                landing_port: None,
                 max_message_len: u64::MAX,
                 window: WindowShape::DEFAULT,
                 packet_limit: u32::MAX,

@@ -152,6 +152,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         prefix: number(dice) as u8,
         frames_per_packet: number(dice) as u8 | 1,
         repeats_apart: dice.roll(2) == 0,
+        landing_port: std::num::NonZeroU16::new(dice.roll(1 << 16) as u16),
         max_message_len: number(dice),
         window: window(dice),
         packet_limit: number(dice) as u32,

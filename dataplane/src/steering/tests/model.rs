@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::super::card::Card;
 use super::super::ethtool::{Channels, Driver, EthtoolError, Feature, FeatureState, RssSettings};
 use super::super::rules::FlowRule;
-use super::super::{Share, Steering, SteeringError};
+use super::super::{Steering, SteeringError};
 use super::{Folder, interface};
 
 /// All that a card remembers.
@@ -84,15 +84,8 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn apply(&self, folder: &Folder, share: Share) -> Result<Steering, SteeringError> {
-        Steering::apply_to(
-            Box::new(self.clone()),
-            &folder.store(),
-            &interface(),
-            2,
-            &[1],
-            share,
-        )
+    pub(super) fn apply(&self, folder: &Folder) -> Result<Steering, SteeringError> {
+        Steering::apply_to(Box::new(self.clone()), &folder.store(), &interface(), 2, &[1])
     }
 }
 

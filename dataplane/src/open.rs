@@ -1,0 +1,337 @@
+//! Opening an endpoint on an interface: which mode it can have there, then memory, gate, channels and steering.
+
+use std::time::{Duration, Instant};
+
+use lm_ebpf::CpuCheck;
+use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::session::{Admit, Permit};
+use lm_protocol::window::WindowShape;
+use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::with_digests;
+
+use crate::capture::Capture;
+use crate::config::{
+    EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_MAX, ON_THE_WAY_PACED, ON_THE_WAY_VETH,
+    PREFIX_LEN_MAX,
+};
+use crate::control::random_u64;
+use crate::endpoint::Endpoint;
+use crate::engine::{Fixed, OnTheWay};
+use crate::error::OpenError;
+use crate::idle::Idle;
+use crate::interface::Interface;
+use crate::kernel::{KernelNic, KernelNicConfig};
+use crate::memory::{HugePages, Umem};
+use crate::nic::{DeviceWrites, EffectiveMode, ModeRequest, Nic};
+use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::platform::probe::Probe;
+use crate::platform::{Demand, Facts, Obstacle, chunk_len_for, judge};
+
+/// How long a granted session lives without a sign of life from its sender.
+const LEASE: Duration = Duration::from_secs(5);
+
+impl Endpoint {
+    /// Opens an endpoint that admits every sender for messages up to `config.max_message_len`.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays attached.
+    pub fn open(config: &EndpointConfig) -> Result<Endpoint, OpenError> {
+        let everybody = Permit {
+            max_message_len: config.max_message_len,
+            lease: LEASE,
+        };
+        Endpoint::open_with(config, Box::new(everybody))
+    }
+
+    /// Opens an endpoint that asks `admit` about every sender.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays attached.
+    pub fn open_with(config: &EndpointConfig, admit: Box<dyn Admit + Send>) -> Result<Endpoint, OpenError> {
+        let site = Site::look(config)?;
+        let mut warnings = site.warnings.clone();
+        let opened = match config.mode {
+            ModeRequest::ZeroCopy => Opened::zero_copy(config, &site)?,
+            ModeRequest::Copy | ModeRequest::Generic => Opened::copy(config, &site)?,
+            ModeRequest::Auto if !site.may_have_zero_copy() => Opened::copy(config, &site)?,
+            ModeRequest::Auto => {
+                let zero_copy = EndpointConfig {
+                    mode: ModeRequest::ZeroCopy,
+                    ..config.clone()
+                };
+                match Opened::zero_copy(&zero_copy, &site) {
+                    Ok(opened) => opened,
+                    Err(error) => {
+                        warnings.push(format!("no zero-copy mode: {error}"));
+                        Opened::copy(config, &site)?
+                    }
+                }
+            }
+        };
+        warnings.extend(opened.warnings.iter().cloned());
+        opened.into_endpoint(site, warnings, admit)
+    }
+}
+
+/// Where an endpoint is to be opened.
+struct Site {
+    interface: Interface,
+    link: LinkShape,
+    layout: Layout,
+    mtu: u16,
+    window: WindowShape,
+    queues: Queues,
+    veth: bool,
+    warnings: Vec<String>,
+}
+
+impl Site {
+    fn look(config: &EndpointConfig) -> Result<Site, OpenError> {
+        let interface = Interface::by_name(&config.interface)?;
+        let link = LinkShape::IPV4;
+        interface.check(u32::from(link.ip.min_mtu()))?;
+        let (mtu, mut warnings) = effective_mtu(config, &interface)?;
+        let layout = Layout::new(Wire::Lm, mtu, link)?;
+        let window = WindowShape::new(config.window_fragments)
+            .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
+        let queues = Queues::choose(config, &interface)?;
+        if crate::route::default_route_interfaces().is_ok_and(|found| found.contains(&interface.index)) {
+            warnings.push(format!(
+                "{} carries the default route: attaching an XDP program may interrupt its link for a moment",
+                interface.name
+            ));
+        }
+        Ok(Site {
+            veth: interface.kind.as_deref() == Some("veth") || interface.driver.as_deref() == Some("veth"),
+            interface,
+            link,
+            layout,
+            mtu,
+            window,
+            queues,
+            warnings,
+        })
+    }
+
+    /// Whether it is worth asking: most virtual devices have none, which is no news.
+    fn may_have_zero_copy(&self) -> bool {
+        Facts::read(&self.interface).is_ok_and(|facts| facts.xdp.is_some_and(|features| features.zero_copy()))
+    }
+}
+
+/// What was opened, before an engine is made of it.
+struct Opened {
+    config: EndpointConfig,
+    plan: MemoryPlan,
+    umem: Umem,
+    nic: KernelNic,
+    parts: Parts,
+    landing_ring_len: u32,
+    warnings: Vec<String>,
+}
+
+impl Opened {
+    /// In copy mode.
+    fn copy(config: &EndpointConfig, site: &Site) -> Result<Opened, OpenError> {
+        let plan = MemoryPlan::new(
+            config,
+            &site.layout,
+            chunk_len_for(None, u32::from(site.mtu)),
+            None,
+        )?;
+        let mut opened = Opened::open(config.clone(), plan, site)?;
+        if !site.veth
+            && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
+            && let Err(error) = opened.nic.steer(&site.interface, &[landing])
+        {
+            opened.warnings.push(format!(
+                "fragments may come to another queue than {landing}, and are copied once more there: {error}"
+            ));
+        }
+        Ok(opened)
+    }
+
+    /// In zero-copy mode, or not at all.
+    fn zero_copy(config: &EndpointConfig, site: &Site) -> Result<Opened, OpenError> {
+        let lands = site.queues.landing.is_some();
+        let facts = Facts::read(&site.interface).map_err(OpenError::System)?;
+        let chunk_len = chunk_len_for(facts.driver.as_deref(), u32::from(site.mtu));
+        let writes = DeviceWrites {
+            prefix_len: PREFIX_LEN_MAX,
+            pad_to: 0,
+        };
+        let plan = MemoryPlan::new(config, &site.layout, chunk_len, Some(writes))?;
+        let demand = Demand {
+            chunk_len,
+            memory_len: plan.registered_len(),
+        };
+        let matters = |obstacle: &Obstacle| match obstacle {
+            // It is switched off.
+            Obstacle::RelaxedOrdering { .. } => false,
+            // A sender's memory is read alone, and what it receives there does not overlap.
+            Obstacle::OneQueue { .. } | Obstacle::FcsKept { .. } => lands,
+            obstacle => obstacle.forbids_zero_copy(),
+        };
+        if let Some(obstacle) = judge(&facts, &demand).into_iter().find(matters) {
+            return Err(OpenError::NoZeroCopy(obstacle));
+        }
+        let config = EndpointConfig {
+            huge_pages: HugePages::On,
+            ..config.clone()
+        };
+        let mut opened = Opened::open(config, plan, site)?;
+        if opened.nic.effective_mode() != EffectiveMode::ZeroCopy {
+            return Err(OpenError::NoZeroCopy(Obstacle::NoZeroCopy {
+                interface: site.interface.name.clone(),
+                driver: facts.driver.unwrap_or_else(|| "unknown".into()),
+            }));
+        }
+        if let (true, Some(landing)) = (lands, site.queues.landing) {
+            let steered = opened.nic.steer(&site.interface, &[landing]);
+            steered.map_err(|error| OpenError::Nic(error.into()))?;
+        }
+        Ok(opened)
+    }
+
+    fn open(mut config: EndpointConfig, plan: MemoryPlan, site: &Site) -> Result<Opened, OpenError> {
+        // Long messages are rare and huge pages dear: what they need is taken when a sender announces some.
+        let reserved_len = match config.huge_pages {
+            HugePages::On => plan.registered_len(),
+            HugePages::Auto | HugePages::Off => plan.total_len(),
+        };
+        let umem = Umem::reserved(plan.total_len(), reserved_len, config.huge_pages).map_err(|source| {
+            OpenError::Memory {
+                len: reserved_len,
+                source,
+            }
+        })?;
+        let local_ip = site
+            .interface
+            .primary_address()
+            .expect("checked: the interface has an IPv4 address");
+        let mut nic = KernelNic::open(&KernelNicConfig {
+            interface_index: site.interface.index,
+            local_ip,
+            port: config.port,
+            mode: config.mode,
+            landing_queues: site.queues.landing.as_slice(),
+            cpu_check: CpuCheck::Rps,
+            mapping: umem.mapping(),
+            chunk_len: plan.chunk_len,
+            poll_queues: config.poll_queues && site.veth,
+        })?;
+        let landing_ring_len = match site.veth {
+            true => LANDING_RING_LEN_VETH,
+            false => LANDING_RING_LEN,
+        };
+        if site.veth {
+            config.tx_in_flight = config.tx_in_flight.min(ON_THE_WAY_VETH);
+        }
+        let parts = Parts::open(&mut nic, &config, &plan, site.queues, landing_ring_len)?;
+        Ok(Opened {
+            warnings: nic.warnings().to_vec(),
+            config,
+            plan,
+            umem,
+            nic,
+            parts,
+            landing_ring_len,
+        })
+    }
+
+    fn into_endpoint(
+        self,
+        site: Site,
+        warnings: Vec<String>,
+        admit: Box<dyn Admit + Send>,
+    ) -> Result<Endpoint, OpenError> {
+        let Opened {
+            config,
+            plan,
+            umem,
+            nic,
+            parts,
+            landing_ring_len,
+            ..
+        } = self;
+        let veth = site.veth;
+        let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
+        let fixed = Fixed {
+            sender_id: with_digests(random_u64(), config.integrity.has_digests()),
+            mac: MacAddr(site.interface.mac),
+            veth,
+            tx_queue_hint: (site.queues.landing)
+                .filter(|_| veth)
+                .map(|queue| queue as u16 + u16::from(generic)),
+            link: site.link,
+            mtu: site.mtu,
+            layout: site.layout,
+            chunk_len: plan.chunk_len,
+            window: site.window,
+            one_processor: generic,
+            zero_copy: plan.is_zero_copy(),
+            prefix: plan.prefix,
+            device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
+            paced: veth,
+            on_the_way: match config.packets_on_the_way {
+                Some(packets) => OnTheWay {
+                    paced: packets,
+                    unpaced: packets,
+                },
+                None if veth => OnTheWay {
+                    paced: ON_THE_WAY_PACED,
+                    unpaced: ON_THE_WAY_VETH,
+                },
+                None => OnTheWay {
+                    paced: u32::MAX,
+                    unpaced: u32::MAX,
+                },
+            },
+            landing_ring_len,
+            transmit_registered_len: plan.landing_arena,
+        };
+        let capture = match &config.capture {
+            Some(path) => Some(Capture::create(path).map_err(|source| OpenError::Capture {
+                path: path.clone(),
+                source,
+            })?),
+            None => None,
+        };
+        let idle = Idle::new(config.idle);
+        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
+        engine.capture = capture;
+        if fixed.zero_copy {
+            engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len));
+        }
+        let mut endpoint = Endpoint {
+            engine,
+            clock: Instant::now(),
+            idle,
+            interface: site.interface,
+            warnings,
+            landing_start: plan.landing_arena,
+        };
+        // Posts the general frames, so that nothing is lost between here and the first poll.
+        endpoint.poll();
+        Ok(endpoint)
+    }
+}
+
+fn effective_mtu(config: &EndpointConfig, interface: &Interface) -> Result<(u16, Vec<String>), OpenError> {
+    let mut warnings = Vec::new();
+    let available = interface.mtu.min(u32::from(u16::MAX)) as u16;
+    let wanted = config.mtu.unwrap_or(available);
+    if wanted > available {
+        return Err(OpenError::Config(format!(
+            "{} has an MTU of {available}, not {wanted}; ask for less, or raise it (ip link set {} mtu {wanted})",
+            interface.name, interface.name
+        )));
+    }
+    if wanted > MTU_MAX {
+        warnings.push(format!(
+            "{} has an MTU of {wanted}; LM uses {MTU_MAX}, the most that fits an AF_XDP frame",
+            interface.name
+        ));
+    }
+    Ok((wanted.min(MTU_MAX), warnings))
+}

@@ -1,0 +1,155 @@
+//! What a zero-copy device writes beside packets, found out on the general channel before messages land where it writes: see
+//! [`super::footprint`].
+//!
+//! General frames do not overlap, so there it harms nobody. While the probe runs they are posted full of a pattern; whoever asks
+//! for a session is made to send some packets there, and is granted one when they have shown what the driver does.
+
+use crate::config::PREFIX_LEN_MAX;
+use crate::memory::{CHUNK_LEN_RANGE, Umem};
+
+use super::Obstacle;
+use super::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};
+
+/// Ethernet header and the parts of an IPv4 one up to its total length, in bytes.
+const LENGTH_KNOWN: usize = 18;
+/// Length of an Ethernet header in bytes.
+const ETHERNET_LEN: usize = 14;
+
+/// Packets with bytes behind them before the driver is believed to put them there. They may be an earlier packet's: a frame of one
+/// that the gate passed on is used again by the kernel, as it is.
+const SUSPICIONS_MAX: u32 = 16;
+
+/// The probe of one device.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    interface: String,
+    footprint: Footprint,
+    /// Which of the two patterns have shown a packet with nothing behind it, where padding would be seen.
+    clean: [bool; 2],
+    suspicions: u32,
+    chunk: Vec<u8>,
+}
+
+impl Probe {
+    pub(crate) fn new(interface: &str, chunk_len: u32) -> Probe {
+        debug_assert!(CHUNK_LEN_RANGE.contains(&chunk_len));
+        Probe {
+            interface: interface.to_owned(),
+            footprint: Footprint::default(),
+            clean: [false; 2],
+            suspicions: 0,
+            chunk: vec![0; chunk_len as usize],
+        }
+    }
+
+    /// Frames have the patterns in turn.
+    fn pattern_of(&self, frame: u64) -> usize {
+        (frame / self.chunk.len() as u64 % 2) as usize
+    }
+
+    /// The frame at UMEM address `frame` is about to be posted.
+    pub(crate) fn prepare(&mut self, frame: u64, umem: &Umem) {
+        let pattern = Pattern::PAIR[self.pattern_of(frame)];
+        pattern.fill(&mut self.chunk);
+        umem.copy_to(frame, &self.chunk);
+    }
+
+    /// A packet came into the frame at `frame` and begins at `start`. What is no IPv4 packet, or so short that Ethernet filled it
+    /// up, tells nothing. The result, the length of the driver's prefix in bytes, is there when both patterns have shown it.
+    pub(crate) fn look(&mut self, frame: u64, start: u64, umem: &Umem) -> Option<Result<u8, Obstacle>> {
+        umem.copy_from(frame, &mut self.chunk);
+        let begin = (start - frame) as usize;
+        let header = self.chunk.get(begin..begin + LENGTH_KNOWN)?;
+        if header[12..14] != [8, 0] {
+            return None;
+        }
+        // The length as its sender knows it: the descriptor's counts what the driver thinks is the packet.
+        let len = ETHERNET_LEN + usize::from(u16::from_be_bytes([header[16], header[17]]));
+        let which = self.pattern_of(frame);
+        let found = match examine(Pattern::PAIR[which], &self.chunk, begin..begin + len) {
+            Ok(found) => found,
+            Err(ProbeError::Outside | ProbeError::TooShort { .. } | ProbeError::NotWritten) => return None,
+        };
+        self.footprint = self.footprint.merge(found);
+        if found.trailer != Trailer::Nothing {
+            self.suspicions += 1;
+        } else if !len.is_multiple_of(4) {
+            // Whoever pads does so to a multiple of 4 at least, and packets begin at one.
+            self.clean[which] = true;
+        }
+        let is_clean = self.clean == [true; 2];
+        if !is_clean && self.suspicions >= SUSPICIONS_MAX {
+            return self.footprint.obstacle(&self.interface).map(Err);
+        }
+        if self.footprint.prefix_len > usize::from(PREFIX_LEN_MAX) {
+            return Some(Err(Obstacle::LongPrefix {
+                interface: self.interface.clone(),
+                len: self.footprint.prefix_len,
+            }));
+        }
+        is_clean.then_some(Ok(self.footprint.prefix_len as u8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::HugePages;
+
+    const CHUNK: u64 = 2048;
+
+    /// IPv4 packets of `len` bytes with Ethernet header come, and `driver` writes beside the n-th, from its start to its end. What
+    /// the probe says in the end, and after how many packets.
+    fn probe(len: u16, driver: impl Fn(&Umem, u64, u64, u64)) -> Option<(u64, Result<u8, Obstacle>)> {
+        let umem = Umem::new(2 * CHUNK, HugePages::Off).expect("memory");
+        let mut probe = Probe::new("eth0", CHUNK as u32);
+        (1..100).find_map(|n| {
+            let frame = n % 2 * CHUNK;
+            probe.prepare(frame, &umem);
+            let start = frame + 256;
+            let mut packet = vec![7; usize::from(len)];
+            packet[12..14].copy_from_slice(&[8, 0]);
+            packet[16..18].copy_from_slice(&(len - 14).to_be_bytes());
+            umem.copy_to(start, &packet);
+            driver(&umem, n, start, start + u64::from(len));
+            Some((n, probe.look(frame, start, &umem)?))
+        })
+    }
+
+    #[test]
+    fn two_packets_tell_what_a_driver_writes() {
+        assert_eq!(probe(90, |_, _, _, _| {}), Some((2, Ok(0))));
+        let virtio = probe(90, |umem, _, start, _| umem.zero(start - 12, 12));
+        assert_eq!(virtio, Some((2, Ok(12))));
+        let long = probe(90, |umem, _, start, _| umem.zero(start - 100, 100));
+        assert!(matches!(
+            long,
+            Some((1, Err(Obstacle::LongPrefix { len: 100, .. })))
+        ));
+    }
+
+    #[test]
+    fn what_stays_behind_every_packet_is_padding() {
+        let padded = probe(90, |umem, _, _, end| umem.zero(end, 38));
+        let padding = Obstacle::Padding {
+            interface: "eth0".into(),
+            len: 38,
+        };
+        assert_eq!(padded, Some((u64::from(SUSPICIONS_MAX), Err(padding))));
+        // What an earlier packet left in the frame is not there every time.
+        let dirty = probe(90, |umem, n, _, end| {
+            if n < 6 {
+                umem.zero(end, 24);
+            }
+        });
+        assert_eq!(dirty, Some((7, Ok(0))));
+    }
+
+    #[test]
+    fn packets_that_tell_nothing_are_passed_over() {
+        assert_eq!(probe(59, |_, _, _, _| {}), None, "Ethernet fills it up");
+        assert_eq!(probe(92, |_, _, _, _| {}), None, "no padding would be seen");
+        let foreign = probe(90, |umem, _, start, _| umem.copy_to(start + 12, &[8, 6]));
+        assert_eq!(foreign, None, "ARP");
+    }
+}
