@@ -62,7 +62,7 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "no-copies",
         devices: &[Device::Igb, Device::VirtioNet],
-        limit_s: 90,
+        limit_s: 150,
         about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
         run: copies::check,
     },
@@ -197,7 +197,7 @@ fn boot(plan: &Plan, _device: Option<Device>) -> Result<Value> {
 }
 
 /// Two hosts on the devices of one kind, with a link.
-fn hosts(device: Option<Device>) -> Result<Bed> {
+pub(super) fn hosts(device: Option<Device>) -> Result<Bed> {
     let device = device.context("this check is of a device")?;
     let cards = match device.driver() {
         None => None,
@@ -218,7 +218,7 @@ fn hosts(device: Option<Device>) -> Result<Bed> {
 }
 
 /// Waits until both interfaces have their link: a card negotiates it anew whenever it is set up.
-fn await_link(bed: &Bed) -> Result<()> {
+pub(super) fn await_link(bed: &Bed) -> Result<()> {
     let limit = Duration::from_secs(15);
     let end = Instant::now() + limit;
     let carrier = format!("/sys/class/net/{INTERFACE}/carrier");
@@ -285,7 +285,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     )
 }
 
-fn write_random(path: &Path, len: u64) -> Result<()> {
+pub(super) fn write_random(path: &Path, len: u64) -> Result<()> {
     let source = std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?;
     let mut file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     let written = std::io::copy(&mut source.take(len), &mut file);

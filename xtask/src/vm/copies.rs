@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -17,10 +18,14 @@ use super::checks;
 use super::devices::Device;
 use super::overlay::Pair;
 use super::protocol::Plan;
+use crate::bed::leftovers::temporary_folder;
+use crate::bed::{INTERFACE, Launch};
+use crate::content;
 
 const TRACING: &str = "/sys/kernel/tracing";
 const GROUP: &str = "lm_copies";
-/// A probe misses a call in an interrupt that comes within another probe. Then everything is counted once more.
+/// A probe misses a call in an interrupt that comes within another probe, and an emulated card may lose a packet. Then everything is
+/// done once more.
 const ATTEMPTS: u32 = 4;
 
 /// A way that a packet can take through the kernel.
@@ -232,7 +237,108 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
         .as_u64()
         .context("packets of lm-bench overlay")?;
     judge(&landed, &control, packets)?;
-    Ok(json!({"packets": packets, "zero_copy": landed, "copying": control}))
+    let (mut received, mut transferred) = copies_counted(|| transfer(device))?;
+    for _ in 1..ATTEMPTS {
+        // Something was lost, and repaired by copies.
+        if number(&received, "manifests_requested")? == 0 {
+            break;
+        }
+        (received, transferred) = copies_counted(|| transfer(device))?;
+    }
+    judge_transfer(&transferred, &received)?;
+    Ok(json!({
+        "packets": packets,
+        "zero_copy": landed,
+        "copying": control,
+        "transfer": transferred,
+        "received": received,
+    }))
+}
+
+/// Bytes of the file that is transferred in zero-copy mode.
+const FILE_LEN: u64 = 4 << 20;
+/// Slower than the emulated cards lose packets at: what follows from a loss is copied.
+const RATE: &str = "100Mbit";
+/// Payload of a fragment at MTU 1500, in bytes.
+const PAYLOAD_LEN: u64 = 1448;
+
+/// Sends a file from one host to the other in zero-copy mode; the receiver's report.
+fn transfer(device: Option<Device>) -> Result<Value> {
+    let bed = checks::hosts(device)?;
+    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "no-copies")?;
+    let (file, received) = (folder.join("sent"), folder.join("received"));
+    checks::write_random(&file, FILE_LEN)?;
+    let tool = |name: &str| {
+        Launch::new(Path::new("/bin").join(name)).args([
+            "--interface",
+            INTERFACE,
+            "--mode",
+            "zero-copy",
+            "--json",
+        ])
+    };
+    let limit = Duration::from_secs(50);
+    let receiver = tool("lm-recv")
+        .args(["--count", "1", "--output"])
+        .arg(&received)
+        .time_limit(limit);
+    let mut receiver = bed.right().spawn(receiver.core(1))?;
+    receiver.await_text("listening on")?;
+    checks::await_link(&bed)?;
+    let sender = tool("lm-send")
+        .args(["--to", &bed.right().address().to_string(), "--rate", RATE])
+        .arg(&file)
+        .time_limit(limit);
+    bed.left().spawn(sender.core(0))?.finish().context("lm-send")?;
+    let report = receiver.finish()?.json().context("lm-recv --json")?;
+    ensure!(
+        content::sha256(&file)? == content::sha256(&received)?,
+        "what arrived is not what was sent"
+    );
+    Ok(report)
+}
+
+fn number(report: &Value, name: &str) -> Result<u64> {
+    report[name]
+        .as_u64()
+        .with_context(|| format!("no {name} in {report}"))
+}
+
+/// What was called during a transfer in zero-copy mode, and what the receiver says of it. Requests, grants and the like go through the
+/// kernel's stack: a few packets.
+fn judge_transfer(counts: &Counts, report: &Value) -> Result<()> {
+    let fragments = FILE_LEN.div_ceil(PAYLOAD_LEN);
+    ensure!(
+        number(report, "manifests_requested")? == 0,
+        "packets were lost in each of {ATTEMPTS} transfers: {report}"
+    );
+    for way in [Way::CopyingReceive, Way::CopyingSend, Way::Bounce] {
+        ensure!(
+            counts.most(way) == 0,
+            "{way:?} ran during a transfer in zero-copy mode: {counts:?}"
+        );
+    }
+    ensure!(
+        counts.most(Way::Stack) < fragments / 10,
+        "the kernel's stack took part in the transfer: {counts:?}"
+    );
+    if let Some(calls) = counts.of(Way::HandOver, "__xsk_rcv_zc") {
+        ensure!(
+            calls + counts.missed >= fragments,
+            "{fragments} fragments, and {calls} packets were handed over: {counts:?}"
+        );
+    }
+    let number = |name: &str| {
+        report[name]
+            .as_u64()
+            .with_context(|| format!("no {name} in {report}"))
+    };
+    let (copied, page_ends) = (number("user_copied_bytes")?, number("page_end_fragments")?);
+    ensure!(
+        copied.div_ceil(PAYLOAD_LEN) == page_ends,
+        "user space copied {copied} bytes, and {page_ends} fragments lay at a huge page's end: {report}"
+    );
+    Ok(())
 }
 
 /// `landed` is what was called while so many packets came in zero-copy mode and nothing else happened, `control` while a file was

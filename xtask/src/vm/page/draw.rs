@@ -175,15 +175,14 @@ pub(super) fn film(trace: &Trace) -> String {
             .add(text(92.0, y + 15.0, "small", &note))
             .add(film_row(trace, &axis, step, y, HEIGHT));
     }
-    let y = height - 20.0;
+    let y = height - 38.0;
+    let scales = format!(
+        "Two scales: the last {SEAM} bytes of a payload, where other headers lie meanwhile, are drawn wide; the {} before them narrow.",
+        shape.payload_len - SEAM
+    );
     figure = figure
         .add(legend(20.0, y, trace.footprint.prefix_len > 0))
-        .add(text(
-            width - 20.0,
-            y,
-            "small end",
-            "two scales: the last 78 bytes of a payload are drawn wide, the others narrow",
-        ));
+        .add(text(20.0, y + 22.0, "small", &scales));
     finished(&figure)
 }
 
@@ -251,8 +250,8 @@ fn words(trace: &Trace, step: &Step) -> (String, String) {
                     format!("the end of payload {fragment} is saved")
                 }
                 (true, _) => "the second window begins".into(),
-                (_, true) if fragment == 0 => "… its own stay before the message".into(),
-                (_, true) => "… its own lie on saved bytes".into(),
+                (_, true) if fragment == 0 => "own headers stay before the message".into(),
+                (_, true) => "own headers lie on saved bytes".into(),
                 _ => format!("overwrites headers {}", fragment + 1),
             };
             (format!("packet {fragment}"), note)
@@ -336,12 +335,9 @@ pub(super) fn seam(trace: &Trace) -> String {
     for (at, name) in [
         (
             border - shape.header_len,
-            format!("{}", border - shape.header_len),
+            format!("byte {} of the message: headers begin", border - shape.header_len),
         ),
-        (
-            border,
-            format!("byte {border} of the message: payload {} begins", BELOW + 1),
-        ),
+        (border, format!("byte {border}: payload {} begins", BELOW + 1)),
     ] {
         let x = axis.x(at);
         let class = if at == border { "small" } else { "small end" };
