@@ -237,14 +237,18 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
         .as_u64()
         .context("packets of lm-bench overlay")?;
     judge(&landed, &control, packets)?;
-    let (mut received, mut transferred) = copies_counted(|| transfer(device))?;
-    for _ in 1..ATTEMPTS {
-        // Something was lost, and repaired by copies.
-        if number(&received, "manifests_requested")? == 0 {
-            break;
+    // What went wrong before is told; it is no matter of copies.
+    let mut earlier = Vec::new();
+    let (received, transferred) = loop {
+        let again = earlier.len() + 1 < ATTEMPTS as usize;
+        match copies_counted(|| transfer(device)) {
+            Ok((received, _)) if again && number(&received, "manifests_requested")? > 0 => {
+                earlier.push(format!("packets were lost: {received}"));
+            }
+            Err(error) if again => earlier.push(format!("{error:#}")),
+            other => break other?,
         }
-        (received, transferred) = copies_counted(|| transfer(device))?;
-    }
+    };
     judge_transfer(&transferred, &received)?;
     Ok(json!({
         "packets": packets,
@@ -252,6 +256,7 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
         "copying": control,
         "transfer": transferred,
         "received": received,
+        "earlier_transfers": earlier,
     }))
 }
 
