@@ -66,6 +66,13 @@ pub const TABLE: &[Check] = &[
         about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
         run: copies::check,
     },
+    Check {
+        name: "transfer-copies",
+        devices: &[Device::Igb, Device::VirtioNet],
+        limit_s: 150,
+        about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' ends alone",
+        run: copies::check_transfer,
+    },
 ];
 
 /// A check of one device, or of the machine.
@@ -355,7 +362,9 @@ mod tests {
                 "igb/overlay",
                 "virtio-net/overlay",
                 "igb/no-copies",
-                "virtio-net/no-copies"
+                "virtio-net/no-copies",
+                "igb/transfer-copies",
+                "virtio-net/transfer-copies"
             ]
         );
         assert_eq!(names(&["transfer"], &Device::ALL).unwrap().len(), 3);

@@ -32,19 +32,7 @@ struct Known {
 struct Calls {
     packets: u64,
     zero_copy: Counts,
-    transfer: Counts,
     copying: Counts,
-    received: Received,
-}
-
-/// What `lm-recv` says of a file in zero-copy mode.
-#[derive(Debug, Serialize, Deserialize)]
-struct Received {
-    mode: String,
-    bytes: u64,
-    user_copied_bytes: u64,
-    page_end_fragments: u64,
-    restored_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -171,14 +159,14 @@ fn tables(known: &[Known]) -> String {
     text.push_str("\n| called in the kernel, for | function |");
     for Known { overlay, calls } in known {
         text.push_str(&format!(
-            " {}: {} packets as above | {0}: a file, zero-copy | {0}: a file, copy mode |",
+            " {}: {} packets as above | {0}: a file, copy mode |",
             overlay.driver, calls.packets
         ));
     }
-    text.push_str(&format!("\n|---|---|{}\n", "---:|---:|---:|".repeat(known.len())));
+    text.push_str(&format!("\n|---|---|{}\n", "---:|---:|".repeat(known.len())));
     for (way, name) in WAYS {
         let of = |counts: &Counts| counts.calls.get(way).cloned().unwrap_or_default();
-        let every = |Known { calls, .. }: &Known| [&calls.zero_copy, &calls.transfer, &calls.copying].map(of);
+        let every = |Known { calls, .. }: &Known| [&calls.zero_copy, &calls.copying].map(of);
         let mut functions: Vec<String> = known
             .iter()
             .flat_map(every)
@@ -187,7 +175,7 @@ fn tables(known: &[Known]) -> String {
         functions.sort();
         functions.dedup();
         for function in functions {
-            let counts: Vec<[Option<u64>; 3]> = known
+            let counts: Vec<[Option<u64>; 2]> = known
                 .iter()
                 .map(|known| every(known).map(|calls| calls.get(&function).copied()))
                 .collect();
@@ -203,22 +191,6 @@ fn tables(known: &[Known]) -> String {
             }
             text.push('\n');
         }
-    }
-    text.push_str(
-        "\n| a file through `lm-send` and `lm-recv` | mode | bytes | copied by user space | put back at windows' ends |\n\
-         |---|---|---:|---|---:|\n",
-    );
-    for Known { overlay, calls } in known {
-        let received = &calls.received;
-        text.push_str(&format!(
-            "| {} | {} | {} | {}: {} fragments whose places cross the end of a huge page | {} |\n",
-            overlay.driver,
-            received.mode,
-            received.bytes,
-            received.user_copied_bytes,
-            received.page_end_fragments,
-            received.restored_bytes
-        ));
     }
     text
 }
