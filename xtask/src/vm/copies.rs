@@ -441,7 +441,7 @@ mod tests {
             ((CopyingSend, "__xsk_generic_xmit", 1), "CopyingSend ran"),
             ((Bounce, "swiotlb_bounce", 1), "Bounce ran"),
             ((Stack, "build_skb", 105), "stack took part"),
-            ((HandOver, "__xsk_rcv_zc", 2000), "were handed over"),
+            ((HandOver, "__xsk_rcv_zc", 1000), "were handed over"),
         ] {
             let mut calls = calls.to_vec();
             calls.retain(|(_, function, _)| *function != more.1);
