@@ -37,6 +37,8 @@ REPORT
     mode               what the kernel reports: copy-native, zero-copy, ...
     wire               lm or ipfrag; lm-recv: mixed for both, null for none
     user_copied_bytes  payload bytes that user space copied
+    page_end_fragments fragments among them whose places cross the end of a
+                       huge page (zero-copy mode)
     restored_bytes     bytes put back at window edges
     latency_us         p50, p90, p99, p999, max of the completion time of
                        messages, in microseconds, null when not measured.

@@ -16,6 +16,7 @@ pub mod lm;
 pub mod log;
 pub mod meter;
 pub mod output;
+pub mod overlay;
 pub mod peer;
 pub mod recv;
 pub mod report;

@@ -134,6 +134,7 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
     Report {
         mode: endpoint.mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
+        page_end_fragments: counters.page_end_fragments,
         missing_bytes: counters.missing_bytes,
         manifests_requested: counters.manifests_requested,
         restored_bytes: counters.restored_bytes,

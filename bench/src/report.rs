@@ -31,6 +31,8 @@ pub struct Report {
     pub wire: Option<&'static str>,
     /// Payload bytes that user space copied from memory to memory: 0 on the loss-free path of large messages.
     pub user_copied_bytes: u64,
+    /// Fragments among those bytes that were copied because their places cross the end of a huge page (zero-copy mode).
+    pub page_end_fragments: u64,
     /// Bytes put back at window edges (rule I5).
     pub restored_bytes: u64,
     /// Payload bytes that are missing of messages which were delivered without them (partial delivery); they are zeros.
@@ -141,6 +143,7 @@ mod tests {
             mode: "copy-native".into(),
             wire: Some("lm"),
             user_copied_bytes: 0,
+            page_end_fragments: 0,
             restored_bytes: 264,
             missing_bytes: 0,
             manifests_requested: 2,
@@ -171,6 +174,7 @@ mod tests {
                 "messages",
                 "missing_bytes",
                 "mode",
+                "page_end_fragments",
                 "restored_bytes",
                 "seconds",
                 "transfers",

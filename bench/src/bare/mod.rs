@@ -29,6 +29,7 @@ use serde::Serialize;
 
 pub use flood::{FloodArgs, FloodReport, Kind, flood};
 pub use frame::Mac;
+pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, bind, impair, lm, log, peer};
+use lm_bench::{bare, bind, impair, lm, log, overlay, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -71,6 +71,8 @@ enum Program {
     /// Packets that no session knows, sent to where a stream's fragments land; for the checks of `cargo xtask test --vm`
     #[command(hide = true)]
     Flood(bare::FloodArgs),
+    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
+    Overlay(overlay::OverlayArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(impair::ImpairArgs),
@@ -118,6 +120,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
         Program::Bind(args) => print(&bind::bind(&args)?),
         Program::Flood(args) => print(&bare::flood(&args, ready)?),
+        Program::Overlay(args) => print(&overlay::overlay(&args)?),
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())

@@ -231,6 +231,7 @@ mod tests {
             .to_string();
         for name in [
             "user_copied_bytes",
+            "page_end_fragments",
             "restored_bytes",
             "latency_us",
             "manifests_requested",

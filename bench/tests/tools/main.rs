@@ -5,4 +5,5 @@ mod bed;
 mod impairments;
 mod landing;
 mod measuring;
+mod overlay;
 mod transfers;

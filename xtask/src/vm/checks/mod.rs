@@ -2,7 +2,9 @@
 //! its own, on devices that nobody else uses meanwhile.
 
 mod cards;
+mod copies;
 mod ends;
+pub mod overlay;
 mod pair;
 mod rate;
 mod refusals;
@@ -71,6 +73,30 @@ pub const TABLE: &[Check] = &[
         limit_s: 60,
         about: "each queue binds landing memory on huge pages with XDP_ZEROCOPY, and XDP_OPTIONS says so",
         run: cards::bind_zerocopy,
+    },
+    Check {
+        name: "overlay",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 60,
+        about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory is",
+        run: overlay::check,
+    },
+    Check {
+        name: "no-copies",
+        devices: CARDS,
+        list: List::Long,
+        limit_s: 150,
+        about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
+        run: copies::check,
+    },
+    Check {
+        name: "transfer-copies",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 150,
+        about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' ends alone",
+        run: copies::check_transfer,
     },
     Check {
         name: "sizes",

@@ -1,0 +1,81 @@
+//! `lm-bench overlay` on a veth pair, in copy mode: the memory is what geometry says after each packet, and what cannot be is refused.
+
+use crate::bed::{Bed, Ended, Host, Tool};
+use crate::measuring::{lm_bench, number};
+
+/// Both ends of a veth pair of its own, in the namespace between the hosts, where nobody else sends.
+fn bed() -> Option<Bed> {
+    let bed = Bed::with_box()?;
+    let queues = "numrxqueues 2 numtxqueues 2";
+    bed.ip(
+        Host::Box,
+        &format!("link add one {queues} type veth peer name other {queues}"),
+    );
+    bed.ip(Host::Box, "link set one up");
+    bed.ip(Host::Box, "link set other up");
+    Some(bed)
+}
+
+fn overlay(bed: &Bed, arguments: &str) -> Ended {
+    let line = format!("overlay --from one --interface other {arguments}");
+    Tool::start(lm_bench(bed, Host::Box, &line)).end()
+}
+
+#[test]
+fn each_packet_overwrites_the_headers_of_the_one_before() {
+    let Some(bed) = bed() else { return };
+    for (len, window, order) in [
+        (1, 4, &[0][..]),
+        (1448, 4, &[0]),
+        (5000, 1, &[0, 1, 2, 3]),
+        (11_036, 4, &[3, 2, 1, 0, 7, 6, 5, 4]),
+        (11_584, 8, &[7, 6, 5, 4, 3, 2, 1, 0]),
+    ] {
+        let ended = overlay(
+            &bed,
+            &format!("--mode copy --message-size {len} --window {window}"),
+        );
+        let report = ended.expect_code(0).json();
+        let steps = report["steps"].as_array().unwrap();
+        let packets: Vec<u64> = steps
+            .iter()
+            .filter(|step| step["event"] == "packet")
+            .map(|step| number(step, "fragment"))
+            .collect();
+        assert_eq!(packets, order, "{report}");
+        let restored = steps
+            .iter()
+            .filter(|step| step["event"] == "tail_restored")
+            .count();
+        assert_eq!(restored, order.len().div_ceil(window) - 1, "{report}");
+        // At the end payload alone, in order, and before it the lowest packet's headers.
+        let runs = steps.last().unwrap()["runs"].as_array().unwrap();
+        let inside = runs.iter().filter(|run| run["what"] != "paint");
+        let inside: Vec<(&str, i64)> = inside
+            .map(|run| (run["what"].as_str().unwrap(), run["at"].as_i64().unwrap()))
+            .collect();
+        let mut expected = vec![("header", -66)];
+        expected.extend((0..order.len() as i64).map(|fragment| ("payload", fragment * 1448)));
+        assert_eq!(inside, expected, "{report}");
+        assert_eq!(number(&report["footprint"], "prefix_len"), 0, "{report}");
+        assert_eq!(report["zero_copy_receive"], false, "{report}");
+    }
+}
+
+#[test]
+fn what_cannot_be_shown_is_refused() {
+    let Some(bed) = bed() else { return };
+    for (arguments, code, why) in [
+        ("--mode copy --message-size 11585", 2, "--message-size 11584"),
+        ("--mode copy --window 3", 2, "not a power of two"),
+        ("--mode copy --queue 9", 1, "other queue 9"),
+        ("--mode zero-copy", 1, ";"),
+    ] {
+        let ended = overlay(&bed, arguments);
+        assert!(ended.expect_code(code).stderr.contains(why), "{ended:?}");
+    }
+    bed.ip(Host::Box, "link set one down");
+    let line = "overlay --from none --interface other";
+    let ended = Tool::start(lm_bench(&bed, Host::Box, line)).end();
+    assert!(ended.expect_code(1).stderr.contains("none"), "{ended:?}");
+}
