@@ -130,8 +130,8 @@ pub struct Counters {
     pub missing_bytes: u64,
     /// Fragments that landed in the slot of another, because of a loss.
     pub fragments_displaced: u64,
-    /// Fragments that came into frames of their own, because their places cross the end of a 2 MiB page, and were copied: zero-copy
-    /// mode.
+    /// Fragments that came into frames of their own, or left from them, and were copied, because their places cross the end of a 2 MiB
+    /// page or the driver has to be given whole laps of entries ([`crate::nic::Device::lap`]): zero-copy mode.
     pub page_end_fragments: u64,
     /// Fragments asked for again; each request counts.
     pub fragments_requested: u64,

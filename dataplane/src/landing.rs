@@ -319,6 +319,11 @@ struct Aim {
 
 impl Aim {
     const SKIPPED: u64 = u64::MAX;
+
+    /// Whether it is a spare frame for no fragment.
+    fn is_filler(&self) -> bool {
+        self.spare && self.position >= self.until
+    }
 }
 
 /// A session that lands on the channel.

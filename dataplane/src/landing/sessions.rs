@@ -419,8 +419,9 @@ impl Sessions {
         let provided = inbound.provided().saturating_sub(inbound.accepted);
         let entries = u64::from(self.entries_for(place));
         let ahead = match self.entries.spare.is_some() {
-            // In zero-copy mode there is no other path for them.
-            true => entries,
+            // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
+            // message's entries are posted.
+            true => entries.min(provided),
             false => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
         };
         inbound

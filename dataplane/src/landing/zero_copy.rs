@@ -155,17 +155,20 @@ impl Inbound {
         };
         // Those that fill the lap up must be there when this is done.
         let kept = *lap as usize - 1;
+        // Fragments are passed in their order, so that only those at the end can be given another purpose.
+        let mut fillers = aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64;
         let mut written = 0;
-        'messages: while written < room && self.posting < self.messages.len() {
+        'messages: while self.posting < self.messages.len() {
             if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
                 break;
             }
+            let accepted = self.accepted;
             let message = &mut self.messages[self.posting];
             let count = message.geometry.fragment_count();
-            while message.posted < count && written < room {
+            while message.posted < count {
                 let position = message.posted;
                 // The packet that will find this entry, if all come from here on that are known to be on the way.
-                let met_by = self.accepted + u64::from(ahead + written);
+                let met_by = accepted + u64::from(ahead + written);
                 let mut aim = Aim {
                     start: Aim::SKIPPED,
                     serial,
@@ -177,10 +180,27 @@ impl Inbound {
                 };
                 let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
                 if position < left_out {
-                    aim.until = left_out;
-                    aims.push_back(aim);
-                    message.posted = left_out;
+                    // Its packet meets an entry that is posted already: a frame that fills a lap up, or nobody knows which.
+                    let behind = met_by - (message.base + u64::from(position)) - 1;
+                    aim.until = position + 1;
+                    match aims.iter_mut().nth_back(behind as usize) {
+                        Some(filler) if behind < fillers => {
+                            aim.start = filler.start;
+                            aim.spare = true;
+                            *filler = aim;
+                            fillers = behind;
+                        }
+                        _ => {
+                            aim.until = left_out;
+                            aims.push_back(aim);
+                            fillers = 0;
+                        }
+                    }
+                    message.posted = aim.until;
                     continue;
+                }
+                if written == room {
+                    break 'messages;
                 }
                 let entry = if message.base + u64::from(position) > met_by {
                     // Packets came that nobody sent to us; those that they overtook need entries, too.
@@ -214,6 +234,7 @@ impl Inbound {
                 aim.start = entry + PACKET_HEADROOM;
                 message.posted = aim.until;
                 aims.push_back(aim);
+                fillers = 0;
                 written += 1;
             }
             if message.posted == count {
