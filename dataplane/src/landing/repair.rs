@@ -25,6 +25,9 @@ use crate::memory::Umem;
 const HELD_MAX: usize = 512;
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
 const CLAIM_GRACE_NS: u64 = 200_000;
+/// The same in zero-copy mode, where who is taken for lost and comes after all shifts what comes behind: cards hold packets back,
+/// and a claim comes by another queue.
+const CLAIM_GRACE_ZERO_COPY_NS: u64 = 10_000_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
 const GIVE_UP_AFTER_NS: u64 = 200_000;
 /// Fragments that keep coming by the one-copy path for so long, while entries are posted and nothing lands: the gate
@@ -535,7 +538,11 @@ impl Inbound {
         let Some((sent, since_ns)) = self.claim else {
             return;
         };
-        if now_ns.saturating_sub(since_ns.max(self.progress_ns)) < CLAIM_GRACE_NS {
+        let grace_ns = match self.terms.zero_copy {
+            true => CLAIM_GRACE_ZERO_COPY_NS,
+            false => CLAIM_GRACE_NS,
+        };
+        if now_ns.saturating_sub(since_ns.max(self.progress_ns)) < grace_ns {
             return;
         }
         self.claim = None;
