@@ -143,6 +143,11 @@ impl Endpoint {
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
         peer.wanted = true;
+        if self.engine.general.is_some()
+            && let Err(error) = self.engine.nic.keep(self.engine.config.general_queue, to)
+        {
+            tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
+        }
         Ok(index)
     }
 

@@ -438,6 +438,20 @@ impl Nic for KernelNic {
         Ok(NonZeroU16::new(port))
     }
 
+    fn keep(&mut self, general: u32, peer: SocketAddrV4) -> Result<(), NicError> {
+        let local = self.udp.local();
+        let flow = Flow {
+            source: *peer.ip(),
+            destination: *local.ip(),
+            source_port: peer.port(),
+            destination_port: local.port(),
+        };
+        match &mut self.steering {
+            Some(steering) => Ok(steering.keep(&flow, general)?),
+            None => Ok(()),
+        }
+    }
+
     fn unlead(&mut self) -> Result<(), NicError> {
         match &mut self.steering {
             Some(steering) => Ok(steering.unlead()?),

@@ -313,6 +313,17 @@ pub trait Nic {
         Ok(None)
     }
 
+    /// Has the device put the packets that a peer's data port sends to ours on queue `general`, where it can. Without it they may come by
+    /// the kernel's socket.
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`].
+    fn keep(&mut self, general: u32, peer: SocketAddrV4) -> Result<(), NicError> {
+        let _ = (general, peer);
+        Ok(())
+    }
+
     /// No sender has fragments for a landing queue any more: nothing comes there.
     ///
     /// # Errors

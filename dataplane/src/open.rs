@@ -143,13 +143,13 @@ impl Opened {
             None,
         )?;
         let mut opened = Opened::open(config.clone(), plan, None, site)?;
-        if !site.veth
-            && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
-            && let Err(error) = opened.nic.steer(&site.interface, &[landing])
-        {
-            opened.warnings.push(format!(
-                "fragments may come to another queue than {landing}, and are copied once more there: {error}"
-            ));
+        if !site.veth && site.queues.general.is_some() {
+            let steered = opened.nic.steer(&site.interface, site.queues.landing.as_slice());
+            if let (Some(landing), Err(error)) = (site.queues.landing, steered) {
+                opened.warnings.push(format!(
+                    "fragments may come to another queue than {landing}, and are copied once more there: {error}"
+                ));
+            }
         }
         Ok(opened)
     }
@@ -192,8 +192,8 @@ impl Opened {
                 driver: facts.driver.unwrap_or_else(|| "unknown".into()),
             }));
         }
-        if let (true, Some(landing)) = (lands, site.queues.landing) {
-            let steered = opened.nic.steer(&site.interface, &[landing]);
+        let steered = opened.nic.steer(&site.interface, site.queues.landing.as_slice());
+        if lands {
             steered.map_err(|error| OpenError::Nic(error.into()))?;
         }
         Ok(opened)

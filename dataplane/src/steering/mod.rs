@@ -271,6 +271,26 @@ impl Steering {
         Ok(port)
     }
 
+    /// Has packets of `flow` come to `queue`, for as long as this lives, if the card can: for LM's small packets, which any other queue
+    /// would bring to the kernel's socket.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known
+    /// where packets come; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    pub fn keep(&mut self, flow: &Flow, queue: u32) -> Result<(), SteeringError> {
+        check_queue(&self.interface, queue, self.rx_queues)?;
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let at = Rss::new(&key, &self.spread, input)?.hash(flow) as usize % self.spread.len();
+        let mut table = self.rss.table.clone();
+        if table[at] == self.spread[at] {
+            table[at] = queue;
+        }
+        self.spread[at] = queue;
+        self.set_table(table)
+    }
+
     /// Takes back what [`Steering::lead`] did: no packet comes to a landing queue any more.
     ///
     /// # Errors

@@ -179,6 +179,31 @@ fn fragments_alone_are_led_to_the_landing_queue() {
 }
 
 #[test]
+fn what_is_kept_on_a_queue_stays_there_while_sessions_come_and_go() {
+    let (folder, card) = (Folder::new("keep"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let (fragments, others) = flows(9);
+    let kept: Vec<Flow> = (10..40).map(|host| flows(host).1[0].flow).collect();
+    for (number, flow) in kept.iter().enumerate() {
+        if number == 15 {
+            steering.lead(1, &fragments, &others, true, 5).expect("an entry");
+        }
+        steering.keep(flow, 0).expect("an entry");
+    }
+    let led = card.settings().table.iter().filter(|queue| **queue == 1).count();
+    assert_eq!(led, 1, "the landing queue's entry is not taken");
+    steering.unlead().expect("the table is writable");
+    assert!(kept.iter().all(|flow| queue_of(&card, flow) == 0));
+    assert!(matches!(
+        steering.keep(&kept[0], 2),
+        Err(SteeringError::NoSuchQueue { queue: 2, .. })
+    ));
+    drop(steering);
+    assert_eq!(card.settings().table, before.table);
+}
+
+#[test]
 fn where_the_hash_is_not_known_a_rule_leads() {
     let (folder, card) = (Folder::new("rule"), Model::new());
     card.state().can_set_fields = false;
