@@ -4,8 +4,8 @@ use super::claim::{Claim, Release, Standing};
 use super::incoming::refusal;
 use super::message::{Answer, Append, Message, Remove, Stage, Verdict};
 use super::node::Node;
-use super::voter::Voter;
-use super::{Action, LIST_LEASE_MAX, Local};
+use super::voter::{PROMISE, Voter};
+use super::{Action, Local};
 use crate::control::{ControlMessage, RejectReason, Request};
 use crate::session::Refusal;
 use crate::time::Time;
@@ -66,6 +66,14 @@ impl Exclusive {
     /// Whom this host, as a voter, has promised.
     pub(super) fn promised_to(&self, now: Time) -> Option<SocketAddrV4> {
         self.voter.and_then(|voter| voter.holder(now))
+    }
+
+    /// How long this host may have active DLD, if it has.
+    pub(super) fn active_until(&self) -> Option<Time> {
+        match self.state {
+            State::Active { until, .. } => Some(until),
+            State::Idle | State::Claiming { .. } => None,
+        }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
@@ -300,7 +308,7 @@ impl Node {
                             address: *us.ip(),
                             stage: Stage::Claim,
                             number: claim.number,
-                            lease_ms: millis(super::PROMISE),
+                            lease_ms: PROMISE.as_millis() as u32,
                         };
                         self.transmit(voter, 0, &Message::Append(append), out);
                     }
@@ -411,13 +419,7 @@ impl Node {
 
     fn say_active(&mut self, now: Time, until: Time, out: &mut Vec<Action>) {
         out.push(Action::ActiveUntil { until });
-        let append = Append {
-            address: *self.config.address.ip(),
-            stage: Stage::Active,
-            number: self.last_number,
-            lease_ms: millis(until.since(now).min(LIST_LEASE_MAX)),
-        };
-        self.transmit_to_all(&Message::Append(append), out);
+        self.transmit_to_all(&self.active_for(until.since(now)), out);
     }
 
     fn tell_voters(&mut self, exclusive: &mut Exclusive, now: Time, out: &mut Vec<Action>) {
@@ -445,8 +447,4 @@ impl Node {
             exclusive.release = None;
         }
     }
-}
-
-fn millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }

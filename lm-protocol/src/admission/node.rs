@@ -238,10 +238,17 @@ impl Node {
             }
             Arrival::Stranger => {
                 self.counters.strangers += 1;
-                self.hello(from, header.challenge, true, out);
+                // An LM_HELLO with an echo has been through this already. Its echo is too old, and whoever has something to say
+                // says it again; answers to answers could go on for ever where more hosts talk than are remembered.
+                if header.echo == 0 || !matches!(Message::parse(body), Ok(Message::Hello)) {
+                    self.hello(from, header.challenge, true, out);
+                }
                 return;
             }
-            Arrival::FirstOfLife => self.list.renumber(*from.ip()),
+            Arrival::FirstOfLife => {
+                self.list.renumber(*from.ip());
+                self.tell_newcomer(now, from, out);
+            }
             Arrival::Known => {}
         }
         if arrival == Arrival::FirstOfLife || header.challenge != 0 {
@@ -535,13 +542,29 @@ impl Node {
             self.announced = Announced::Active {
                 again: now + LIST_LEASE / 3,
             };
-            let append = Append {
-                address: *self.config.address.ip(),
-                stage: Stage::Active,
-                number: self.last_number,
-                lease_ms: LIST_LEASE.as_millis() as u32,
-            };
-            self.transmit_to_all(&Message::Append(append), out);
+            self.transmit_to_all(&self.active_for(LIST_LEASE), out);
+        }
+    }
+
+    /// LM_APPEND_ADDR: this host's DLD is active, for so long at least.
+    pub(super) fn active_for(&self, lease: Duration) -> Message {
+        Message::Append(Append {
+            address: *self.config.address.ip(),
+            stage: Stage::Active,
+            number: self.last_number,
+            lease_ms: lease.min(LIST_LEASE_MAX).as_millis() as u32,
+        })
+    }
+
+    /// Tells a host that is heard for the first time what all were told before they could take it.
+    fn tell_newcomer(&mut self, now: Time, to: SocketAddrV4, out: &mut Vec<Action>) {
+        let lease = match (&self.exclusive, self.announced) {
+            (Some(exclusive), _) => exclusive.active_until().map(|until| until.since(now)),
+            (None, Announced::Active { .. }) => Some(LIST_LEASE),
+            (None, _) => None,
+        };
+        if let Some(lease) = lease {
+            self.transmit(to, 0, &self.active_for(lease), out);
         }
     }
 

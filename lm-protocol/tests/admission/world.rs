@@ -1,0 +1,736 @@
+//! Many hosts under one virtual time, on a network that loses, doubles, delays and reorders; hosts and daemons that die and come
+//! back, and somebody who records everything and sends it again. All of it from one seed.
+
+use crate::gate::*;
+use lm_protocol::admission::*;
+use lm_protocol::control::Grant;
+use lm_protocol::session::Session;
+use lm_protocol::time::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+/// The data queue of every host.
+const QUEUE: u16 = 1;
+/// Datagrams that the attacker keeps.
+const RECORDED: usize = 256;
+/// How far the rate of a host's clock is from the world's, at most, in 1024ths.
+const DRIFT: u64 = 40;
+
+/// splitmix64.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+}
+
+/// What the network does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weather {
+    pub(crate) loss_per_mille: u64,
+    pub(crate) duplicate_per_mille: u64,
+    pub(crate) delay_min: Duration,
+    pub(crate) delay_max: Duration,
+}
+
+impl Weather {
+    /// A switch with nothing to do.
+    pub(crate) const FAIR: Weather = Weather {
+        loss_per_mille: 0,
+        duplicate_per_mille: 0,
+        delay_min: Duration::from_micros(30),
+        delay_max: Duration::from_micros(90),
+    };
+}
+
+/// How somebody dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// The whole host: its gate too.
+    Host,
+    /// The daemon: the gate stays as it is.
+    Daemon,
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Datagram { to: usize, from: usize, datagram: Datagram },
+    Wake { host: usize, life: u64 },
+    Start { job: u64 },
+    Finish { job: u64 },
+    /// The job must have been told by now.
+    Judge { job: u64 },
+    Die { host: usize, death: Death },
+    Begin { host: usize },
+    Attack,
+    Audit,
+}
+
+/// What became of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Not begun, or its host died.
+    Nothing,
+    Asking,
+    Holding,
+    Done,
+    OneCopy,
+    Cancelled,
+    /// Rejected, with no place in time.
+    TimedOut,
+    Unreachable,
+    Lost,
+}
+
+/// A program that wants to send one message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) sender: usize,
+    pub(crate) receiver: usize,
+    pub(crate) len: u64,
+    pub(crate) hold: Duration,
+    pub(crate) fate: Fate,
+    pub(crate) asked: Time,
+    pub(crate) granted: Option<Time>,
+    life: u64,
+    ticket: Option<Ticket>,
+    grant: Option<Grant>,
+    /// Since when nobody renews its session.
+    gone: Option<Time>,
+}
+
+pub(crate) struct Host {
+    pub(crate) address: SocketAddrV4,
+    pub(crate) node: Option<Node>,
+    pub(crate) gate: Gate,
+    life: u64,
+    /// Its clock: `offset + now · rate / 1024`.
+    offset: u64,
+    rate: u64,
+    wake: Option<Time>,
+    /// What the daemon knew of its sessions when it died.
+    kept: Vec<Session>,
+    last_active: Option<Time>,
+    /// When its daemon started last.
+    began: Time,
+}
+
+impl Host {
+    fn local(&self, now: Time) -> Time {
+        Time::from_nanos(self.offset + (u128::from(now.as_nanos()) * u128::from(self.rate) / 1024) as u64)
+    }
+
+    fn global(&self, local: Time) -> Time {
+        let since = local.as_nanos().saturating_sub(self.offset);
+        Time::from_nanos((u128::from(since) * 1024).div_ceil(u128::from(self.rate)) as u64)
+    }
+
+    /// Whether its gate admits packets.
+    fn is_active(&self, now: Time) -> bool {
+        !self.gate.open.is_empty() && self.gate.until.is_none_or(|until| self.local(now) < until)
+    }
+}
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) hosts: usize,
+    /// Voters: the policy `exclusive`; 0: `concurrent`.
+    pub(crate) voters: usize,
+    pub(crate) places: usize,
+    pub(crate) weather: Weather,
+    pub(crate) limits: Limits,
+    pub(crate) patience: Duration,
+    /// Clocks that differ, in offset and rate.
+    pub(crate) is_drifting: bool,
+}
+
+impl Setup {
+    pub(crate) fn new(seed: u64, hosts: usize, voters: usize) -> Setup {
+        Setup {
+            seed,
+            hosts,
+            voters,
+            places: 1,
+            weather: Weather::FAIR,
+            limits: Limits::default(),
+            patience: Duration::from_secs(5),
+            is_drifting: false,
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        match self.voters {
+            0 => Policy::Concurrent,
+            voters => Policy::Exclusive {
+                voters: (0..voters).map(address).collect(),
+            },
+        }
+    }
+}
+
+pub(crate) fn address(host: usize) -> SocketAddrV4 {
+    let host = u32::try_from(host).unwrap() + 1;
+    SocketAddrV4::new(Ipv4Addr::from(0x0a00_0000 + host), 7169)
+}
+
+pub(crate) fn key() -> ClusterKey {
+    ClusterKey::new(b"the key of the simulated cluster").unwrap()
+}
+
+pub(crate) struct World {
+    pub(crate) setup: Setup,
+    pub(crate) now: Time,
+    pub(crate) random: Random,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) jobs: Vec<Job>,
+    events: BTreeMap<(Time, u64), Event>,
+    sequence: u64,
+    recorded: VecDeque<(usize, usize, Datagram)>,
+    tickets: BTreeMap<(usize, Ticket), usize>,
+    /// Hosts whose gate admits, or did lately.
+    active: Vec<usize>,
+    pub(crate) datagrams: u64,
+    pub(crate) most_active: usize,
+    pub(crate) attacks: u64,
+    /// Actions are put into `aside`, for the test to do.
+    pub(crate) is_aside: bool,
+    pub(crate) aside: Vec<(usize, Action)>,
+    /// Tickets that are no job's are the test's own.
+    pub(crate) is_lenient: bool,
+}
+
+impl World {
+    pub(crate) fn new(setup: Setup) -> World {
+        let mut random = Random(setup.seed);
+        let hosts = (0..setup.hosts)
+            .map(|host| {
+                let (offset, rate) = match setup.is_drifting {
+                    true => (random.below(1 << 40), 1024 - DRIFT + random.below(2 * DRIFT + 1)),
+                    false => (0, 1024),
+                };
+                Host {
+                    address: address(host),
+                    node: None,
+                    gate: Gate::new(host, setup.places),
+                    life: 0,
+                    offset,
+                    rate,
+                    wake: None,
+                    kept: Vec::new(),
+                    last_active: None,
+                    began: Time::ZERO,
+                }
+            })
+            .collect();
+        let mut world = World {
+            now: Time::ZERO,
+            random,
+            hosts,
+            jobs: Vec::new(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            recorded: VecDeque::new(),
+            tickets: BTreeMap::new(),
+            active: Vec::new(),
+            datagrams: 0,
+            most_active: 0,
+            attacks: 0,
+            is_aside: false,
+            aside: Vec::new(),
+            is_lenient: false,
+            setup,
+        };
+        for host in 0..world.setup.hosts {
+            world.begin(host);
+        }
+        world
+    }
+
+    fn at(&mut self, at: Time, event: Event) {
+        self.sequence += 1;
+        self.events.insert((at.max(self.now), self.sequence), event);
+    }
+
+    /// A program at `sender` will want to send `len` bytes to `receiver`, which takes `hold`.
+    pub(crate) fn job(&mut self, at: Time, sender: usize, receiver: usize, len: u64, hold: Duration) -> u64 {
+        let job = self.jobs.len() as u64;
+        self.jobs.push(Job {
+            sender,
+            receiver,
+            len,
+            hold,
+            fate: Fate::Nothing,
+            asked: at,
+            granted: None,
+            life: 0,
+            ticket: None,
+            grant: None,
+            gone: None,
+        });
+        self.at(at, Event::Start { job });
+        job
+    }
+
+    pub(crate) fn die(&mut self, at: Time, host: usize, death: Death, down: Duration) {
+        self.at(at, Event::Die { host, death });
+        self.at(at + down, Event::Begin { host });
+    }
+
+    pub(crate) fn attack(&mut self, at: Time) {
+        self.at(at, Event::Attack);
+    }
+
+    pub(crate) fn audit(&mut self, at: Time) {
+        self.at(at, Event::Audit);
+    }
+
+    /// Runs until a moment, or until nothing can happen any more.
+    pub(crate) fn run(&mut self, until: Time) {
+        while let Some((&(at, sequence), _)) = self.events.first_key_value()
+            && at <= until
+        {
+            let event = self.events.remove(&(at, sequence)).unwrap();
+            self.now = at;
+            self.step(event);
+        }
+        if until != Time::MAX {
+            self.now = until;
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Datagram { to, from, datagram } => {
+                // What comes while nobody listens was not heard.
+                if self.hosts[to].node.is_some() {
+                    self.recorded.push_back((to, from, datagram));
+                }
+                if self.recorded.len() > RECORDED {
+                    self.recorded.pop_front();
+                }
+                let from = self.hosts[from].address;
+                self.with(to, |node, local_now, local, out| {
+                    node.on_datagram(local_now, from, datagram.as_bytes(), local, out);
+                });
+            }
+            Event::Wake { host, life } => {
+                if self.hosts[host].life == life && self.hosts[host].wake.is_some_and(|wake| wake <= now) {
+                    self.hosts[host].wake = None;
+                    self.with(host, |node, local_now, local, out| node.on_timer(local_now, local, out));
+                }
+            }
+            Event::Start { job } => self.start(job),
+            Event::Finish { job } => self.finish(job),
+            Event::Judge { job } => {
+                let Job { fate, life, sender, .. } = self.jobs[job as usize];
+                let is_same_life = self.hosts[sender].node.is_some() && self.hosts[sender].life == life;
+                assert!(
+                    fate != Fate::Asking || !is_same_life,
+                    "job {job} was told nothing: {:?}",
+                    self.jobs[job as usize]
+                );
+            }
+            Event::Die { host, death } => self.end_life(host, death),
+            Event::Begin { host } => self.begin(host),
+            Event::Attack => self.strike(),
+            Event::Audit => self.look(),
+        }
+    }
+
+    /// Lets a host's node do something, and does what it says.
+    pub(crate) fn with<R>(
+        &mut self,
+        host: usize,
+        act: impl FnOnce(&mut Node, Time, &mut Local<'_>, &mut Vec<Action>) -> R,
+    ) -> Option<R> {
+        let now = self.now;
+        let it = &mut self.hosts[host];
+        let local_now = it.local(now);
+        let node = it.node.as_mut()?;
+        let mut permit = permit();
+        let mut local = Local {
+            policy: &mut permit,
+            landing: &mut it.gate,
+        };
+        let mut out = Vec::new();
+        let result = act(node, local_now, &mut local, &mut out);
+        let deadline = node.next_deadline().map(|local| it.global(local).max(now));
+        if let Some(deadline) = deadline
+            && it.wake.is_none_or(|wake| deadline < wake)
+        {
+            it.wake = Some(deadline);
+            let life = it.life;
+            self.at(deadline, Event::Wake { host, life });
+        }
+        if self.is_aside {
+            self.aside.extend(out.into_iter().map(|action| (host, action)));
+            return Some(result);
+        }
+        for action in out {
+            self.act(host, action);
+        }
+        self.check_active(host);
+        Some(result)
+    }
+
+    fn act(&mut self, host: usize, action: Action) {
+        match action {
+            Action::Send { to, datagram } => {
+                let to = u32::from(*to.ip()) - 0x0a00_0001;
+                self.transmit(host, to as usize, datagram);
+            }
+            Action::SendToAll { datagram } => {
+                for to in (0..self.hosts.len()).filter(|&to| to != host) {
+                    self.transmit(host, to, datagram);
+                }
+            }
+            Action::Tell {
+                ticket,
+                outcome,
+                fallback,
+            } => self.tell(host, ticket, outcome, fallback),
+            Action::ActiveUntil { until } => {
+                let gate = &mut self.hosts[host].gate;
+                gate.until = gate.until.max(Some(until));
+            }
+            other => panic!("unknown action {other:?}"),
+        }
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, datagram: Datagram) {
+        self.datagrams += 1;
+        assert!(self.datagrams < 5_000_000, "a storm");
+        let Weather {
+            loss_per_mille,
+            duplicate_per_mille,
+            delay_min,
+            delay_max,
+        } = self.setup.weather;
+        let copies = 1 + usize::from(self.random.chance(duplicate_per_mille));
+        for _ in 0..copies {
+            if !self.random.chance(loss_per_mille) {
+                let spread = self.random.below((delay_max - delay_min).as_nanos() as u64 + 1);
+                let at = self.now + delay_min + Duration::from_nanos(spread);
+                self.at(at, Event::Datagram { to, from, datagram });
+            }
+        }
+    }
+
+    /// Never two active receivers under `exclusive`.
+    fn check_active(&mut self, host: usize) {
+        let now = self.now;
+        if self.hosts[host].is_active(now) {
+            self.hosts[host].last_active = Some(now);
+            if !self.active.contains(&host) {
+                self.active.push(host);
+            }
+        }
+        let hosts = &self.hosts;
+        self.active.retain(|&host| hosts[host].is_active(now));
+        self.most_active = self.most_active.max(self.active.len());
+        assert!(
+            self.setup.voters == 0 || self.active.len() <= 1,
+            "active at once: {:?}",
+            self.active
+        );
+    }
+
+    fn start(&mut self, job: u64) {
+        let Job {
+            sender,
+            receiver,
+            len,
+            ..
+        } = self.jobs[job as usize];
+        let to = self.hosts[receiver].address;
+        let patience = self.setup.patience;
+        let now = self.now;
+        // Its ticket is known before anything about it is told.
+        let it = &mut self.jobs[job as usize];
+        it.asked = now;
+        it.life = self.hosts[sender].life;
+        it.fate = Fate::Asking;
+        let decided = self.with(sender, |node, local_now, local, out| {
+            node.request(local_now, to, PORT, request(job, len), patience, local, out)
+        });
+        let it = &mut self.jobs[job as usize];
+        match decided {
+            None => it.fate = Fate::Nothing,
+            Some(Ok(Decision::Requested(ticket))) => {
+                it.ticket = Some(ticket);
+                self.tickets.insert((sender, ticket), job as usize);
+                self.at(now + patience + patience / 8 + Duration::from_millis(10), Event::Judge { job });
+            }
+            Some(Ok(Decision::OneCopy)) => it.fate = Fate::OneCopy,
+            Some(Ok(Decision::Cancel)) => it.fate = Fate::Cancelled,
+            Some(Err(TooMany)) => it.fate = Fate::TimedOut,
+        }
+    }
+
+    fn finish(&mut self, job: u64) {
+        let Job {
+            sender,
+            life,
+            ticket,
+            fate,
+            ..
+        } = self.jobs[job as usize];
+        if fate == Fate::Holding && self.hosts[sender].life == life {
+            self.jobs[job as usize].fate = Fate::Done;
+            self.jobs[job as usize].gone = Some(self.now);
+            if let Some(ticket) = ticket {
+                self.with(sender, |node, now, local, out| node.end(now, ticket, 1, local, out));
+            }
+        }
+    }
+
+    fn tell(&mut self, host: usize, ticket: Ticket, outcome: Outcome, fallback: Fallback) {
+        let Some(&number) = self.tickets.get(&(host, ticket)) else {
+            if self.is_lenient {
+                return;
+            }
+            panic!("{ticket:?} is nobody's: {outcome:?}");
+        };
+        let now = self.now;
+        let job = &mut self.jobs[number];
+        match outcome {
+            Outcome::Granted(grant) => {
+                assert_eq!(job.fate, Fate::Asking, "granted twice: {job:?}");
+                job.fate = Fate::Holding;
+                job.grant = Some(grant);
+                job.granted = Some(now);
+                let (at, number) = (now + job.hold, number as u64);
+                self.at(at, Event::Finish { job: number });
+                return;
+            }
+            Outcome::Ended { .. } | Outcome::Unconfirmed => {
+                assert_eq!(job.fate, Fate::Done);
+                return;
+            }
+            Outcome::Rejected(_) => {
+                assert_eq!(job.fate, Fate::Asking);
+                job.fate = match (self.setup.voters, fallback) {
+                    (0, _) => Fate::TimedOut,
+                    (_, Fallback::OneCopy) => Fate::OneCopy,
+                    (_, Fallback::Cancel) => Fate::Cancelled,
+                };
+            }
+            Outcome::Unreachable => {
+                assert_eq!(job.fate, Fate::Asking);
+                job.fate = Fate::Unreachable;
+            }
+            Outcome::Lost => {
+                assert_eq!(job.fate, Fate::Holding);
+                job.fate = Fate::Lost;
+            }
+            other => panic!("{job:?}: {other:?}"),
+        }
+        job.gone = Some(now);
+    }
+
+    fn end_life(&mut self, host: usize, death: Death) {
+        let now = self.now;
+        let it = &mut self.hosts[host];
+        let Some(node) = it.node.take() else { return };
+        it.kept = node.sessions().map(|(_, session)| *session).collect();
+        if death == Death::Host {
+            it.gate.open.clear();
+            it.kept.clear();
+        }
+        let keeps_jobs = death == Death::Daemon && self.random.chance(500);
+        for job in self.jobs.iter_mut().filter(|job| job.sender == host) {
+            let is_open = matches!(job.fate, Fate::Asking | Fate::Holding);
+            if is_open && !(keeps_jobs && job.fate == Fate::Holding) {
+                job.fate = Fate::Nothing;
+                job.gone = Some(now);
+            }
+        }
+    }
+
+    fn begin(&mut self, host: usize) {
+        if self.hosts[host].node.is_some() {
+            return;
+        }
+        let boot_id = self.random.next();
+        let adopts = self.random.chance(500);
+        let now = self.now;
+        let config = Config {
+            address: self.hosts[host].address,
+            boot_id,
+            key: key(),
+            policy: self.setup.policy(),
+            limits: self.setup.limits,
+        };
+        let adopts = adopts && self.setup.voters == 0;
+        let it = &mut self.hosts[host];
+        it.life += 1;
+        it.began = now;
+        it.wake = None;
+        it.gate.until = None;
+        it.node = Some(Node::new(config, it.local(now)));
+        let kept = std::mem::take(&mut it.kept);
+        if !adopts {
+            it.gate.open.clear();
+        }
+        let queues = vec![QUEUE; self.setup.places];
+        self.with(host, |node, now, local, out| {
+            node.add_receiver(now, PORT, &queues, local, out);
+            for session in kept.iter().filter(|_| adopts) {
+                let Session {
+                    peer,
+                    request_id,
+                    request,
+                    grant,
+                    ..
+                } = *session;
+                let again = Session::granted_before(peer, request_id, request, grant);
+                assert!(node.adopt(now, PORT, again));
+            }
+            // What it took over has leases to watch.
+            node.on_timer(now, local, out);
+        });
+        // Programs that kept their sessions.
+        let life = self.hosts[host].life;
+        for number in 0..self.jobs.len() {
+            let job = self.jobs[number];
+            if job.sender != host || job.fate != Fate::Holding || job.life == life {
+                continue;
+            }
+            let (Some(ticket), Some(grant)) = (job.ticket, job.grant) else {
+                continue;
+            };
+            let to = self.hosts[job.receiver].address;
+            let request = request(number as u64, job.len);
+            let resumed = self.with(host, |node, now, _, _| {
+                node.resume(now, to, PORT, ticket, request, grant)
+            });
+            assert_eq!(resumed, Some(true));
+            self.jobs[number].life = life;
+        }
+    }
+
+    /// Somebody without the key: nothing of what he sends may change anything.
+    fn strike(&mut self) {
+        if self.recorded.is_empty() {
+            return;
+        }
+        let number = self.random.below(self.recorded.len() as u64) as usize;
+        let (to, from, datagram) = self.recorded[number];
+        let mut bytes = datagram.as_bytes().to_vec();
+        let (mut victim, mut name) = (to, self.hosts[from].address);
+        let is_for_all = bytes[1] & 1 != 0;
+        match self.random.below(5) {
+            // As it was.
+            0 => {}
+            1 => {
+                let bit = self.random.below(8 * bytes.len() as u64) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            2 => bytes.truncate(self.random.below(bytes.len() as u64) as usize),
+            // To somebody else; a broadcast may be news to him.
+            3 if !is_for_all => {
+                let other = self.random.below(self.hosts.len() as u64) as usize;
+                victim = other;
+            }
+            _ => {
+                let other = self.random.below(self.hosts.len() as u64) as usize;
+                if other != from {
+                    name = self.hosts[other].address;
+                }
+            }
+        }
+        let Some(before) = self.hosts[victim].node.as_ref().map(fingerprint) else {
+            return;
+        };
+        self.with(victim, |node, now, local, out| {
+            node.on_datagram(now, name, &bytes, local, out);
+        });
+        let after = self.hosts[victim].node.as_ref().map(fingerprint).unwrap();
+        assert!(before == after, "changed by {bytes:02x?} from {name}:\n{before}\n{after}");
+        self.attacks += 1;
+    }
+
+    /// Leases and memory.
+    fn look(&mut self) {
+        let now = self.now;
+        let slack = self.setup.weather.delay_max + Duration::from_millis(10);
+        let eighth = |lease: Duration| lease + lease / 8 + slack;
+        for host in &self.hosts {
+            let Some(node) = &host.node else { continue };
+            let local_now = host.local(now);
+            let usage = node.usage(local_now);
+            let limits = self.setup.limits;
+            assert!(usage.hosts <= limits.hosts && usage.listed <= limits.hosts, "{usage:?}");
+            assert!(usage.outgoing <= limits.outgoing && usage.waiting <= limits.waiting, "{usage:?}");
+            assert_eq!(usage.sessions, host.gate.open.len(), "the gate and the table differ");
+            for (_, session) in node.sessions() {
+                assert!(session.expires.since(local_now) <= LEASE, "{session:?}");
+            }
+            for open in host.gate.open.values() {
+                let job = &self.jobs[open.job as usize];
+                let gone = job.gone.map(|gone| now.since(gone.max(host.began)));
+                assert!(
+                    gone.is_none_or(|gone| gone <= eighth(LEASE + SILENCE_BOUND)),
+                    "a session outlives its sender by {gone:?}: {job:?}"
+                );
+            }
+            for entry in node.recv_addrs(local_now) {
+                assert!(entry.expires.since(local_now) <= LIST_LEASE_MAX);
+                let listed = (u32::from(entry.address) - 0x0a00_0001) as usize;
+                let idle = self.hosts[listed].last_active.map(|active| now.since(active));
+                assert!(
+                    self.hosts[listed].is_active(now)
+                        || idle.is_some_and(|idle| idle <= eighth(LIST_LEASE)),
+                    "listed, and idle for {idle:?}: {entry:?}"
+                );
+            }
+        }
+    }
+
+    /// Nothing may be left when nobody wants anything any more.
+    pub(crate) fn check_quiet(&self) {
+        assert!(self.events.is_empty());
+        for host in &self.hosts {
+            assert!(host.gate.open.is_empty(), "{:?} at {}", host.gate, host.address);
+            let node = host.node.as_ref().expect("every host came back");
+            assert_eq!(node.next_deadline(), None, "{}", host.address);
+            let usage = node.usage(host.local(self.now) + PROMISE);
+            let rest = (
+                usage.outgoing,
+                usage.sessions,
+                usage.waiting,
+                usage.listed,
+                usage.promised,
+            );
+            assert_eq!(rest, (0, 0, 0, 0, false), "{}", host.address);
+        }
+    }
+}
+
+/// A node's state, but not what it counts.
+pub(crate) fn fingerprint(node: &Node) -> String {
+    let text = format!("{node:?}");
+    let (head, counters) = text.split_once("counters: Counters {").expect("counters in it");
+    let (_, tail) = counters.split_once('}').expect("an end of it");
+    let (start, sequence) = head.split_once("sequence: ").expect("a sequence in it");
+    let (_, rest) = sequence.split_once(',').expect("an end of it");
+    format!("{start}{rest}{tail}")
+}
