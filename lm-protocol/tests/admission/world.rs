@@ -107,6 +107,8 @@ pub(crate) struct Job {
     pub(crate) fate: Fate,
     pub(crate) asked: Time,
     pub(crate) granted: Option<Time>,
+    /// It requested, and was rejected.
+    pub(crate) is_rejected: bool,
     life: u64,
     ticket: Option<Ticket>,
     grant: Option<Grant>,
@@ -279,6 +281,7 @@ impl World {
             fate: Fate::Nothing,
             asked: at,
             granted: None,
+            is_rejected: false,
             life: 0,
             ticket: None,
             grant: None,
@@ -319,17 +322,19 @@ impl World {
         let now = self.now;
         match event {
             Event::Datagram { to, from, datagram } => {
-                // What comes while nobody listens was not heard.
-                if self.hosts[to].node.is_some() {
+                let name = self.hosts[from].address;
+                let is_heard = self.with(to, |node, local_now, local, out| {
+                    let strangers = node.counters().strangers;
+                    node.on_datagram(local_now, name, datagram.as_bytes(), local, out);
+                    node.counters().strangers == strangers
+                });
+                // What nobody took may be taken once, later.
+                if is_heard == Some(true) {
                     self.recorded.push_back((to, from, datagram));
                 }
                 if self.recorded.len() > RECORDED {
                     self.recorded.pop_front();
                 }
-                let from = self.hosts[from].address;
-                self.with(to, |node, local_now, local, out| {
-                    node.on_datagram(local_now, from, datagram.as_bytes(), local, out);
-                });
             }
             Event::Wake { host, life } => {
                 if self.hosts[host].life == life && self.hosts[host].wake.is_some_and(|wake| wake <= now) {
@@ -527,6 +532,7 @@ impl World {
             }
             Outcome::Rejected(_) => {
                 assert_eq!(job.fate, Fate::Asking);
+                job.is_rejected = true;
                 job.fate = match (self.setup.voters, fallback) {
                     (0, _) => Fate::TimedOut,
                     (_, Fallback::OneCopy) => Fate::OneCopy,
