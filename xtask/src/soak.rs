@@ -1,7 +1,8 @@
 //! `cargo xtask soak`: many seeds of the simulated world, in parallel processes of one test program.
 //!
-//! The test `sim_tests::soak::seeds_settle` of `lm-dataplane` runs the seeds that `LM_SOAK_SEEDS` names and says one line for
-//! each. Here they are handed out in small ranges, counted, and stopped at the first failure.
+//! The test `sim_tests::soak::seeds_settle` of `lm-dataplane`, or `soak::seeds_settle` of `lm-protocol`'s admission tests, runs the
+//! seeds that `LM_SOAK_SEEDS` names and says one line for each. Here they are handed out in small ranges, counted, and stopped at the
+//! first failure.
 
 mod kernel;
 
@@ -16,8 +17,45 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::{cargo, command_line, root};
 
-/// The test that runs seeds.
-const TEST: &str = "sim_tests::soak::seeds_settle";
+/// A test program, and the test in it that runs seeds.
+struct World {
+    /// What is shown while it is built.
+    name: &'static str,
+    package: &'static str,
+    /// Where cargo runs its tests.
+    folder: &'static str,
+    /// Cargo's way to name it, and its name among what cargo built.
+    select: &'static [&'static str],
+    target: &'static str,
+    test: &'static str,
+    /// What the command line needs beside the seed.
+    option: &'static str,
+}
+
+/// Two engines on the simulated NIC.
+const ENGINES: World = World {
+    name: "the simulated world",
+    package: "lm-dataplane",
+    folder: "dataplane",
+    select: &["--lib"],
+    target: "lm_dataplane",
+    test: "sim_tests::soak::seeds_settle",
+    option: "",
+};
+
+/// Many hosts' admission on a simulated network.
+const ADMISSION: World = World {
+    name: "the simulated cluster",
+    package: "lm-protocol",
+    folder: "lm-protocol",
+    select: &["--test", "admission"],
+    target: "admission",
+    test: "soak::seeds_settle",
+    option: " --admission",
+};
+
+/// The test of [`ADMISSION`] that prints how long grants take.
+const RATES: &str = "rates::table";
 /// A seed takes some 30 ms; one that takes so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
 /// How often progress is shown: on a terminal, and elsewhere.
@@ -29,6 +67,11 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// packets, corrupt bytes, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
 /// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
 /// first failure and says how to repeat it. Needs no root.
+///
+/// With --admission: seeds of the admission between up to a hundred hosts instead, with loss, duplication, reordering, clocks that
+/// differ, hosts and daemons that die, and somebody who records and sends again. Checked is that under `exclusive` there are never
+/// two active receivers, that every request is answered, that leases end in time, that memory stays bounded, and that nobody
+/// without the key changes anything. Then a table of both policies: grant latency and utilisation for 10, 100 and 1000 hosts.
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -45,8 +88,11 @@ pub struct Arguments {
     jobs: Option<u16>,
     /// More kinds of trouble: `corrupt-unverified`, any byte changed where there are no digests either, which
     /// nothing notices.
-    #[arg(long, value_name = "KIND,…")]
+    #[arg(long, value_name = "KIND,…", conflicts_with = "admission")]
     with: Option<String>,
+    /// The admission between hosts instead of the data path.
+    #[arg(long, conflicts_with = "kernel")]
+    admission: bool,
     /// How many seeds on the real kernel.
     #[arg(long, default_value_t = 0, value_name = "SEEDS")]
     kernel: u64,
@@ -58,6 +104,7 @@ pub struct Arguments {
 /// The test program and what it is told beside its seeds.
 struct Subject {
     program: PathBuf,
+    folder: PathBuf,
     arguments: Vec<String>,
     with: String,
 }
@@ -117,33 +164,26 @@ fn parse(line: &str) -> Line<'_> {
     parsed.unwrap_or(Line::Other)
 }
 
-/// The library's test program, as cargo names it among what it built.
-fn executable(messages: &str) -> Option<PathBuf> {
+/// The test program, as cargo names it among what it built.
+fn executable(messages: &str, target: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .find(|message| {
             message["reason"] == "compiler-artifact"
-                && message["target"]["name"] == "lm_dataplane"
+                && message["target"]["name"] == target
                 && message["profile"]["test"] == true
         })
         .and_then(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
-fn build() -> Result<PathBuf> {
-    eprintln!("building the simulated world (release)");
+fn build(world: &World) -> Result<PathBuf> {
+    eprintln!("building {} (release)", world.name);
     let mut command = cargo();
-    command.args([
-        "test",
-        "--release",
-        "--quiet",
-        "--package",
-        "lm-dataplane",
-        "--lib",
-        "--no-run",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
+    command
+        .args(["test", "--release", "--quiet", "--package", world.package])
+        .args(world.select)
+        .args(["--no-run", "--message-format", "json-render-diagnostics"]);
     let line = command_line(&command);
     let output = command
         .stderr(Stdio::inherit())
@@ -154,7 +194,7 @@ fn build() -> Result<PathBuf> {
         "`{line}` failed ({}); its own message is above",
         output.status
     );
-    executable(&String::from_utf8_lossy(&output.stdout))
+    executable(&String::from_utf8_lossy(&output.stdout), world.target)
         .with_context(|| format!("`{line}` named no test program"))
 }
 
@@ -165,8 +205,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         (None, 0) => 1000,
         (None, _) => 0,
     };
-    if seeds > 0 {
-        simulated(arguments, seeds)?;
+    if seeds > 0 && arguments.admission {
+        let program = simulated(arguments, seeds, &ADMISSION)?;
+        if seeds > 1 {
+            rates(&program)?;
+        }
+    } else if seeds > 0 {
+        simulated(arguments, seeds, &ENGINES)?;
     }
     if arguments.kernel > 0 {
         kernel::soak(arguments.kernel_seed, arguments.kernel)?;
@@ -174,13 +219,40 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Seeds of the simulated world.
-fn simulated(arguments: &Arguments, seeds: u64) -> Result<()> {
+/// Prints the table of both admission policies. What the test program itself says around it is left out.
+fn rates(program: &Path) -> Result<()> {
+    let mut command = Command::new(program);
+    command
+        .args(["--exact", RATES, "--ignored", "--nocapture"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let line = command_line(&command);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start `{line}`"))?;
+    let mut lines = 0;
+    for said in BufReader::new(child.stdout.take().expect("stdout is piped")).lines() {
+        let said = said.with_context(|| format!("cannot read what `{line}` says"))?;
+        if said.starts_with('|') {
+            println!("{said}");
+            lines += 1;
+        }
+    }
+    let status = child.wait().context("cannot wait for the test program")?;
+    ensure!(status.success() && lines > 2, "`{line}` failed ({status})");
+    Ok(())
+}
+
+/// Seeds of a simulated world; gives the program that ran them.
+fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<PathBuf> {
     let last = arguments.from.checked_add(seeds);
     let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
     let subject = Subject {
-        program: build()?,
-        arguments: ["--exact", TEST, "--nocapture"].map(str::to_owned).to_vec(),
+        program: build(world)?,
+        folder: root().join(world.folder),
+        arguments: ["--exact", world.test, "--nocapture"]
+            .map(str::to_owned)
+            .to_vec(),
         with: arguments.with.clone().unwrap_or_default(),
     };
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
@@ -204,16 +276,18 @@ fn simulated(arguments: &Arguments, seeds: u64) -> Result<()> {
         };
         let Failure { seed, error, .. } = failure;
         bail!(
-            "seed {seed} failed after {done} good ones: {error}; again: cargo xtask soak --seeds 1 --from {seed}{with}"
+            "seed {seed} failed after {done} good ones: {error}; again: cargo xtask soak{} --seeds 1 --from {seed}{with}",
+            world.option
         );
     }
     let messages = progress.messages.load(Ordering::Relaxed);
     ensure!(
         done == seeds,
-        "{done} of {seeds} seeds ran; is the test {TEST} still there?"
+        "{done} of {seeds} seeds ran; is the test {} still there?",
+        world.test
     );
     println!("{done} seeds, {messages} messages, {seconds:.1} s");
-    Ok(())
+    Ok(subject.program)
 }
 
 /// Runs all seeds of a range, or as many as there are until one fails.
@@ -308,7 +382,7 @@ impl Worker {
         let mut command = Command::new(&subject.program);
         command
             .args(&subject.arguments)
-            .current_dir(folder())
+            .current_dir(&subject.folder)
             .env("LM_SOAK_SEEDS", format!("{}..{}", seeds.start, seeds.end))
             .env("LM_SOAK_WITH", &subject.with)
             .stdin(Stdio::null())
@@ -381,11 +455,6 @@ impl Worker {
     }
 }
 
-/// Where cargo runs the tests of `lm-dataplane`.
-fn folder() -> PathBuf {
-    Path::new(root()).join("dataplane")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,8 +493,12 @@ mod tests {
 not JSON
 {"reason":"compiler-artifact","target":{"name":"lm_dataplane"},"profile":{"test":true},"executable":"/t/lm_dataplane-1"}
 {"reason":"build-finished","success":true}"#;
-        assert_eq!(executable(messages), Some(PathBuf::from("/t/lm_dataplane-1")));
-        assert_eq!(executable(""), None);
+        assert_eq!(
+            executable(messages, "lm_dataplane"),
+            Some(PathBuf::from("/t/lm_dataplane-1"))
+        );
+        assert_eq!(executable(messages, "admission"), None);
+        assert_eq!(executable("", "lm_dataplane"), None);
     }
 
     /// A shell in the test program's place: this is about processes, ranges and what they say.
@@ -435,6 +508,7 @@ not JSON
         );
         Subject {
             program: PathBuf::from("/bin/sh"),
+            folder: PathBuf::from("."),
             arguments: vec!["-c".to_owned(), script],
             with: String::new(),
         }
