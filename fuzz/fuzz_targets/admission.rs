@@ -62,7 +62,9 @@ fn address(host: usize) -> SocketAddrV4 {
 
 fuzz_target!(|bytes: &[u8]| {
     let key = ClusterKey::new(&[7; 32]).expect("long enough");
-    let Some((&first, mut rest)) = bytes.split_first() else { return };
+    let Some((&first, mut rest)) = bytes.split_first() else {
+        return;
+    };
     let policy = match first % 2 {
         0 => Policy::Concurrent,
         _ => Policy::Exclusive {

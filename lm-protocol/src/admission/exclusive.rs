@@ -151,10 +151,9 @@ impl Node {
         let message = ControlMessage::Request(*request);
         receiver.grantor.expire(now, local.landing);
         if receiver.grantor.is_decided(from, request_id, request) {
-            let reply =
-                receiver
-                    .grantor
-                    .handle(from, request_id, &message, now, local.policy, local.landing);
+            let reply = receiver
+                .grantor
+                .handle(from, request_id, &message, now, local.policy, local.landing);
             if let Some(message) = reply {
                 self.transmit(from, port, &Message::Session { request_id, message }, out);
             }
@@ -165,7 +164,9 @@ impl Node {
         };
         let refused = match &exclusive.state {
             // The same request again: its answer comes with the claim's.
-            State::Claiming { wanted, .. } if wanted.from == from && wanted.request_id == request_id => return,
+            State::Claiming { wanted, .. } if wanted.from == from && wanted.request_id == request_id => {
+                return;
+            }
             State::Claiming { .. } | State::Active { .. } => Err(Refusal::busy(RETRY)),
             State::Idle if !self.list.is_empty() => Err(Refusal::busy(RETRY)),
             State::Idle => refusal(from, request_id, request, local),
@@ -200,7 +201,11 @@ impl Node {
         if self.peers.is_removed(from, append.number) {
             return true;
         }
-        let Some(voter) = self.exclusive.as_mut().and_then(|exclusive| exclusive.voter.as_mut()) else {
+        let Some(voter) = self
+            .exclusive
+            .as_mut()
+            .and_then(|exclusive| exclusive.voter.as_mut())
+        else {
             return false;
         };
         if let Some((verdict, holder)) = voter.ask(now, from, boot_id, append.number) {
@@ -223,7 +228,11 @@ impl Node {
         remove: &Remove,
         out: &mut Vec<Action>,
     ) {
-        if let Some(voter) = self.exclusive.as_mut().and_then(|exclusive| exclusive.voter.as_mut()) {
+        if let Some(voter) = self
+            .exclusive
+            .as_mut()
+            .and_then(|exclusive| exclusive.voter.as_mut())
+        {
             voter.release(from, boot_id, remove.number);
             let answer = Answer {
                 address: remove.address,
@@ -372,12 +381,7 @@ impl Node {
     ) -> State {
         if renewal.is_none() && now >= next_renewal {
             self.last_number += 1;
-            renewal = Some(Claim::new(
-                self.last_number,
-                exclusive.voters.len(),
-                now,
-                true,
-            ));
+            renewal = Some(Claim::new(self.last_number, exclusive.voters.len(), now, true));
         }
         if let Some(claim) = &mut renewal {
             self.ask_voters(exclusive, claim, now, out);

@@ -61,7 +61,11 @@ impl List {
 
     /// LM_REMOVE_ADDR for claims up to `number`; a number from a life before is past as well.
     pub(super) fn remove(&mut self, address: Ipv4Addr, number: u64) {
-        if self.entries.get(&address).is_some_and(|entry| entry.number <= number) {
+        if self
+            .entries
+            .get(&address)
+            .is_some_and(|entry| entry.number <= number)
+        {
             self.entries.remove(&address);
         }
     }

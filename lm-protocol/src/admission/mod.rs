@@ -231,4 +231,3 @@ pub struct Counters {
     /// Our own broadcasts.
     pub own: u64,
 }
-

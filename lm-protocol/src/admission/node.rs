@@ -10,7 +10,9 @@ use super::seal::{SealError, SealHeader};
 use super::{
     Action, Config, Counters, Decision, Fallback, LIST_LEASE, LIST_LEASE_MAX, Local, Outcome, Policy, TooMany,
 };
-use crate::control::{ControlError, ControlMessage, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request};
+use crate::control::{
+    ControlError, ControlMessage, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
+};
 use crate::session::{Refusal, Session};
 use crate::time::Time;
 use alloc::collections::BTreeMap;
@@ -162,7 +164,6 @@ impl Node {
 
     /// A program kept its session over a restart of this host's daemon: goes on renewing its lease. Gives `false` when the ticket is
     /// somebody else's, or there are too many.
-    #[expect(clippy::too_many_arguments, reason = "what the program knows of its session")]
     pub fn resume(
         &mut self,
         now: Time,
@@ -629,13 +630,7 @@ impl Node {
         self.seal(Some(to), 0, challenge, echo, &Message::Hello, out);
     }
 
-    pub(super) fn transmit(
-        &mut self,
-        to: SocketAddrV4,
-        port: u16,
-        message: &Message,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn transmit(&mut self, to: SocketAddrV4, port: u16, message: &Message, out: &mut Vec<Action>) {
         let challenge = match self.peers.is_known(to) {
             true => 0,
             false => self.peers.challenge(&self.config.key, self.config.boot_id, to),

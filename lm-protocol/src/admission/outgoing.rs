@@ -128,22 +128,17 @@ impl Outgoing {
 
     /// Ends the session, or the attempt to have one.
     pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32) {
-        match self.lines.get_mut(&ticket) {
-            Some(line) => match &line.stage {
-                Stage::Asking(_) => self.remove(ticket),
-                Stage::Holding { grant, .. } => {
-                    line.stage = Stage::Leaving(Farewell::new(
-                        grant.session_key,
-                        messages,
-                        ticket.0,
-                        now,
-                        FAREWELL_PATIENCE,
-                    ));
-                    self.rearm(ticket, now);
-                }
-                Stage::Leaving(_) => {}
-            },
-            None => {}
+        let Some(line) = self.lines.get_mut(&ticket) else {
+            return;
+        };
+        match &line.stage {
+            Stage::Asking(_) => self.remove(ticket),
+            Stage::Holding { grant, .. } => {
+                let key = grant.session_key;
+                line.stage = Stage::Leaving(Farewell::new(key, messages, ticket.0, now, FAREWELL_PATIENCE));
+                self.rearm(ticket, now);
+            }
+            Stage::Leaving(_) => {}
         }
     }
 
@@ -192,7 +187,10 @@ impl Outgoing {
                 }
             },
             Stage::Holding {
-                grant, confirmed, next, ..
+                grant,
+                confirmed,
+                next,
+                ..
             } => match message {
                 ControlMessage::Grant(again) if again.session_key == grant.session_key => {
                     *confirmed = now;

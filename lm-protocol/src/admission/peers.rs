@@ -265,7 +265,11 @@ mod tests {
         let first = header(1, 6, challenge);
         assert_eq!(arrive(a, first).0, Arrival::FirstOfLife);
         assert_eq!(arrive(a, first).0, Arrival::Replayed);
-        assert_eq!(arrive(a, header(1, 5, 0)).0, Arrival::Replayed, "older than the first");
+        assert_eq!(
+            arrive(a, header(1, 5, 0)).0,
+            Arrival::Replayed,
+            "older than the first"
+        );
         // The second life, and the first one's messages again.
         let (arrival, challenge) = arrive(a, header(2, 1, 0));
         assert_eq!(arrival, Arrival::Stranger);

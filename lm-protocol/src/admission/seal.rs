@@ -81,7 +81,9 @@ impl ClusterKey {
             return Err(KeyTooShort);
         }
         // HMAC takes keys of any length.
-        Hmac::new_from_slice(bytes).map(ClusterKey).map_err(|_| KeyTooShort)
+        Hmac::new_from_slice(bytes)
+            .map(ClusterKey)
+            .map_err(|_| KeyTooShort)
     }
 
     fn mac(&self, from: SocketAddrV4, to: SocketAddrV4, sealed: &[u8]) -> Hmac<Sha256> {
@@ -114,7 +116,13 @@ impl ClusterKey {
     /// # Panics
     ///
     /// If the body is longer than a control message can be.
-    pub fn seal(&self, from: SocketAddrV4, to: Option<SocketAddrV4>, header: &SealHeader, body: &[u8]) -> Datagram {
+    pub fn seal(
+        &self,
+        from: SocketAddrV4,
+        to: Option<SocketAddrV4>,
+        header: &SealHeader,
+        body: &[u8],
+    ) -> Datagram {
         assert!(body.len() <= MAX_BODY_LEN);
         let mut bytes = [0; MAX_SEALED_LEN];
         let raw = RawSeal {
@@ -268,7 +276,10 @@ impl fmt::Display for SealError {
             SealError::Length => f.write_str("the sealed message has a wrong length"),
             SealError::NotSealed => f.write_str("not a sealed admission message"),
             SealError::Version { theirs } => {
-                write!(f, "sealed by protocol version {theirs}; this is version {VERSION}")
+                write!(
+                    f,
+                    "sealed by protocol version {theirs}; this is version {VERSION}"
+                )
             }
             SealError::Tag => f.write_str("the tag is wrong: another cluster key, or altered on the way"),
         }

@@ -76,10 +76,7 @@ impl Waiting {
 
     /// Who goes next. It stays in the list.
     pub(super) fn next(&self, now: Time) -> Option<Waiter> {
-        self.waiters
-            .iter()
-            .min_by_key(|waiter| waiter.rank(now))
-            .copied()
+        self.waiters.iter().min_by_key(|waiter| waiter.rank(now)).copied()
     }
 
     pub(super) fn remove(&mut self, from: SocketAddrV4, request_id: u32, request: &Request) {

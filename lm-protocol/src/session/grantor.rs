@@ -402,7 +402,10 @@ impl Grantor {
 
     /// Places without a session.
     pub fn free_places(&self) -> usize {
-        self.queues.iter().filter(|(_, session)| session.is_none()).count()
+        self.queues
+            .iter()
+            .filter(|(_, session)| session.is_none())
+            .count()
     }
 
     /// Whether the request needs no decision any more: it has its session, or its session ended.

@@ -59,7 +59,10 @@ impl Lone {
         let out = std::mem::take(&mut self.out);
         let mut said = Vec::new();
         for action in out {
-            if let Action::Send { to: whither, datagram } = action
+            if let Action::Send {
+                to: whither,
+                datagram,
+            } = action
                 && whither == to
             {
                 let (header, body) = key().open(address(0), to, datagram.as_bytes()).unwrap();
@@ -71,7 +74,11 @@ impl Lone {
 
     /// Makes itself known as host `host` in life `boot_id`; the messages 1 and 2 of it are used.
     fn meet(&mut self, host: usize, boot_id: u64) {
-        self.hear(NOW, address(host), sealed(host, boot_id, 1, 0, &Message::Hello).as_bytes());
+        self.hear(
+            NOW,
+            address(host),
+            sealed(host, boot_id, 1, 0, &Message::Hello).as_bytes(),
+        );
         let challenge = self.said_to(address(host))[0].0.challenge;
         let answer = sealed(host, boot_id, 2, challenge, &Message::Hello);
         self.hear(NOW, address(host), answer.as_bytes());
@@ -79,7 +86,14 @@ impl Lone {
     }
 }
 
-fn sealed_with(key: &ClusterKey, host: usize, boot_id: u64, sequence: u64, echo: u64, message: &Message) -> Datagram {
+fn sealed_with(
+    key: &ClusterKey,
+    host: usize,
+    boot_id: u64,
+    sequence: u64,
+    echo: u64,
+    message: &Message,
+) -> Datagram {
     let mut body = [0; MAX_BODY_LEN];
     let len = message.encode(&mut body);
     let header = SealHeader {
@@ -129,7 +143,11 @@ fn each_kind_of_bad_datagram_has_its_counter() {
     lone.hear(NOW, address(1), sealed(1, 6, 9, 0, &ask(1)).as_bytes());
     lone.hear(NOW, address(0), good);
 
-    assert_eq!(fingerprint(&lone.node), before, "nothing of that changed anything");
+    assert_eq!(
+        fingerprint(&lone.node),
+        before,
+        "nothing of that changed anything"
+    );
     let now = lone.node.counters();
     assert_eq!(now.malformed - counted.malformed, 3);
     assert_eq!(now.not_sealed - counted.not_sealed, 1);
@@ -189,9 +207,20 @@ fn nobody_speaks_for_others() {
         number: 1,
         lease_ms: 1000,
     };
-    lone.hear(NOW, address(1), sealed(1, 5, 3, 0, &Message::Append(of(2))).as_bytes());
-    assert_eq!((lone.node.counters().impossible, lone.node.usage(NOW).listed), (1, 0));
-    lone.hear(NOW, address(1), sealed(1, 5, 4, 0, &Message::Append(of(1))).as_bytes());
+    lone.hear(
+        NOW,
+        address(1),
+        sealed(1, 5, 3, 0, &Message::Append(of(2))).as_bytes(),
+    );
+    assert_eq!(
+        (lone.node.counters().impossible, lone.node.usage(NOW).listed),
+        (1, 0)
+    );
+    lone.hear(
+        NOW,
+        address(1),
+        sealed(1, 5, 4, 0, &Message::Append(of(1))).as_bytes(),
+    );
     assert_eq!(lone.node.usage(NOW).listed, 1);
 }
 

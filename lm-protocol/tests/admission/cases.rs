@@ -102,7 +102,10 @@ fn a_rejected_sender_falls_back_as_the_paper_says() {
     world.run(at(3020));
     let fates: Vec<Fate> = world.jobs.iter().map(|job| job.fate).collect();
     assert_eq!(fates, [Fate::Holding, Fate::OneCopy, Fate::Cancelled]);
-    assert!(world.jobs[1..].iter().all(|job| job.is_rejected), "all three had requested");
+    assert!(
+        world.jobs[1..].iter().all(|job| job.is_rejected),
+        "all three had requested"
+    );
 }
 
 #[test]
@@ -154,7 +157,11 @@ fn shorter_messages_go_first() {
         world.job(at(10), sender, 0, len, 100 * MS);
     }
     world.run(Time::MAX);
-    let mut order: Vec<_> = world.jobs.iter().map(|job| (job.granted.unwrap(), job.len)).collect();
+    let mut order: Vec<_> = world
+        .jobs
+        .iter()
+        .map(|job| (job.granted.unwrap(), job.len))
+        .collect();
     order.sort();
     let lens: Vec<u64> = order.iter().map(|&(_, len)| len).collect();
     assert_eq!(lens, [1, 1000, 3000, 5000]);
@@ -173,7 +180,10 @@ fn a_long_message_does_not_starve() {
     world.run(Time::MAX);
     let job = world.jobs[long as usize];
     let waited = job.granted.expect("granted at last").since(job.asked);
-    assert!(waited >= AGEING_BOUND && waited < AGEING_BOUND + 500 * MS, "{waited:?}");
+    assert!(
+        waited >= AGEING_BOUND && waited < AGEING_BOUND + 500 * MS,
+        "{waited:?}"
+    );
 }
 
 #[test]
@@ -194,7 +204,8 @@ fn outcomes(world: &mut World, sender: usize, to: usize, port: u16, len: u64) ->
     let to = address(to);
     let mut told = Vec::new();
     world.with(sender, |node, now, local, out| {
-        node.request(now, to, port, request(7, len), 1000 * MS, local, out).unwrap();
+        node.request(now, to, port, request(7, len), 1000 * MS, local, out)
+            .unwrap();
     });
     // Straight from one to the other, beside the world's network.
     for _ in 0..20 {
@@ -240,7 +251,9 @@ fn a_receiver_that_goes_ends_its_sessions() {
     world.job(at(0), 1, 0, 1, 5000 * MS);
     world.job(at(10), 2, 0, 1, MS);
     world.run(at(100));
-    world.with(0, |node, now, local, out| node.remove_receiver(now, PORT, local, out));
+    world.with(0, |node, now, local, out| {
+        node.remove_receiver(now, PORT, local, out)
+    });
     world.run(at(110));
     assert_eq!(world.jobs[0].fate, Fate::Lost);
     assert_eq!(world.jobs[1].fate, Fate::TimedOut, "rejected: shutting down");
@@ -299,7 +312,8 @@ fn a_policy_that_says_no_is_asked_before_anything_is_done() {
     let to = address(1);
     world.with(0, |node, now, local, out| {
         let request = request(1, permit().max_message_len + 1);
-        node.request(now, to, PORT, request, 100 * MS, local, out).unwrap();
+        node.request(now, to, PORT, request, 100 * MS, local, out)
+            .unwrap();
     });
     world.is_lenient = true;
     world.run(at(3500));

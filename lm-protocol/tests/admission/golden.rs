@@ -22,7 +22,8 @@ fn bytes(dump: &str) -> Vec<u8> {
         .collect()
 }
 
-const BOOT_TO_ECHO: &str = "b0 07 b0 07 b0 07 b0 07 00 00 00 00 00 00 00 05 0c 0c 0c 0c 0c 0c 0c 0c e0 e0 e0 e0 e0 e0 e0 e0";
+const BOOT_TO_ECHO: &str =
+    "b0 07 b0 07 b0 07 b0 07 00 00 00 00 00 00 00 05 0c 0c 0c 0c 0c 0c 0c 0c e0 e0 e0 e0 e0 e0 e0 e0";
 
 fn header(port: u16) -> SealHeader {
     SealHeader {
@@ -82,7 +83,10 @@ fn lm_append_addr() {
 #[test]
 fn lm_remove_addr() {
     check(
-        Message::Remove(Remove { address: A, number: 7 }),
+        Message::Remove(Remove {
+            address: A,
+            number: 7,
+        }),
         true,
         0,
         "1e 01 00 28 00 00 00 00",
@@ -142,14 +146,16 @@ fn lm_endme_in_its_seal() {
 }
 
 pub(crate) fn any_message() -> impl Strategy<Value = Message> {
-    let append = (any::<u32>(), any::<bool>(), any::<u64>(), any::<u32>()).prop_map(|(ip, claim, number, lease_ms)| {
-        Message::Append(Append {
-            address: ip.into(),
-            stage: if claim { Stage::Claim } else { Stage::Active },
-            number,
-            lease_ms,
-        })
-    });
+    let append = (any::<u32>(), any::<bool>(), any::<u64>(), any::<u32>()).prop_map(
+        |(ip, claim, number, lease_ms)| {
+            Message::Append(Append {
+                address: ip.into(),
+                stage: if claim { Stage::Claim } else { Stage::Active },
+                number,
+                lease_ms,
+            })
+        },
+    );
     let remove = (any::<u32>(), any::<u64>()).prop_map(|(ip, number)| {
         Message::Remove(Remove {
             address: ip.into(),
@@ -162,21 +168,30 @@ pub(crate) fn any_message() -> impl Strategy<Value = Message> {
         Verdict::Abstains,
         Verdict::Released,
     ];
-    let answer = (any::<u32>(), any::<u64>(), 0..4usize, any::<u32>()).prop_map(move |(ip, number, verdict, holder)| {
-        Message::Answer(Answer {
-            address: ip.into(),
-            number,
-            verdict: verdicts[verdict],
-            holder: holder.into(),
-        })
+    let answer = (any::<u32>(), any::<u64>(), 0..4usize, any::<u32>()).prop_map(
+        move |(ip, number, verdict, holder)| {
+            Message::Answer(Answer {
+                address: ip.into(),
+                number,
+                verdict: verdicts[verdict],
+                holder: holder.into(),
+            })
+        },
+    );
+    let end = (any::<u32>(), any::<u64>(), any::<u32>()).prop_map(|(request_id, session_key, messages)| {
+        Message::Session {
+            request_id,
+            message: ControlMessage::End(End {
+                session_key,
+                messages,
+            }),
+        }
     });
-    let end = (any::<u32>(), any::<u64>(), any::<u32>()).prop_map(|(request_id, session_key, messages)| Message::Session {
-        request_id,
-        message: ControlMessage::End(End { session_key, messages }),
-    });
-    let request = (any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(request_id, sender_id, len)| Message::Session {
-        request_id,
-        message: ControlMessage::Request(crate::gate::request(sender_id, len)),
+    let request = (any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(request_id, sender_id, len)| {
+        Message::Session {
+            request_id,
+            message: ControlMessage::Request(crate::gate::request(sender_id, len)),
+        }
     });
     prop_oneof![append, remove, answer, end, request, Just(Message::Hello)]
 }

@@ -96,7 +96,11 @@ fn claims_pick_one_of_two_receivers() {
                 Weather::FAIR,
                 second_after_us,
             );
-            assert_eq!(fates, (1, 1), "{voters} voters, {second_after_us} µs: one lands, the other is sent one-copy");
+            assert_eq!(
+                fates,
+                (1, 1),
+                "{voters} voters, {second_after_us} µs: one lands, the other is sent one-copy"
+            );
         }
     }
 }
@@ -115,5 +119,8 @@ fn claims_pick_at_most_one_on_any_network() {
         let second_after = Duration::from_micros(random.below(50_000));
         granted += ours(second_after, 3, weather, seed).0;
     }
-    assert!(granted > 150, "{granted} of 300: a bad network is no excuse for nothing");
+    assert!(
+        granted > 150,
+        "{granted} of 300: a bad network is no excuse for nothing"
+    );
 }

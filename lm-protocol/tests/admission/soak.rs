@@ -22,7 +22,13 @@ fn setup(seed: u64, random: &mut Random) -> Setup {
     };
     // Half of the seeds on a good network, where more comes of it.
     let bad = random.chance(500);
-    let mut worse = |bound| if bad { random.below(bound) } else { random.below(bound / 20 + 1) };
+    let mut worse = |bound| {
+        if bad {
+            random.below(bound)
+        } else {
+            random.below(bound / 20 + 1)
+        }
+    };
     let (loss_per_mille, duplicate_per_mille) = (worse(400), worse(400));
     let delay_max = MILLISECOND + Duration::from_micros(worse(400_000));
     let mut setup = Setup::new(seed, hosts, voters);

@@ -69,14 +69,32 @@ pub(crate) enum Death {
 
 #[derive(Clone, Debug)]
 enum Event {
-    Datagram { to: usize, from: usize, datagram: Datagram },
-    Wake { host: usize, life: u64 },
-    Start { job: u64 },
-    Finish { job: u64 },
+    Datagram {
+        to: usize,
+        from: usize,
+        datagram: Datagram,
+    },
+    Wake {
+        host: usize,
+        life: u64,
+    },
+    Start {
+        job: u64,
+    },
+    Finish {
+        job: u64,
+    },
     /// The job must have been told by now.
-    Judge { job: u64 },
-    Die { host: usize, death: Death },
-    Begin { host: usize },
+    Judge {
+        job: u64,
+    },
+    Die {
+        host: usize,
+        death: Death,
+    },
+    Begin {
+        host: usize,
+    },
     Attack,
     Audit,
 }
@@ -161,6 +179,8 @@ pub(crate) struct Setup {
     pub(crate) patience: Duration,
     /// Clocks that differ, in offset and rate.
     pub(crate) is_drifting: bool,
+    /// More is a storm that feeds itself.
+    pub(crate) datagrams_max: u64,
 }
 
 impl Setup {
@@ -174,6 +194,7 @@ impl Setup {
             limits: Limits::default(),
             patience: Duration::from_secs(5),
             is_drifting: false,
+            datagrams_max: 2_000_000,
         }
     }
 
@@ -339,13 +360,17 @@ impl World {
             Event::Wake { host, life } => {
                 if self.hosts[host].life == life && self.hosts[host].wake.is_some_and(|wake| wake <= now) {
                     self.hosts[host].wake = None;
-                    self.with(host, |node, local_now, local, out| node.on_timer(local_now, local, out));
+                    self.with(host, |node, local_now, local, out| {
+                        node.on_timer(local_now, local, out)
+                    });
                 }
             }
             Event::Start { job } => self.start(job),
             Event::Finish { job } => self.finish(job),
             Event::Judge { job } => {
-                let Job { fate, life, sender, .. } = self.jobs[job as usize];
+                let Job {
+                    fate, life, sender, ..
+                } = self.jobs[job as usize];
                 let is_same_life = self.hosts[sender].node.is_some() && self.hosts[sender].life == life;
                 assert!(
                     fate != Fate::Asking || !is_same_life,
@@ -422,7 +447,7 @@ impl World {
 
     fn transmit(&mut self, from: usize, to: usize, datagram: Datagram) {
         self.datagrams += 1;
-        assert!(self.datagrams < 5_000_000, "a storm");
+        assert!(self.datagrams < self.setup.datagrams_max, "a storm");
         let Weather {
             loss_per_mille,
             duplicate_per_mille,
@@ -482,7 +507,10 @@ impl World {
             Some(Ok(Decision::Requested(ticket))) => {
                 it.ticket = Some(ticket);
                 self.tickets.insert((sender, ticket), job as usize);
-                self.at(now + patience + patience / 8 + Duration::from_millis(10), Event::Judge { job });
+                self.at(
+                    now + patience + patience / 8 + Duration::from_millis(10),
+                    Event::Judge { job },
+                );
             }
             Some(Ok(Decision::OneCopy)) => it.fate = Fate::OneCopy,
             Some(Ok(Decision::Cancel)) => it.fate = Fate::Cancelled,
@@ -502,7 +530,9 @@ impl World {
             self.jobs[job as usize].fate = Fate::Done;
             self.jobs[job as usize].gone = Some(self.now);
             if let Some(ticket) = ticket {
-                self.with(sender, |node, now, local, out| node.end(now, ticket, 1, local, out));
+                self.with(sender, |node, now, local, out| {
+                    node.end(now, ticket, 1, local, out)
+                });
             }
         }
     }
@@ -670,7 +700,10 @@ impl World {
             node.on_datagram(now, name, &bytes, local, out);
         });
         let after = self.hosts[victim].node.as_ref().map(fingerprint).unwrap();
-        assert!(before == after, "changed by {bytes:02x?} from {name}:\n{before}\n{after}");
+        assert!(
+            before == after,
+            "changed by {bytes:02x?} from {name}:\n{before}\n{after}"
+        );
         self.attacks += 1;
     }
 
@@ -684,9 +717,19 @@ impl World {
             let local_now = host.local(now);
             let usage = node.usage(local_now);
             let limits = self.setup.limits;
-            assert!(usage.hosts <= limits.hosts && usage.listed <= limits.hosts, "{usage:?}");
-            assert!(usage.outgoing <= limits.outgoing && usage.waiting <= limits.waiting, "{usage:?}");
-            assert_eq!(usage.sessions, host.gate.open.len(), "the gate and the table differ");
+            assert!(
+                usage.hosts <= limits.hosts && usage.listed <= limits.hosts,
+                "{usage:?}"
+            );
+            assert!(
+                usage.outgoing <= limits.outgoing && usage.waiting <= limits.waiting,
+                "{usage:?}"
+            );
+            assert_eq!(
+                usage.sessions,
+                host.gate.open.len(),
+                "the gate and the table differ"
+            );
             for (_, session) in node.sessions() {
                 assert!(session.expires.since(local_now) <= LEASE, "{session:?}");
             }
@@ -703,8 +746,7 @@ impl World {
                 let listed = (u32::from(entry.address) - 0x0a00_0001) as usize;
                 let idle = self.hosts[listed].last_active.map(|active| now.since(active));
                 assert!(
-                    self.hosts[listed].is_active(now)
-                        || idle.is_some_and(|idle| idle <= eighth(LIST_LEASE)),
+                    self.hosts[listed].is_active(now) || idle.is_some_and(|idle| idle <= eighth(LIST_LEASE)),
                     "listed, and idle for {idle:?}: {entry:?}"
                 );
             }
