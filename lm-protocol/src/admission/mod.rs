@@ -31,6 +31,7 @@ pub mod message;
 mod node;
 mod outgoing;
 mod peers;
+mod saying;
 pub mod seal;
 mod voter;
 mod waiting;

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cases;
+mod checks;
 mod gate;
 mod golden;
 mod race;

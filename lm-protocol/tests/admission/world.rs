@@ -68,7 +68,7 @@ pub(crate) enum Death {
 }
 
 #[derive(Clone, Debug)]
-enum Event {
+pub(crate) enum Event {
     Datagram {
         to: usize,
         from: usize,
@@ -131,7 +131,7 @@ pub(crate) struct Job {
     ticket: Option<Ticket>,
     grant: Option<Grant>,
     /// Since when nobody renews its session.
-    gone: Option<Time>,
+    pub(crate) gone: Option<Time>,
 }
 
 pub(crate) struct Host {
@@ -145,13 +145,13 @@ pub(crate) struct Host {
     wake: Option<Time>,
     /// What the daemon knew of its sessions when it died.
     kept: Vec<Session>,
-    last_active: Option<Time>,
+    pub(crate) last_active: Option<Time>,
     /// When its daemon started last.
-    began: Time,
+    pub(crate) began: Time,
 }
 
 impl Host {
-    fn local(&self, now: Time) -> Time {
+    pub(crate) fn local(&self, now: Time) -> Time {
         Time::from_nanos(self.offset + (u128::from(now.as_nanos()) * u128::from(self.rate) / 1024) as u64)
     }
 
@@ -161,7 +161,7 @@ impl Host {
     }
 
     /// Whether its gate admits packets.
-    fn is_active(&self, now: Time) -> bool {
+    pub(crate) fn is_active(&self, now: Time) -> bool {
         !self.gate.open.is_empty() && self.gate.until.is_none_or(|until| self.local(now) < until)
     }
 }
@@ -223,9 +223,9 @@ pub(crate) struct World {
     pub(crate) random: Random,
     pub(crate) hosts: Vec<Host>,
     pub(crate) jobs: Vec<Job>,
-    events: BTreeMap<(Time, u64), Event>,
+    pub(crate) events: BTreeMap<(Time, u64), Event>,
     sequence: u64,
-    recorded: VecDeque<(usize, usize, Datagram)>,
+    pub(crate) recorded: VecDeque<(usize, usize, Datagram)>,
     tickets: BTreeMap<(usize, Ticket), usize>,
     /// Hosts whose gate admits, or did lately.
     active: Vec<usize>,
@@ -660,115 +660,6 @@ impl World {
             });
             assert_eq!(resumed, Some(true));
             self.jobs[number].life = life;
-        }
-    }
-
-    /// Somebody without the key: nothing of what he sends may change anything.
-    fn strike(&mut self) {
-        if self.recorded.is_empty() {
-            return;
-        }
-        let number = self.random.below(self.recorded.len() as u64) as usize;
-        let (to, from, datagram) = self.recorded[number];
-        let mut bytes = datagram.as_bytes().to_vec();
-        let (mut victim, mut name) = (to, self.hosts[from].address);
-        let is_for_all = bytes[1] & 1 != 0;
-        match self.random.below(5) {
-            // As it was.
-            0 => {}
-            1 => {
-                let bit = self.random.below(8 * bytes.len() as u64) as usize;
-                bytes[bit / 8] ^= 1 << (bit % 8);
-            }
-            2 => bytes.truncate(self.random.below(bytes.len() as u64) as usize),
-            // To somebody else; a broadcast may be news to him.
-            3 if !is_for_all => {
-                let other = self.random.below(self.hosts.len() as u64) as usize;
-                victim = other;
-            }
-            _ => {
-                let other = self.random.below(self.hosts.len() as u64) as usize;
-                if other != from {
-                    name = self.hosts[other].address;
-                }
-            }
-        }
-        let Some(before) = self.hosts[victim].node.as_ref().map(fingerprint) else {
-            return;
-        };
-        self.with(victim, |node, now, local, out| {
-            node.on_datagram(now, name, &bytes, local, out);
-        });
-        let after = self.hosts[victim].node.as_ref().map(fingerprint).unwrap();
-        assert!(
-            before == after,
-            "changed by {bytes:02x?} from {name}:\n{before}\n{after}"
-        );
-        self.attacks += 1;
-    }
-
-    /// Leases and memory.
-    fn look(&mut self) {
-        let now = self.now;
-        let slack = self.setup.weather.delay_max + Duration::from_millis(10);
-        let eighth = |lease: Duration| lease + lease / 8 + slack;
-        for host in &self.hosts {
-            let Some(node) = &host.node else { continue };
-            let local_now = host.local(now);
-            let usage = node.usage(local_now);
-            let limits = self.setup.limits;
-            assert!(
-                usage.hosts <= limits.hosts && usage.listed <= limits.hosts,
-                "{usage:?}"
-            );
-            assert!(
-                usage.outgoing <= limits.outgoing && usage.waiting <= limits.waiting,
-                "{usage:?}"
-            );
-            assert_eq!(
-                usage.sessions,
-                host.gate.open.len(),
-                "the gate and the table differ"
-            );
-            for (_, session) in node.sessions() {
-                assert!(session.expires.since(local_now) <= LEASE, "{session:?}");
-            }
-            for open in host.gate.open.values() {
-                let job = &self.jobs[open.job as usize];
-                let gone = job.gone.map(|gone| now.since(gone.max(host.began)));
-                assert!(
-                    gone.is_none_or(|gone| gone <= eighth(LEASE + SILENCE_BOUND)),
-                    "a session outlives its sender by {gone:?}: {job:?}"
-                );
-            }
-            for entry in node.recv_addrs(local_now) {
-                assert!(entry.expires.since(local_now) <= LIST_LEASE_MAX);
-                let listed = (u32::from(entry.address) - 0x0a00_0001) as usize;
-                let idle = self.hosts[listed].last_active.map(|active| now.since(active));
-                assert!(
-                    self.hosts[listed].is_active(now) || idle.is_some_and(|idle| idle <= eighth(LIST_LEASE)),
-                    "listed, and idle for {idle:?}: {entry:?}"
-                );
-            }
-        }
-    }
-
-    /// Nothing may be left when nobody wants anything any more.
-    pub(crate) fn check_quiet(&self) {
-        assert!(self.events.is_empty());
-        for host in &self.hosts {
-            assert!(host.gate.open.is_empty(), "{:?} at {}", host.gate, host.address);
-            let node = host.node.as_ref().expect("every host came back");
-            assert_eq!(node.next_deadline(), None, "{}", host.address);
-            let usage = node.usage(host.local(self.now) + PROMISE);
-            let rest = (
-                usage.outgoing,
-                usage.sessions,
-                usage.waiting,
-                usage.listed,
-                usage.promised,
-            );
-            assert_eq!(rest, (0, 0, 0, 0, false), "{}", host.address);
         }
     }
 }
