@@ -141,6 +141,7 @@ fn table() {
         for (policy, voters) in [("exclusive", 3), ("concurrent", 0)] {
             for load in [0.1, 0.5, 0.9, 1.5] {
                 let requests = match (voters, hosts) {
+                    (0, 100) => 10_000,
                     (0, _) => 20 * hosts.max(100),
                     (_, 1000) => 500,
                     _ => 2000,
