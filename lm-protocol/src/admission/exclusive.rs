@@ -343,6 +343,7 @@ impl Node {
             request,
         } = wanted;
         let message = ControlMessage::Request(request);
+        local.landing.active_until(until);
         let reply = self.receivers.get_mut(&port).and_then(|receiver| {
             receiver
                 .grantor
@@ -392,6 +393,7 @@ impl Node {
                     next_renewal = now + RENEW_AFTER;
                     renewal = None;
                     if self.is_receiving() && now < until {
+                        local.landing.active_until(until);
                         self.say_active(now, until, out);
                     }
                 }
@@ -422,7 +424,6 @@ impl Node {
     }
 
     fn say_active(&mut self, now: Time, until: Time, out: &mut Vec<Action>) {
-        out.push(Action::ActiveUntil { until });
         self.transmit_to_all(&self.active_for(until.since(now)), out);
     }
 

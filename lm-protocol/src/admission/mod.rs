@@ -9,7 +9,7 @@
 //!  control port ─ datagram ─▶│ seal ─▶ peers ─▶ message             │─▶ Action::Send, Action::SendToAll ─▶ control port
 //!  programs ───── request ──▶│ outgoing: Applicant … Farewell       │─▶ Action::Tell ────────────────────▶ programs
 //!             add_receiver ─▶│ receivers: Grantor, requests waiting │─▶ Landing::open, close ────────────▶ gate
-//!  clock ─ next_deadline ───▶│ exclusive: claim, voter              │─▶ Action::ActiveUntil ─────────────▶ gate
+//!  clock ─ next_deadline ───▶│ exclusive: claim, voter              │─▶ Landing::active_until ───────────▶ gate
 //!                            └──────────────────────────────────────┘
 //! ```
 //!
@@ -46,7 +46,6 @@ pub use waiting::{AGEING_BOUND, SILENCE_BOUND};
 
 use crate::control::{Grant, Reject};
 use crate::session::{Admit, Landing};
-use crate::time::Time;
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::SocketAddrV4;
@@ -146,11 +145,6 @@ pub enum Action {
         outcome: Outcome,
         /// Whether it may send in the one-copy way instead. Only with [`Outcome::Rejected`].
         fallback: Fallback,
-    },
-    /// Policy `exclusive`: the gate must not admit packets from then on, even if nobody closes it (this program may be gone).
-    ActiveUntil {
-        /// The end, or a later one than was said before.
-        until: Time,
     },
 }
 

@@ -100,7 +100,8 @@ impl Node {
     }
 
     /// Takes over a session that an earlier life granted and whose gate is open. Gives `false` when it has no place, and always
-    /// under `exclusive`, where a new life relies on no promise of an old one: close the gate then.
+    /// under `exclusive`, where a new life relies on no promise of an old one: close the gate then. [`Node::on_timer`] afterwards
+    /// starts what goes with it.
     pub fn adopt(&mut self, now: Time, port: u16, session: Session) -> bool {
         self.exclusive.is_none()
             && self

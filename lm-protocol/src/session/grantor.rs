@@ -166,6 +166,13 @@ pub trait Landing {
     /// The [`Refusal`] that the applicant gets; nothing may stay taken then.
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal>;
 
+    /// Exclusive admission between hosts: from `until` on the gate admits nothing, even if nobody closes it, because this program may
+    /// be gone by then. Comes before [`Landing::open`], and again with a later moment each time that the host may go on.
+    /// Where admission is not exclusive it never comes, and there is nothing to do.
+    fn active_until(&mut self, until: Time) {
+        let _ = until;
+    }
+
     /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
 }

@@ -136,6 +136,25 @@ fn without_most_of_the_voters_nobody_receives_and_everybody_is_told() {
     world.check_quiet();
 }
 
+/// The only voter forgets its promise, and those who ask it have forgotten who receives: the world checks that there are not two.
+#[test]
+fn a_voter_that_restarts_does_not_promise_twice() {
+    let mut world = World::new(Setup::new(1, 5, 1));
+    world.job(at(3000), 3, 1, 1 << 20, 1000 * MS);
+    for host in [0, 2, 4] {
+        world.die(at(3100), host, Death::Daemon, 10 * MS);
+    }
+    world.job(at(3120), 4, 2, 1 << 20, 1000 * MS);
+    world.run(at(3200));
+    assert!(
+        world.jobs[1].is_rejected,
+        "it was asked, and nobody could say yes"
+    );
+    assert_eq!(world.hosts[1].gate.open.len(), 1);
+    world.run(Time::MAX);
+    world.check_quiet();
+}
+
 #[test]
 fn a_receiver_that_loses_the_voters_stops_in_time() {
     let mut world = World::new(Setup::new(1, 5, 3));

@@ -59,6 +59,7 @@ pub(crate) struct Gate {
     pub(crate) opened: u64,
     /// Places for each queue.
     pub(crate) places: usize,
+    pub(crate) is_exclusive: bool,
 }
 
 impl Gate {
@@ -81,6 +82,10 @@ impl Landing for Gate {
         self.next_key += 1;
         self.opened += 1;
         let job = application.request.sender_id;
+        assert!(
+            self.until.is_some() || !self.is_exclusive,
+            "open, and no end in sight"
+        );
         self.open.insert(session_key, Open { queue, job });
         let on_queue = self.open.values().filter(|open| open.queue == queue).count();
         assert!(on_queue <= self.places, "{on_queue} sessions on queue {queue}");
@@ -97,6 +102,10 @@ impl Landing for Gate {
             packet_limit: 256,
             first_message: 0,
         })
+    }
+
+    fn active_until(&mut self, until: Time) {
+        self.until = self.until.max(Some(until));
     }
 
     fn close(&mut self, session: &Session, _: CloseReason) -> u32 {

@@ -251,7 +251,10 @@ impl World {
                 Host {
                     address: address(host),
                     node: None,
-                    gate: Gate::new(host, setup.places),
+                    gate: Gate {
+                        is_exclusive: setup.voters > 0,
+                        ..Gate::new(host, setup.places)
+                    },
                     life: 0,
                     offset,
                     rate,
@@ -437,10 +440,6 @@ impl World {
                 outcome,
                 fallback,
             } => self.tell(host, ticket, outcome, fallback),
-            Action::ActiveUntil { until } => {
-                let gate = &mut self.hosts[host].gate;
-                gate.until = gate.until.max(Some(until));
-            }
             other => panic!("unknown action {other:?}"),
         }
     }
