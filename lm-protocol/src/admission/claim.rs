@@ -6,7 +6,7 @@
 //! [`PROMISE`](super::PROMISE). Two majorities share a voter, so there cannot be two. That holds whatever is lost, doubled, late or out of order:
 //!
 //! - *Loss* costs yeses, never invents one.
-//! - *Late answers* carry the claim's number; only those to the last one count. The host relies on a yes until [`TENURE`](super::TENURE) after it
+//! - *Late answers* carry the claim's number; only those to the last one count. The host relies on a yes until [`TENURE`] after it
 //!   *first asked* under that number, and the voter keeps its word for the longer `PROMISE` after it *answered*, which was later.
 //! - *Late questions* are a host's own: they can only make a voter keep its word for nothing, until it runs out.
 //! - *A voter that restarts* forgot its word, so it abstains for as long as it could have been bound. *A claimant that dies* is over when

@@ -46,16 +46,26 @@ struct Entry {
 }
 
 /// Other hosts' entries; the flag and the own entry are the node's to know.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct List {
     entries: BTreeMap<Ipv4Addr, Entry>,
+    /// No entry expires before: entries that are appended again make it early, never late.
+    earliest: Time,
 }
 
 impl List {
+    pub(super) fn new() -> List {
+        List {
+            entries: BTreeMap::new(),
+            earliest: Time::MAX,
+        }
+    }
+
     /// LM_APPEND_ADDR. Entries are as many as hosts at most, and `capacity` bounds those.
     pub(super) fn append(&mut self, address: Ipv4Addr, number: u64, expires: Time, capacity: usize) {
         if self.entries.len() < capacity || self.entries.contains_key(&address) {
             self.entries.insert(address, Entry { number, expires });
+            self.earliest = self.earliest.min(expires);
         }
     }
 
@@ -78,11 +88,16 @@ impl List {
     }
 
     pub(super) fn expire(&mut self, now: Time) {
-        self.entries.retain(|_, entry| entry.expires > now);
+        if now >= self.earliest {
+            self.entries.retain(|_, entry| entry.expires > now);
+            let expiries = self.entries.values().map(|entry| entry.expires);
+            self.earliest = expiries.min().unwrap_or(Time::MAX);
+        }
     }
 
+    /// When to [`expire`](List::expire) next.
     pub(super) fn next_expiry(&self) -> Option<Time> {
-        self.entries.values().map(|entry| entry.expires).min()
+        (!self.entries.is_empty()).then_some(self.earliest)
     }
 
     pub(super) fn contains(&self, address: Ipv4Addr) -> bool {

@@ -10,8 +10,8 @@
 //!  9  LM_HELLO                   nothing
 //! ```
 //!
-//! LM_ADDR_OK and LM_HELLO are not in the paper: the first makes LM_APPEND_ADDR a question (see [`super::claim`]), the second
-//! answers a message from a life that is not known yet (see [`super::peers`]).
+//! LM_ADDR_OK and LM_HELLO are not in the paper: the first makes LM_APPEND_ADDR a question (see `claim.rs`), the second
+//! answers a message from a life that is not known yet (see `peers.rs`).
 
 use crate::control::{ControlError, ControlMessage, KIND_APPEND_ADDR, KIND_REMOVE_ADDR, MAX_CONTROL_LEN};
 use crate::wire::lm::{self, LmHeader};

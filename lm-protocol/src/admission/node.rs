@@ -63,7 +63,7 @@ impl Node {
         Node {
             sequence: 0,
             peers: Peers::new(config.limits.hosts),
-            list: List::default(),
+            list: List::new(),
             receivers: BTreeMap::new(),
             outgoing: Outgoing::new(config.boot_id as u32, is_exclusive),
             exclusive,

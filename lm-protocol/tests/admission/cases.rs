@@ -218,6 +218,31 @@ fn who_waits_too_long_is_told_why() {
     world.check_quiet();
 }
 
+/// A program gives up while it waits, and its turn comes all the same: nobody else waits for the lease of a session without a user.
+#[test]
+fn a_grant_that_nobody_wants_any_more_is_ended() {
+    let mut world = World::new(Setup::new(1, 3, 0));
+    world.is_lenient = true;
+    world.job(at(0), 1, 0, 1, 300 * MS);
+    world.run(at(10));
+    let to = address(0);
+    world.with(2, |node, now, local, out| {
+        let decision = node.request(now, to, PORT, request(0, 1), 5000 * MS, local, out);
+        let Ok(Decision::Requested(ticket)) = decision else {
+            panic!("{decision:?}");
+        };
+        // The request is on its way before the program ends it.
+        let first = out.len();
+        node.end(now + 50 * MS, ticket, 0, local, out);
+        assert_eq!(out.len(), first, "there is nothing to end yet");
+    });
+    world.run(at(299));
+    assert_eq!(world.hosts[0].gate.opened, 1);
+    world.run(at(400));
+    let gate = &world.hosts[0].gate;
+    assert_eq!((gate.opened, gate.open.len()), (2, 0));
+}
+
 /// One client's ask, and what it was told.
 fn outcomes(world: &mut World, sender: usize, to: usize, port: u16, len: u64) -> Vec<Outcome> {
     let to = address(to);

@@ -6,7 +6,7 @@ use lm_protocol::admission::*;
 use lm_protocol::control::Grant;
 use lm_protocol::session::Session;
 use lm_protocol::time::Time;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
@@ -228,7 +228,7 @@ pub(crate) struct World {
     pub(crate) recorded: VecDeque<(usize, usize, Datagram)>,
     tickets: BTreeMap<(usize, Ticket), usize>,
     /// Hosts whose gate admits, or did lately.
-    active: Vec<usize>,
+    active: BTreeSet<usize>,
     pub(crate) datagrams: u64,
     pub(crate) most_active: usize,
     pub(crate) attacks: u64,
@@ -274,7 +274,7 @@ impl World {
             sequence: 0,
             recorded: VecDeque::new(),
             tickets: BTreeMap::new(),
-            active: Vec::new(),
+            active: BTreeSet::new(),
             datagrams: 0,
             most_active: 0,
             attacks: 0,
@@ -468,12 +468,15 @@ impl World {
         let now = self.now;
         if self.hosts[host].is_active(now) {
             self.hosts[host].last_active = Some(now);
-            if !self.active.contains(&host) {
-                self.active.push(host);
-            }
+            self.active.insert(host);
+        } else {
+            self.active.remove(&host);
         }
-        let hosts = &self.hosts;
-        self.active.retain(|&host| hosts[host].is_active(now));
+        if self.setup.voters > 0 {
+            // Others' tenures may have ended, with nobody there to notice.
+            let hosts = &self.hosts;
+            self.active.retain(|&host| hosts[host].is_active(now));
+        }
         self.most_active = self.most_active.max(self.active.len());
         assert!(
             self.setup.voters == 0 || self.active.len() <= 1,
