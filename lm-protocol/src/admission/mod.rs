@@ -22,6 +22,49 @@
 //! | `incoming` | who gets a place of a receiver here ([`crate::session`]'s grantor), and who waits |
 //! | `voter`, `claim`, `exclusive` | is this the only host with active DLD? (policy [`Policy::Exclusive`]) |
 //! | [`list`] | the LM_RECV_ADDR list |
+//! | `saying` | what goes out, and what all hosts are told |
+//!
+//! ```
+//! use core::time::Duration;
+//! use lm_protocol::admission::*;
+//! use lm_protocol::control::{Request, RejectReason};
+//! use lm_protocol::geometry::{LinkShape, Wire};
+//! use lm_protocol::session::*;
+//! use lm_protocol::time::Time;
+//! use lm_protocol::window::WindowShape;
+//!
+//! /// A host that only sends.
+//! struct NoQueues;
+//! impl Landing for NoQueues {
+//!     fn open(&mut self, _: u16, _: &Application<'_>, _: &Permit) -> Result<Terms, Refusal> {
+//!         Err(RejectReason::Unsupported.into())
+//!     }
+//!     fn close(&mut self, _: &Session, _: CloseReason) -> u32 { 0 }
+//! }
+//!
+//! let key = ClusterKey::new(&[0x5a; 32])?; // from a file that only the daemons can read
+//! let (here, there) = ("10.0.0.1:7169".parse()?, "10.0.0.2:7169".parse()?);
+//! let config = Config {
+//!     address: here, boot_id: 0x1234, key, policy: Policy::Concurrent, limits: Limits::default(),
+//! };
+//! let mut node = Node::new(config, Time::ZERO);
+//! let mut policy = Permit { max_message_len: 1 << 30, lease: Duration::from_secs(5) };
+//! let mut local = Local { policy: &mut policy, landing: &mut NoQueues };
+//! let mut actions = Vec::new();
+//!
+//! let request = Request {
+//!     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
+//!     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, paced: false,
+//!     delivery: Default::default(), integrity: Default::default(),
+//! };
+//! let patience = Duration::from_secs(3);
+//! let decision = node.request(Time::ZERO, there, 7168, request, patience, &mut local, &mut actions)?;
+//! assert!(matches!(decision, Decision::Requested(_)));
+//! // LM_REQ, to be transmitted; and again if nothing comes back.
+//! assert!(matches!(actions[..], [Action::Send { to, .. }] if to == there));
+//! assert_eq!(node.next_deadline(), Some(Time::from_millis(100)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod claim;
 mod exclusive;
