@@ -3,6 +3,7 @@
 mod bad_input;
 mod cases;
 mod checks;
+mod cluster;
 mod gate;
 mod golden;
 mod race;
