@@ -190,6 +190,18 @@ impl fmt::Display for ConnectError {
                         "{peer} has not enough memory for messages of this size; send smaller ones"
                     )
                 }
+                RejectReason::NoReceiver => {
+                    write!(
+                        f,
+                        "nobody receives on that port of {peer}; start the receiver first"
+                    )
+                }
+                RejectReason::NoQuorum => {
+                    write!(
+                        f,
+                        "{peer} cannot make sure that no other host is receiving; try again later"
+                    )
+                }
                 _ => write!(f, "{peer} is shutting down; start the receiver again"),
             },
             ConnectError::Incompatible { peer } => {

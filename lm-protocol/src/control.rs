@@ -14,7 +14,7 @@
 //! | 3 | LM_ACQ_OK | [`ControlMessage::Grant`] | grantor |
 //! | 4 | LM_ACQ_REJ | [`ControlMessage::Reject`] | grantor |
 //! | 5 | not in the paper | [`ControlMessage::Ended`] | grantor; makes LM_ENDME repeatable and confirmed |
-//! | 6, 7 | LM_APPEND_ADDR, LM_REMOVE_ADDR | reserved | |
+//! | 6, 7 | LM_APPEND_ADDR, LM_REMOVE_ADDR | [`crate::admission`]: only between daemons, and sealed | |
 //!
 //! All control messages are datagrams and may be lost, doubled or late: a reply carries its request's number, and every
 //! request may be repeated. The first 8 bytes keep their meaning in all versions, so that a receiver of another version
@@ -41,9 +41,9 @@ pub const KIND_GRANT: u8 = 3;
 pub const KIND_REJECT: u8 = 4;
 /// Kind of LM_ENDME_OK.
 pub const KIND_ENDED: u8 = 5;
-/// Reserved for LM_APPEND_ADDR.
+/// Kind of LM_APPEND_ADDR; see [`crate::admission`].
 pub const KIND_APPEND_ADDR: u8 = 6;
-/// Reserved for LM_REMOVE_ADDR.
+/// Kind of LM_REMOVE_ADDR; see [`crate::admission`].
 pub const KIND_REMOVE_ADDR: u8 = 7;
 
 /// Longest control message, in bytes.
@@ -181,6 +181,10 @@ pub enum RejectReason {
     /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only: with
     /// integrity, and not as IP fragments.
     Unverified = 8,
+    /// Nobody on that host receives on the port that was asked for.
+    NoReceiver = 9,
+    /// Exclusive admission: too few of the voters answered. Worth asking again.
+    NoQuorum = 10,
 }
 
 impl RejectReason {
@@ -194,6 +198,8 @@ impl RejectReason {
             6 => RejectReason::NoMemory,
             7 => RejectReason::ShuttingDown,
             8 => RejectReason::Unverified,
+            9 => RejectReason::NoReceiver,
+            10 => RejectReason::NoQuorum,
             _ => return None,
         })
     }
@@ -213,6 +219,10 @@ impl fmt::Display for RejectReason {
             RejectReason::ShuttingDown => "the receiver is shutting down",
             RejectReason::Unverified => {
                 "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and not as IP fragments"
+            }
+            RejectReason::NoReceiver => "nobody receives on that port",
+            RejectReason::NoQuorum => {
+                "too few hosts answered to make sure that no other one is receiving"
             }
         })
     }

@@ -11,6 +11,7 @@
 //! | [`wire`] | Ethernet, IPv4, UDP, LM headers and IP fragments: parse, build, per-packet templates |
 //! | [`delivery`] | which fragments arrived, which are missing, when to ask for them again |
 //! | [`control`] | the admission messages of the paper's section 3.3 as datagrams |
+//! | [`admission`] | what the daemons of a cluster's hosts say to each other: who receives, from whom, for how long |
 //! | [`manifest`] | 64-bit digests of fragments and messages: what proves that every byte is where it belongs |
 //! | [`integrity`] | whether there are digests, and when to ask for those that are missing |
 //! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
@@ -38,6 +39,7 @@
 
 extern crate alloc;
 
+pub mod admission;
 pub mod control;
 pub mod delivery;
 pub mod geometry;

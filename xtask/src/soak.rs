@@ -1,13 +1,15 @@
 //! `cargo xtask soak`: many seeds of the simulated world, in parallel processes of one test program.
 //!
-//! The test `sim_tests::soak::seeds_settle` of `lm-dataplane` runs the seeds that `LM_SOAK_SEEDS` names and says one line for
-//! each. Here they are handed out in small ranges, counted, and stopped at the first failure.
+//! The test `sim_tests::soak::seeds_settle` of `lm-dataplane`, or `soak::seeds_settle` of `lm-protocol`'s admission tests, runs the
+//! seeds that `LM_SOAK_SEEDS` names and says one line for each. Here they are handed out in small ranges, counted, and stopped at the
+//! first failure.
 
 pub(crate) mod fates;
 mod kernel;
+mod world;
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,10 +17,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::workspace::{cargo, command_line, root};
+use crate::workspace::{command_line, root};
+use world::{ADMISSION, ENGINES, World, build, rates};
 
-/// The test that runs seeds.
-const TEST: &str = "sim_tests::soak::seeds_settle";
 /// A seed takes some 30 ms; one that takes so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
 /// How often progress is shown: on a terminal, and elsewhere.
@@ -30,6 +31,11 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// packets, corrupt bytes, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
 /// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
 /// first failure and says how to repeat it. Needs no root.
+///
+/// With --admission: seeds of the admission between up to a hundred hosts instead, with loss, duplication, reordering, clocks that
+/// differ, hosts and daemons that die, and somebody who records and sends again. Checked is that under `exclusive` there are never
+/// two active receivers, that every request is answered, that leases end in time, that memory stays bounded, and that nobody
+/// without the key changes anything. Then a table of both policies: grant latency and utilisation for 10, 100 and 1000 hosts.
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -46,8 +52,11 @@ pub struct Arguments {
     jobs: Option<u16>,
     /// More kinds of trouble: `corrupt-unverified`, any byte changed where there are no digests either, which
     /// nothing notices.
-    #[arg(long, value_name = "KIND,…")]
+    #[arg(long, value_name = "KIND,…", conflicts_with = "admission")]
     with: Option<String>,
+    /// The admission between hosts instead of the data path.
+    #[arg(long, conflicts_with = "kernel")]
+    admission: bool,
     /// How many seeds on the real kernel.
     #[arg(long, default_value_t = 0, value_name = "SEEDS")]
     kernel: u64,
@@ -59,6 +68,7 @@ pub struct Arguments {
 /// The test program and what it is told beside its seeds.
 struct Subject {
     program: PathBuf,
+    folder: PathBuf,
     arguments: Vec<String>,
     with: String,
 }
@@ -118,47 +128,6 @@ fn parse(line: &str) -> Line<'_> {
     parsed.unwrap_or(Line::Other)
 }
 
-/// The library's test program, as cargo names it among what it built.
-fn executable(messages: &str) -> Option<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .find(|message| {
-            message["reason"] == "compiler-artifact"
-                && message["target"]["name"] == "lm_dataplane"
-                && message["profile"]["test"] == true
-        })
-        .and_then(|message| message["executable"].as_str().map(PathBuf::from))
-}
-
-fn build() -> Result<PathBuf> {
-    eprintln!("building the simulated world (release)");
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--release",
-        "--quiet",
-        "--package",
-        "lm-dataplane",
-        "--lib",
-        "--no-run",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    let line = command_line(&command);
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot start `{line}`"))?;
-    ensure!(
-        output.status.success(),
-        "`{line}` failed ({}); its own message is above",
-        output.status
-    );
-    executable(&String::from_utf8_lossy(&output.stdout))
-        .with_context(|| format!("`{line}` named no test program"))
-}
-
 /// Runs `cargo xtask soak`.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let seeds = match (arguments.seeds, arguments.kernel) {
@@ -166,8 +135,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         (None, 0) => 1000,
         (None, _) => 0,
     };
-    if seeds > 0 {
-        simulated(arguments, seeds)?;
+    if seeds > 0 && arguments.admission {
+        let program = simulated(arguments, seeds, &ADMISSION)?;
+        if seeds > 1 {
+            rates(&program)?;
+        }
+    } else if seeds > 0 {
+        simulated(arguments, seeds, &ENGINES)?;
     }
     if arguments.kernel > 0 {
         kernel::soak(arguments.kernel_seed, arguments.kernel)?;
@@ -175,13 +149,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Seeds of the simulated world.
-fn simulated(arguments: &Arguments, seeds: u64) -> Result<()> {
+/// Seeds of a simulated world; gives the program that ran them.
+fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<PathBuf> {
     let last = arguments.from.checked_add(seeds);
     let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
     let subject = Subject {
-        program: build()?,
-        arguments: ["--exact", TEST, "--nocapture"].map(str::to_owned).to_vec(),
+        program: build(world)?,
+        folder: root().join(world.folder),
+        arguments: ["--exact", world.test, "--nocapture"].map(str::to_owned).to_vec(),
         with: arguments.with.clone().unwrap_or_default(),
     };
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
@@ -205,16 +180,18 @@ fn simulated(arguments: &Arguments, seeds: u64) -> Result<()> {
         };
         let Failure { seed, error, .. } = failure;
         bail!(
-            "seed {seed} failed after {done} good ones: {error}; again: cargo xtask soak --seeds 1 --from {seed}{with}"
+            "seed {seed} failed after {done} good ones: {error}; again: cargo xtask soak{} --seeds 1 --from {seed}{with}",
+            world.option
         );
     }
     let messages = progress.messages.load(Ordering::Relaxed);
     ensure!(
         done == seeds,
-        "{done} of {seeds} seeds ran; is the test {TEST} still there?"
+        "{done} of {seeds} seeds ran; is the test {} still there?",
+        world.test
     );
     println!("{done} seeds, {messages} messages, {seconds:.1} s");
-    Ok(())
+    Ok(subject.program)
 }
 
 /// Runs all seeds of a range, or as many as there are until one fails.
@@ -309,7 +286,7 @@ impl Worker {
         let mut command = Command::new(&subject.program);
         command
             .args(&subject.arguments)
-            .current_dir(folder())
+            .current_dir(&subject.folder)
             .env("LM_SOAK_SEEDS", format!("{}..{}", seeds.start, seeds.end))
             .env("LM_SOAK_WITH", &subject.with)
             .stdin(Stdio::null())
@@ -382,11 +359,6 @@ impl Worker {
     }
 }
 
-/// Where cargo runs the tests of `lm-dataplane`.
-fn folder() -> PathBuf {
-    Path::new(root()).join("dataplane")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,17 +390,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_test_program_is_found_among_what_cargo_built() {
-        let messages = r#"
-{"reason":"compiler-artifact","target":{"name":"lm_dataplane"},"profile":{"test":false},"executable":null}
-not JSON
-{"reason":"compiler-artifact","target":{"name":"lm_dataplane"},"profile":{"test":true},"executable":"/t/lm_dataplane-1"}
-{"reason":"build-finished","success":true}"#;
-        assert_eq!(executable(messages), Some(PathBuf::from("/t/lm_dataplane-1")));
-        assert_eq!(executable(""), None);
-    }
-
     /// A shell in the test program's place: this is about processes, ranges and what they say.
     fn shell(each: &str) -> Subject {
         let script = format!(
@@ -436,6 +397,7 @@ not JSON
         );
         Subject {
             program: PathBuf::from("/bin/sh"),
+            folder: PathBuf::from("."),
             arguments: vec!["-c".to_owned(), script],
             with: String::new(),
         }

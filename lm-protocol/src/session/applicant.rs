@@ -120,6 +120,11 @@ impl Applicant {
         }
     }
 
+    /// The receiver can take now what it could not before: do not wait to repeat the request.
+    pub fn hurry(&mut self, now: Time) {
+        self.retransmit.hurry(now);
+    }
+
     /// When to call [`Applicant::poll_transmit`] next; `None` when only an answer can change anything.
     pub fn poll_timeout(&self) -> Option<Time> {
         if self.unwanted.is_some() {
@@ -262,6 +267,11 @@ impl Farewell {
                 None
             }
         }
+    }
+
+    /// The receiver can take now what it could not before: do not wait to repeat the farewell.
+    pub fn hurry(&mut self, now: Time) {
+        self.retransmit.hurry(now);
     }
 
     /// When to call [`Farewell::poll_transmit`] next; `None` when it is over.

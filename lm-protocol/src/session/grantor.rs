@@ -98,7 +98,7 @@ impl Refusal {
         }
     }
 
-    fn to_message(self) -> ControlMessage {
+    pub(crate) fn to_message(self) -> ControlMessage {
         ControlMessage::Reject(Reject {
             reason: self.reason,
             version: VERSION,
@@ -169,6 +169,13 @@ pub trait Landing {
     /// The [`Refusal`] that the applicant gets; nothing may stay taken then.
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal>;
 
+    /// Exclusive admission between hosts: from `until` on the gate admits nothing, even if nobody closes it, because this program may
+    /// be gone by then. Comes before [`Landing::open`], and again with a later moment each time that the host may go on.
+    /// Where admission is not exclusive it never comes, and there is nothing to do.
+    fn active_until(&mut self, until: Time) {
+        let _ = until;
+    }
+
     /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
 }
@@ -205,6 +212,17 @@ pub struct Session {
 }
 
 impl Session {
+    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`].
+    pub fn granted_before(peer: SocketAddrV4, request_id: u32, request: Request, grant: Grant) -> Session {
+        Session {
+            peer,
+            request_id,
+            request,
+            grant,
+            expires: Time::ZERO,
+        }
+    }
+
     /// Where the sender's DATA packets come from, and where credits go.
     pub fn data_peer(&self) -> SocketAddrV4 {
         SocketAddrV4::new(*self.peer.ip(), self.request.data_port)
@@ -358,6 +376,17 @@ impl Grantor {
         }) > 0
     }
 
+    /// As [`Grantor::close`], and gives how many messages the session delivered.
+    pub fn close_counted(&mut self, session_key: u64, landing: &mut dyn Landing) -> Option<u32> {
+        self.close(session_key, landing).then(|| {
+            let past = self.past.iter().flatten();
+            past.filter(|past| past.session_key == session_key)
+                .map(|past| past.delivered)
+                .next()
+                .unwrap_or(0)
+        })
+    }
+
     /// Closes all sessions and rejects all requests from now on.
     pub fn shut_down(&mut self, landing: &mut dyn Landing) {
         self.shutting_down = true;
@@ -380,6 +409,50 @@ impl Grantor {
             .iter_mut()
             .filter_map(|(_, session)| session.as_mut())
             .find(|session| session.grant.session_key == session_key)
+    }
+
+    /// Places without a session.
+    pub fn free_places(&self) -> usize {
+        self.queues
+            .iter()
+            .filter(|(_, session)| session.is_none())
+            .count()
+    }
+
+    /// Whether the request needs no decision any more: it has its session, or its session ended.
+    pub fn is_decided(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
+        let live = self
+            .sessions()
+            .any(|session| session.is_from(from, request_id, request));
+        live || self.is_late(from, request_id, request)
+    }
+
+    /// Takes over a session that an earlier life of this program granted and whose gate is still open; its lease starts anew.
+    /// Gives `false`, and takes nothing, when its landing queue has no place.
+    pub fn adopt(&mut self, session: Session, now: Time) -> bool {
+        let queue = session.grant.landing_queue;
+        let place = self
+            .queues
+            .iter_mut()
+            .find(|(number, place)| *number == queue && place.is_none());
+        let Some((_, place)) = place else {
+            return false;
+        };
+        *place = Some(Session {
+            expires: now + session.grant.lease(),
+            ..session
+        });
+        true
+    }
+
+    /// A late repetition must not begin a session that nobody will use.
+    fn is_late(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
+        self.past.iter().flatten().any(|past| {
+            past.ended_by_sender
+                && past.peer == from
+                && past.request_id == request_id
+                && past.sender_id == request.sender_id
+        })
     }
 
     /// LM_REQ.
@@ -405,14 +478,7 @@ impl Grantor {
             session.expires = now + session.grant.lease();
             return Some(ControlMessage::Grant(session.grant));
         }
-        // A late repetition must not begin a session that nobody will use.
-        let is_late = self.past.iter().flatten().any(|past| {
-            past.ended_by_sender
-                && past.peer == from
-                && past.request_id == request_id
-                && past.sender_id == request.sender_id
-        });
-        if is_late {
+        if self.is_late(from, request_id, request) {
             return None;
         }
         Some(match self.grant(&application, now, policy, landing) {

@@ -84,6 +84,10 @@ impl Retransmit {
         self.interval = FIRST_RETRANSMIT;
     }
 
+    fn hurry(&mut self, now: Time) {
+        self.next = self.next.min(now);
+    }
+
     fn timeout(&self) -> Time {
         self.next.min(self.deadline)
     }

@@ -12,6 +12,7 @@
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
 //!  7  MANIFEST             session key             message         first           count             → crate::manifest
+//! 14  SEALED               not this header: an admission message between daemons, with a tag                → crate::admission
 //! 15  CONTROL              request id u32, kind u8, 1 u24, 0…                                           → crate::control
 //! ```
 //!
@@ -70,6 +71,8 @@ pub const FLAG_DIGEST: u8 = 2;
 /// Flag of a MISSING packet: what is missing is not fragments but the digests of those in the ranges, or, without ranges,
 /// the message's digest.
 pub const FLAG_MANIFEST: u8 = 4;
+/// Type of a sealed admission message: what daemons say to each other; see [`crate::admission`].
+pub const TYPE_SEALED: u8 = 14;
 /// Type of the admission messages on the control port; see [`crate::control`].
 pub const TYPE_CONTROL: u8 = 15;
 

@@ -1,0 +1,512 @@
+//! One host's admission: what comes in, in the order in which it is believed, and what is done about it.
+
+use super::exclusive::Exclusive;
+use super::incoming::Receiver;
+use super::list::{Flag, List, RecvAddr};
+use super::message::{Append, Message, Remove, Stage};
+use super::outgoing::{Outgoing, Ticket};
+use super::peers::{Arrival, Peers};
+use super::saying::Announced;
+use super::seal::{SealError, SealHeader};
+use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, TooMany};
+use crate::control::{
+    ControlError, ControlMessage, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
+};
+use crate::session::{Refusal, Session};
+use crate::time::Time;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
+
+/// What a node keeps at the moment; each is bounded by [`super::Limits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Hosts that are known.
+    pub hosts: usize,
+    /// Sessions and requests of this host's programs.
+    pub outgoing: usize,
+    /// Sessions of this host's receivers.
+    pub sessions: usize,
+    /// Requests that wait for a place.
+    pub waiting: usize,
+    /// Other hosts in the LM_RECV_ADDR list.
+    pub listed: usize,
+    /// Whether this host, as a voter, has given its word.
+    pub promised: bool,
+}
+
+/// One host's admission (see the [module](super)).
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(super) config: Config,
+    pub(super) sequence: u64,
+    pub(super) peers: Peers,
+    pub(super) list: List,
+    pub(super) receivers: BTreeMap<u16, Receiver>,
+    pub(super) outgoing: Outgoing,
+    pub(super) exclusive: Option<Exclusive>,
+    pub(super) announced: Announced,
+    /// Number of the last claim, or of the last time that this host became active.
+    pub(super) last_number: u64,
+    counters: Counters,
+}
+
+impl Node {
+    /// A node that begins its life. Under `exclusive`, no landing queue may be open any more of a life before.
+    pub fn new(config: Config, now: Time) -> Node {
+        let (exclusive, is_exclusive) = match &config.policy {
+            Policy::Concurrent => (None, false),
+            Policy::Exclusive { voters } => (Some(Exclusive::new(voters.clone(), config.address, now)), true),
+        };
+        Node {
+            sequence: 0,
+            peers: Peers::new(config.limits.hosts),
+            list: List::new(),
+            receivers: BTreeMap::new(),
+            outgoing: Outgoing::new(config.boot_id as u32, is_exclusive),
+            exclusive,
+            announced: Announced::Nothing,
+            last_number: 0,
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// A program of this host receives on `port`, in these landing queues; one that takes several sessions is there several times.
+    /// What was there for that port is shut down.
+    pub fn add_receiver(
+        &mut self,
+        now: Time,
+        port: u16,
+        landing_queues: &[u16],
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        self.remove_receiver(now, port, local, out);
+        let receiver = Receiver::new(landing_queues, self.config.limits.waiting);
+        self.receivers.insert(port, receiver);
+    }
+
+    /// That program is gone: its sessions end, and their senders are told.
+    pub fn remove_receiver(&mut self, now: Time, port: u16, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        if let Some(receiver) = self.receivers.remove(&port) {
+            let mut replies = Vec::new();
+            receiver.shut_down(local, &mut replies);
+            self.reply(port, replies, out);
+            self.settle(now, local, out);
+        }
+    }
+
+    /// Takes over a session that an earlier life granted and whose gate is open. Gives `false` when it has no place, and always
+    /// under `exclusive`, where a new life relies on no promise of an old one: close the gate then. [`Node::on_timer`] afterwards
+    /// starts what goes with it.
+    pub fn adopt(&mut self, now: Time, port: u16, session: Session) -> bool {
+        self.exclusive.is_none()
+            && self
+                .receivers
+                .get_mut(&port)
+                .is_some_and(|receiver| receiver.grantor.adopt(session, now))
+    }
+
+    /// A program of this host wants to send to the receiver on `port` at the host `to` (its control address).
+    ///
+    /// # Errors
+    ///
+    /// [`TooMany`].
+    #[expect(clippy::too_many_arguments, reason = "two of them are where to act")]
+    pub fn request(
+        &mut self,
+        now: Time,
+        to: SocketAddrV4,
+        port: u16,
+        request: Request,
+        patience: Duration,
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) -> Result<Decision, TooMany> {
+        self.list.expire(now);
+        if self.exclusive.is_some() {
+            // LM §3.3: "it must ensure that no DLD mechanism is active by checking its LM_RECV_ADDR list".
+            if self.is_listed(*to.ip()) {
+                return Ok(Decision::Cancel);
+            }
+            if !self.list.is_empty() || self.is_receiving() {
+                return Ok(Decision::OneCopy);
+            }
+        }
+        if self.outgoing.len() >= self.config.limits.outgoing {
+            return Err(TooMany);
+        }
+        let ticket = self.outgoing.ask(now, to, port, request, patience);
+        self.settle(now, local, out);
+        Ok(Decision::Requested(ticket))
+    }
+
+    /// A program kept its session over a restart of this host's daemon: goes on renewing its lease. Gives `false` when the ticket is
+    /// somebody else's, or there are too many.
+    pub fn resume(
+        &mut self,
+        now: Time,
+        to: SocketAddrV4,
+        port: u16,
+        ticket: Ticket,
+        request: Request,
+        grant: Grant,
+    ) -> bool {
+        self.outgoing.len() < self.config.limits.outgoing
+            && self.outgoing.resume(now, to, port, ticket, request, grant)
+    }
+
+    /// A program ends its session, in which it sent `messages` messages, or does not want one any more.
+    pub fn end(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        messages: u32,
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        self.outgoing.end(now, ticket, messages);
+        self.settle(now, local, out);
+    }
+
+    /// Ends a session of a receiver from this side; its sender is told.
+    pub fn close(&mut self, now: Time, session_key: u64, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        self.close_sessions(|key| key == session_key, local, out);
+        self.settle(now, local, out);
+    }
+
+    /// Data of a session came in: as good as a renewal of its lease.
+    pub fn touched(&mut self, now: Time, session_key: u64) {
+        for receiver in self.receivers.values_mut() {
+            receiver.grantor.touched(session_key, now);
+        }
+    }
+
+    /// A datagram came in on the control port, from `from`.
+    pub fn on_datagram(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        bytes: &[u8],
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        if from == self.config.address {
+            self.counters.own += 1;
+            return;
+        }
+        let (header, body) = match self.config.key.open(from, self.config.address, bytes) {
+            Ok(opened) => opened,
+            Err(error) => {
+                let counter = match error {
+                    SealError::Length => &mut self.counters.malformed,
+                    SealError::NotSealed => &mut self.counters.not_sealed,
+                    SealError::Version { .. } => &mut self.counters.other_version,
+                    SealError::Tag => &mut self.counters.unauthenticated,
+                };
+                *counter += 1;
+                return;
+            }
+        };
+        let arrival = self
+            .peers
+            .arrive(&self.config.key, self.config.boot_id, now, from, &header);
+        match arrival {
+            Arrival::Replayed => {
+                self.counters.replayed += 1;
+                return;
+            }
+            Arrival::Stranger => {
+                self.counters.strangers += 1;
+                // An LM_HELLO with an echo has been through this already. Its echo is too old, and whoever has something to say
+                // says it again; answers to answers could go on for ever where more hosts talk than are remembered.
+                if header.echo == 0 || !matches!(Message::parse(body), Ok(Message::Hello)) {
+                    self.hello(from, header.challenge, true, out);
+                }
+                return;
+            }
+            Arrival::FirstOfLife => {
+                self.list.renumber(*from.ip());
+                self.tell_newcomer(now, from, out);
+            }
+            Arrival::Known => {}
+        }
+        if arrival == Arrival::FirstOfLife || header.challenge != 0 {
+            // Now, or with the echo, it takes what it could not take before.
+            self.outgoing.hurry(now, from);
+            if let Some(exclusive) = &mut self.exclusive {
+                exclusive.hurry(now, from);
+            }
+        }
+        let first = out.len();
+        let counter = match self.handle(now, from, &header, body, local, out) {
+            Ok(true) => &mut self.counters.accepted,
+            Ok(false) => &mut self.counters.impossible,
+            Err(ControlError::VersionMismatch { theirs, request_id }) => {
+                self.answer_version(from, header.port, theirs, request_id, body, out);
+                &mut self.counters.other_version
+            }
+            Err(_) => &mut self.counters.malformed,
+        };
+        *counter += 1;
+        self.settle(now, local, out);
+        let is_answered = out[first..]
+            .iter()
+            .any(|action| matches!(action, Action::Send { to, .. } if *to == from));
+        if header.challenge != 0 && !is_answered {
+            self.hello(from, header.challenge, false, out);
+        }
+    }
+
+    /// The moment that [`Node::next_deadline`] gave has come.
+    pub fn on_timer(&mut self, now: Time, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        self.settle(now, local, out);
+    }
+
+    /// When to call [`Node::on_timer`]; `None` when only a datagram or a program can change anything. To be asked after each call.
+    pub fn next_deadline(&self) -> Option<Time> {
+        let announcement = match self.announced {
+            Announced::Nothing => None,
+            Announced::Active { again: at } | Announced::Idle { until: at, .. } => Some(at),
+        };
+        let exclusive = self.exclusive.as_ref().and_then(Exclusive::next_deadline);
+        let fixed = [
+            announcement,
+            exclusive,
+            self.outgoing.next_timer(),
+            self.list.next_expiry(),
+        ];
+        let receivers = self.receivers.values().map(Receiver::next_deadline);
+        fixed.into_iter().chain(receivers).flatten().min()
+    }
+
+    /// The LM_RECV_ADDR list, by address: other hosts that said so, and this one if it receives.
+    pub fn recv_addrs(&self, now: Time) -> Vec<RecvAddr> {
+        let others = self.list.iter().filter(|&(_, expires)| expires > now);
+        let mut list: Vec<RecvAddr> = others
+            .map(|(address, expires)| RecvAddr {
+                address,
+                flag: match self.outgoing.sends_to(address) {
+                    true => Flag::Sending,
+                    false => Flag::Elsewhere,
+                },
+                expires,
+            })
+            .collect();
+        let own = self.sessions().map(|(_, session)| session.expires).max();
+        list.extend(own.map(|expires| RecvAddr {
+            address: *self.config.address.ip(),
+            flag: Flag::Receiving,
+            expires,
+        }));
+        list.sort_by_key(|entry| entry.address);
+        list
+    }
+
+    /// The sessions of this host's receivers, with the receiver's port.
+    pub fn sessions(&self) -> impl Iterator<Item = (u16, &Session)> {
+        self.receivers
+            .iter()
+            .flat_map(|(&port, receiver)| receiver.grantor.sessions().map(move |session| (port, session)))
+    }
+
+    /// What became of the datagrams that came in.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// What is kept at the moment.
+    pub fn usage(&self, now: Time) -> Usage {
+        let promised_to = self
+            .exclusive
+            .as_ref()
+            .and_then(|exclusive| exclusive.promised_to(now));
+        Usage {
+            hosts: self.peers.len(),
+            outgoing: self.outgoing.len(),
+            sessions: self.sessions().count(),
+            waiting: self
+                .receivers
+                .values()
+                .map(|receiver| receiver.waiting.len())
+                .sum(),
+            listed: self.list.len(),
+            promised: promised_to.is_some(),
+        }
+    }
+
+    /// Whether this host's DLD is active.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.sessions().next().is_some()
+    }
+
+    pub(super) fn is_listed(&self, address: Ipv4Addr) -> bool {
+        self.list.contains(address) || (address == *self.config.address.ip() && self.is_receiving())
+    }
+
+    /// An authentic and new message: the paper's figure 3. Gives `false` when it makes no sense.
+    fn handle(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        header: &SealHeader,
+        body: &[u8],
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) -> Result<bool, ControlError> {
+        Ok(match Message::parse(body)? {
+            Message::Session { request_id, message } => {
+                self.handle_session(now, from, header.port, request_id, &message, local, out);
+                true
+            }
+            // A host speaks for itself only.
+            Message::Append(Append { address, .. }) | Message::Remove(Remove { address, .. })
+                if address != *from.ip() =>
+            {
+                false
+            }
+            Message::Append(append) => match append.stage {
+                Stage::Claim => self.handle_claim(now, from, header.boot_id, &append, out),
+                Stage::Active => {
+                    if !self.peers.is_removed(from, append.number) {
+                        let lease = Duration::from_millis(append.lease_ms.into()).min(LIST_LEASE_MAX);
+                        let capacity = self.config.limits.hosts;
+                        self.list
+                            .append(append.address, append.number, now + lease, capacity);
+                    }
+                    true
+                }
+            },
+            Message::Remove(remove) => {
+                self.peers.removed(from, remove.number);
+                self.list.remove(remove.address, remove.number);
+                self.handle_release(from, header.boot_id, &remove, out);
+                true
+            }
+            Message::Answer(answer) => self.handle_answer(now, from, &answer),
+            Message::Hello => true,
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "two of them are where to act")]
+    fn handle_session(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        port: u16,
+        request_id: u32,
+        message: &ControlMessage,
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        match message {
+            ControlMessage::Request(request) => {
+                let Some(receiver) = self.receivers.get_mut(&port) else {
+                    let message = Refusal::from(RejectReason::NoReceiver).to_message();
+                    self.transmit(from, port, &Message::Session { request_id, message }, out);
+                    return;
+                };
+                if self.exclusive.is_some() {
+                    self.request_exclusively(now, from, port, (request_id, request), local, out);
+                } else {
+                    let mut replies = Vec::new();
+                    receiver.request(now, from, request_id, request, local, &mut replies);
+                    self.reply(port, replies, out);
+                }
+            }
+            ControlMessage::End(end) => {
+                let reply = match self.receivers.get_mut(&port) {
+                    Some(receiver) => {
+                        receiver
+                            .grantor
+                            .handle(from, request_id, message, now, local.policy, local.landing)
+                    }
+                    // With its receiver, the session has ended too.
+                    None => Some(ControlMessage::Ended(Ended {
+                        session_key: end.session_key,
+                        delivered: 0,
+                    })),
+                };
+                if let Some(message) = reply {
+                    self.transmit(from, port, &Message::Session { request_id, message }, out);
+                }
+            }
+            ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => {
+                let mut said = Vec::new();
+                self.outgoing
+                    .handle(now, from, port, Ticket(request_id), message, &mut |what| {
+                        said.push(what);
+                    });
+                self.say(said, out);
+            }
+        }
+    }
+
+    /// A host of the cluster speaks another version: an applicant learns it from the answer, and a request gets one.
+    fn answer_version(
+        &mut self,
+        from: SocketAddrV4,
+        port: u16,
+        theirs: u8,
+        request_id: Option<u32>,
+        body: &[u8],
+        out: &mut Vec<Action>,
+    ) {
+        let Some(request_id) = request_id else { return };
+        // The kind's place is the same in all versions; an answer to an answer would be answered again.
+        if matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) {
+            let message = Refusal::from(RejectReason::Version).to_message();
+            self.transmit(from, port, &Message::Session { request_id, message }, out);
+        } else {
+            let mut said = Vec::new();
+            self.outgoing
+                .handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
+            self.say(said, out);
+        }
+    }
+
+    /// Does everything that is due.
+    fn settle(&mut self, now: Time, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        let mut said = Vec::new();
+        self.outgoing.poll(now, &mut |what| said.push(what));
+        self.say(said, out);
+        self.list.expire(now);
+        let mut ready = Vec::new();
+        for (&port, receiver) in &mut self.receivers {
+            receiver.grantor.expire(now, local.landing);
+            if receiver.waiting.len() > 0 {
+                let mut replies = Vec::new();
+                receiver.serve(now, local, &mut replies);
+                ready.push((port, replies));
+            }
+        }
+        for (port, replies) in ready {
+            self.reply(port, replies, out);
+        }
+        if self.exclusive.is_some() {
+            self.poll_exclusive(now, local, out);
+        } else {
+            self.announce(now, out);
+        }
+    }
+
+    pub(super) fn close_sessions(
+        &mut self,
+        which: impl Fn(u64) -> bool,
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        let mut closed = Vec::new();
+        for (&port, receiver) in &mut self.receivers {
+            let mut replies = Vec::new();
+            receiver.close(&which, local, &mut replies);
+            closed.push((port, replies));
+        }
+        for (port, replies) in closed {
+            self.reply(port, replies, out);
+        }
+    }
+}

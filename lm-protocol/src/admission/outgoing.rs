@@ -1,0 +1,405 @@
+//! The sessions that programs on this host ask for, have, and end: one line for each, by ticket.
+
+use super::Outcome;
+use crate::control::{ControlMessage, End, Grant, Reject, RejectReason, Request};
+use crate::session::{Applicant, ApplicantState, Farewell, FarewellState};
+use crate::time::Time;
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
+
+/// A renewal that was not confirmed is repeated after this part of the lease.
+const RENEWALS_PER_LEASE: u32 = 4;
+/// How long a farewell is repeated.
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Names a request for a session, and the session, between a node and its host's programs. It is the request's number on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u32);
+
+#[derive(Clone, Debug)]
+enum Stage {
+    Asking(Applicant),
+    Holding {
+        request: Request,
+        grant: Grant,
+        /// When the receiver last said that the session lives.
+        confirmed: Time,
+        next: Time,
+    },
+    Leaving(Farewell),
+}
+
+/// One session's sending side.
+#[derive(Clone, Debug)]
+struct Line {
+    to: SocketAddrV4,
+    port: u16,
+    stage: Stage,
+    timer: Time,
+}
+
+/// What a line has to say: a message for its receiver, or news for its program.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Said {
+    Message {
+        to: SocketAddrV4,
+        port: u16,
+        ticket: Ticket,
+        message: ControlMessage,
+    },
+    Outcome {
+        ticket: Ticket,
+        to: SocketAddrV4,
+        outcome: Outcome,
+    },
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    lines: BTreeMap<Ticket, Line>,
+    timers: BTreeSet<(Time, Ticket)>,
+    next_ticket: u32,
+    /// A receiver that is busy will not be asked again: the paper's LM_ACQ_REJ.
+    busy_is_final: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(first_ticket: u32, busy_is_final: bool) -> Outgoing {
+        Outgoing {
+            lines: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            next_ticket: first_ticket,
+            busy_is_final,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Whether a session to that host is open, or about to end.
+    pub(super) fn sends_to(&self, address: Ipv4Addr) -> bool {
+        self.lines
+            .values()
+            .any(|line| *line.to.ip() == address && !matches!(line.stage, Stage::Asking(_)))
+    }
+
+    pub(super) fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|&(at, _)| at)
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        now: Time,
+        to: SocketAddrV4,
+        port: u16,
+        request: Request,
+        patience: Duration,
+    ) -> Ticket {
+        let ticket = self.fresh_ticket();
+        let applicant = Applicant::new(request, ticket.0, now, patience);
+        self.insert(ticket, to, port, Stage::Asking(applicant), now);
+        ticket
+    }
+
+    pub(super) fn resume(
+        &mut self,
+        now: Time,
+        to: SocketAddrV4,
+        port: u16,
+        ticket: Ticket,
+        request: Request,
+        grant: Grant,
+    ) -> bool {
+        let stage = Stage::Holding {
+            request,
+            grant,
+            confirmed: now,
+            next: now,
+        };
+        let is_free = !self.lines.contains_key(&ticket);
+        if is_free {
+            self.insert(ticket, to, port, stage, now);
+        }
+        is_free
+    }
+
+    /// Ends the session, or the attempt to have one.
+    pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32) {
+        let Some(line) = self.lines.get_mut(&ticket) else {
+            return;
+        };
+        match &line.stage {
+            Stage::Asking(_) => self.remove(ticket),
+            Stage::Holding { grant, .. } => {
+                let key = grant.session_key;
+                line.stage = Stage::Leaving(Farewell::new(key, messages, ticket.0, now, FAREWELL_PATIENCE));
+                self.rearm(ticket, now);
+            }
+            Stage::Leaving(_) => {}
+        }
+    }
+
+    /// A host takes messages now that it could not take before.
+    pub(super) fn hurry(&mut self, now: Time, to: SocketAddrV4) {
+        let theirs = self.lines.iter_mut().filter(|(_, line)| line.to == to);
+        let mut hurried = alloc::vec::Vec::new();
+        for (&ticket, line) in theirs {
+            match &mut line.stage {
+                Stage::Asking(applicant) => applicant.hurry(now),
+                Stage::Holding { .. } => continue,
+                Stage::Leaving(farewell) => farewell.hurry(now),
+            }
+            hurried.push(ticket);
+        }
+        for ticket in hurried {
+            self.rearm(ticket, now);
+        }
+    }
+
+    /// A reply came in.
+    pub(super) fn handle(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        port: u16,
+        ticket: Ticket,
+        message: &ControlMessage,
+        say: &mut impl FnMut(Said),
+    ) {
+        let Some(line) = self.lines.get_mut(&ticket).filter(|line| line.to == from) else {
+            end_unwanted(from, port, ticket, message, say);
+            return;
+        };
+        let outcome = match &mut line.stage {
+            Stage::Asking(applicant) => match message {
+                ControlMessage::Reject(reject)
+                    if self.busy_is_final
+                        && matches!(reject.reason, RejectReason::Busy | RejectReason::NoQuorum) =>
+                {
+                    Some(Outcome::Rejected(*reject))
+                }
+                _ => {
+                    applicant.handle(ticket.0, message, now);
+                    None
+                }
+            },
+            Stage::Holding {
+                grant,
+                confirmed,
+                next,
+                ..
+            } => match message {
+                ControlMessage::Grant(again) if again.session_key == grant.session_key => {
+                    *confirmed = now;
+                    *next = now + grant.lease() / RENEWALS_PER_LEASE;
+                    None
+                }
+                // The receiver began anew, and takes the renewal for a request.
+                ControlMessage::Grant(_) => {
+                    end_unwanted(from, port, ticket, message, say);
+                    Some(Outcome::Lost)
+                }
+                // Busy may be an old answer that was late.
+                ControlMessage::Reject(reject) if reject.reason != RejectReason::Busy => Some(Outcome::Lost),
+                ControlMessage::Ended(ended) if ended.session_key == grant.session_key => Some(Outcome::Lost),
+                _ => None,
+            },
+            Stage::Leaving(farewell) => {
+                farewell.handle(ticket.0, message);
+                // An answer to the last renewal; it may even have begun a session anew.
+                end_unwanted(from, port, ticket, message, say);
+                None
+            }
+        };
+        match outcome {
+            Some(outcome) => {
+                say(Said::Outcome {
+                    ticket,
+                    to: from,
+                    outcome,
+                });
+                self.remove(ticket);
+            }
+            None => self.poll_one(now, ticket, say),
+        }
+    }
+
+    /// Another version answered.
+    pub(super) fn handle_version(
+        &mut self,
+        from: SocketAddrV4,
+        ticket: Ticket,
+        theirs: u8,
+        say: &mut impl FnMut(Said),
+    ) {
+        let is_asking = |line: &&Line| line.to == from && matches!(line.stage, Stage::Asking(_));
+        if self.lines.get(&ticket).filter(is_asking).is_some() {
+            let outcome = Outcome::Rejected(Reject {
+                reason: RejectReason::Version,
+                version: theirs,
+                retry_after_ms: 0,
+                limit: 0,
+            });
+            say(Said::Outcome {
+                ticket,
+                to: from,
+                outcome,
+            });
+            self.remove(ticket);
+        }
+    }
+
+    /// Everything that is due.
+    pub(super) fn poll(&mut self, now: Time, say: &mut impl FnMut(Said)) {
+        while let Some(&(at, ticket)) = self.timers.first()
+            && at <= now
+        {
+            self.poll_one(now, ticket, say);
+        }
+    }
+
+    fn poll_one(&mut self, now: Time, ticket: Ticket, say: &mut impl FnMut(Said)) {
+        let Some(line) = self.lines.get_mut(&ticket) else {
+            return;
+        };
+        let (to, port) = (line.to, line.port);
+        let mut send = |message| {
+            say(Said::Message {
+                to,
+                port,
+                ticket,
+                message,
+            });
+        };
+        let mut last = None;
+        let timer = match &mut line.stage {
+            Stage::Asking(applicant) => {
+                while let Some(message) = applicant.poll_transmit(now) {
+                    send(message);
+                }
+                match *applicant.state() {
+                    ApplicantState::Granted(grant) => {
+                        let next = now + grant.lease() / RENEWALS_PER_LEASE;
+                        let request = *applicant.request();
+                        line.stage = Stage::Holding {
+                            request,
+                            grant,
+                            confirmed: now,
+                            next,
+                        };
+                        say(Said::Outcome {
+                            ticket,
+                            to,
+                            outcome: Outcome::Granted(grant),
+                        });
+                        Some(next)
+                    }
+                    ApplicantState::Pending => applicant.poll_timeout(),
+                    state => {
+                        last = Some(match state {
+                            ApplicantState::Rejected(reject) => Outcome::Rejected(reject),
+                            ApplicantState::Incompatible(grant) => Outcome::Incompatible(grant),
+                            _ => Outcome::Unreachable,
+                        });
+                        None
+                    }
+                }
+            }
+            Stage::Holding {
+                request,
+                grant,
+                confirmed,
+                next,
+            } => {
+                let until = *confirmed + grant.lease();
+                if now >= until {
+                    last = Some(Outcome::Lost);
+                }
+                if now >= *next {
+                    send(ControlMessage::Request(*request));
+                    *next = now + grant.lease() / (2 * RENEWALS_PER_LEASE);
+                }
+                last.is_none().then(|| until.min(*next))
+            }
+            Stage::Leaving(farewell) => {
+                if let Some(message) = farewell.poll_transmit(now) {
+                    send(message);
+                }
+                match *farewell.state() {
+                    FarewellState::Pending => {}
+                    FarewellState::Ended { delivered } => last = Some(Outcome::Ended { delivered }),
+                    FarewellState::Unconfirmed => last = Some(Outcome::Unconfirmed),
+                }
+                farewell.poll_timeout()
+            }
+        };
+        match (last, timer) {
+            (None, Some(timer)) => self.rearm(ticket, timer),
+            (outcome, _) => {
+                if let Some(outcome) = outcome {
+                    say(Said::Outcome { ticket, to, outcome });
+                }
+                self.remove(ticket);
+            }
+        }
+    }
+
+    fn fresh_ticket(&mut self) -> Ticket {
+        while self.lines.contains_key(&Ticket(self.next_ticket)) {
+            self.next_ticket = self.next_ticket.wrapping_add(1);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket = self.next_ticket.wrapping_add(1);
+        ticket
+    }
+
+    fn insert(&mut self, ticket: Ticket, to: SocketAddrV4, port: u16, stage: Stage, timer: Time) {
+        let line = Line {
+            to,
+            port,
+            stage,
+            timer,
+        };
+        self.lines.insert(ticket, line);
+        self.timers.insert((timer, ticket));
+    }
+
+    fn rearm(&mut self, ticket: Ticket, timer: Time) {
+        if let Some(line) = self.lines.get_mut(&ticket) {
+            self.timers.remove(&(line.timer, ticket));
+            line.timer = timer;
+            self.timers.insert((timer, ticket));
+        }
+    }
+
+    fn remove(&mut self, ticket: Ticket) {
+        if let Some(line) = self.lines.remove(&ticket) {
+            self.timers.remove(&(line.timer, ticket));
+        }
+    }
+}
+
+/// A session that nobody here wants: granted too late, or to a life before.
+fn end_unwanted(
+    to: SocketAddrV4,
+    port: u16,
+    ticket: Ticket,
+    message: &ControlMessage,
+    say: &mut impl FnMut(Said),
+) {
+    if let ControlMessage::Grant(grant) = message {
+        let message = ControlMessage::End(End {
+            session_key: grant.session_key,
+            messages: 0,
+        });
+        say(Said::Message {
+            to,
+            port,
+            ticket,
+            message,
+        });
+    }
+}

@@ -1,0 +1,176 @@
+//! What a node says: to one host, to all of them, and to the programs of its own.
+
+use super::incoming::Reply;
+use super::message::{Append, MAX_BODY_LEN, Message, Remove, Stage};
+use super::node::Node;
+use super::outgoing::Said;
+use super::seal::SealHeader;
+use super::{Action, Fallback, LIST_LEASE, LIST_LEASE_MAX, Outcome};
+use crate::time::Time;
+use alloc::vec::Vec;
+use core::net::SocketAddrV4;
+use core::time::Duration;
+
+/// How long after its last session a host says that it does not receive any more, under `concurrent`: so that many short sessions
+/// do not flood the cluster with what nobody there decides by.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What all hosts were told of this one, under `concurrent`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Announced {
+    Nothing,
+    Active {
+        again: Time,
+    },
+    /// Its last session has ended; to be taken back then.
+    Idle {
+        until: Time,
+        again: Time,
+    },
+}
+
+impl Node {
+    /// Policy `concurrent`: keeps the other hosts' lists true.
+    pub(super) fn announce(&mut self, now: Time, out: &mut Vec<Action>) {
+        let is_receiving = self.is_receiving();
+        let append = match self.announced {
+            Announced::Nothing if is_receiving => {
+                self.last_number += 1;
+                true
+            }
+            Announced::Active { again } | Announced::Idle { again, .. } if is_receiving => {
+                self.announced = Announced::Active { again };
+                now >= again
+            }
+            Announced::Active { again } => {
+                let until = now + IDLE;
+                self.announced = Announced::Idle { until, again };
+                false
+            }
+            Announced::Idle { until, .. } if now >= until => {
+                self.announced = Announced::Nothing;
+                let remove = Remove {
+                    address: *self.config.address.ip(),
+                    number: self.last_number,
+                };
+                self.transmit_to_all(&Message::Remove(remove), out);
+                false
+            }
+            Announced::Nothing | Announced::Idle { .. } => false,
+        };
+        if append {
+            self.announced = Announced::Active {
+                again: now + LIST_LEASE / 3,
+            };
+            self.transmit_to_all(&self.active_for(LIST_LEASE), out);
+        }
+    }
+
+    /// LM_APPEND_ADDR: this host's DLD is active, for so long at least.
+    pub(super) fn active_for(&self, lease: Duration) -> Message {
+        Message::Append(Append {
+            address: *self.config.address.ip(),
+            stage: Stage::Active,
+            number: self.last_number,
+            lease_ms: lease.min(LIST_LEASE_MAX).as_millis() as u32,
+        })
+    }
+
+    /// Tells a host that is heard for the first time what all were told before they could take it.
+    pub(super) fn tell_newcomer(&mut self, now: Time, to: SocketAddrV4, out: &mut Vec<Action>) {
+        let lease = match (&self.exclusive, self.announced) {
+            (Some(exclusive), _) => exclusive.active_until().map(|until| until.since(now)),
+            (None, Announced::Active { .. }) => Some(LIST_LEASE),
+            (None, _) => None,
+        };
+        if let Some(lease) = lease {
+            self.transmit(to, 0, &self.active_for(lease), out);
+        }
+    }
+
+    pub(super) fn reply(&mut self, port: u16, replies: Vec<Reply>, out: &mut Vec<Action>) {
+        for (to, message) in replies {
+            self.transmit(to, port, &message, out);
+        }
+    }
+
+    pub(super) fn say(&mut self, said: Vec<Said>, out: &mut Vec<Action>) {
+        for what in said {
+            match what {
+                Said::Message {
+                    to,
+                    port,
+                    ticket,
+                    message,
+                } => {
+                    let request_id = ticket.0;
+                    self.transmit(to, port, &Message::Session { request_id, message }, out);
+                }
+                Said::Outcome { ticket, to, outcome } => {
+                    let is_rejected = matches!(outcome, Outcome::Rejected(_));
+                    // LM figure 3: "if destination address is not listed … begin to transmit".
+                    let fallback = match is_rejected && self.is_listed(*to.ip()) {
+                        true => Fallback::Cancel,
+                        false => Fallback::OneCopy,
+                    };
+                    out.push(Action::Tell {
+                        ticket,
+                        outcome,
+                        fallback,
+                    });
+                }
+            }
+        }
+    }
+
+    /// LM_HELLO: with our echo, and to a stranger with a challenge.
+    pub(super) fn hello(&mut self, to: SocketAddrV4, echo: u64, to_stranger: bool, out: &mut Vec<Action>) {
+        let challenge = match to_stranger {
+            true => self.peers.challenge(&self.config.key, self.config.boot_id, to),
+            false => 0,
+        };
+        self.seal(Some(to), 0, challenge, echo, &Message::Hello, out);
+    }
+
+    pub(super) fn transmit(&mut self, to: SocketAddrV4, port: u16, message: &Message, out: &mut Vec<Action>) {
+        let challenge = match self.peers.is_known(to) {
+            true => 0,
+            false => self.peers.challenge(&self.config.key, self.config.boot_id, to),
+        };
+        let echo = self.peers.echo(to);
+        self.seal(Some(to), port, challenge, echo, message, out);
+    }
+
+    pub(super) fn transmit_to_all(&mut self, message: &Message, out: &mut Vec<Action>) {
+        self.seal(None, 0, 0, 0, message, out);
+    }
+
+    fn seal(
+        &mut self,
+        to: Option<SocketAddrV4>,
+        port: u16,
+        challenge: u64,
+        echo: u64,
+        message: &Message,
+        out: &mut Vec<Action>,
+    ) {
+        self.sequence += 1;
+        let header = SealHeader {
+            port,
+            boot_id: self.config.boot_id,
+            sequence: self.sequence,
+            challenge,
+            echo,
+        };
+        let mut body = [0; MAX_BODY_LEN];
+        let len = message.encode(&mut body);
+        let datagram = self
+            .config
+            .key
+            .seal(self.config.address, to, &header, &body[..len]);
+        out.push(match to {
+            Some(to) => Action::Send { to, datagram },
+            None => Action::SendToAll { datagram },
+        });
+    }
+}
