@@ -372,7 +372,7 @@ impl<N: Nic> Engine<N> {
                 continue;
             };
             if self.footprint.is_some() {
-                self.look_at_footprint(frame.address(), descriptor.start());
+                self.look_at_footprint(frame.address(), (descriptor.start(), descriptor.len));
             }
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
@@ -388,8 +388,8 @@ impl<N: Nic> Engine<N> {
 
     /// While it is not known what the device writes: looks at a packet that has just come.
     #[cold]
-    fn look_at_footprint(&mut self, frame: u64, start: u64) {
-        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, start, &self.umem));
+    fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
+        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, packet, &self.umem));
         match found {
             None => return,
             Some(Ok(prefix)) => self.fixed.prefix = prefix,

@@ -454,7 +454,14 @@ fn free_huge_pages(folder: &Path) -> u64 {
         text.trim().parse().ok()
     };
     let free = number("free_hugepages").unwrap_or(0);
-    free.saturating_sub(number("resv_hugepages").unwrap_or(0))
+    let promised = number("resv_hugepages").unwrap_or(0);
+    // The kernel takes a promise back before the page, when a socket outlives its process by a moment: the number is below 0 then
+    // and looks very large.
+    let promised = match promised > number("nr_hugepages").unwrap_or(0) {
+        true => 0,
+        false => promised,
+    };
+    free.saturating_sub(promised)
 }
 
 /// Whether `swiotlb=` has the word `force` among its own.

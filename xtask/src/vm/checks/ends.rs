@@ -39,7 +39,14 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
             kill_in_the_middle(&pair, &source)
                 .with_context(|| format!("sender {round}, which was to be killed"))?;
         }
-        sent = send_file(&pair, &source).with_context(|| format!("the sender after {round} dead ones"))?;
+        sent = send_file(&pair, &source).with_context(|| {
+            let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+            let huge: Vec<&str> = meminfo
+                .lines()
+                .filter(|line| line.starts_with("HugePages_"))
+                .collect();
+            format!("the sender after {round} dead ones, {memory:?} KiB, {huge:?}")
+        })?;
         let received = received_file(&source)?;
         source.ensure_same(&received)?;
         std::fs::remove_file(&received).with_context(|| format!("cannot remove {}", received.display()))?;
@@ -67,7 +74,7 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
     Ok(json!({"killed": rounds, "memory_kib": memory, "send": sent, "receive": report}))
 }
 
-/// Starts a sender whose message takes a second, and kills it when a part of it has come.
+/// Starts a sender whose message takes three seconds (igb counts packets every two), and kills it when a part of it has come.
 fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     let packets = || {
         let file = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
@@ -77,7 +84,7 @@ fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     };
     let before = packets()?;
     let sender = pair
-        .sending(&format!("lm-send --json --rate 60M --message-size {MESSAGE}"))
+        .sending(&format!("lm-send --json --rate 20M --message-size {MESSAGE}"))
         .arg(&source.file);
     let mut sender = pair.start_sender(sender)?;
     let end = Instant::now() + Duration::from_secs(30);
