@@ -151,7 +151,12 @@ impl Cache {
                 .spawn()
                 .map_err(|_| Unavailable::Command("dpkg-deb"))?
                 .finish()
-                .with_context(|| format!("cannot unpack {}", package.display()))?;
+                .map_err(
+                    |error| match format!("{error:#}").contains("No space left on device") {
+                        true => Unavailable::Space(folder.display().to_string()).into(),
+                        false => error.context(format!("cannot unpack {}", package.display())),
+                    },
+                )?;
         }
         let unwritable = || format!("cannot write {}", folder.display());
         std::fs::write(unpacked.join(MADE_FOR), packages.join("\n")).with_context(unwritable)?;

@@ -16,6 +16,8 @@ pub enum Unavailable {
     Network(String),
     /// Something that Debian does not have (any more).
     Package(String),
+    /// Room for them, in this folder.
+    Space(String),
     /// A program for the guest.
     Tool(String),
     /// The machine is no x86-64.
@@ -49,6 +51,10 @@ impl fmt::Display for Unavailable {
             Unavailable::Command(command) => write!(
                 f,
                 "the command `{command}` is missing, which fetches and unpacks Debian's packages; install it, {OWN}"
+            ),
+            Unavailable::Space(folder) => write!(
+                f,
+                "the disk has no room for Debian's packages in {folder}; free 1 GiB there, or name another folder (LM_VM_CACHE), {OWN}"
             ),
             Unavailable::Keyring(path) => write!(
                 f,
