@@ -85,7 +85,8 @@ pub(super) fn build(world: &World) -> Result<PathBuf> {
 pub(super) fn rates(program: &Path) -> Result<()> {
     let mut command = Command::new(program);
     command
-        .args(["--exact", RATES, "--ignored", "--nocapture"])
+        .args(["--exact", RATES, "--nocapture"])
+        .env("LM_ADMISSION_TABLE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let line = command_line(&command);
