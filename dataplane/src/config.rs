@@ -146,7 +146,7 @@ pub struct EndpointConfig {
     pub tx_in_flight: u32,
     /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
     /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 768 from a sender that counts its
-    /// completions there, and three quarters of the receive ring elsewhere.
+    /// completions there; three quarters of the card's receive ring in zero-copy mode; and as many as are posted elsewhere.
     pub packets_on_the_way: Option<u32>,
     /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
     /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.

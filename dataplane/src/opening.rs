@@ -330,7 +330,6 @@ impl Parts {
     }
 }
 
-/// Each landing queue as often as it has places for sessions.
 /// Whether messages can land on a device that writes packets itself.
 fn check_device(writes: Device, queues: Queues) -> Result<(), OpenError> {
     if writes.pad_to > 1 {
@@ -350,6 +349,7 @@ fn check_device(writes: Device, queues: Queues) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Each landing queue as often as it has places for sessions.
 fn places_of(queues: &[u16]) -> Vec<u16> {
     let places = |&queue: &u16| std::iter::repeat_n(queue, SessionAdmission::PLACES as usize);
     queues.iter().flat_map(places).collect()
