@@ -228,6 +228,12 @@ fn who_cannot_land_is_told_why() {
     assert_eq!(rejected(&mut bed, WireMode::Lm), RejectReason::Unverified);
     let mut bed = Bed::new(&config(ZeroCopy::default()));
     assert_eq!(rejected(&mut bed, WireMode::IpFrag), RejectReason::Unverified);
+    let mut bed = Bed::new(&BedConfig {
+        exclusive: true,
+        integrity: Integrity::None,
+        ..config(ZeroCopy::default())
+    });
+    assert_eq!(rejected(&mut bed, WireMode::IpFrag), RejectReason::Unverified);
 }
 
 #[test]
