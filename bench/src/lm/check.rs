@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use lm_dataplane::{
-    ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
+    ConnectError, ConnectOptions, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
+    SendError,
 };
 use lm_protocol::geometry::Wire;
 use serde::Serialize;

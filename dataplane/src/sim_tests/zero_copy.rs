@@ -221,7 +221,10 @@ fn who_cannot_land_is_told_why() {
             ..ConnectOptions::default()
         };
         match bed.connect(0, &options) {
-            Err(ConnectError::Rejected { reason, .. }) => reason,
+            Err(error @ ConnectError::Rejected { reason, .. }) => {
+                assert!(error.to_string().contains("only digests tell"), "{error}");
+                reason
+            }
             other => panic!("{other:?}"),
         }
     };

@@ -68,7 +68,7 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
 
 /// The receiver found no way for that sender's ports.
 fn is_unsupported(error: &anyhow::Error) -> bool {
-    format!("{error:#}").contains("the receiver does not support")
+    format!("{error:#}").contains("cannot receive what was asked for")
 }
 
 #[cfg(test)]
