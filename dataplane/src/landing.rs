@@ -156,9 +156,8 @@ struct Arriving {
     shown: bool,
     /// Zero-copy mode: what is missing now was looked for by digest.
     located: bool,
-    /// Zero-copy mode with IP fragments: the digest of what landed at the first one's place, if it is another, whose header is
-    /// shorter.
-    as_other: Option<u64>,
+    /// Zero-copy mode with IP fragments: payload bytes at the first one's place, if it is another, whose header is shorter; or 0.
+    other_len: u16,
     /// Zero-copy mode: by how many packets what landed last was ahead of the entry's own, as far as was known then, less the
     /// session's corrections by then.
     ahead: i32,
@@ -484,7 +483,7 @@ impl Inbound {
             held: 0,
             shown: false,
             located: false,
-            as_other: None,
+            other_len: 0,
             ahead: 0,
             proof: Proof::default(),
             missing_ns: None,

@@ -220,7 +220,10 @@ impl Inbound {
                 continue;
             }
             // Strays begin behind the shorter header.
-            let as_other = self.as_other(0, position);
+            let as_other = match self.is_lowest(0, position) {
+                true => self.skewed_digest(0, position, umem),
+                false => None,
+            };
             self.slot_bytes(0, position, as_other.is_some(), &mut scratch, umem);
             let skew = self.skew() as usize;
             let as_first = (skew > 0).then(|| self.evidence.hasher.digest(&scratch[skew..]));
@@ -286,21 +289,24 @@ impl Inbound {
     /// all are of one length.
     fn skewed_digest(&self, at: usize, position: u32, umem: &Umem) -> Option<u64> {
         let skew = self.skew() as usize;
-        if skew == 0 || self.as_other(at, position).is_some() {
-            return self.as_other(at, position);
+        let payload_len = usize::from(self.terms.layout.payload_len());
+        let len = match self.is_lowest(at, position) {
+            true => usize::from(self.messages[at].other_len),
+            // A first fragment, which is full.
+            false => payload_len - skew,
+        };
+        if skew == 0 || len == 0 {
+            return None;
         }
-        let mut bytes = vec![0; usize::from(self.terms.layout.payload_len())];
+        let mut bytes = vec![0; payload_len];
         self.slot_bytes(at, position, true, &mut bytes, umem);
-        // A first fragment, which is full.
-        let len = bytes.len() - skew;
         Some(self.evidence.hasher.digest(&bytes[..len]))
     }
 
-    /// The digest of what landed in the first fragment's slot, if it is another.
-    fn as_other(&self, at: usize, position: u32) -> Option<u64> {
-        let message = &self.messages[at];
-        let index = (self.terms.window).index_at(position, message.fragment_count());
-        message.as_other.filter(|_| index == 0)
+    /// Whether a position is that of the first fragment.
+    fn is_lowest(&self, at: usize, position: u32) -> bool {
+        let count = self.messages[at].fragment_count();
+        self.terms.window.index_at(position, count) == 0
     }
 
     /// Copies what landed in a slot: a full payload's length, whatever its own was, `skewed` as in [`Found::Slot`]. The last bytes

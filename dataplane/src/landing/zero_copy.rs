@@ -398,9 +398,8 @@ impl Inbound {
         self.note(at, index, digest);
         let skew = self.skew();
         if index == 0 && skew > 0 {
-            // Nothing is ever posted below.
-            let len = (len + skew).saturating_sub(header_len);
-            self.messages[at].as_other = Some(self.digest_at(payload - u64::from(skew), len, umem));
+            let other_len = (len + skew).saturating_sub(header_len);
+            self.messages[at].other_len = other_len.min(u32::from(self.terms.layout.payload_len())) as u16;
         }
         self.spoil_above(at, index, start + u64::from(len));
         self.passed(at, position, true, umem);

@@ -53,6 +53,14 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
         fates.len() == stream.messages && fates.chars().all(|fate| fate == 'w'),
         "nothing was lost on the way, and not every message is whole: {report}"
     );
+    // The kernel would put fragments together that come to another queue, and pass the message on.
+    let count = |end: &str, name: &str| report[end]["counters"][name].as_u64();
+    ensure!(
+        count("receiver", "one_copy_packets") == Some(0)
+            && count("receiver", "landing_packets") >= count("sender", "data_packets_sent")
+            && count("sender", "data_packets_sent") > Some(stream.messages as u64),
+        "not all fragments came to the landing queue: {report}"
+    );
     let refused = Stream {
         exclusive: false,
         ..stream
