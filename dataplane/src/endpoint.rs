@@ -115,7 +115,7 @@ impl Endpoint {
     }
 
     /// Resolves the way to a host that runs no LM: messages to it leave as plain UDP datagrams in IP fragments
-    /// ([`Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them. `rate` is as in
+    /// ([`lm_protocol::geometry::Wire::IpFrag`]), each at most 65,507 bytes, and nobody confirms them. `rate` is as in
     /// [`ConnectOptions::rate`].
     ///
     /// # Errors
@@ -317,7 +317,7 @@ impl Endpoint {
     }
 
     /// A region for a message of up to `len` bytes, chosen before the message comes. Landing memory must have
-    /// been taken at the start ([`EndpointConfig::landing_len`]).
+    /// been taken at the start ([`crate::EndpointConfig::landing_len`]).
     ///
     /// # Errors
     /// [`LoanError::WouldBlock`] when no memory is free now.

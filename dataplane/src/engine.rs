@@ -48,6 +48,7 @@ use crate::notices::{Fault, Notices};
 use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, Peers};
+use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
@@ -372,7 +373,7 @@ impl<N: Nic> Engine<N> {
                 continue;
             };
             if self.footprint.is_some() {
-                self.look_at_footprint(frame.address(), descriptor.start());
+                self.look_at_footprint(frame.address(), (descriptor.start(), descriptor.len));
             }
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
@@ -386,17 +387,20 @@ impl<N: Nic> Engine<N> {
         packets as usize
     }
 
+    /// Nothing may land on this device.
+    pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
+        tracing::warn!("no session in zero-copy mode: {obstacle}");
+        self.unfit = true;
+    }
+
     /// While it is not known what the device writes: looks at a packet that has just come.
     #[cold]
-    fn look_at_footprint(&mut self, frame: u64, start: u64) {
-        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, start, &self.umem));
+    fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
+        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, packet, &self.umem));
         match found {
             None => return,
             Some(Ok(prefix)) => self.fixed.prefix = prefix,
-            Some(Err(obstacle)) => {
-                tracing::warn!("zero-copy mode is refused: {obstacle}");
-                self.unfit = true;
-            }
+            Some(Err(obstacle)) => self.refuse_device(&obstacle),
         }
         self.footprint = None;
     }
@@ -406,7 +410,8 @@ impl<N: Nic> Engine<N> {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
-        if landing.sessions.is_empty() {
+        // In zero-copy mode what comes between sessions uses frames that are left of the last one.
+        if landing.sessions.is_empty() && !self.fixed.zero_copy {
             return 0;
         }
         let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);

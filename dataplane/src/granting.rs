@@ -120,9 +120,13 @@ impl<N: Nic> Engine<N> {
             .led_ns
             .is_some_and(|led_ns| now_ns.saturating_sub(led_ns) > LED_NS)
         {
-            self.led_ns = None;
-            if let Err(error) = self.nic.unlead() {
-                tracing::warn!("the landing queue stays open to other traffic: {error}");
+            match self.nic.unlead() {
+                Ok(()) => self.led_ns = None,
+                Err(error) => {
+                    // Once more after the same time.
+                    self.led_ns = Some(now_ns);
+                    tracing::warn!("the landing queue stays open to other traffic: {error}");
+                }
             }
         }
     }
@@ -207,6 +211,7 @@ impl<N: Nic> Landing for Engine<N> {
         self.peers.at(index).addressing = addressing;
         let peer = self.peers.id_of(index);
         let general = self.general.as_ref().map(|_| self.config.general_queue);
+        self.led_ns = Some(now_ns);
         let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
             Ok(port) => port,
             Err(error) if self.fixed.zero_copy => {
@@ -219,8 +224,11 @@ impl<N: Nic> Landing for Engine<N> {
                 None
             }
         };
-        self.led_ns = Some(now_ns);
-        if self.footprint.is_some() {
+        if let Some(probe) = &mut self.footprint {
+            if let Err(obstacle) = probe.ask() {
+                self.refuse_device(&obstacle);
+                return Err(RejectReason::Unsupported.into());
+            }
             // The answers show what the device writes, and the sender will ask again.
             self.ask_where(index, now_ns);
             return Err(Refusal::busy(PROBE_RETRY));

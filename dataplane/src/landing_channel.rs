@@ -46,7 +46,10 @@ impl<N: Nic> Engine<N> {
         if landing.arena.start() + len > self.umem.len() {
             return Err(RejectReason::NoMemory.into());
         }
-        if let Err(error) = self.umem.mapping().populate(landing.arena.start() + len) {
+        if let Err(error) = self.umem.mapping().populate(
+            landing.arena.start() + landing.arena.len(),
+            landing.arena.start() + len,
+        ) {
             tracing::warn!(
                 "no landing memory for a session: {} MiB more are wanted in huge pages ({error}); reserve some \
                  (/proc/sys/vm/nr_hugepages)",

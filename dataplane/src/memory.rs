@@ -118,28 +118,31 @@ impl Mapping {
         })
     }
 
-    /// Makes sure that there are pages behind the first `len` bytes, without changing their contents. Normal pages come by
+    /// Makes sure that there are pages behind the bytes from `from` to `to`, without changing their contents. Normal pages come by
     /// themselves.
     ///
     /// # Errors
     ///
-    /// `OutOfMemory` when too few huge pages are free; what else madvise(2) says.
+    /// `OutOfMemory` when too few huge pages are free, and what there was of them is free again; what else madvise(2) says.
     ///
     /// # Panics
     ///
-    /// When `len` exceeds the mapping.
-    pub fn populate(&self, len: u64) -> io::Result<()> {
-        assert!(len <= self.len, "{len} bytes of a mapping of {}", self.len);
-        if self.kind == PageKind::Normal || len == 0 {
+    /// When the range leaves the mapping.
+    pub fn populate(&self, from: u64, to: u64) -> io::Result<()> {
+        let from = from.next_multiple_of(HUGE_PAGE_LEN).min(self.len);
+        let to = to.next_multiple_of(HUGE_PAGE_LEN);
+        if self.kind == PageKind::Normal || from >= to {
             return Ok(());
         }
-        let whole = len.next_multiple_of(HUGE_PAGE_LEN) as usize;
+        let (start, len) = (self.pointer(from, to - from), (to - from) as usize);
         // SAFETY: the range lies inside the mapping; populating changes no contents.
-        let done = unsafe { libc::madvise(self.base.as_ptr().cast(), whole, libc::MADV_POPULATE_WRITE) };
+        let done = unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) };
         if done == 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
+        // SAFETY: as above; nobody has been told of these pages yet, and without them they read as zero, as before.
+        unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_DONTNEED) };
         match error.raw_os_error() {
             // A page that cannot be had is a SIGBUS for whoever touches it, and this for us.
             Some(libc::EFAULT | libc::ENOMEM) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
@@ -242,36 +245,27 @@ impl Drop for Mapping {
 /// Addresses for `len` bytes in huge pages, and pages for the first `reserved_len` of them.
 fn map_huge(len: u64, reserved_len: u64) -> io::Result<Mapping> {
     const HUGE: libc::c_int = libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+    // Without MAP_NORESERVE the pages are promised now, so success cannot become SIGBUS later. A part cannot be promised, only had.
+    let flags = match reserved_len < len {
+        true => HUGE | libc::MAP_NORESERVE,
+        false => HUGE,
+    };
     let mapping = Mapping {
-        base: map_anonymous(len, HUGE | libc::MAP_NORESERVE)?,
+        base: map_anonymous(len, flags)?,
         len,
         kind: PageKind::Huge,
     };
-    if reserved_len > 0 {
-        // Without MAP_NORESERVE the pages are promised now, so success cannot become SIGBUS later.
-        // SAFETY: the range lies inside the mapping just made, which nobody has seen yet.
-        unsafe { map_anonymous_at(mapping.base.as_ptr().cast(), reserved_len, HUGE | libc::MAP_FIXED)? };
+    if reserved_len < len {
+        mapping.populate(0, reserved_len)?;
     }
     Ok(mapping)
 }
 
 fn map_anonymous(len: u64, extra_flags: libc::c_int) -> io::Result<NonNull<u8>> {
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
-    unsafe { map_anonymous_at(std::ptr::null_mut(), len, extra_flags) }
-}
-
-/// # Safety
-///
-/// With `MAP_FIXED`, nobody uses what is mapped at `place`.
-unsafe fn map_anonymous_at(
-    place: *mut libc::c_void,
-    len: u64,
-    extra_flags: libc::c_int,
-) -> io::Result<NonNull<u8>> {
-    // SAFETY: the caller's promise, or an address of the kernel's choice.
     let base = unsafe {
         libc::mmap(
-            place,
+            std::ptr::null_mut(),
             len as usize,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags,
@@ -448,8 +442,8 @@ mod tests {
             return;
         };
         assert_eq!((mapping.len(), mapping.kind()), (1 << 40, PageKind::Huge));
-        mapping.populate(0).expect("nothing is wanted");
-        let error = mapping.populate(1 << 40).expect_err("no machine has as many");
+        mapping.populate(0, 0).expect("nothing is wanted");
+        let error = mapping.populate(0, 1 << 40).expect_err("no machine has as many");
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }
 

@@ -22,7 +22,7 @@ use crate::xsk::{BindMode, WakeError, XdpStatistics, XskError};
 /// How packets are to be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeRequest {
-    /// The best that is safe here: native copy mode, else generic.
+    /// Zero-copy where nothing forbids it ([`crate::platform`]), else native copy mode, else generic.
     #[default]
     Auto,
     /// Zero-copy or an error.

@@ -143,13 +143,13 @@ impl Opened {
             None,
         )?;
         let mut opened = Opened::open(config.clone(), plan, None, site)?;
-        if !site.veth && site.queues.general.is_some() {
-            let steered = opened.nic.steer(&site.interface, site.queues.landing.as_slice());
-            if let (Some(landing), Err(error)) = (site.queues.landing, steered) {
-                opened.warnings.push(format!(
-                    "fragments may come to another queue than {landing}, and are copied once more there: {error}"
-                ));
-            }
+        if !site.veth
+            && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
+            && let Err(error) = opened.nic.steer(&site.interface, &[landing])
+        {
+            opened.warnings.push(format!(
+                "fragments may come to another queue than {landing}, and are copied once more there: {error}"
+            ));
         }
         Ok(opened)
     }
@@ -180,6 +180,11 @@ impl Opened {
         };
         if let Some(obstacle) = judge(&facts, &demand).into_iter().find(matters) {
             return Err(OpenError::NoZeroCopy(obstacle));
+        }
+        if lands && site.queues.general.is_none() {
+            return Err(OpenError::NoZeroCopy(Obstacle::OneQueue {
+                interface: site.interface.name.clone(),
+            }));
         }
         let config = EndpointConfig {
             huge_pages: HugePages::On,
@@ -296,6 +301,10 @@ impl Opened {
                     paced: ON_THE_WAY_PACED,
                     unpaced: ON_THE_WAY_VETH,
                 },
+                None if !plan.is_zero_copy() => OnTheWay {
+                    paced: u32::MAX,
+                    unpaced: u32::MAX,
+                },
                 // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
                 None => {
                     let held = site.rx_ring_len / 4 * 3;
@@ -319,7 +328,7 @@ impl Opened {
         let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
         engine.capture = capture;
         if fixed.zero_copy {
-            engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len));
+            engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len, plan.kept_frames));
         }
         let mut endpoint = Endpoint {
             engine,

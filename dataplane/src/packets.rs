@@ -240,9 +240,21 @@ impl<N: Nic> Engine<N> {
         let incarnation = known.and_then(|index| self.peers.at(index).eager_in.sender_id);
         if number != 0 && incarnation.is_some_and(|known| known != sender_id) {
             // A late packet of an earlier incarnation, or a forged one: no reason to forget the one that is known.
-            // A new one begins at 0.
-            self.counters.drops.eager_out_of_order += 1;
+            // A new one begins at 0. Who only asks where we are is told that nothing of it came.
             self.frames.put(frame);
+            if let Some(index) =
+                known.filter(|_| len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2))
+            {
+                self.counters.packets_used += 1;
+                let header = LmHeader::EagerAck {
+                    sender_id,
+                    next: 0,
+                    limit: crate::peer::EAGER_CREDIT_INITIAL,
+                };
+                self.send_packet(index, &header, &[]);
+                return;
+            }
+            self.counters.drops.eager_out_of_order += 1;
             return;
         }
         let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {

@@ -138,6 +138,11 @@ pub enum Obstacle {
         /// How much, in bytes.
         len: usize,
     },
+    /// The packets that were to show what the driver writes did not come to the general queue.
+    Unseen {
+        /// Name of the interface.
+        interface: String,
+    },
     /// A later packet's headers may overtake an earlier packet's payload on the way to memory.
     RelaxedOrdering {
         /// Where the device sits.
@@ -196,7 +201,9 @@ impl Obstacle {
             Obstacle::FcsKept { interface } => {
                 format!("switch that off (ethtool -K {interface} rx-fcs off), or use copy mode (--mode copy)")
             }
-            Obstacle::Padding { .. } | Obstacle::LongPrefix { .. } => "use copy mode (--mode copy)".into(),
+            Obstacle::Padding { .. } | Obstacle::LongPrefix { .. } | Obstacle::Unseen { .. } => {
+                "use copy mode (--mode copy)".into()
+            }
             Obstacle::RelaxedOrdering { bus } => {
                 format!("forbid it (setpci -s {bus} CAP_EXP+8.w=0000:0010), or use copy mode (--mode copy)")
             }
@@ -252,6 +259,10 @@ impl fmt::Display for Obstacle {
             Obstacle::Padding { interface, len } => {
                 write!(f, "{interface} writes {len} bytes behind each packet")?;
             }
+            Obstacle::Unseen { interface } => write!(
+                f,
+                "{interface} brings small packets to other queues than computed, so that it is not known what it writes"
+            )?,
             Obstacle::LongPrefix { interface, len } => {
                 write!(f, "{interface} writes {len} bytes before each packet")?;
             }
@@ -346,7 +357,9 @@ pub fn rx_ring_len(interface: &Interface) -> u32 {
     let lens = Ethtool::open(interface.index)
         .ok()
         .and_then(|ethtool| ethtool.ring_lens().ok());
-    lens.map_or(USUAL_RING_LEN, |lens| lens.rx.max(16))
+    lens.map(|lens| lens.rx)
+        .filter(|&len| len > 0)
+        .unwrap_or(USUAL_RING_LEN)
 }
 
 /// The shortest usual chunk, in bytes, that holds a packet of this MTU, VLAN-tagged, as the driver uses it.
@@ -454,7 +467,14 @@ fn free_huge_pages(folder: &Path) -> u64 {
         text.trim().parse().ok()
     };
     let free = number("free_hugepages").unwrap_or(0);
-    free.saturating_sub(number("resv_hugepages").unwrap_or(0))
+    let promised = number("resv_hugepages").unwrap_or(0);
+    // The kernel takes a promise back before the page, when a socket outlives its process by a moment: the number is below 0 then
+    // and looks very large.
+    let promised = match promised > number("nr_hugepages").unwrap_or(0) {
+        true => 0,
+        false => promised,
+    };
+    free.saturating_sub(promised)
 }
 
 /// Whether `swiotlb=` has the word `force` among its own.

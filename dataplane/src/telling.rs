@@ -41,7 +41,9 @@ impl<N: Nic> Engine<N> {
             let Some(index) = self.acknowledge.pop_front() else {
                 break;
             };
-            let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET).saturating_sub(self.frames_held);
+            let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
+                .saturating_sub(self.frames_held)
+                .saturating_sub(self.fixed.kept_frames);
             let eager = &self.peers.at(index).eager_in;
             let allowance = match eager.paced {
                 true => EAGER_CREDIT_PACED.min(free / 4),

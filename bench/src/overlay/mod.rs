@@ -4,7 +4,7 @@
 //! landing queue receives through the real gate into a real landing zone. Everything is as the data plane does it: geometry, windows
 //! in reverse order, headers in holes, the tail that is saved and put back (invariant I5). But one packet at a time: the next one is
 //! sent when the memory has been looked at. So each byte of the memory can be told for what it is ([`Picture`]), and is compared with
-//! what geometry says ([`picture::Prediction`]). A byte anywhere in the registered memory that is not what it should be is an error.
+//! what geometry says (`picture::Prediction`). A byte anywhere in the registered memory that is not what it should be is an error.
 //!
 //! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
 //! [`lm_dataplane::platform::footprint`]): virtio-net's prefix is part of the picture.

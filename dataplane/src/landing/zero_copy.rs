@@ -99,6 +99,10 @@ impl Sessions {
         let place = self.taken().next();
         let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
             self.repair.stale += 1;
+            if aim.spare {
+                self.put_spare(start);
+            }
+            self.pass_skipped(umem);
             return Ok(());
         };
         let packets_before = inbound.accepted;

@@ -10,14 +10,10 @@ use crate::memory::{CHUNK_LEN_RANGE, Umem};
 use super::Obstacle;
 use super::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};
 
-/// Ethernet header and the parts of an IPv4 one up to its total length, in bytes.
-const LENGTH_KNOWN: usize = 18;
-/// Length of an Ethernet header in bytes.
-const ETHERNET_LEN: usize = 14;
-
-/// Packets with bytes behind them before the driver is believed to put them there. They may be an earlier packet's: a frame of one
-/// that the gate passed on is used again by the kernel, as it is.
-const SUSPICIONS_MAX: u32 = 16;
+/// Ethernet header with a VLAN tag and the parts of an IPv4 one up to its total length, in bytes.
+const LENGTH_KNOWN: usize = 22;
+/// Packets asked for in vain, beyond those that fill the device's ring, before nothing is expected any more.
+const ASKED_MAX: u32 = 500;
 
 /// The probe of one device.
 #[derive(Debug)]
@@ -26,18 +22,25 @@ pub(crate) struct Probe {
     footprint: Footprint,
     /// Which of the two patterns have shown a packet with nothing behind it, where padding would be seen.
     clean: [bool; 2],
+    /// Packets in a row with bytes behind them. They may be an earlier packet's: a frame of one that the gate passed on is used
+    /// again by the kernel, as it is, and there are as many of these as the device's ring has places.
     suspicions: u32,
+    suspicions_max: u32,
+    asked: u32,
     chunk: Vec<u8>,
 }
 
 impl Probe {
-    pub(crate) fn new(interface: &str, chunk_len: u32) -> Probe {
+    /// `kept_frames`: as [`crate::nic::Device::kept_frames`].
+    pub(crate) fn new(interface: &str, chunk_len: u32, kept_frames: u32) -> Probe {
         debug_assert!(CHUNK_LEN_RANGE.contains(&chunk_len));
         Probe {
             interface: interface.to_owned(),
             footprint: Footprint::default(),
             clean: [false; 2],
             suspicions: 0,
+            suspicions_max: kept_frames.max(16),
+            asked: 0,
             chunk: vec![0; chunk_len as usize],
         }
     }
@@ -55,17 +58,33 @@ impl Probe {
         umem.copy_to(frame, &self.chunk);
     }
 
-    /// A packet came into the frame at `frame` and begins at `start`. What is no IPv4 packet, or so short that Ethernet filled it
-    /// up, tells nothing. The result, the length of the driver's prefix in bytes, is there when both patterns have shown it.
-    pub(crate) fn look(&mut self, frame: u64, start: u64, umem: &Umem) -> Option<Result<u8, Obstacle>> {
+    /// A peer is about to be asked for a packet. The obstacle, when so many were asked for that some must have shown something.
+    pub(crate) fn ask(&mut self) -> Result<(), Obstacle> {
+        self.asked += 1;
+        match self.asked > self.suspicions_max.saturating_add(ASKED_MAX) {
+            true => Err(Obstacle::Unseen {
+                interface: self.interface.clone(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A packet of `len` bytes, as the driver says, came into the frame at `frame` and begins at `start`. What is no IPv4 packet of that
+    /// length, or so short that Ethernet may have filled it up, tells nothing: so neither what its sender put behind it nor what the
+    /// driver counts as a part of it is taken for something else. The result, the length of the driver's prefix in bytes, is there when
+    /// both patterns have shown it.
+    pub(crate) fn look(
+        &mut self,
+        frame: u64,
+        (start, len): (u64, u32),
+        umem: &Umem,
+    ) -> Option<Result<u8, Obstacle>> {
         umem.copy_from(frame, &mut self.chunk);
         let begin = (start - frame) as usize;
-        let header = self.chunk.get(begin..begin + LENGTH_KNOWN)?;
-        if header[12..14] != [8, 0] {
+        let len = len as usize;
+        if ip_frame_len(self.chunk.get(begin..begin + LENGTH_KNOWN)?)? != len {
             return None;
         }
-        // The length as its sender knows it: the descriptor's counts what the driver thinks is the packet.
-        let len = ETHERNET_LEN + usize::from(u16::from_be_bytes([header[16], header[17]]));
         let which = self.pattern_of(frame);
         let found = match examine(Pattern::PAIR[which], &self.chunk, begin..begin + len) {
             Ok(found) => found,
@@ -77,9 +96,10 @@ impl Probe {
         } else if !len.is_multiple_of(4) {
             // Whoever pads does so to a multiple of 4 at least, and packets begin at one.
             self.clean[which] = true;
+            self.suspicions = 0;
         }
         let is_clean = self.clean == [true; 2];
-        if !is_clean && self.suspicions >= SUSPICIONS_MAX {
+        if !is_clean && self.suspicions >= self.suspicions_max {
             return self.footprint.obstacle(&self.interface).map(Err);
         }
         if self.footprint.prefix_len > usize::from(PREFIX_LEN_MAX) {
@@ -92,6 +112,16 @@ impl Probe {
     }
 }
 
+/// Length of the frame that an IPv4 packet fills, by its first bytes, in bytes.
+fn ip_frame_len(header: &[u8]) -> Option<usize> {
+    let (link_len, kind) = match header[12..14] {
+        [0x81, 0] => (18, &header[16..18]),
+        _ => (14, &header[12..14]),
+    };
+    let total = usize::from(u16::from_be_bytes([header[link_len + 2], header[link_len + 3]]));
+    (kind == [8, 0]).then_some(link_len + total)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,22 +129,22 @@ mod tests {
 
     const CHUNK: u64 = 2048;
 
-    /// IPv4 packets of `len` bytes with Ethernet header come, and `driver` writes beside the n-th, from its start to its end. What
+    /// Packets of `len` bytes come, and `driver` writes beside the n-th, from its start to its end. What
     /// the probe says in the end, and after how many packets.
-    fn probe(len: u16, driver: impl Fn(&Umem, u64, u64, u64)) -> Option<(u64, Result<u8, Obstacle>)> {
+    fn probe(len: u32, driver: impl Fn(&Umem, u64, u64, u64)) -> Option<(u64, Result<u8, Obstacle>)> {
         let umem = Umem::new(100 * CHUNK, HugePages::Off).expect("memory");
-        let mut probe = Probe::new("eth0", CHUNK as u32);
+        let mut probe = Probe::new("eth0", CHUNK as u32, 64);
         (1..100).find_map(|n| {
             // Every second frame is another packet's.
             let frame = 2 * (n % 50) * CHUNK;
             probe.prepare(frame, &umem);
             let start = frame + 256;
-            let mut packet = vec![7; usize::from(len)];
+            let mut packet = vec![7; len as usize];
             packet[12..14].copy_from_slice(&[8, 0]);
-            packet[16..18].copy_from_slice(&(len - 14).to_be_bytes());
+            packet[16..18].copy_from_slice(&(len as u16 - 14).to_be_bytes());
             umem.copy_to(start, &packet);
             driver(&umem, n, start, start + u64::from(len));
-            Some((n, probe.look(frame, start, &umem)?))
+            Some((n, probe.look(frame, (start, len), &umem)?))
         })
     }
 
@@ -137,21 +167,34 @@ mod tests {
             interface: "eth0".into(),
             len: 38,
         };
-        assert_eq!(padded, Some((u64::from(SUSPICIONS_MAX), Err(padding))));
-        // What an earlier packet left in the frame is not there every time.
+        assert_eq!(padded, Some((64, Err(padding))));
+        // What earlier packets left in frames is not there for ever.
         let dirty = probe(90, |umem, n, _, end| {
-            if n < 6 {
+            if n < 61 {
                 umem.zero(end, 24);
             }
         });
-        assert_eq!(dirty, Some((7, Ok(0))));
+        assert!(matches!(dirty, Some((61.., Ok(0)))), "{dirty:?}");
     }
 
     #[test]
     fn packets_that_tell_nothing_are_passed_over() {
         assert_eq!(probe(59, |_, _, _, _| {}), None, "Ethernet fills it up");
-        assert_eq!(probe(92, |_, _, _, _| {}), None, "no padding would be seen");
         let foreign = probe(90, |umem, _, start, _| umem.copy_to(start + 12, &[8, 6]));
         assert_eq!(foreign, None, "ARP");
+        let longer = probe(90, |umem, _, start, end| {
+            umem.copy_to(start + 16, &60u16.to_be_bytes());
+            umem.zero(end, 38);
+        });
+        assert_eq!(longer, None, "its sender put something behind it");
+        assert_eq!(probe(92, |_, _, _, _| {}), None, "no padding would be seen");
+    }
+
+    #[test]
+    fn nobody_is_asked_for_ever() {
+        let mut probe = Probe::new("eth0", CHUNK as u32, 64);
+        let asked = (0..).take_while(|_| probe.ask().is_ok()).count();
+        assert_eq!(asked, 564);
+        assert!(matches!(probe.ask(), Err(Obstacle::Unseen { .. })));
     }
 }

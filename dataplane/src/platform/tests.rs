@@ -290,12 +290,16 @@ fn huge_pages_that_are_promised_are_not_free() {
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("the file");
     write("free_hugepages", "64\n");
     let without = free_huge_pages(&folder);
+    write("nr_hugepages", "64\n");
     write("resv_hugepages", "60\n");
     let with = free_huge_pages(&folder);
     write("resv_hugepages", "65\n");
+    write("nr_hugepages", "100\n");
     let more = free_huge_pages(&folder);
+    write("resv_hugepages", &format!("{}\n", u64::MAX - 10));
+    let negative = free_huge_pages(&folder);
     std::fs::remove_dir_all(&folder).expect("it is ours");
-    assert_eq!((without, with, more), (64, 4, 0));
+    assert_eq!((without, with, more, negative), (64, 4, 0, 64));
 }
 
 /// The real machine, as far as anything can be said of every machine.

@@ -25,6 +25,7 @@ mod state;
 mod tests;
 mod uapi;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,8 @@ pub struct Steering {
     hash_input: Option<HashInput>,
     /// The table without what [`Steering::lead`] put there.
     spread: Vec<u32>,
+    /// Entries that [`Steering::keep`] gave to a queue.
+    kept: BTreeSet<usize>,
     /// What it did by rule instead.
     led_by: Vec<FlowRule>,
     restored: bool,
@@ -143,6 +146,7 @@ impl Steering {
             rss,
             hash_input: None,
             spread: Vec::new(),
+            kept: BTreeSet::new(),
             led_by: Vec::new(),
             restored: false,
         };
@@ -255,7 +259,8 @@ impl Steering {
             Some(at) => (at, self.rss.table.clone()),
             None => {
                 let mut entries = (0..len).map(|step| (seed as usize % len + step) % len);
-                let free = entries.find(|at| !taken.contains(at));
+                // Some cards put packets that they do not hash where entry 0 says.
+                let free = entries.find(|at| *at > 0 && !taken.contains(at) && !self.kept.contains(at));
                 let none = RssError::QueueNotInTable { queue: landing };
                 (free.ok_or(none)?, self.spread.clone())
             }
@@ -327,8 +332,15 @@ impl Steering {
         let mut table = self.rss.table.clone();
         if table[at] == self.spread[at] {
             table[at] = queue;
+        } else {
+            tracing::warn!(
+                interface = self.interface,
+                "small packets of {} come to the landing queue while its session lasts",
+                flow.source
+            );
         }
         self.spread[at] = queue;
+        self.kept.insert(at);
         self.set_table(table)
     }
 

@@ -1,5 +1,6 @@
 //! Two hosts on the two devices of a kind, and LM's programs on them in the mode that the plan demands.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -41,6 +42,10 @@ impl Pair {
 
     fn of(plan: &Plan, device: Option<Device>, with_box: bool) -> Result<Pair> {
         let device = device.context("this check is of a device")?;
+        // A check that failed leaves what its programs had no time to take back; its namespaces are gone, and its cards reset.
+        for note in steering_notes() {
+            let _ = std::fs::remove_file(Path::new(STEERING_FOLDER).join(note));
+        }
         if plan.mode == Mode::ZeroCopy {
             require_zero_copy(device)?;
         }

@@ -91,9 +91,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// Sends the file once; the sender's report.
 pub(super) fn send_file(pair: &Pair, source: &Source) -> Result<Value> {
     let sender = pair.sending("lm-send --json").arg(&source.file);
-    pair.bed
-        .left()
-        .spawn(sender)?
+    pair.start_sender(sender)?
         .finish()?
         .json()
         .context("lm-send --json")
