@@ -77,6 +77,15 @@ pub struct Options {
     #[arg(long, value_name = "CIDR")]
     allow: Vec<Cidr>,
 
+    /// Take --wire ipfrag in zero-copy mode, too: this host is LM's alone meanwhile
+    ///
+    /// Network cards hash IP fragments by their addresses alone. While such a transfer lasts, everything that the card
+    /// hashes so between its sender and this host (other programs' fragments, ping, most of what is neither TCP nor UDP)
+    /// comes to the landing queue and is lost. Without this such senders are refused in zero-copy mode; copy mode
+    /// takes them always.
+    #[arg(long)]
+    exclusive: bool,
+
     /// Overwrite the file of --output
     #[arg(long)]
     force: bool,
@@ -134,6 +143,7 @@ impl Tool {
             },
             port: options.port,
             max_message_len: policy.max_message_len,
+            exclusive: options.exclusive,
             ..link::endpoint_config(&options.link)
         };
         let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))

@@ -159,8 +159,14 @@ pub struct EndpointConfig {
     /// A message without progress for so long is reported as incomplete.
     pub message_timeout: Duration,
     /// What this endpoint does so that nobody takes what it sends for something else. What it receives has what its senders
-    /// chose. IP fragments have no room for it: sessions with `ipfrag` are always without.
+    /// chose. Sessions with `ipfrag` are without, unless they land in zero-copy mode.
     pub integrity: Integrity,
+    /// Whether senders of IP fragments may land in zero-copy mode. Port numbers are in the first fragment only, so cards choose
+    /// the queue of fragments by the two addresses. While such a session lasts, *everything* that the card hashes by
+    /// addresses alone between its sender and this host comes to the landing queue and is lost to everybody else: other
+    /// programs' fragments, ping, most of what is neither TCP nor UDP. Without it those senders are refused in zero-copy
+    /// mode ([`RejectReason::Unverified`](lm_protocol::control::RejectReason::Unverified)). In copy mode it changes nothing.
+    pub exclusive: bool,
     /// What to do when there is nothing to do.
     pub idle: IdleStrategy,
     /// Write every packet of this endpoint to a pcap file.
@@ -187,6 +193,7 @@ impl Default for EndpointConfig {
             huge_pages: HugePages::Auto,
             message_timeout: Duration::from_secs(2),
             integrity: Integrity::Manifest,
+            exclusive: false,
             idle: IdleStrategy::default(),
             capture: None,
         }

@@ -203,7 +203,7 @@ impl<N: Nic> Engine<N> {
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             paced: self.fixed.paced,
             delivery: delivery_of(options),
-            integrity: self.integrity_of(options.wire),
+            integrity: self.config.integrity,
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
@@ -307,7 +307,7 @@ impl<N: Nic> Engine<N> {
                 messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
                 max_message_len: grant.max_message_len,
                 delivery: delivery_of(options),
-                integrity: self.integrity_of(layout.wire()),
+                integrity: self.integrity_of(layout.wire(), grant.session_key),
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,

@@ -202,7 +202,15 @@ impl fmt::Display for ConnectError {
                         "{peer} cannot make sure that no other host is receiving; try again later"
                     )
                 }
-                _ => write!(f, "{peer} is shutting down; start the receiver again"),
+                RejectReason::Unverified => write!(
+                    f,
+                    "{peer} is in zero-copy mode, where only digests tell what arrived; send with them (--integrity manifest), and \
+                     IP fragments only if it is under exclusive use (lm-recv --exclusive)"
+                ),
+                RejectReason::ShuttingDown => {
+                    write!(f, "{peer} is shutting down; start the receiver again")
+                }
+                reason => write!(f, "{peer} refuses: {reason}"),
             },
             ConnectError::Incompatible { peer } => {
                 write!(

@@ -8,6 +8,8 @@ use std::time::Duration;
 use lm_ebpf::SessionAdmission;
 use lm_protocol::control::{ControlMessage, Ended, RejectReason};
 use lm_protocol::geometry::Wire;
+use lm_protocol::integrity::Integrity;
+use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
     Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
 };
@@ -150,11 +152,21 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = landing.sessions.is_empty();
+        // The paper's wire is without, where the gate can read headers.
+        let integrity = match request.wire {
+            Wire::IpFrag if !self.fixed.zero_copy => Integrity::None,
+            Wire::Lm | Wire::IpFrag => request.integrity,
+        };
+        let hashed = match request.wire {
+            Wire::IpFrag if self.fixed.zero_copy => HashInput::Addresses,
+            Wire::Lm | Wire::IpFrag => HashInput::AddressesAndPorts,
+        };
         if self.fixed.zero_copy {
             if self.unfit {
                 return Err(RejectReason::Unsupported.into());
             }
-            if request.wire != Wire::Lm || !request.integrity.has_digests() {
+            let may_land = request.wire == Wire::Lm || self.config.exclusive;
+            if !may_land || !request.integrity.has_digests() {
                 return Err(RejectReason::Unverified.into());
             }
             // Whose packet came nobody can tell there.
@@ -200,7 +212,7 @@ impl<N: Nic> Landing for Engine<N> {
         let peer = self.peers.id_of(index);
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         self.led_ns = Some(now_ns);
-        let landing_port = match self.nic.lead(u32::from(queue), general, from, alone) {
+        let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
             Ok(port) => port,
             Err(error) if self.fixed.zero_copy => {
                 tracing::warn!(%from, "no session: {error}");
@@ -231,7 +243,7 @@ impl<N: Nic> Landing for Engine<N> {
         let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
         // The gate finds the session by four bits of its key.
         let key = SessionAdmission::key_at(random_u64(), u32::from(place));
-        let key = with_digests(key, request.integrity.has_digests());
+        let key = with_digests(key, integrity.has_digests());
         let first_message = match request.wire {
             Wire::Lm => 0,
             // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
@@ -267,7 +279,7 @@ impl<N: Nic> Landing for Engine<N> {
             on_the_way,
             posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
             delivery: request.delivery,
-            integrity: request.integrity,
+            integrity,
             in_order: self.config.in_order,
             max_message_len: request.max_message_len,
             registered_len: 0,

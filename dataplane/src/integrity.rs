@@ -16,7 +16,7 @@ use std::net::SocketAddrV4;
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::manifest::{DIGEST_LEN, MIN_PAYLOAD_LEN};
-use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange};
+use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange, has_digests};
 
 use crate::arena::PAGE_LEN;
 use crate::engine::Engine;
@@ -85,11 +85,11 @@ impl<N: Nic> Engine<N> {
         u64::from(self.fixed.layout.payload_len()) - u64::from(self.eager_digest_len())
     }
 
-    /// What our messages have in a session with this wire: IP fragments carry no session key.
-    pub(crate) fn integrity_of(&self, wire: Wire) -> Integrity {
+    /// What our messages have in a session with this wire and key: as IP fragments digests, where the receiver wants them.
+    pub(crate) fn integrity_of(&self, wire: Wire, key: u64) -> Integrity {
         match wire {
-            Wire::Lm => self.config.integrity,
-            Wire::IpFrag => Integrity::None,
+            Wire::IpFrag if !has_digests(key) => Integrity::None,
+            Wire::Lm | Wire::IpFrag => self.config.integrity,
         }
     }
 

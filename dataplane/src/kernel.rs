@@ -11,7 +11,7 @@ use std::time::Duration;
 use lm_ebpf::EffectiveMode::Native;
 use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
 
-use lm_protocol::rss::Flow;
+use lm_protocol::rss::{Flow, HashInput};
 
 use crate::control::random_u64;
 use crate::interface::Interface;
@@ -410,6 +410,7 @@ impl Nic for KernelNic {
         queue: u32,
         general: Option<u32>,
         from: SocketAddrV4,
+        hashed: HashInput,
         alone: bool,
     ) -> Result<Option<NonZeroU16>, NicError> {
         let Some(steering) = &mut self.steering else {
@@ -433,6 +434,10 @@ impl Nic for KernelNic {
             other(theirs, ours.wrapping_add(1), None),
             other(theirs.wrapping_add(1), ours, None),
         ];
+        if hashed == HashInput::Addresses {
+            steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
+            return Ok(None);
+        }
         let seed = random_u64() as u32;
         let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
         Ok(NonZeroU16::new(port))

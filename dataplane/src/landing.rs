@@ -156,6 +156,8 @@ struct Arriving {
     shown: bool,
     /// Zero-copy mode: what is missing now was looked for by digest.
     located: bool,
+    /// Zero-copy mode with IP fragments: payload bytes at the first one's place, if it is another, whose header is shorter; or 0.
+    other_len: u16,
     /// Zero-copy mode: by how many packets what landed last was ahead of the entry's own, as far as was known then, less the
     /// session's corrections by then.
     ahead: i32,
@@ -427,7 +429,7 @@ impl Inbound {
             announced_packets: 0,
             accepted: 0,
             corrections: 0,
-            strays: Strays::new(terms.layout.payload_len()),
+            strays: Strays::new(&terms.layout),
             claim: None,
             last: None,
             troubled: false,
@@ -481,6 +483,7 @@ impl Inbound {
             held: 0,
             shown: false,
             located: false,
+            other_len: 0,
             ahead: 0,
             proof: Proof::default(),
             missing_ns: None,

@@ -11,6 +11,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role, SessionAdmission};
+use lm_protocol::rss::HashInput;
 
 use crate::memory::Umem;
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
@@ -295,9 +296,10 @@ pub trait Nic {
     fn wait(&mut self, timeout: Duration) -> io::Result<bool>;
 
     /// Has the device put the fragments of a sender on landing queue `queue`, and its other packets elsewhere: those of its data
-    /// port on queue `general`, if that is given. `from` is its data port, `alone` says that no other sender has a
-    /// session there. Gives the source port that its fragments must have;
-    /// `None`: its data port, because the device looks at something else (veth: the transmit queue).
+    /// port on queue `general`, if that is given. `from` is its data port, `hashed` what devices look at in its fragments, `alone`
+    /// says that no other sender has a session there. Gives the source port that its fragments must have;
+    /// `None`: its data port, because the device looks at something else (of IP fragments the addresses, on veth the transmit
+    /// queue).
     ///
     /// # Errors
     ///
@@ -307,9 +309,10 @@ pub trait Nic {
         queue: u32,
         general: Option<u32>,
         from: SocketAddrV4,
+        hashed: HashInput,
         alone: bool,
     ) -> Result<Option<NonZeroU16>, NicError> {
-        let _ = (queue, general, from, alone);
+        let _ = (queue, general, from, hashed, alone);
         Ok(None)
     }
 

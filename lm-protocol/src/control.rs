@@ -87,8 +87,9 @@ pub struct Request {
     pub paced: bool,
     /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
     pub delivery: Delivery,
-    /// Whether the sender sends digests, without which the receiver shows nothing: bit 3 of the flags. Never with
-    /// [`Wire::IpFrag`].
+    /// Whether the sender sends digests, without which the receiver shows nothing: bit 3 of the flags. With [`Wire::IpFrag`]
+    /// it offers them, and the session's key says whether the receiver wants them
+    /// ([`has_digests`](crate::wire::lm::has_digests)).
     pub integrity: Integrity,
 }
 
@@ -178,8 +179,8 @@ pub enum RejectReason {
     NoMemory = 6,
     /// The receiver is about to end.
     ShuttingDown = 7,
-    /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only: with
-    /// integrity, and not as IP fragments.
+    /// The receiver's NIC writes packets before anybody looks at them, so that it takes messages with digests only; and IP
+    /// fragments only under exclusive use, since all of their sender's come to the landing queue.
     Unverified = 8,
     /// Nobody on that host receives on the port that was asked for.
     NoReceiver = 9,
@@ -218,7 +219,7 @@ impl fmt::Display for RejectReason {
             RejectReason::NoMemory => "the receiver has no memory for messages of this length",
             RejectReason::ShuttingDown => "the receiver is shutting down",
             RejectReason::Unverified => {
-                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and not as IP fragments"
+                "the receiver is in zero-copy mode, where only digests tell what arrived: send with integrity, and IP fragments only to a receiver under exclusive use (lm-recv --exclusive)"
             }
             RejectReason::NoReceiver => "nobody receives on that port",
             RejectReason::NoQuorum => {
@@ -584,10 +585,9 @@ impl TryFrom<RawRequest> for Request {
             paced: raw.flags & FLAG_PACED != 0,
             delivery: Delivery::from_u8((raw.flags >> DELIVERY_SHIFT) & 3)
                 .ok_or(ControlError::Field("delivery"))?,
-            integrity: match (raw.flags & FLAG_INTEGRITY != 0, parse_wire(raw.wire)?) {
-                (true, Wire::IpFrag) => return Err(ControlError::Field("integrity")),
-                (true, Wire::Lm) => Integrity::Manifest,
-                (false, _) => Integrity::None,
+            integrity: match raw.flags & FLAG_INTEGRITY != 0 {
+                true => Integrity::Manifest,
+                false => Integrity::None,
             },
         })
     }

@@ -362,10 +362,10 @@ fn bytes_of_every_control_message() {
                 messages_in_flight: 4,
                 paced: true,
                 delivery: lm_protocol::delivery::Delivery::Partial,
-                integrity: Integrity::None,
+                integrity: Integrity::Manifest,
             }),
             "1f 00 00 20 aa bb cc dd 01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
-             01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 05 \
+             01 02 03 04 05 06 07 08 9c 40 05 dc 01 04 01 0d \
              00 00 00 00 00 00 ff e3 00 00 00 40 00 00 00 04",
         ),
         (

@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use lm_dataplane::{
-    ConnectError, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
+    ConnectError, ConnectOptions, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
+    SendError,
 };
+use lm_protocol::geometry::Wire;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -56,9 +58,22 @@ pub struct CheckSendArgs {
     /// What becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     pub delivery: DeliveryOption,
+    /// Send plain IP fragments, always unreliably
+    #[arg(long)]
+    pub ipfrag: bool,
     /// Seconds that everything may take, until each message is confirmed or reported
     #[arg(long, default_value_t = 20.0)]
     pub patience: f64,
+}
+
+impl CheckSendArgs {
+    /// What to ask the receiver for.
+    fn session_options(&self) -> ConnectOptions {
+        ConnectOptions {
+            wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
+            ..super::session_options(self.plan.longest(), self.in_flight, self.delivery)
+        }
+    }
 }
 
 /// Arguments of `lm-check-recv`. It ends with Ctrl-C or SIGTERM.
@@ -168,7 +183,7 @@ pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
         IntegrityOption::Manifest,
     )?;
     let started = Instant::now();
-    let options = super::session_options(longest, args.in_flight, args.delivery);
+    let options = args.session_options();
     let peer = connect(&mut endpoint, to, &options)?;
     // Whoever wants to aim at the fragments of this stream reads it here.
     let port = endpoint
@@ -286,8 +301,7 @@ impl Sender<'_> {
             return Err(Failure::new(format!("{SESSIONS_MAX} sessions ended early")));
         }
         self.sessions += 1;
-        let options =
-            super::session_options(self.args.plan.longest(), self.args.in_flight, self.args.delivery);
+        let options = self.args.session_options();
         match self.endpoint.open_session(self.peer, &options) {
             // The entry of a peer that was silent for long may have been given to another.
             Err(ConnectError::UnknownPeer) => {

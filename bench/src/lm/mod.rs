@@ -62,6 +62,9 @@ pub struct EndpointArgs {
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
     pub mtu: Option<u16>,
+    /// Take IP fragments in zero-copy mode, too: of their sender's traffic, what cards hash by addresses alone is lost then
+    #[arg(long)]
+    pub exclusive: bool,
 }
 
 impl EndpointArgs {
@@ -93,6 +96,7 @@ impl EndpointArgs {
             tx_in_flight: self.tx_in_flight,
             poll_queues: !self.no_queue_polling,
             integrity: integrity.into(),
+            exclusive: self.exclusive,
             idle: match self.idle {
                 Idle::Spin => IdleStrategy::SPIN,
                 Idle::Default => IdleStrategy::default(),

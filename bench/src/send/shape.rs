@@ -81,7 +81,7 @@ pub struct Options {
 
     /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
     ///
-    /// --wire ipfrag is always without.
+    /// --wire ipfrag is without, unless the receiver lands in zero-copy mode.
     #[arg(long, value_enum, value_name = "KIND")]
     pub(super) integrity: Option<IntegrityOption>,
 
@@ -122,7 +122,7 @@ impl Shape {
         }
         if wire == Wire::IpFrag && options.integrity == Some(IntegrityOption::Manifest) {
             return Err(Failure::usage(
-                "--integrity manifest has no room in IP fragments; take --wire lm or --integrity none",
+                "--integrity manifest cannot be demanded with --wire ipfrag, whose receiver decides; leave it out, or take --wire lm",
             ));
         }
         if input_len.is_none() && options.repeat > 1 {

@@ -30,8 +30,9 @@ const SHIFT_MAX: i64 = 1024;
 /// Where a fragment's bytes are.
 #[derive(Clone, Copy, Debug)]
 enum Found {
-    /// In the slot of this position of the message at `.0`.
-    Slot(usize, u32),
+    /// In the slot of this position of the message at `.0`; `.2`: behind a header of another length than that of the slot's own
+    /// fragment (IP fragments: the first in another's slot, or another in the first one's).
+    Slot(usize, u32, bool),
     /// Among the strays.
     Stray,
 }
@@ -77,26 +78,33 @@ impl Inbound {
         }
         let mut sources: HashMap<u64, Vec<Found>> = HashMap::new();
         for &(digest, position) in &wrong {
-            sources.entry(digest).or_default().push(Found::Slot(0, position));
+            let mut add = |digest, skewed| {
+                let found = sources.entry(digest).or_default();
+                found.push(Found::Slot(0, position, skewed));
+            };
+            add(digest, false);
+            if let Some(digest) = self.skewed_digest(0, position, umem) {
+                add(digest, true);
+            }
         }
-        self.look_behind(&mut sources);
+        self.look_behind(&mut sources, umem);
         let mut moves: Vec<(u32, Found)> = Vec::new();
+        let mut taken: HashSet<(usize, u32)> = HashSet::new();
         for position in (0..count).filter(|position| !self.messages[0].arrivals.has(*position)) {
             let Some(digest) = self.wanted_digest(position) else {
                 continue;
             };
-            let found = sources.get_mut(&digest).and_then(Vec::pop);
+            let found = loop {
+                match sources.get_mut(&digest).and_then(Vec::pop) {
+                    Some(Found::Slot(at, from, _)) if !taken.insert((at, from)) => {}
+                    found => break found,
+                }
+            };
             moves.push((position, found.unwrap_or(Found::Stray)));
         }
         let shift = self.learn_shift(&moves);
-        let used: HashSet<u32> = (moves.iter())
-            .filter_map(|(_, found)| match found {
-                Found::Slot(0, from) => Some(*from),
-                _ => None,
-            })
-            .collect();
         let mut unused = wrong;
-        unused.retain(|(_, position)| !used.contains(position));
+        unused.retain(|(_, position)| !taken.contains(&(0, *position)));
         self.move_fragments(moves, &unused, umem, now_ns);
         if shift > 0 {
             self.lost(now_ns);
@@ -143,7 +151,7 @@ impl Inbound {
     }
 
     /// Adds the slots of the messages behind the front one in which something landed.
-    fn look_behind(&self, sources: &mut HashMap<u64, Vec<Found>>) {
+    fn look_behind(&self, sources: &mut HashMap<u64, Vec<Found>>, umem: &Umem) {
         for at in 1..self.messages.len().min(MESSAGES_BEHIND) {
             let message = &self.messages[at];
             let Some(zone) = message
@@ -157,8 +165,14 @@ impl Inbound {
             for position in 0..message.consumed.min(SLOTS_BEHIND) {
                 let index = self.terms.window.index_at(position, count);
                 if message.arrivals.has(position) {
-                    let found = sources.entry(digests[index as usize]).or_default();
-                    found.insert(0, Found::Slot(at, position));
+                    let mut add = |digest, skewed| {
+                        let found = sources.entry(digest).or_default();
+                        found.insert(0, Found::Slot(at, position, skewed));
+                    };
+                    add(digests[index as usize], false);
+                    if let Some(digest) = self.skewed_digest(at, position, umem) {
+                        add(digest, true);
+                    }
                 }
             }
         }
@@ -175,7 +189,7 @@ impl Inbound {
     /// on are aimed by that much further.
     fn learn_shift(&mut self, moves: &[(u32, Found)]) -> i64 {
         let in_slot = |&(position, found): &(u32, Found)| match found {
-            Found::Slot(0, from) => Some((from, i64::from(position) - i64::from(from))),
+            Found::Slot(0, from, _) => Some((from, i64::from(position) - i64::from(from))),
             _ => None,
         };
         let Some((_, shift)) = moves.iter().filter_map(in_slot).max_by_key(|(from, _)| *from) else {
@@ -205,8 +219,15 @@ impl Inbound {
                 self.repair.corrupt += 1;
                 continue;
             }
-            self.slot_bytes(0, position, &mut scratch, umem);
-            let (bytes, dropped) = self.strays.keep(digest);
+            // Strays begin behind the shorter header.
+            let as_other = match self.is_lowest(0, position) {
+                true => self.skewed_digest(0, position, umem),
+                false => None,
+            };
+            self.slot_bytes(0, position, as_other.is_some(), &mut scratch, umem);
+            let skew = self.skew() as usize;
+            let as_first = (skew > 0).then(|| self.evidence.hasher.digest(&scratch[skew..]));
+            let (bytes, dropped) = self.strays.keep(as_other.unwrap_or(digest), as_first);
             bytes.copy_from_slice(&scratch);
             self.repair.stale += u64::from(dropped);
         }
@@ -214,13 +235,13 @@ impl Inbound {
         // Behind a packet too many it is the other way round. Where there is both, those are copied aside first, as is what comes
         // from elsewhere.
         let is_from_before =
-            |&(position, found): &(u32, Found)| matches!(found, Found::Slot(0, from) if from < position);
+            |&(position, found): &(u32, Found)| matches!(found, Found::Slot(0, from, _) if from < position);
         let behind_losses = moves.iter().any(is_from_before);
         let mut aside: Vec<(u32, Vec<u8>)> = Vec::new();
         for &(position, found) in &moves {
             match found {
-                Found::Slot(0, from) if from < position || !behind_losses => {}
-                Found::Slot(at, from) => {
+                Found::Slot(0, from, false) if from < position || !behind_losses => {}
+                Found::Slot(at, from, skewed) => {
                     if at > 0 {
                         // It is not what it was taken for there.
                         let message = &mut self.messages[at];
@@ -233,7 +254,7 @@ impl Inbound {
                         self.repair.no_room += 1;
                         continue;
                     }
-                    self.slot_bytes(at, from, &mut scratch, umem);
+                    self.slot_bytes(at, from, skewed, &mut scratch, umem);
                     aside.push((position, scratch.clone()));
                 }
                 Found::Stray => {
@@ -248,7 +269,7 @@ impl Inbound {
         }
         let mut in_place: Vec<(u32, u32)> = (moves.iter())
             .filter_map(|&(position, found)| match found {
-                Found::Slot(0, from) if from < position || !behind_losses => Some((position, from)),
+                Found::Slot(0, from, false) if from < position || !behind_losses => Some((position, from)),
                 _ => None,
             })
             .collect();
@@ -256,7 +277,7 @@ impl Inbound {
             in_place.reverse();
         }
         for (position, from) in in_place {
-            self.slot_bytes(0, from, &mut scratch, umem);
+            self.slot_bytes(0, from, false, &mut scratch, umem);
             self.bring(position, &scratch, umem);
         }
         for (position, bytes) in &aside {
@@ -264,13 +285,39 @@ impl Inbound {
         }
     }
 
-    /// Copies what landed in a slot: a full payload's length, whatever its own was. The last bytes of a window may be in the saved
-    /// copy (I5).
-    fn slot_bytes(&self, at: usize, position: u32, bytes: &mut [u8], umem: &Umem) {
+    /// The digest of what landed in a slot, if its header has another length than that of the slot's own fragment; `None` where
+    /// all are of one length.
+    fn skewed_digest(&self, at: usize, position: u32, umem: &Umem) -> Option<u64> {
+        let skew = self.skew() as usize;
+        let payload_len = usize::from(self.terms.layout.payload_len());
+        let len = match self.is_lowest(at, position) {
+            true => usize::from(self.messages[at].other_len),
+            // A first fragment, which is full.
+            false => payload_len - skew,
+        };
+        if skew == 0 || len == 0 {
+            return None;
+        }
+        let mut bytes = vec![0; payload_len];
+        self.slot_bytes(at, position, true, &mut bytes, umem);
+        Some(self.evidence.hasher.digest(&bytes[..len]))
+    }
+
+    /// Whether a position is that of the first fragment.
+    fn is_lowest(&self, at: usize, position: u32) -> bool {
+        let count = self.messages[at].fragment_count();
+        self.terms.window.index_at(position, count) == 0
+    }
+
+    /// Copies what landed in a slot: a full payload's length, whatever its own was, `skewed` as in [`Found::Slot`]. The last bytes
+    /// of a window may be in the saved copy (I5).
+    fn slot_bytes(&self, at: usize, position: u32, skewed: bool, bytes: &mut [u8], umem: &Umem) {
         let message = &self.messages[at];
         let count = message.geometry.fragment_count();
         let index = self.terms.window.index_at(position, count);
-        let start = message.payload + message.geometry.rx_payload_range(index).start;
+        let skew = if skewed { self.skew() } else { 0 };
+        let below = if index == 0 { skew } else { 0 };
+        let start = message.payload + message.geometry.rx_payload_range(index).start - u64::from(below);
         umem.copy_from(start, bytes);
         let window = self.terms.window.window_of(index);
         let slot = &message.tails[TailRule::slot(window)];
@@ -279,6 +326,7 @@ impl Inbound {
             let (from, len) = ((tail.start - start) as usize, (tail.end - tail.start) as usize);
             bytes[from..from + len].copy_from_slice(&slot.bytes[..len]);
         }
+        bytes.copy_within((skew - below) as usize.., 0);
     }
 
     /// A fragment of the front message was found: it goes to its place, or aside while something may be written there.

@@ -3,23 +3,36 @@
 
 use std::collections::VecDeque;
 
+use lm_protocol::geometry::Layout;
+
 /// Strays that are kept; of more the oldest is dropped.
 const STRAYS_MAX: usize = 512;
+
+/// A payload that is kept.
+#[derive(Clone, Copy, Debug)]
+struct Stray {
+    digest: u64,
+    /// Its digest without its first bytes, where those would be the longer header of a message's first fragment.
+    as_first: Option<u64>,
+    slot: u16,
+}
 
 /// Payloads by digest, the oldest first. A session that loses nothing takes no memory.
 #[derive(Debug)]
 pub(super) struct Strays {
     slot_len: usize,
+    skew: usize,
     bytes: Vec<u8>,
-    kept: VecDeque<(u64, u16)>,
+    kept: VecDeque<Stray>,
     free: Vec<u16>,
 }
 
 impl Strays {
-    /// For payloads of at most `payload_len` bytes.
-    pub(super) fn new(payload_len: u16) -> Strays {
+    /// For payloads of a session with this layout.
+    pub(super) fn new(layout: &Layout) -> Strays {
         Strays {
-            slot_len: usize::from(payload_len),
+            slot_len: usize::from(layout.payload_len()),
+            skew: usize::from(layout.payload_len() - layout.first_payload_len()),
             bytes: Vec::new(),
             kept: VecDeque::new(),
             free: Vec::new(),
@@ -32,8 +45,9 @@ impl Strays {
         self.kept.len() as u64
     }
 
-    /// Keeps a payload with this digest, which the caller writes to the place given. Says whether another was dropped for it.
-    pub(super) fn keep(&mut self, digest: u64) -> (&mut [u8], bool) {
+    /// Keeps a payload with this digest, or the other one without its first bytes, which the caller writes to the place given.
+    /// Says whether another was dropped for it.
+    pub(super) fn keep(&mut self, digest: u64, as_first: Option<u64>) -> (&mut [u8], bool) {
         if self.bytes.is_empty() {
             self.bytes = vec![0; STRAYS_MAX * self.slot_len];
             self.free = (0..STRAYS_MAX as u16).rev().collect();
@@ -41,53 +55,78 @@ impl Strays {
         let (slot, is_full) = match self.free.pop() {
             Some(slot) => (slot, false),
             None => {
-                let (_, oldest) = self.kept.pop_front().expect("all are kept when none is free");
-                (oldest, true)
+                let oldest = self.kept.pop_front().expect("all are kept when none is free");
+                (oldest.slot, true)
             }
         };
-        self.kept.push_back((digest, slot));
+        self.kept.push_back(Stray {
+            digest,
+            as_first,
+            slot,
+        });
         let begin = usize::from(slot) * self.slot_len;
         (&mut self.bytes[begin..begin + self.slot_len], is_full)
     }
 
     /// Takes out the payload with this digest, if there is one: what lies behind its end is of no meaning.
     pub(super) fn take(&mut self, digest: u64) -> Option<&[u8]> {
-        let at = self.kept.iter().position(|(known, _)| *known == digest)?;
-        let (_, slot) = self.kept.remove(at)?;
-        self.free.push(slot);
-        let begin = usize::from(slot) * self.slot_len;
-        Some(&self.bytes[begin..begin + self.slot_len])
+        let is_it = |stray: &Stray| stray.digest == digest || stray.as_first == Some(digest);
+        let at = self.kept.iter().position(is_it)?;
+        let stray = self.kept.remove(at)?;
+        self.free.push(stray.slot);
+        let begin = usize::from(stray.slot) * self.slot_len;
+        let skew = if stray.digest == digest { 0 } else { self.skew };
+        Some(&self.bytes[begin + skew..begin + self.slot_len])
     }
 
     /// Forgets all; how many there were.
     pub(super) fn clear(&mut self) -> u64 {
         let count = self.kept.len() as u64;
-        self.free.extend(self.kept.drain(..).map(|(_, slot)| slot));
+        self.free.extend(self.kept.drain(..).map(|stray| stray.slot));
         count
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lm_protocol::geometry::{LinkShape, Wire};
+
     use super::*;
+
+    fn strays(wire: Wire) -> Strays {
+        Strays::new(&Layout::new(wire, 1500, LinkShape::IPV4).expect("an MTU"))
+    }
 
     #[test]
     fn the_oldest_goes_first() {
-        let mut strays = Strays::new(4);
+        let mut strays = strays(Wire::Lm);
         for number in 0..STRAYS_MAX as u64 + 2 {
-            let (bytes, dropped) = strays.keep(number);
-            bytes.copy_from_slice(&(number as u32).to_be_bytes());
+            let (bytes, dropped) = strays.keep(number, None);
+            bytes[..4].copy_from_slice(&(number as u32).to_be_bytes());
             assert_eq!(dropped, number >= STRAYS_MAX as u64, "{number}");
         }
         assert_eq!(strays.take(0), None);
         assert_eq!(strays.take(1), None);
         for number in [2, 300, STRAYS_MAX as u32 + 1] {
-            assert_eq!(strays.take(u64::from(number)), Some(&number.to_be_bytes()[..]));
+            let bytes = strays.take(u64::from(number)).expect("it is kept");
+            assert_eq!(bytes[..4], number.to_be_bytes());
             assert_eq!(strays.take(u64::from(number)), None);
         }
         assert_eq!(strays.len(), STRAYS_MAX as u64 - 3);
         assert_eq!(strays.clear(), STRAYS_MAX as u64 - 3);
-        assert!(!strays.keep(7).1);
+        assert!(!strays.keep(7, None).1);
         assert_eq!(strays.len(), 1);
+    }
+
+    /// An IP fragment may be a message's first one, which has 8 bytes more of headers.
+    #[test]
+    fn what_was_kept_as_any_fragment_is_found_as_the_first_one() {
+        let mut strays = strays(Wire::IpFrag);
+        for as_first in [false, true] {
+            strays.keep(1, Some(2)).0[..10].copy_from_slice(b"0123456789");
+            let (digest, expected) = if as_first { (2, b"89") } else { (1, b"01") };
+            assert_eq!(&strays.take(digest).expect("it is kept")[..2], expected);
+            assert_eq!(strays.len(), 0);
+        }
     }
 }

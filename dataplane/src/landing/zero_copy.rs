@@ -31,6 +31,10 @@ use crate::frames::{Frame, FramePool};
 use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
 use crate::ring::{FillRing, RxRing};
 
+/// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
+/// may be.
+const FRAME_LEN_MIN: u32 = 60;
+
 /// A spare frame, as long as more than `kept` are left.
 fn take_spare(spare: &mut FramePool, kept: usize) -> Option<Frame> {
     match spare.available() > kept {
@@ -363,7 +367,12 @@ impl Inbound {
         let fragment = message.geometry.fragment(index);
         let ahead = packets_before as i64 - (message.base + u64::from(position)) as i64;
         message.ahead = (ahead - corrections) as i32;
-        if aim.spare && len != u32::from(fragment.frame_len()) {
+        let frame_len = u32::from(fragment.frame_len());
+        let own_len = match len {
+            ..=FRAME_LEN_MIN => len.min(frame_len),
+            _ => len,
+        };
+        if aim.spare && own_len != frame_len {
             // Not that fragment, which may be somewhere else.
             self.passed(at, position, false, umem);
             self.keep_stray(start, len, umem);
@@ -388,8 +397,14 @@ impl Inbound {
             self.page_ends += 1;
             return;
         }
-        let digest = self.digest_at(payload, len.saturating_sub(u32::from(fragment.header_len)), umem);
+        let header_len = u32::from(fragment.header_len);
+        let digest = self.digest_at(payload, own_len.saturating_sub(header_len), umem);
         self.note(at, index, digest);
+        let skew = self.skew();
+        if index == 0 && skew > 0 {
+            let other_len = (len + skew).saturating_sub(header_len);
+            self.messages[at].other_len = other_len.min(u32::from(self.terms.layout.payload_len())) as u16;
+        }
         self.spoil_above(at, index, start + u64::from(len));
         self.passed(at, position, true, umem);
     }
@@ -428,16 +443,23 @@ impl Inbound {
 
     /// Keeps what landed where nothing of its kind was expected.
     fn keep_stray(&mut self, start: u64, len: u32, umem: &Umem) {
-        let header_len = u32::from(self.terms.layout.header_len());
+        let skew = self.skew();
+        let header_len = u32::from(self.terms.layout.header_len()) - skew;
         let payload = start + u64::from(header_len);
         let len = len.saturating_sub(header_len);
-        if len == 0 || len > u32::from(self.terms.layout.payload_len()) {
+        if len <= skew || len > u32::from(self.terms.layout.payload_len()) {
             self.repair.stale += 1;
             return;
         }
         let digest = self.digest_at(payload, len, umem);
-        let (bytes, dropped) = self.strays.keep(digest);
+        let as_first = (skew > 0).then(|| self.digest_at(payload + u64::from(skew), len - skew, umem));
+        let (bytes, dropped) = self.strays.keep(digest, as_first);
         umem.copy_from(payload, &mut bytes[..len as usize]);
         self.repair.stale += u64::from(dropped);
+    }
+
+    /// By how many bytes a message's first fragment has a longer header than others: 8 with IP fragments, else 0.
+    pub(super) fn skew(&self) -> u32 {
+        u32::from(self.terms.layout.payload_len() - self.terms.layout.first_payload_len())
     }
 }

@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use lm_protocol::geometry::Wire;
 use lm_protocol::manifest::{DIGEST_LEN, FragmentHasher, Manifest, Packet, message_digest};
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{MessageDigest, MissingRange};
+use lm_protocol::wire::lm::{HEADER_LEN, MessageDigest, MissingRange};
 
 use super::{Outbound, Outgoing, OutgoingTable};
 use crate::integrity::FragmentDigests;
@@ -77,7 +78,12 @@ impl Outbound {
 
     /// Most payload bytes of a packet that is no fragment: the rest is its digest.
     pub(crate) fn general_payload_len(&self) -> usize {
-        usize::from(self.terms.layout.payload_len()).saturating_sub(DIGEST_LEN)
+        let layout = &self.terms.layout;
+        let header_len = match layout.wire() {
+            Wire::Lm => usize::from(layout.header_len()),
+            Wire::IpFrag => usize::from(layout.header_len()) + HEADER_LEN,
+        };
+        usize::from(layout.max_frame_len()).saturating_sub(header_len + DIGEST_LEN)
     }
 
     /// Whether there are digests of messages that the receiver was not told.

@@ -67,6 +67,8 @@ pub(crate) struct BedConfig {
     pub(crate) in_order: bool,
     /// What both hosts do for what they send.
     pub(crate) integrity: Integrity,
+    /// Whether IP fragments may land in zero-copy mode.
+    pub(crate) exclusive: bool,
     pub(crate) wire: WireConfig,
 }
 
@@ -95,6 +97,7 @@ impl Default for BedConfig {
             guarded: true,
             in_order: true,
             integrity: Integrity::Manifest,
+            exclusive: false,
             wire: WireConfig::default(),
         }
     }
@@ -134,6 +137,7 @@ impl Bed {
             message_timeout: config.message_timeout,
             in_order: config.in_order,
             integrity: config.integrity,
+            exclusive: config.exclusive,
             ..EndpointConfig::default()
         };
         let link = LinkShape::IPV4;

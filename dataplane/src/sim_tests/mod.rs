@@ -19,6 +19,7 @@ mod starved;
 mod transfer;
 mod violations;
 mod zero_copy;
+mod zero_copy_ipfrag;
 
 #[cfg(fuzzing)]
 pub(crate) use hostile::besiege;

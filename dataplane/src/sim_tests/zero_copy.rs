@@ -221,12 +221,21 @@ fn who_cannot_land_is_told_why() {
             ..ConnectOptions::default()
         };
         match bed.connect(0, &options) {
-            Err(ConnectError::Rejected { reason, .. }) => reason,
+            Err(error @ ConnectError::Rejected { reason, .. }) => {
+                assert!(error.to_string().contains("only digests tell"), "{error}");
+                reason
+            }
             other => panic!("{other:?}"),
         }
     };
     assert_eq!(rejected(&mut bed, WireMode::Lm), RejectReason::Unverified);
     let mut bed = Bed::new(&config(ZeroCopy::default()));
+    assert_eq!(rejected(&mut bed, WireMode::IpFrag), RejectReason::Unverified);
+    let mut bed = Bed::new(&BedConfig {
+        exclusive: true,
+        integrity: Integrity::None,
+        ..config(ZeroCopy::default())
+    });
     assert_eq!(rejected(&mut bed, WireMode::IpFrag), RejectReason::Unverified);
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use lm_protocol::rss::RssError;
@@ -55,6 +56,11 @@ pub enum SteeringError {
     Fields,
     /// No source port leads to the queue.
     Rss(RssError),
+    /// IP fragments of a sender have the same entry of the indirection table as its other packets.
+    SharedEntry {
+        /// The sender.
+        source: Ipv4Addr,
+    },
     /// The driver.
     Card(EthtoolError),
     /// Any other system call.
@@ -85,6 +91,11 @@ impl fmt::Display for SteeringError {
                 f,
                 "{interface} (driver {driver}) cannot keep other traffic off a landing queue: it has no RSS indirection \
                  table; use copy mode, which needs none, or a card that shows one (ethtool -x {interface})"
+            ),
+            SteeringError::SharedEntry { source } => write!(
+                f,
+                "IP fragments from {source} come by the same entry of the RSS indirection table as its small packets, which \
+                 would be lost; let it send from another port (start it again), or with --wire lm"
             ),
             SteeringError::QueueZero => f.write_str(
                 "queue 0 receives ARP and other unsteered traffic and cannot be a landing queue; choose another",

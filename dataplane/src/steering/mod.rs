@@ -276,6 +276,47 @@ impl Steering {
         Ok(port)
     }
 
+    /// Leads one sender's IP fragments to a landing queue, instead of what [`Steering::lead`] led: gives the queue the entry of
+    /// the table that the addresses of `fragments` meet, which every card looks up for fragments. With them comes whatever
+    /// else the card hashes by these addresses alone. What else LM sends between the two, `others`, does not meet that entry,
+    /// and comes to the queue it should.
+    ///
+    /// There is no rule for it: one that names ports misses all fragments but the first, one that does not takes `others`, too.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::SharedEntry`] where `others` meet the same entry; [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`],
+    /// [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known where packets come; [`SteeringError::Card`] or
+    /// [`SteeringError::State`] where the table cannot be written.
+    pub fn lead_addresses(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+    ) -> Result<(), SteeringError> {
+        check_queue(&self.interface, landing, self.rx_queues)?;
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let (len, mut table) = (self.spread.len(), self.spread.clone());
+        let entry = |input, flow: &Flow| -> Result<usize, RssError> {
+            Ok(Rss::new(&key, &self.spread, input)?.hash(flow) as usize % len)
+        };
+        let at = entry(HashInput::Addresses, fragments)?;
+        for other in others {
+            let taken = entry(input, &other.flow)?;
+            if taken == at {
+                return Err(SteeringError::SharedEntry {
+                    source: fragments.source,
+                });
+            }
+            if let Some(queue) = other.queue {
+                table[taken] = queue;
+            }
+        }
+        table[at] = landing;
+        self.set_table(table)
+    }
+
     /// Has packets of `flow` come to `queue`, for as long as this lives, if the card can: for LM's small packets, which any other queue
     /// would bring to the kernel's socket.
     ///

@@ -178,6 +178,54 @@ fn fragments_alone_are_led_to_the_landing_queue() {
     assert_eq!(folder.files(), 0);
 }
 
+/// Cards hash fragments by addresses, whatever they do with whole packets.
+#[test]
+fn ip_fragments_are_led_by_their_addresses() {
+    let (folder, card) = (Folder::new("addresses"), Model::new());
+    let before = card.settings();
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let spread_out = card.settings().table;
+    let key = RssKey::new(&card.state().key).expect("a key");
+    let (mut led, mut shared) = (0, 0);
+    for host in 0..=255 {
+        let (fragments, others) = flows(host);
+        let held = card.settings().table;
+        match steering.lead_addresses(1, &fragments, &others) {
+            Ok(()) => {
+                let table = card.settings().table;
+                let rss = Rss::new(&key, &table, HashInput::Addresses).expect("a table");
+                assert_eq!(rss.queue(&fragments), 1);
+                assert_eq!(table.iter().filter(|queue| **queue == 1).count(), 1);
+                assert!(others.iter().all(|other| queue_of(&card, &other.flow) == 0));
+                led += 1;
+            }
+            Err(SteeringError::SharedEntry { source }) => {
+                assert_eq!((source, card.settings().table), (fragments.source, held));
+                shared += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // Two other flows for one of 128 entries.
+    assert!(led >= 240 && led + shared == 256, "{led} led, {shared} shared");
+    steering.unlead().expect("the table is writable");
+    assert_eq!(card.settings().table, spread_out);
+    drop(steering);
+    assert_eq!(card.settings().table, before.table);
+
+    // A card that hashes no ports cannot tell them from anything else.
+    let (folder, card) = (Folder::new("no-ports"), Model::new());
+    card.state().can_set_fields = false;
+    card.state().settings.fields = 0x30;
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let (fragments, others) = flows(1);
+    let error = steering.lead_addresses(1, &fragments, &others);
+    assert!(
+        matches!(error, Err(SteeringError::SharedEntry { .. })),
+        "{error:?}"
+    );
+}
+
 #[test]
 fn what_is_kept_on_a_queue_stays_there_while_sessions_come_and_go() {
     let (folder, card) = (Folder::new("keep"), Model::new());

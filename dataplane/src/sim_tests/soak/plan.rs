@@ -150,7 +150,7 @@ impl Plan {
         // Half of the seeds land in zero-copy mode, where nothing else is possible. Not by the dice, as below.
         let zero_copy = !seed.is_multiple_of(2) && !soak.unverified;
         let mode = match dice.roll(5) {
-            0 if !zero_copy => WireMode::IpFrag,
+            0 => WireMode::IpFrag,
             _ => WireMode::Lm,
         };
         // Not by the dice, so that what else a seed decides is the same with and without.
@@ -158,7 +158,7 @@ impl Plan {
             true if !zero_copy => Integrity::None,
             _ => Integrity::Manifest,
         };
-        let verified = mode == WireMode::Lm && integrity.has_digests();
+        let verified = (zero_copy || mode == WireMode::Lm) && integrity.has_digests();
         let layout = Layout::new(mode, mtu, LinkShape::IPV4).expect("a legal MTU");
         let max_message_len = pick(dice, &[20_000u64, 100_000, 300_000]).min(layout.max_message_len());
         let messages = [0, 1].map(|_| {
@@ -200,6 +200,7 @@ impl Plan {
             one_processor: soak.races,
             landing_ring_len: pick(dice, &[64u32, 256, 2048, 1 << 15]),
             integrity,
+            exclusive: true,
             // By their own dice, as for the digests.
             in_order: !(seed / 12).is_multiple_of(3),
             ..BedConfig::default()

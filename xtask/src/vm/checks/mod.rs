@@ -4,6 +4,7 @@
 mod cards;
 mod copies;
 mod ends;
+mod fragments;
 pub mod overlay;
 mod pair;
 mod rate;
@@ -113,6 +114,14 @@ pub const TABLE: &[Check] = &[
         limit_s: 180,
         about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
         run: streams::foreign,
+    },
+    Check {
+        name: "ipfrag",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 180,
+        about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
+        run: fragments::check,
     },
     Check {
         name: "finality",

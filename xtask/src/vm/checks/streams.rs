@@ -44,6 +44,10 @@ pub(super) struct Stream {
     pub(super) seed: u64,
     /// What becomes of messages that lose fragments.
     pub(super) delivery: &'static str,
+    /// Whether fragments are IP fragments.
+    pub(super) ipfrag: bool,
+    /// Whether the receiver takes those in zero-copy mode.
+    pub(super) exclusive: bool,
 }
 
 impl Default for Stream {
@@ -58,13 +62,15 @@ impl Default for Stream {
             hold: 0,
             seed: 1,
             delivery: "reliable",
+            ipfrag: false,
+            exclusive: false,
         }
     }
 }
 
 impl Stream {
     /// Each length `times` times.
-    fn of(lens: Vec<u64>, times: usize) -> Stream {
+    pub(super) fn of(lens: Vec<u64>, times: usize) -> Stream {
         Stream {
             messages: lens.len() * times,
             lens,
@@ -87,10 +93,16 @@ impl Stream {
 
     /// Sends everything from left to right and compares what both sides say. In a bed with a box that is to be running.
     pub(super) fn run(&self, pair: &Pair) -> Result<Value> {
-        let line = format!("{} --hold {}", self.arguments("lm-check-recv"), self.hold);
-        let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
+        let exclusive = if self.exclusive { " --exclusive" } else { "" };
         let line = format!(
-            "{} --patience 90 --delivery {}",
+            "{} --hold {}{exclusive}",
+            self.arguments("lm-check-recv"),
+            self.hold
+        );
+        let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
+        let ipfrag = if self.ipfrag { " --ipfrag" } else { "" };
+        let line = format!(
+            "{} --patience 90 --delivery {}{ipfrag}",
             self.arguments("lm-check-send"),
             self.delivery
         );
