@@ -10,6 +10,7 @@ mod channel;
 pub mod config;
 mod control;
 mod counters;
+pub mod daemon;
 mod eager;
 mod endpoint;
 mod engine;
