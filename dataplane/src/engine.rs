@@ -43,11 +43,11 @@ use crate::granting::Grants;
 use crate::landing::{Inbound, Sessions, Zone};
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
-use crate::nic::Nic;
+use crate::nic::{ModeRequest, Nic};
 use crate::notices::{Fault, Notices};
 use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
-use crate::peer::{EAGER_CREDIT_PACED, Peers};
+use crate::peer::{EAGER_CREDIT_PACED, PeerId, Peers};
 use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
 use crate::release::{Loaned, Released};
@@ -387,10 +387,29 @@ impl<N: Nic> Engine<N> {
         packets as usize
     }
 
-    /// Nothing may land on this device.
+    /// Nothing may land on this device in zero-copy mode.
     pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
-        tracing::warn!("no session in zero-copy mode: {obstacle}");
-        self.unfit = true;
+        self.footprint = None;
+        let may_copy = self.config.mode == ModeRequest::Auto;
+        match may_copy && self.land_in_copy_mode().is_ok() {
+            true => tracing::warn!("long messages are received in copy mode: {obstacle}"),
+            false => {
+                tracing::warn!("no session in zero-copy mode: {obstacle}");
+                self.unfit = true;
+            }
+        }
+    }
+
+    /// While it is not known what the device writes: makes a peer send a packet that shows it.
+    #[cold]
+    pub(crate) fn ask_for_footprint(&mut self, peer: PeerId) {
+        let Some(probe) = &mut self.footprint else { return };
+        if let Err(obstacle) = probe.ask(peer) {
+            self.refuse_device(&obstacle);
+        } else if self.peers.named(peer).is_some() {
+            let now_ns = self.now_ns;
+            self.ask_where(peer.index, now_ns);
+        }
     }
 
     /// While it is not known what the device writes: looks at a packet that has just come.
@@ -398,11 +417,18 @@ impl<N: Nic> Engine<N> {
     fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
         let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, packet, &self.umem));
         match found {
-            None => return,
-            Some(Ok(prefix)) => self.fixed.prefix = prefix,
+            // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
+            None => {
+                if let Some(peer) = self.footprint.as_ref().and_then(|probe| probe.peer) {
+                    self.ask_for_footprint(peer);
+                }
+            }
+            Some(Ok(prefix)) => {
+                self.fixed.prefix = prefix;
+                self.footprint = None;
+            }
             Some(Err(obstacle)) => self.refuse_device(&obstacle),
         }
-        self.footprint = None;
     }
 
     /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.

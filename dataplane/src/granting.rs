@@ -224,14 +224,13 @@ impl<N: Nic> Landing for Engine<N> {
                 None
             }
         };
-        if let Some(probe) = &mut self.footprint {
-            if let Err(obstacle) = probe.ask() {
-                self.refuse_device(&obstacle);
-                return Err(RejectReason::Unsupported.into());
-            }
+        if self.footprint.is_some() {
             // The answers show what the device writes, and the sender will ask again.
-            self.ask_where(index, now_ns);
-            return Err(Refusal::busy(PROBE_RETRY));
+            self.ask_for_footprint(peer);
+            return Err(match self.unfit {
+                true => RejectReason::Unsupported.into(),
+                false => Refusal::busy(PROBE_RETRY),
+            });
         }
 
         // Entries of several windows are submitted together; the lowest of each waits for the window before it (I5).

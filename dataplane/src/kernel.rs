@@ -20,7 +20,7 @@ use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic
 use crate::queue_poll::QueuePoller;
 use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
-use crate::xsk::{WakeError, XdpStatistics, Xsk, XskConfig};
+use crate::xsk::{BindMode, WakeError, XdpStatistics, Xsk, XskConfig};
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -241,7 +241,11 @@ impl Nic for KernelNic {
             completion_len: config.completion_len,
             rx_len: config.rx_len,
             tx_len: config.tx_len,
-            bind: self.mode.bind_mode(),
+            bind: match config.role {
+                // Its zero-copy counterpart is another role.
+                Role::Landing => BindMode::Copy,
+                _ => self.mode.bind_mode(),
+            },
             need_wakeup: true,
         })?;
         let log = if config.role == Role::None {

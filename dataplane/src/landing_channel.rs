@@ -65,6 +65,20 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
+    /// Leaves zero-copy mode on the landing queue, where no session has been yet. Small packets stay in it: their frames do not
+    /// overlap, so what a device writes beside them harms nobody.
+    pub(crate) fn land_in_copy_mode(&mut self) -> Result<(), NicError> {
+        let Some(landing) = &mut self.landing else {
+            return Ok(());
+        };
+        let registered_len = landing.registered_len;
+        landing.sessions = Sessions::new(landing.log.producer(), self.fixed.landing_ring_len, None, 1);
+        self.fixed.zero_copy = false;
+        self.fixed.prefix = 0;
+        self.fixed.lap = 1;
+        self.rebuild_landing(registered_len)
+    }
+
     /// Replaces the landing channel's socket: nothing that was posted on the old one can be written any more.
     pub(crate) fn rebuild_landing(&mut self, registered_len: u64) -> Result<(), NicError> {
         let Some(landing) = self.landing.take() else {

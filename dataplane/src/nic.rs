@@ -127,8 +127,6 @@ pub struct Channel {
 pub struct Device {
     /// Bytes before each packet (`virtio-net`: 10 to 12).
     pub prefix_len: u8,
-    /// Behind each packet it writes on to the next address that is a multiple of this; 0 or 1: nothing.
-    pub pad_to: u32,
     /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
     /// and its driver never lacks some.
     pub kept_frames: u32,

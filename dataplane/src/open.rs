@@ -54,19 +54,13 @@ impl Endpoint {
             ModeRequest::ZeroCopy => Opened::zero_copy(config, &site)?,
             ModeRequest::Copy | ModeRequest::Generic => Opened::copy(config, &site)?,
             ModeRequest::Auto if !site.may_have_zero_copy() => Opened::copy(config, &site)?,
-            ModeRequest::Auto => {
-                let zero_copy = EndpointConfig {
-                    mode: ModeRequest::ZeroCopy,
-                    ..config.clone()
-                };
-                match Opened::zero_copy(&zero_copy, &site) {
-                    Ok(opened) => opened,
-                    Err(error) => {
-                        warnings.push(format!("no zero-copy mode: {error}"));
-                        Opened::copy(config, &site)?
-                    }
+            ModeRequest::Auto => match Opened::zero_copy(config, &site) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    warnings.push(format!("no zero-copy mode: {error}"));
+                    Opened::copy(config, &site)?
                 }
-            }
+            },
         };
         warnings.extend(opened.warnings.iter().cloned());
         opened.into_endpoint(site, warnings, admit)
@@ -162,7 +156,6 @@ impl Opened {
         let device = Device {
             // What it writes beside packets shows before the first session ([`Probe`]).
             prefix_len: PREFIX_LEN_MAX,
-            pad_to: 0,
             kept_frames: 2 * facts.rx_ring_len,
             lap: facts.landing_lap(),
         };
@@ -229,7 +222,10 @@ impl Opened {
             interface_index: site.interface.index,
             local_ip,
             port: config.port,
-            mode: config.mode,
+            mode: match device {
+                Some(_) => ModeRequest::ZeroCopy,
+                None => config.mode,
+            },
             landing_queues: site.queues.landing.as_slice(),
             cpu_check: CpuCheck::Rps,
             mapping: umem.mapping(),

@@ -224,9 +224,6 @@ impl Parts {
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
-            if let Some(writes) = nic.device() {
-                check_device(writes, queues)?;
-            }
             let registered_len = plan.registered_len();
             let channel = nic.open_channel(&landing_channel::channel_config(
                 queue,
@@ -331,24 +328,6 @@ impl Parts {
 }
 
 /// Whether messages can land on a device that writes packets itself.
-fn check_device(writes: Device, queues: Queues) -> Result<(), OpenError> {
-    if writes.pad_to > 1 {
-        return Err(OpenError::Config(format!(
-            "the device pads what it writes to multiples of {} bytes, which in zero-copy mode overwrites what landed before; use \
-             copy mode",
-            writes.pad_to
-        )));
-    }
-    if queues.general.is_none() {
-        return Err(OpenError::Config(
-            "landing in zero-copy mode takes a receive queue of its own, and the device has one for everything; use copy mode, \
-             or add queues"
-                .to_owned(),
-        ));
-    }
-    Ok(())
-}
-
 /// Each landing queue as often as it has places for sessions.
 fn places_of(queues: &[u16]) -> Vec<u16> {
     let places = |&queue: &u16| std::iter::repeat_n(queue, SessionAdmission::PLACES as usize);

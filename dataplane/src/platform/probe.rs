@@ -6,6 +6,7 @@
 
 use crate::config::PREFIX_LEN_MAX;
 use crate::memory::{CHUNK_LEN_RANGE, Umem};
+use crate::peer::PeerId;
 
 use super::Obstacle;
 use super::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};
@@ -27,6 +28,8 @@ pub(crate) struct Probe {
     suspicions: u32,
     suspicions_max: u32,
     asked: u32,
+    /// Who was asked last.
+    pub(crate) peer: Option<PeerId>,
     chunk: Vec<u8>,
 }
 
@@ -41,6 +44,7 @@ impl Probe {
             suspicions: 0,
             suspicions_max: kept_frames.max(16),
             asked: 0,
+            peer: None,
             chunk: vec![0; chunk_len as usize],
         }
     }
@@ -58,8 +62,9 @@ impl Probe {
         umem.copy_to(frame, &self.chunk);
     }
 
-    /// A peer is about to be asked for a packet. The obstacle, when so many were asked for that some must have shown something.
-    pub(crate) fn ask(&mut self) -> Result<(), Obstacle> {
+    /// `peer` is about to be asked for a packet. The obstacle, when so many were asked for that some must have shown something.
+    pub(crate) fn ask(&mut self, peer: PeerId) -> Result<(), Obstacle> {
+        self.peer = Some(peer);
         self.asked += 1;
         match self.asked > self.suspicions_max.saturating_add(ASKED_MAX) {
             true => Err(Obstacle::Unseen {
@@ -192,9 +197,13 @@ mod tests {
 
     #[test]
     fn nobody_is_asked_for_ever() {
+        const PEER: PeerId = PeerId {
+            index: 0,
+            generation: 0,
+        };
         let mut probe = Probe::new("eth0", CHUNK as u32, 64);
-        let asked = (0..).take_while(|_| probe.ask().is_ok()).count();
+        let asked = (0..).take_while(|_| probe.ask(PEER).is_ok()).count();
         assert_eq!(asked, 564);
-        assert!(matches!(probe.ask(), Err(Obstacle::Unseen { .. })));
+        assert!(matches!(probe.ask(PEER), Err(Obstacle::Unseen { .. })));
     }
 }

@@ -22,11 +22,11 @@ use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-use crate::nic::{Device, Nic};
+use crate::nic::{Device, ModeRequest, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
-use crate::platform::chunk_len_for;
+use crate::platform::{chunk_len_for, probe::Probe};
 use crate::region::SendRegion;
 #[cfg(test)]
 use crate::release::Released;
@@ -69,6 +69,9 @@ pub(crate) struct BedConfig {
     pub(crate) integrity: Integrity,
     /// Whether IP fragments may land in zero-copy mode.
     pub(crate) exclusive: bool,
+    /// What the device writes beside packets is found out before the first session.
+    pub(crate) probing: bool,
+    pub(crate) mode: ModeRequest,
     pub(crate) wire: WireConfig,
 }
 
@@ -98,6 +101,8 @@ impl Default for BedConfig {
             in_order: true,
             integrity: Integrity::Manifest,
             exclusive: false,
+            probing: false,
+            mode: ModeRequest::ZeroCopy,
             wire: WireConfig::default(),
         }
     }
@@ -138,6 +143,7 @@ impl Bed {
             in_order: config.in_order,
             integrity: config.integrity,
             exclusive: config.exclusive,
+            mode: config.mode,
             ..EndpointConfig::default()
         };
         let link = LinkShape::IPV4;
@@ -147,7 +153,6 @@ impl Bed {
             Semantics::Copy => None,
             Semantics::ZeroCopy(device) => Some(Device {
                 prefix_len: device.prefix_len as u8,
-                pad_to: device.pad_to,
                 kept_frames: device.kept_frames(),
                 lap: device.lap,
             }),
@@ -211,7 +216,11 @@ impl Bed {
                 max_message_len: config.max_message_len,
                 lease: config.lease,
             };
-            parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit))
+            let mut engine = parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit));
+            if config.probing {
+                engine.footprint = Some(Probe::new("sim0", plan.chunk_len, plan.kept_frames));
+            }
+            engine
         };
         let hosts = nics.into_iter().zip(umems).enumerate().map(engine).collect();
         let mut bed = Bed {

@@ -15,10 +15,9 @@ use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
 use crate::config::ConnectOptions;
-use crate::error::{ConnectError, OpenError};
+use crate::error::ConnectError;
 use crate::message::Message;
-use crate::nic::{Device, Nic};
-use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::nic::ModeRequest;
 use crate::outbound::Outcome;
 use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
 
@@ -262,52 +261,47 @@ fn a_queue_carries_one_session() {
     assert!(bed.recv(0)[..] == payload[..]);
 }
 
-/// What a device must not do, and what it must have.
+/// A device that pads what it writes would overwrite what landed before. That shows when the first sender asks.
 #[test]
-fn devices_that_cannot_do_it_are_refused() {
-    let open = |pad_to, queues| {
-        let device = ZeroCopy {
-            pad_to,
-            ..ZeroCopy::default()
-        };
-        let mut bed = Bed::new(&config(ZeroCopy::default()));
-        let endpoint = bed.hosts[0].config.clone();
-        let layout = bed.hosts[0].fixed.layout;
-        let writes = Device {
-            prefix_len: device.prefix_len as u8,
-            pad_to,
-            kept_frames: device.kept_frames(),
-            lap: 1,
-        };
-        let plan = MemoryPlan::new(&endpoint, &layout, 2048, Some(writes)).expect("a plan");
-        let umem = crate::memory::Umem::new(plan.total_len(), crate::memory::HugePages::Off).expect("memory");
-        let host = |ip: u8| crate::simnic::HostConfig {
-            ip: std::net::Ipv4Addr::new(10, 9, 0, ip),
-            port: 7168,
-            queues: 4,
-            mapping: umem.mapping().clone(),
-            chunk_len: plan.chunk_len,
-            ring_start: 0,
-        };
-        let wire = config(device).wire;
-        let (_wire, mut nic, _other) = crate::simnic::wire(wire, [host(1), host(2)]);
-        assert_eq!(nic.device(), Some(writes));
-        bed.round();
-        match Parts::open(&mut nic, &endpoint, &plan, queues, 2048) {
-            Err(OpenError::Config(text)) => text,
-            Err(error) => panic!("{error}"),
-            Ok(_) => String::new(),
+fn a_device_that_pads_copies_or_is_refused() {
+    let bed = |pad_to, mode| {
+        Bed::new(&BedConfig {
+            probing: true,
+            mode,
+            ..config(ZeroCopy {
+                pad_to,
+                prefix_len: 12,
+                ..ZeroCopy::default()
+            })
+        })
+    };
+    let options = ConnectOptions {
+        max_message_len: 200_000,
+        ..ConnectOptions::default()
+    };
+    let refused = bed(64, ModeRequest::ZeroCopy).connect(0, &options);
+    assert!(
+        matches!(
+            refused,
+            Err(ConnectError::Rejected {
+                reason: RejectReason::Unsupported,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    for (pad_to, copies) in [(64, true), (1, false)] {
+        let mut bed = bed(pad_to, ModeRequest::Auto);
+        let peer = bed.connect(0, &options).expect("a session");
+        for len in [1449, 200_000, 77_777] {
+            bed.exchange(0, peer, &noise(len, len as usize));
         }
-    };
-    let two = super::bed::TWO_QUEUES;
-    assert_eq!(open(0, two), "");
-    assert_eq!(open(1, two), "");
-    assert!(open(64, two).contains("pads"), "{}", open(64, two));
-    let one = Queues {
-        general: None,
-        landing: Some(0),
-    };
-    assert!(open(0, one).contains("queue of its own"), "{}", open(0, one));
+        bed.check_memory();
+        let receiver = &bed.hosts[1];
+        assert_eq!(!receiver.fixed.zero_copy, copies);
+        assert_eq!(receiver.counters.violations.total(), 0);
+        assert_eq!(receiver.counters.fragments_displaced, 0);
+    }
 }
 
 /// Sends `lens` one after the other while the wire does what it does, and looks at every message again after all have come.

@@ -150,7 +150,11 @@ impl Nic for SimNic {
         let (tx, mut sim_tx) = ring::in_memory::<Tx>(config.tx_len, start);
         let (sim_completion, completion) = ring::in_memory::<Completion>(config.completion_len, start);
         sim_tx.set_needs_wakeup(true); // copy mode always wants it
-        let semantics = host.shared.config.semantics[host.host.min(1)];
+        let semantics = match config.role {
+            // Its zero-copy counterpart is another role.
+            Role::Landing => Semantics::Copy,
+            _ => host.shared.config.semantics[host.host.min(1)],
+        };
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
         let channel = SimChannel::new(rings, config.registered_len, semantics, bounds);
@@ -342,7 +346,6 @@ impl Nic for SimNic {
             Semantics::Copy => None,
             Semantics::ZeroCopy(device) => Some(Device {
                 prefix_len: device.prefix_len as u8,
-                pad_to: device.pad_to,
                 kept_frames: device.kept_frames(),
                 lap: device.lap,
             }),
