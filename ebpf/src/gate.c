@@ -348,6 +348,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	struct packet packet = { .end = end, .frame_len = frame_len, .link_len = sizeof(struct ethernet) };
 	const struct ethernet *ethernet = data;
 	const struct data_header *lm;
+	const struct ipv4 *ip;
 	const struct udp *udp;
 	__u16 protocol;
 	__u32 udp_len, type;
@@ -378,7 +379,9 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
 		return judge_fragment(md, queue, channel, log, &packet);
 
-	udp = (const void *)(packet.ip + 1);
+	/* Moved, or the compiler keeps what it compared with `end` above on the stack, in a place that it gives to a number later. */
+	asm volatile("%0 = %1 # the IPv4 header" : "=r"(ip) : "r"(packet.ip));
+	udp = (const void *)(ip + 1);
 	if ((const void *)(udp + 1) > end)
 		return LM_PASS_MALFORMED;
 	if (udp->destination != channel->data_port) {
