@@ -214,7 +214,10 @@ pub struct ConnectOptions {
     pub delivery: Delivery,
     /// How long to try.
     pub timeout: Duration,
-    /// Whether to ask for a landing session now. Without one only messages of one fragment can be sent.
+    /// Whether the session is one by the one-copy path: it takes no place of the receiver's landing queue and no admission between
+    /// hosts, and the receiving host copies each fragment once. Not with `ipfrag`.
+    pub one_copy: bool,
+    /// Whether to ask for a session now. Without one only messages of one fragment can be sent.
     pub session: bool,
     /// Most that may leave for the peer while the session lasts, in bits per second of Ethernet frames, from the
     /// destination address to the last payload byte (no preamble, no checksum). Over any time `t` no more than
@@ -235,6 +238,7 @@ impl Default for ConnectOptions {
             messages_in_flight: 8,
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
+            one_copy: false,
             session: true,
             rate: None,
         }

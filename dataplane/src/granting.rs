@@ -13,6 +13,7 @@ use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
     Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
 };
+use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::with_digests;
 use lm_protocol::zone::ZoneShape;
@@ -21,12 +22,14 @@ use crate::arena::pages_len;
 use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN};
 use crate::control::random_u64;
 use crate::engine::{Engine, time};
-use crate::landing::{Inbound, InboundTerms, Violation};
+use crate::landing::{Inbound, InboundTerms, Violation, Zone};
 use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::one_copy::ONE_COPY_QUEUE;
+use crate::udp::Port;
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
-const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
+pub(crate) const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
 
 /// How long an applicant waits while its answers show what the device writes.
 const PROBE_RETRY: Duration = Duration::from_millis(2);
@@ -35,9 +38,55 @@ const LED_NS: u64 = 1_000_000_000;
 
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
+    /// Of sessions that land.
     pub(crate) grantor: Grantor,
+    /// Of sessions by the one-copy path.
+    pub(crate) one_copy: Grantor,
     pub(crate) admit: Box<dyn Admit + Send>,
 }
+
+impl Grants {
+    /// Who decides about requests that come to this port.
+    pub(crate) fn of(&mut self, port: Port) -> &mut Grantor {
+        match port {
+            Port::Control => &mut self.grantor,
+            Port::Data => &mut self.one_copy,
+        }
+    }
+
+    pub(crate) fn handle<N: Nic>(
+        &mut self,
+        port: Port,
+        from: SocketAddrV4,
+        (request_id, message): (u32, &ControlMessage),
+        now: Time,
+        engine: &mut Engine<N>,
+    ) -> Option<ControlMessage> {
+        let (grantor, admit) = match port {
+            Port::Control => (&mut self.grantor, self.admit.as_mut()),
+            Port::Data => (&mut self.one_copy, self.admit.as_mut()),
+        };
+        grantor.handle(from, request_id, message, now, admit, engine)
+    }
+
+    /// Something was heard of a session.
+    pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
+        self.grantor.touched(session_key, now);
+        self.one_copy.touched(session_key, now);
+    }
+}
+
+/// What a session leaves behind.
+pub(crate) struct Retired {
+    /// Messages that it delivered.
+    pub(crate) delivered: u32,
+    /// Whether nothing of it was under way.
+    pub(crate) idle: bool,
+    /// Memory of messages that were not delivered.
+    pub(crate) zones: Vec<Zone>,
+}
+
+const PORTS: [Port; 2] = [Port::Control, Port::Data];
 
 impl<N: Nic> Engine<N> {
     /// The landing channel's packets can no longer be trusted to lie where they should: gives its sessions up, and builds it
@@ -46,7 +95,7 @@ impl<N: Nic> Engine<N> {
         self.counters.violations.count(violation);
         let Some(landing) = &mut self.landing else { return };
         landing.sessions.entries.trusted = false;
-        let keys: Vec<u64> = (landing.sessions.iter())
+        let keys: Vec<u64> = (landing.sessions.iter().filter(|inbound| !inbound.terms.one_copy))
             .map(|inbound| inbound.terms.key)
             .collect();
         for key in keys {
@@ -59,19 +108,21 @@ impl<N: Nic> Engine<N> {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        let session = grants.grantor.session(session_key);
-        let peer = session.map(|session| session.peer);
-        if let Some(peer) = peer {
+        let found = PORTS.into_iter().find_map(|port| {
+            let session = grants.of(port).session(session_key)?;
+            Some((port, session.peer))
+        });
+        if let Some((port, peer)) = found {
             self.notices.tell(fault, peer);
+            grants.of(port).close(session_key, self);
         }
-        grants.grantor.close(session_key, self);
         self.grants = Some(grants);
-        if let Some(peer) = peer {
+        if let Some((port, peer)) = found {
             let ended = Ended {
                 session_key,
                 delivered: 0,
             };
-            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -81,24 +132,24 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let mut ended = Vec::new();
-        for session in grants.grantor.sessions() {
-            let session_key = session.grant.session_key;
-            let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
-            if let Some(inbound) = inbound {
-                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                ended.push((
-                    session.peer,
-                    Ended {
+        for port in PORTS {
+            for session in grants.of(port).sessions() {
+                let session_key = session.grant.session_key;
+                let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+                if let Some(inbound) = inbound {
+                    let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                    let what = Ended {
                         session_key,
                         delivered,
-                    },
-                ));
+                    };
+                    ended.push((port, session.peer, what));
+                }
             }
+            grants.of(port).shut_down(self);
         }
-        grants.grantor.shut_down(self);
         self.grants = Some(grants);
-        for (peer, ended) in ended {
-            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+        for (port, peer, ended) in ended {
+            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -107,13 +158,15 @@ impl<N: Nic> Engine<N> {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        grants.grantor.expire(time(now_ns), self);
+        for port in PORTS {
+            grants.of(port).expire(time(now_ns), self);
+        }
         self.grants = Some(grants);
     }
 
     /// Nothing has to come to a landing queue without sessions.
     pub(crate) fn close_way(&mut self, now_ns: u64) {
-        let is_used = (self.landing.as_ref()).is_some_and(|landing| !landing.sessions.is_empty());
+        let is_used = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.admits_any());
         if is_used {
             self.led_ns = self.led_ns.map(|_| now_ns);
         } else if self
@@ -131,9 +184,28 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// Takes a session out of its channel, which the gate no longer admits.
+    pub(crate) fn retire(&mut self, place: u8) -> Option<Retired> {
+        let landing = self.landing.as_mut()?;
+        let mut inbound = landing.sessions.remove(place)?;
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        if let Some(peer) = self.peers.named(peer) {
+            peer.inbound -= 1;
+        }
+        self.counters.sessions_ended += 1;
+        Some(Retired {
+            delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
+            idle: inbound.is_idle(),
+            zones: self.report_given_up(&mut inbound),
+        })
+    }
+
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
     /// moderate amount, and always for one whole message.
-    fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
+    pub(crate) fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
         let zone = pages_len(zone_len);
         let shared = zone
             .saturating_mul(u64::from(messages_in_flight))
@@ -145,13 +217,16 @@ impl<N: Nic> Engine<N> {
 impl<N: Nic> Landing for Engine<N> {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let request = application.request;
+        if queue == ONE_COPY_QUEUE {
+            return self.open_one_copy(application, permit);
+        }
         let Some(landing) = &self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
         let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
-        let alone = landing.sessions.is_empty();
+        let alone = !landing.sessions.admits_any();
         // The paper's wire is without, where the gate can read headers.
         let integrity = match request.wire {
             Wire::IpFrag if !self.fixed.zero_copy => Integrity::None,
@@ -192,8 +267,9 @@ impl<N: Nic> Landing for Engine<N> {
         // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
         // forged its address.
         let peers = &mut self.peers;
-        let is_from =
-            |inbound: &Inbound| (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from);
+        let is_from = |inbound: &Inbound| {
+            !inbound.terms.one_copy && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
+        };
         if landing.sessions.iter().any(is_from) {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
@@ -284,6 +360,7 @@ impl<N: Nic> Landing for Engine<N> {
             max_message_len: request.max_message_len,
             registered_len: 0,
             one_processor: self.fixed.one_processor,
+            one_copy: false,
             admission,
         };
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
@@ -299,7 +376,7 @@ impl<N: Nic> Landing for Engine<N> {
             let _ = self.nic.close_session(u32::from(queue), u32::from(place));
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        if landing.sessions.is_empty() {
+        if !landing.sessions.admits_any() {
             landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
         }
         let terms = InboundTerms {
@@ -326,8 +403,11 @@ impl<N: Nic> Landing for Engine<N> {
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        let queue = u32::from(session.grant.landing_queue);
         let key = session.grant.session_key;
+        if session.grant.landing_queue == ONE_COPY_QUEUE {
+            return self.close_one_copy(key);
+        }
+        let queue = u32::from(session.grant.landing_queue);
         let Some(landing) = &mut self.landing else {
             return 0;
         };
@@ -336,7 +416,7 @@ impl<N: Nic> Landing for Engine<N> {
         };
         // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
         // While others go on nobody waits for that: what comes late belongs to nobody then.
-        let last = landing.sessions.taken().count() == 1;
+        let last = landing.sessions.admitted().count() == 1;
         let mut closed = self.nic.close_session(queue, u32::from(place));
         if last {
             closed = closed.and_then(|()| self.nic.quiesce(queue));
@@ -349,22 +429,14 @@ impl<N: Nic> Landing for Engine<N> {
             let violations = self.counters.violations.total();
             while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
         }
-        let Some(landing) = &mut self.landing else {
+        let Some(Retired {
+            delivered,
+            idle,
+            zones,
+        }) = self.retire(place)
+        else {
             return 0;
         };
-        let Some(mut inbound) = landing.sessions.remove(place) else {
-            return 0;
-        };
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
-        self.notices.remember(inbound.terms.key);
-        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
-        self.book_repair(peer, repair);
-        if let Some(peer) = self.peers.named(peer) {
-            peer.inbound -= 1;
-        }
-        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-        let idle = inbound.is_idle();
-        let zones = self.report_given_up(&mut inbound);
         let Some(landing) = &mut self.landing else {
             return delivered;
         };
@@ -382,7 +454,6 @@ impl<N: Nic> Landing for Engine<N> {
                 return delivered;
             }
         }
-        self.counters.sessions_ended += 1;
         delivered
     }
 }

@@ -299,6 +299,8 @@ pub(crate) struct InboundTerms {
     pub(crate) registered_len: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
     pub(crate) one_processor: bool,
+    /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
+    pub(crate) one_copy: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }
@@ -500,7 +502,29 @@ impl Inbound {
 
     /// The session's place on its channel: four bits of its key say it to the gate.
     pub(crate) fn place(&self) -> u8 {
-        self.terms.admission.place() as u8
+        let place = self.terms.admission.place() as u8;
+        match self.terms.one_copy {
+            true => place + sessions::ADMITTED,
+            false => place,
+        }
+    }
+
+    /// A session without entries: finds memory for its messages, which may be written there at once.
+    fn take_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>, now_ns: u64) {
+        if !self.terms.one_copy {
+            return;
+        }
+        self.confirm();
+        while self.posting < self.messages.len() && self.find_memory(arena, chosen) {
+            if self.posting == 0 {
+                // The sender's time begins when it may send: until now the application had the memory.
+                self.progress_ns = now_ns;
+            }
+            let message = &mut self.messages[self.posting];
+            message.posted = message.geometry.fragment_count();
+            message.consumed = message.posted;
+            self.posting += 1;
+        }
     }
 
     /// Writes up to `room` fill entries, as far as memory and I5 allow, in the session's packet order, and puts them to
@@ -607,7 +631,7 @@ impl Inbound {
 
     /// Whether entries may be posted for more packets, memory permitting.
     fn wants_entries(&self) -> bool {
-        self.posting < self.messages.len()
+        self.posting < self.messages.len() && !self.terms.one_copy
     }
 
     /// Packets of the session up to the last that an entry was posted for, or left out.
@@ -744,6 +768,7 @@ impl Inbound {
         match self.messages.front() {
             Some(message)
                 if message.posted > message.consumed
+                    || (self.terms.one_copy && message.posted > 0)
                     || message.missing_ns.is_some()
                     || self.awaits_digests() =>
             {

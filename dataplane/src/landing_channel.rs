@@ -169,8 +169,8 @@ impl<N: Nic> Engine<N> {
         }
         // I4: no CPU is inside the gate with a session. What it accepted until then is on the ring, and is not looked
         // at: its sender is asked for it again.
-        let taken = landing.sessions.taken();
-        let closed = (landing.sessions.taken())
+        let taken = landing.sessions.admitted();
+        let closed = (landing.sessions.admitted())
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
         let position = landing.log.producer();
@@ -201,9 +201,9 @@ impl<N: Nic> Engine<N> {
             if self.nic.open_session(queue, &resumed).is_err() {
                 self.counters.landing_lost += 1;
             }
-            inbound.terms.registered_len = registered_len;
-            inbound.resume(&mut landing.log);
+            inbound.limit_messages(&mut landing.log);
         }
+        (landing.sessions.iter_mut()).for_each(|inbound| inbound.terms.registered_len = registered_len);
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);

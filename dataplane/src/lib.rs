@@ -29,6 +29,7 @@ mod message;
 mod netlink;
 pub mod nic;
 mod notices;
+mod one_copy;
 mod open;
 mod opening;
 mod outbound;

@@ -27,6 +27,7 @@ use crate::landing_channel;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Device, Nic};
 use crate::notices::Notices;
+use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::release::Loaned;
@@ -301,6 +302,7 @@ impl Parts {
             leaving: Vec::with_capacity(crate::config::PEERS_MAX),
             grants: Some(Grants {
                 grantor: Grantor::new(&places_of(&self.landing_queues)),
+                one_copy: Grantor::new(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
                 admit,
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),

@@ -694,9 +694,11 @@ impl Inbound {
             .map_or(self.announced, |message| message.number)
     }
 
-    /// The gate has opened the session anew: it may admit what it admitted before.
-    pub(crate) fn resume(&self, log: &mut Log) {
-        log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
+    /// The gate may admit what is announced, now and when it has opened the session anew.
+    pub(crate) fn limit_messages(&self, log: &mut Log) {
+        if !self.terms.one_copy {
+            log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
+        }
     }
 
     /// The next request for what is missing and due: a message's number, and ranges of fragment indices. It counts as
