@@ -51,6 +51,7 @@ mod sim_tests;
 pub mod simnic;
 pub mod steering;
 mod telling;
+pub mod terms;
 mod timers;
 
 pub mod udp;

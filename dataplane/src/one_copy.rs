@@ -5,22 +5,18 @@
 //! data port. Memory for its messages comes from the landing arena.
 
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, Permit, Refusal, Terms};
-use lm_protocol::wire::lm::with_digests;
-use lm_protocol::zone::ZoneShape;
 
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
-use crate::control::random_u64;
 use crate::engine::Engine;
 use crate::granting::{NEIGHBOUR_RETRY, Retired};
 use crate::landing::{Inbound, InboundTerms};
 use crate::nic::Nic;
-
-use std::time::Duration;
+use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// Stands for a landing queue in the grants of such sessions.
 pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
@@ -44,17 +40,15 @@ impl<N: Nic> Engine<N> {
         let Some(place) = landing.sessions.free_one_copy_place() else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
-        let layout = (request.layout_at(self.fixed.mtu, self.fixed.link).ok())
-            .filter(|layout| layout.payload_len() >= crate::integrity::PAYLOAD_LEN_MIN)
-            .ok_or(RejectReason::Unsupported)?;
-        let max_message_len = permit.max_message_len.min(layout.max_message_len());
-        if request.max_message_len > max_message_len {
-            return Err(Refusal::too_large(max_message_len));
-        }
-        let largest = layout
-            .session_message(request.max_message_len)
-            .map_err(|_| RejectReason::Unsupported)?;
-        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, 0).total_len();
+        // Nothing of the landing queue matters.
+        let offered = LandingTerms {
+            window_fragments: (1, WINDOW_FRAGMENTS_MAX),
+            tx_queue_hint: None,
+            zero_copy: false,
+            prefix: 0,
+            ..self.landing_terms(permit.max_message_len)
+        };
+        let fit = offered.fit(request)?;
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         // As for sessions that land: whoever asks may have forged its address.
         let peers = &mut self.peers;
@@ -68,7 +62,7 @@ impl<N: Nic> Engine<N> {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
         let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
         let addressing = self.addressing_to(from, mac);
         let now_ns = self.now_ns;
         let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
@@ -76,61 +70,23 @@ impl<N: Nic> Engine<N> {
         };
         self.peers.at(index).addressing = addressing;
         let peer = self.peers.id_of(index);
-        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
-        let key = with_digests(key, request.integrity.has_digests());
-        let admission = SessionAdmission {
-            key,
-            wire: lm_ebpf::Wire::Lm,
-            peer_ip: *from.ip(),
-            peer_port: from.port(),
-            local_ip: *self.nic.local().ip(),
-            header_len: layout.header_len(),
-            payload_len: layout.payload_len(),
-            window_fragments: request.window.fragments(),
-            first_message: 0,
-            active_until_ns: 0,
-        };
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None);
+        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
         let terms = InboundTerms {
-            peer,
-            key,
-            layout,
-            window: request.window,
-            chunk_len: self.fixed.chunk_len,
             prefix: 0,
             zero_copy: false,
-            first_message: 0,
-            messages_in_flight,
-            on_the_way: ON_THE_WAY,
-            posted_max: ON_THE_WAY,
-            delivery: request.delivery,
-            integrity: request.integrity,
-            in_order: self.config.in_order,
-            max_message_len: request.max_message_len,
             registered_len: landing.registered_len,
             one_processor: false,
             one_copy: true,
-            admission,
+            ..terms
         };
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
         self.counters.sessions_granted += 1;
-        Ok(Terms {
-            session_key: key,
-            data_port: self.nic.local().port(),
-            layout,
-            tx_queue_hint: None,
-            prefix: 0,
-            frames_per_packet: 1,
-            repeats_apart: false,
-            landing_port: None,
-            max_message_len: request.max_message_len,
-            window: request.window,
-            packet_limit: 0,
-            first_message: 0,
-        })
+        Ok(granted)
     }
 
     pub(crate) fn close_one_copy(&mut self, key: u64) -> u32 {
