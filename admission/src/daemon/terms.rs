@@ -1,0 +1,1 @@
+//! On which terms a session is granted.
