@@ -144,15 +144,10 @@ struct {
  */
 struct packet {
 	const struct ipv4 *ip;
+	const void *end;
 	__u32 frame_len; /* all of it */
 	__u32 link_len;	 /* Ethernet and VLAN tag */
 	__u32 ip_len;	 /* the IPv4 packet with its header */
-};
-
-/* The ports of a datagram's first fragment. */
-struct ports {
-	__u16 source, destination;
-	__u32 known;
 };
 
 /* What a packet says about itself; what is left is the session's state. `place` is the session's, below LM_SESSIONS. */
@@ -296,26 +291,36 @@ INLINE enum lm_verdict judge_data(struct xdp_md *md, __u32 queue, struct lm_chan
 	return admit(md, queue, channel, session, log, packet, &fragment, session->header_len);
 }
 
-/* An IPv4 fragment to our address, on any port: only the first one shows its ports. */
-INLINE enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log,
-				      const struct packet *packet, struct ports ports)
+/*
+ * An IPv4 fragment to our address, on any port: only the first one shows its ports. A function of its own, so that it has a stack of its
+ * own: where the compiler puts a number in a pointer's place there, the verifier demands CAP_PERFMON.
+ */
+static __attribute__((noinline)) enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_channel *channel,
+								struct lm_log *log, const struct packet *packet)
 {
 	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len;
-	__u32 payload_len = packet->ip_len - sizeof(struct ipv4);
+	__u32 payload_len = packet->ip_len - sizeof(struct ipv4), id = be16(packet->ip->id);
+	__u32 source = packet->ip->source, destination = packet->ip->destination;
+	const struct udp *udp = (const void *)(packet->ip + 1);
 	struct fragment fragment = { .place = 0 };
-	struct lm_session *session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
+	__u32 has_ports = 0, source_port = 0, destination_port = 0;
+	struct lm_session *session;
 
-	if (!log || !session)
-		return LM_PASS_FRAGMENT;
-	if (packet->ip->source != session->peer_ip || packet->ip->destination != session->local_ip)
-		return LM_PASS_FRAGMENT;
-	if (offset == 0) {
-		if (!ports.known || payload_len < sizeof(struct udp))
-			return LM_PASS_MALFORMED;
-		if (ports.source != session->peer_port || ports.destination != channel->data_port)
-			return LM_PASS_FRAGMENT;
+	if (offset == 0 && (const void *)(udp + 1) <= packet->end) {
+		has_ports = 1;
+		source_port = udp->source;
+		destination_port = udp->destination;
 	}
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(struct udp) != session->header_len)
+	session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
+	if (!log || !session || source != session->peer_ip || destination != session->local_ip)
+		goto unclaimed;
+	if (offset == 0) {
+		if (!has_ports || payload_len < sizeof(*udp))
+			return LM_PASS_MALFORMED;
+		if (source_port != session->peer_port || destination_port != channel->data_port)
+			goto unclaimed;
+	}
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) != session->header_len)
 		return LM_PASS_HEADER;
 	full_len = session->payload_len;
 	if (full_len == 0 || offset % full_len != 0)
@@ -324,17 +329,26 @@ INLINE enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_
 		return LM_PASS_LENGTH;
 	fragment.index = offset / full_len;
 	/* The identification is the message number's low half; the rest follows from the last accepted message. */
-	fragment.message = session->last_message + (__s32)(__s16)(be16(packet->ip->id) - (__u16)session->last_message);
+	fragment.message = session->last_message + (__s32)(__s16)(id - (__u16)session->last_message);
 	return admit(md, queue, channel, session, log, packet, &fragment,
-		     offset == 0 ? session->header_len : session->header_len - sizeof(struct udp));
+		     offset == 0 ? session->header_len : session->header_len - sizeof(*udp));
+
+unclaimed:
+	/* The first fragment names the port of all. */
+	if (has_ports)
+		tell_owner(destination_port);
+	return LM_PASS_FRAGMENT;
 }
 
 INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log)
 {
+	/* First: no pointer into the packet has to be kept across this call. */
+	__u32 frame_len = bpf_xdp_get_buff_len(md);
 	const void *data = (const void *)(long)md->data, *end = (const void *)(long)md->data_end;
-	struct packet packet = { .link_len = sizeof(struct ethernet) };
+	struct packet packet = { .end = end, .frame_len = frame_len, .link_len = sizeof(struct ethernet) };
 	const struct ethernet *ethernet = data;
 	const struct data_header *lm;
+	const struct ipv4 *ip;
 	const struct udp *udp;
 	__u16 protocol;
 	__u32 udp_len, type;
@@ -360,25 +374,14 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip->version_words != 0x45)
 		return LM_PASS_OPTIONS;
 	packet.ip_len = be16(packet.ip->total_len);
-	packet.frame_len = bpf_xdp_get_buff_len(md);
 	if (packet.ip_len < sizeof(struct ipv4) || packet.link_len + packet.ip_len > packet.frame_len)
 		return LM_PASS_MALFORMED;
-	udp = (const void *)(packet.ip + 1);
-	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET)) {
-		struct ports ports = { 0 };
-		enum lm_verdict verdict;
+	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
+		return judge_fragment(md, queue, channel, log, &packet);
 
-		/*
-		 * Numbers, and no longer `end`: a spilled pointer's place on the stack would be used again for something else, which
-		 * the verifier grants only to holders of CAP_PERFMON.
-		 */
-		if (!(packet.ip->fragment & be16(IP_OFFSET)) && (const void *)(udp + 1) <= end)
-			ports = (struct ports){ udp->source, udp->destination, 1 };
-		verdict = judge_fragment(md, queue, channel, log, &packet, ports);
-		if (verdict == LM_PASS_FRAGMENT && ports.known)
-			tell_owner(ports.destination);
-		return verdict;
-	}
+	/* Moved, or the compiler keeps what it compared with `end` above on the stack, in a place that it gives to a number later. */
+	asm volatile("%0 = %1 # the IPv4 header" : "=r"(ip) : "r"(packet.ip));
+	udp = (const void *)(ip + 1);
 	if ((const void *)(udp + 1) > end)
 		return LM_PASS_MALFORMED;
 	if (udp->destination != channel->data_port) {
