@@ -24,6 +24,8 @@ pub(crate) struct Ports {
     peers: Vec<SocketAddrV4>,
     /// Datagrams that could not be sent: as good as lost.
     pub(crate) send_errors: u64,
+    /// Whether datagrams may be left that came.
+    pub(crate) more: bool,
 }
 
 /// The broadcast address of a subnet; `None` where it has none (RFC 3021).
@@ -57,6 +59,7 @@ impl Ports {
             broadcast,
             peers: Vec::new(),
             send_errors: 0,
+            more: false,
         };
         ports.set_peers(address, peers);
         Ok(ports)

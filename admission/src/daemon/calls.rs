@@ -762,7 +762,7 @@ fn install(attachment: &mut Attachment, id: ProgramId, queue: u16, role: Role, b
             Role::General => lm_ebpf::Role::General,
             _ => lm_ebpf::Role::Landing,
         };
-        let installed = || -> Result<OwnedFd, String> {
+        let mut installed = || -> Result<OwnedFd, String> {
             gate.set_data_port(number, data_port).map_err(told)?;
             if old != Some(role) {
                 gate.set_role(number, gate_role).map_err(told)?;

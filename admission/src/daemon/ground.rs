@@ -160,7 +160,7 @@ impl Ground {
         self.want_quiet(queue);
     }
 
-    fn want_quiet(&mut self, queue: u16) {
+    pub(crate) fn want_quiet(&mut self, queue: u16) {
         self.wanted |= 1 << queue;
     }
 
