@@ -29,9 +29,17 @@ const AWAY_RETRY: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A session was granted.
-    Opened { program: ProgramId, session_key: u64, place: u16 },
+    Opened {
+        program: ProgramId,
+        session_key: u64,
+        place: u16,
+    },
     /// A session is over.
-    Closed { program: ProgramId, session_key: u64, messages: Option<u32> },
+    Closed {
+        program: ProgramId,
+        session_key: u64,
+        messages: Option<u32>,
+    },
 }
 
 /// One of the gate's places.
@@ -82,7 +90,9 @@ impl Holder {
     fn place_of(&self, session_key: u64) -> Option<usize> {
         self.places.iter().position(|place| match place {
             Place::Free => false,
-            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => *key == session_key,
+            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => {
+                *key == session_key
+            }
         })
     }
 }
@@ -166,7 +176,12 @@ impl Ground {
 
     /// A program goes on under another number.
     pub(crate) fn renumber(&mut self, from: ProgramId, to: ProgramId) {
-        for holder in self.queues.iter_mut().flatten().filter(|holder| holder.program == from) {
+        for holder in self
+            .queues
+            .iter_mut()
+            .flatten()
+            .filter(|holder| holder.program == from)
+        {
             holder.program = to;
             holder.away = false;
         }
@@ -294,7 +309,11 @@ impl Landing for Ground {
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
         };
-        let Some(offer) = holder.offer.as_ref().filter(|_| holder.role == Some(Role::Landing)) else {
+        let Some(offer) = holder
+            .offer
+            .as_ref()
+            .filter(|_| holder.role == Some(Role::Landing))
+        else {
             return Err(RejectReason::Unsupported.into());
         };
         if !allows(&offer.allow, *application.from.ip()) {
@@ -362,9 +381,13 @@ impl Landing for Ground {
         let queue = session.grant.landing_queue;
         let session_key = session.grant.session_key;
         let by_program = self.aborting == Some(session_key);
-        let Some(holder) = self.holder(queue) else { return 0 };
+        let Some(holder) = self.holder(queue) else {
+            return 0;
+        };
         let program = holder.program;
-        let Some(place) = holder.place_of(session_key) else { return 0 };
+        let Some(place) = holder.place_of(session_key) else {
+            return 0;
+        };
         let Place::Open { delivered, .. } = holder.places[place] else {
             return 0;
         };

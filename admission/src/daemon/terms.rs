@@ -40,7 +40,10 @@ pub(crate) fn terms(
     let layout = request
         .layout_at(offer.mtu.min(side.mtu), LinkShape::IPV4)
         .map_err(|_| RejectReason::Unsupported)?;
-    let max = permit.max_message_len.min(offer.max_message_len).min(layout.max_message_len());
+    let max = permit
+        .max_message_len
+        .min(offer.max_message_len)
+        .min(layout.max_message_len());
     if request.max_message_len > max {
         return Err(Refusal::too_large(max));
     }
@@ -48,7 +51,8 @@ pub(crate) fn terms(
         Wire::IpFrag => Integrity::None,
         Wire::Lm => request.integrity,
     };
-    let window = WindowShape::new(request.window.fragments().min(offer.window_max)).unwrap_or(WindowShape::DEFAULT);
+    let window =
+        WindowShape::new(request.window.fragments().min(offer.window_max)).unwrap_or(WindowShape::DEFAULT);
     let key = with_digests(
         SessionAdmission::key_at(random_u64(), place as u32),
         integrity.has_digests(),
