@@ -146,9 +146,9 @@ impl Attachment {
             clock::now(),
         );
         let queues = interface.rx_queues.min(interface.tx_queues).clamp(1, QUEUES_MAX);
-        let veth = interface.kind.as_deref() == Some("veth");
+        let is_veth = interface.kind.as_deref() == Some("veth");
         let mtu = interface.mtu.min(u32::from(u16::MAX)) as u16;
-        let ground = Ground::new(gate, *address.ip(), mtu, veth, queues as usize);
+        let ground = Ground::new(gate, *address.ip(), mtu, is_veth, queues as usize);
         tracing::info!(
             interface = name,
             %address,

@@ -1,8 +1,11 @@
 //! Channels: a program's memory, the XSK over it, and the gate in front of it.
 
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use lm_dataplane::daemon::ipc::{Reply, Role};
+use lm_dataplane::memory::Mapping;
+use lm_dataplane::xsk::{BindMode, Xsk, XskConfig};
 use rustix::fs::SealFlags;
 
 use super::Daemon;
@@ -235,18 +238,24 @@ impl Channel {
         let [fill_len, rx_len, tx_len, completion_len] = self.ring_lens;
         let (queue, registered_len, chunk_len) = (self.queue, self.registered_len, self.chunk_len);
         move || {
-            let _ = (
+            let told =
+                |what: &dyn std::fmt::Display| format!("cannot open a channel on queue {queue}: {what}");
+            let mapping = Mapping::of_file(memory.as_fd(), registered_len).map_err(|error| told(&error))?;
+            let config = XskConfig {
                 interface_index,
-                memory,
-                fill_len,
-                rx_len,
-                tx_len,
-                completion_len,
-                queue,
+                queue: u32::from(queue),
+                mapping: &Arc::new(mapping),
                 registered_len,
                 chunk_len,
-            );
-            Err("bind_for".to_owned())
+                fill_len,
+                completion_len,
+                rx_len,
+                tx_len,
+                bind: BindMode::Copy,
+                need_wakeup: true,
+            };
+            let (fd, zero_copy) = Xsk::bind_for(&config).map_err(|error| told(&error))?;
+            Ok(Bound { fd, zero_copy })
         }
     }
 }

@@ -8,13 +8,14 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::{Offer, Role};
-use lm_ebpf::{Gate, GateError, Quiesce, Quiet, SessionAdmission};
+use lm_dataplane::terms::LandingTerms;
+use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
 use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
 use lm_protocol::time::Time;
 
 use super::program::ProgramId;
-use super::terms;
 
 /// Places of a landing queue.
 pub(crate) const PLACES: usize = SessionAdmission::PLACES as usize;
@@ -103,7 +104,7 @@ pub(crate) struct Ground {
     pub(crate) address: Ipv4Addr,
     pub(crate) mtu: u16,
     /// Whether the device is a veth.
-    pub(crate) veth: bool,
+    pub(crate) is_veth: bool,
     pub(crate) queues: Vec<Option<Holder>>,
     pub(crate) news: Vec<News>,
     /// Under the policy `exclusive`: until when the gate admits anything.
@@ -116,12 +117,12 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, veth: bool, queues: usize) -> Ground {
+    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, is_veth: bool, queues: usize) -> Ground {
         Ground {
             gate,
             address,
             mtu,
-            veth,
+            is_veth,
             queues: vec![None; queues],
             news: Vec::new(),
             active_until_ns: 0,
@@ -305,7 +306,8 @@ impl Ground {
 impl Landing for Ground {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let active_until_ns = self.active_until_ns;
-        let (address, mtu, veth) = (self.address, self.mtu, self.veth);
+        let (address, is_veth) = (self.address, self.is_veth);
+        let is_generic = self.gate.mode() == EffectiveMode::Generic;
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
         };
@@ -328,21 +330,24 @@ impl Landing for Ground {
         if holder.places.iter().any(is_from) {
             return Err(Refusal::busy(PLACE_RETRY));
         }
-        let is_free = |place: usize| holder.places[place] == Place::Free;
-        let (terms, mut admission) = terms::terms(
-            &terms::Side {
-                local: SocketAddrV4::new(address, holder.data_port),
-                mtu,
-                veth,
-                queue,
-            },
-            offer,
-            application,
-            permit,
-            is_free,
-        )?;
+        let request = application.request;
+        let local = SocketAddrV4::new(address, holder.data_port);
+        let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
+        terms.max_message_len = terms.max_message_len.min(permit.max_message_len);
+        let fit = terms.fit(request)?;
+        // IP fragments carry no key that could say another place.
+        let places = match request.wire {
+            Wire::IpFrag => 0..1,
+            Wire::Lm => 0..PLACES,
+        };
+        let Some(place) = places
+            .into_iter()
+            .find(|&place| holder.places[place] == Place::Free)
+        else {
+            return Err(Refusal::busy(PLACE_RETRY));
+        };
+        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None);
         admission.active_until_ns = active_until_ns;
-        let place = admission.place() as usize;
         let (program, session_key) = (holder.program, terms.session_key);
         if let Err(error) = self.gate.open_session(queue.into(), &admission) {
             tracing::error!(queue, %from, "cannot open the gate: {error}");

@@ -22,7 +22,6 @@ mod state;
 pub mod status;
 mod takeover;
 mod telling;
-mod terms;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -76,11 +76,18 @@ impl Hosts {
             ("--state-dir", folder),
             ("--allow-uid", "0".to_owned()),
         ];
-        pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+        pairs
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect()
     }
 
     /// `lm-admissiond` with these arguments on a host. In the network namespace alone, so that what it pins stays when it ends.
-    pub(crate) fn tool(&self, side: Side, arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString>>) -> Program {
+    pub(crate) fn tool(
+        &self,
+        side: Side,
+        arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString>>,
+    ) -> Program {
         let namespace = format!("--net=/run/netns/{}", self.host(side).name());
         Launch::new("nsenter")
             .arg(namespace)
@@ -122,7 +129,9 @@ impl Hosts {
         let all = std::fs::read_dir("/sys/fs/bpf/lm").map(|entries| entries.flatten().collect::<Vec<_>>());
         let names = all.unwrap_or_default().into_iter().map(|entry| entry.path());
         let prefix = format!("{number}-");
-        names.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix)).collect()
+        names
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix))
+            .collect()
     }
 }
 
@@ -147,8 +156,15 @@ pub(crate) struct Daemon {
 impl Daemon {
     fn try_status(&self) -> Option<Status> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lm-admissiond"));
-        let asked = command.args(["status", "--json", "--socket"]).arg(&self.socket).output().unwrap();
-        asked.status.success().then(|| serde_json::from_slice(&asked.stdout).unwrap())
+        let asked = command
+            .args(["status", "--json", "--socket"])
+            .arg(&self.socket)
+            .output()
+            .unwrap();
+        asked
+            .status
+            .success()
+            .then(|| serde_json::from_slice(&asked.stdout).unwrap())
     }
 
     /// What it says of itself.

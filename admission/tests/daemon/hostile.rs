@@ -4,9 +4,7 @@ use std::net::{SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::daemon::ipc::Event;
-use lm_protocol::admission::{
-    Action, ClusterKey, Config, Limits, Local, Node, Outcome, Policy,
-};
+use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Outcome, Policy};
 use lm_protocol::control::{Grant, RejectReason, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
@@ -100,7 +98,8 @@ impl Recorder {
             integrity: Default::default(),
         };
         self.act(|node, now, local, out| {
-            node.request(now, to, 7168, request, PATIENCE, local, out).unwrap();
+            node.request(now, to, 7168, request, PATIENCE, local, out)
+                .unwrap();
         });
         let mut buffer = [0; 2048];
         wait_until("a grant", || {
@@ -121,7 +120,11 @@ impl Recorder {
 fn key_of(hosts: &Hosts) -> Vec<u8> {
     let text = std::fs::read_to_string(hosts.key()).unwrap();
     let digit = |byte: u8| (byte as char).to_digit(16).unwrap() as u8;
-    text.trim().as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+    text.trim()
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| digit(pair[0]) << 4 | digit(pair[1]))
+        .collect()
 }
 
 fn counted(daemon: &Daemon, outcome: &str, count: u64) {
@@ -131,7 +134,9 @@ fn counted(daemon: &Daemon, outcome: &str, count: u64) {
 
 #[test]
 fn altered_truncated_and_replayed() {
-    let Some(hosts) = Hosts::new("hostile") else { return };
+    let Some(hosts) = Hosts::new("hostile") else {
+        return;
+    };
     let right = hosts.daemon(Side::Right);
     let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
     let mut recorder = Recorder::new(&hosts, &key_of(&hosts));
@@ -171,7 +176,9 @@ fn altered_truncated_and_replayed() {
     recorder.socket.send_to(&[0x5a; 1400], to).unwrap();
     let count = (last.len() * 8 + last.len()) as u64;
     let total = |counts: &std::collections::BTreeMap<String, u64>| counts.values().sum::<u64>();
-    wait_until("all are counted", || total(&right.interface().datagrams) >= total(&before) + count);
+    wait_until("all are counted", || {
+        total(&right.interface().datagrams) >= total(&before) + count
+    });
     let after = right.interface().datagrams;
     assert_eq!(total(&after), total(&before) + count);
     assert_eq!(after["accepted"], accepted, "something altered was believed");
@@ -179,7 +186,10 @@ fn altered_truncated_and_replayed() {
     assert_eq!(after["impossible"], 0);
     // The session has not noticed.
     assert_eq!(right.interface().sessions.len(), 1);
-    assert_eq!(right.interface().sessions[0].session_key, format!("{:#018x}", grant.session_key));
+    assert_eq!(
+        right.interface().sessions[0].session_key,
+        format!("{:#018x}", grant.session_key)
+    );
     assert!(receiver.hears_nothing(Duration::from_millis(20)));
     right.stop();
 }
@@ -201,7 +211,9 @@ fn another_key() {
         patience_ms: 500,
     };
     use lm_dataplane::daemon::ipc::{Decision, Outcome, Reply};
-    let Reply::Requested(Decision::Requested(ticket)) = sender.call(call) else { panic!("not requested") };
+    let Reply::Requested(Decision::Requested(ticket)) = sender.call(call) else {
+        panic!("not requested")
+    };
     assert_eq!(sender.outcome(ticket), Outcome::Unreachable);
     let asked = right.datagrams("unauthenticated");
     assert!((2..=5).contains(&asked), "asked {asked} times in half a second");

@@ -119,11 +119,12 @@ impl Client {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let slices = &mut [IoSliceMut::new(&mut bytes)];
-        let received = match rustix::net::recvmsg(&self.socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) if received.bytes > 0 => received,
-            Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
-            Err(error) => panic!("nothing came: {error}"),
-        };
+        let received =
+            match rustix::net::recvmsg(&self.socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) if received.bytes > 0 => received,
+                Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
+                Err(error) => panic!("nothing came: {error}"),
+            };
         let rights = ancillary.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
             _ => None,
@@ -181,7 +182,9 @@ impl Client {
     pub(crate) fn join(mut self, host: &Host, port: u16, landing: bool) -> Client {
         let udp = udp(host, port);
         let (reply, _) = self.call_beside(Client::join_call(landing), &[udp.as_fd()]);
-        let Reply::Joined(joined) = reply else { panic!("not joined: {reply:?}") };
+        let Reply::Joined(joined) = reply else {
+            panic!("not joined: {reply:?}")
+        };
         self.udp = Some(udp);
         self.joined = Some(joined);
         self
@@ -191,7 +194,9 @@ impl Client {
         let token = old.joined().token;
         let udp = old.udp.take().unwrap();
         let (reply, _) = self.call_beside(Call::Rejoin { token }, &[udp.as_fd()]);
-        let Reply::Joined(joined) = reply else { panic!("not joined: {reply:?}") };
+        let Reply::Joined(joined) = reply else {
+            panic!("not joined: {reply:?}")
+        };
         self.udp = Some(udp);
         self.joined = Some(joined);
         self.channels = std::mem::take(&mut old.channels);

@@ -26,7 +26,9 @@ fn session(hosts: &Hosts) -> (Client, Client, u32, u64) {
 
 #[test]
 fn the_receivers_daemon_is_killed() {
-    let Some(hosts) = Hosts::new("receivers") else { return };
+    let Some(hosts) = Hosts::new("receivers") else {
+        return;
+    };
     let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
     let (mut receiver, mut sender, ticket, session_key) = session(&hosts);
     // What was changed is in the file a moment later.
@@ -47,25 +49,40 @@ fn the_receivers_daemon_is_killed() {
     let path = hosts.socket(Side::Right);
     let token = receiver.joined().token;
     let mut stranger = Client::connect(&path).hello();
-    assert!(stranger.refused(Call::Rejoin { token: token ^ 1 }, &[]).contains("join anew"));
+    assert!(
+        stranger
+            .refused(Call::Rejoin { token: token ^ 1 }, &[])
+            .contains("join anew")
+    );
     let other = crate::program::udp(hosts.host(Side::Right), 7999);
     let told = stranger.refused(Call::Rejoin { token }, &[other.as_fd()]);
     assert!(told.contains("7168"), "{told}");
     let mut receiver = Client::connect(&path).hello().rejoin(&mut receiver);
     assert_eq!(receiver.joined().received, [session_key]);
     assert_eq!(receiver.landing_queue(), 1);
-    assert!(stranger.refused(Call::Rejoin { token }, &[other.as_fd()]).contains("join anew"));
+    assert!(
+        stranger
+            .refused(Call::Rejoin { token }, &[other.as_fd()])
+            .contains("join anew")
+    );
 
     // The session goes on, and its gate was never shut.
     let interface = right.interface();
-    assert_eq!((interface.sessions.len(), interface.queues[1].open_places), (1, 1));
-    receiver.done(Call::Touched { sessions: vec![(session_key, 2)] });
+    assert_eq!(
+        (interface.sessions.len(), interface.queues[1].open_places),
+        (1, 1)
+    );
+    receiver.done(Call::Touched {
+        sessions: vec![(session_key, 2)],
+    });
     sender.done(Call::End { ticket, messages: 2 });
     assert_eq!(sender.outcome(ticket), Outcome::Ended { delivered: 2 });
     assert!(matches!(receiver.event(), Event::Closed { .. }));
     receiver.done(Call::Released { session_key });
     // And so does its receiver.
-    wait_until("the place is free", || right.interface().queues[1].closing_places == 0);
+    wait_until("the place is free", || {
+        right.interface().queues[1].closing_places == 0
+    });
     let ticket = sender.ask(receiver_at(&hosts), 1 << 20);
     sender.granted(ticket);
     assert!(matches!(receiver.event(), Event::Opened { .. }));
@@ -76,7 +93,9 @@ fn the_receivers_daemon_is_killed() {
 
 #[test]
 fn the_senders_daemon_is_killed() {
-    let Some(hosts) = Hosts::new("senders") else { return };
+    let Some(hosts) = Hosts::new("senders") else {
+        return;
+    };
     let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
     let (mut receiver, mut sender, ticket, _) = session(&hosts);
     wait_until("the state is written", || {
@@ -85,14 +104,22 @@ fn the_senders_daemon_is_killed() {
     });
     left.kill();
     let left = hosts.daemon(Side::Left);
-    let mut sender = Client::connect(&hosts.socket(Side::Left)).hello().rejoin(&mut sender);
+    let mut sender = Client::connect(&hosts.socket(Side::Left))
+        .hello()
+        .rejoin(&mut sender);
     assert_eq!(sender.joined().sent, [ticket]);
     // Longer than a lease: the new daemon renews it.
     std::thread::sleep(std::time::Duration::from_secs(6));
     assert_eq!(right.interface().sessions.len(), 1);
     sender.done(Call::End { ticket, messages: 1 });
     assert!(matches!(sender.outcome(ticket), Outcome::Ended { .. }));
-    assert!(matches!(receiver.event(), Event::Closed { messages: Some(1), .. }));
+    assert!(matches!(
+        receiver.event(),
+        Event::Closed {
+            messages: Some(1),
+            ..
+        }
+    ));
     left.stop();
     right.stop();
 }
@@ -109,7 +136,9 @@ fn who_does_not_come_back_is_gone() {
     drop(receiver);
     // As its death would have: its sender is told, and its queues are others'.
     assert_eq!(sender.outcome(ticket), Outcome::Lost);
-    wait_until("its queues are free", || right.interface().queues.iter().all(|queue| queue.role == "free"));
+    wait_until("its queues are free", || {
+        right.interface().queues.iter().all(|queue| queue.role == "free")
+    });
     assert!(right.status().programs.is_empty());
     Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
     left.stop();
@@ -118,7 +147,9 @@ fn who_does_not_come_back_is_gone() {
 
 #[test]
 fn what_the_state_does_not_know_is_closed() {
-    let Some(hosts) = Hosts::new("unknown") else { return };
+    let Some(hosts) = Hosts::new("unknown") else {
+        return;
+    };
     let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
     let (_receiver, mut sender, ticket, _) = session(&hosts);
     right.kill();
@@ -126,12 +157,18 @@ fn what_the_state_does_not_know_is_closed() {
     let right = hosts.daemon(Side::Right);
     let interface = right.interface();
     assert!(interface.sessions.is_empty());
-    wait_until("the queues are free", || right.interface().queues.iter().all(|queue| queue.role == "free"));
+    wait_until("the queues are free", || {
+        right.interface().queues.iter().all(|queue| queue.role == "free")
+    });
     // The sender's daemon asks, and hears of another life.
     assert_eq!(sender.outcome(ticket), Outcome::Lost);
     left.stop();
     let output = right.stop();
-    assert!(output.stderr.contains("a session that nobody knows is closed"), "{}", output.stderr);
+    assert!(
+        output.stderr.contains("a session that nobody knows is closed"),
+        "{}",
+        output.stderr
+    );
 }
 
 #[test]
@@ -140,13 +177,18 @@ fn an_interface_goes_and_comes_back() {
     let left = hosts.daemon(Side::Left);
     let mut program = Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
     let ip = |arguments: &str| {
-        let done = Command::new("ip").args(arguments.split_whitespace()).status().unwrap();
+        let done = Command::new("ip")
+            .args(arguments.split_whitespace())
+            .status()
+            .unwrap();
         assert!(done.success(), "ip {arguments}");
     };
     let (one, other) = (hosts.host(Side::Left).name(), hosts.host(Side::Right).name());
     ip(&format!("-n {one} link delete {INTERFACE}"));
     assert!(program.receive().is_none());
-    wait_until("it is named", || left.interface().absent.is_some_and(|why| why.contains(INTERFACE)));
+    wait_until("it is named", || {
+        left.interface().absent.is_some_and(|why| why.contains(INTERFACE))
+    });
     let mut late = Client::connect(&hosts.socket(Side::Left)).hello();
     assert!(late.refused(Client::join_call(true), &[]).contains("gone"));
     wait_until("no pin is left", || hosts.pins(Side::Left).is_empty());

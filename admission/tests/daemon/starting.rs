@@ -32,15 +32,35 @@ fn bad_starts_are_told_in_a_line() {
     assert!(hosts.refused(side, &with("--key-file", path)).contains("keygen"));
     std::fs::write(&key, "0011").unwrap();
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
-    assert!(hosts.refused(side, &with("--key-file", path)).contains("chmod 600"));
+    assert!(
+        hosts
+            .refused(side, &with("--key-file", path))
+            .contains("chmod 600")
+    );
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
-    assert!(hosts.refused(side, &with("--key-file", path)).contains("too short"));
+    assert!(
+        hosts
+            .refused(side, &with("--key-file", path))
+            .contains("too short")
+    );
 
     assert!(hosts.refused(side, &with("--interface", "lm7")).contains("lm7"));
-    assert!(hosts.refused(side, &plus(&["--peer", "192.0.2.7"])).contains("not on the subnet"));
+    assert!(
+        hosts
+            .refused(side, &plus(&["--peer", "192.0.2.7"]))
+            .contains("not on the subnet")
+    );
     let voter = &["--policy", "exclusive", "--voter", "192.0.2.7"];
-    assert!(hosts.refused(side, &plus(voter)).contains("voter: 192.0.2.7 is not on the subnet"));
-    assert!(hosts.refused(side, &plus(&["--user", "no-such-user"])).contains("no user"));
+    assert!(
+        hosts
+            .refused(side, &plus(voter))
+            .contains("voter: 192.0.2.7 is not on the subnet")
+    );
+    assert!(
+        hosts
+            .refused(side, &plus(&["--user", "no-such-user"]))
+            .contains("no user")
+    );
 
     // The control port is somebody else's.
     let taken = crate::program::udp(hosts.host(side), 7169);
@@ -54,7 +74,10 @@ fn bad_starts_are_told_in_a_line() {
     let told = hosts.refused(side, &["--config".to_owned(), file_text.to_owned()]);
     assert!(told.contains(&format!("{file_text}:2: ")), "{told}");
     std::fs::write(&file, "interface = [\"lm0\"]\n\nvoter = [\"198.18.0.2\"]\n").unwrap();
-    let told = hosts.refused(side, &["--config".to_owned(), file_text.to_owned(), "--check".to_owned()]);
+    let told = hosts.refused(
+        side,
+        &["--config".to_owned(), file_text.to_owned(), "--check".to_owned()],
+    );
     assert!(told.contains(&format!("{file_text}:3: voter: ")), "{told}");
 
     // Nothing of that has attached anything.
@@ -132,20 +155,30 @@ fn a_reload_changes_who_may_come() {
     let udp = crate::program::udp(hosts.host(Side::Left), 7168);
     let join = || Client::connect(&hosts.socket(Side::Left)).hello();
     let beside = [std::os::fd::AsFd::as_fd(&udp)];
-    assert!(join().refused(Client::join_call(true), &beside).contains("--allow-uid 0"));
+    assert!(
+        join()
+            .refused(Client::join_call(true), &beside)
+            .contains("--allow-uid 0")
+    );
 
     std::fs::write(&file, text("0")).unwrap();
     program.signal(Signal::HUP);
     program.await_text("read again").unwrap();
     let mut client = join();
     let (reply, _) = client.call_beside(Client::join_call(true), &beside);
-    assert!(matches!(reply, lm_dataplane::daemon::ipc::Reply::Joined(_)), "{reply:?}");
+    assert!(
+        matches!(reply, lm_dataplane::daemon::ipc::Reply::Joined(_)),
+        "{reply:?}"
+    );
 
     // What is wrong changes nothing.
     std::fs::write(&file, "nonsense").unwrap();
     program.signal(Signal::HUP);
     program.await_text("nothing has changed").unwrap();
-    assert_eq!(client.call(lm_dataplane::daemon::ipc::Call::Touched { sessions: Vec::new() }), lm_dataplane::daemon::ipc::Reply::Done);
+    assert_eq!(
+        client.call(lm_dataplane::daemon::ipc::Call::Touched { sessions: Vec::new() }),
+        lm_dataplane::daemon::ipc::Reply::Done
+    );
 
     // Off the list, and out.
     std::fs::write(&file, text("1")).unwrap();

@@ -39,7 +39,11 @@ fn lies_are_refused_and_disturb_nobody() {
     // Before Hello, and another version.
     let mut client = Client::connect(&path);
     assert!(client.refused(Client::join_call(true), &[]).contains("Hello"));
-    assert!(client.refused(Call::Hello { version: 99 }, &[]).contains("same release"));
+    assert!(
+        client
+            .refused(Call::Hello { version: 99 }, &[])
+            .contains("same release")
+    );
     let mut client = client.hello();
     // Sockets that show nothing.
     let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -63,7 +67,10 @@ fn lies_are_refused_and_disturb_nobody() {
     };
     assert!(client.refused(call, &[]).contains("--interface lm9"));
     let socket = udp(host, 7170);
-    for (mode, told) in [(Mode::ZeroCopy, "--admission embedded"), (Mode::Generic, "in the driver")] {
+    for (mode, told) in [
+        (Mode::ZeroCopy, "--admission embedded"),
+        (Mode::Generic, "in the driver"),
+    ] {
         let call = Call::Join {
             interface: "lm0".to_owned(),
             landing: false,
@@ -73,21 +80,44 @@ fn lies_are_refused_and_disturb_nobody() {
         assert!(what.contains(told), "{what}");
     }
     // The receiver has both queues.
-    assert_eq!((honest.joined().general_queue, honest.landing_queue()), (Some(0), 1));
+    assert_eq!(
+        (honest.joined().general_queue, honest.landing_queue()),
+        (Some(0), 1)
+    );
     let what = client.refused(Client::join_call(false), &[socket.as_fd()]);
     assert!(what.contains("all 2 queues of lm0 are taken"), "{what}");
 
     // Memory that is not what it is said to be.
     let small = memory(MEMORY_LEN / 2);
     let open = |registered_len| Client::channel_call(0, Role::General, registered_len);
-    assert!(honest.refused(open(MEMORY_LEN), &[small.as_fd()]).contains("bytes"));
+    assert!(
+        honest
+            .refused(open(MEMORY_LEN), &[small.as_fd()])
+            .contains("bytes")
+    );
     let unsealed = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&unsealed, MEMORY_LEN).unwrap();
-    assert!(honest.refused(open(MEMORY_LEN), &[unsealed.as_fd()]).contains("F_SEAL_SHRINK"));
+    assert!(
+        honest
+            .refused(open(MEMORY_LEN), &[unsealed.as_fd()])
+            .contains("F_SEAL_SHRINK")
+    );
     let large = memory(4 << 20);
-    assert!(honest.refused(open(4 << 20), &[large.as_fd()]).contains("--memory-max"));
-    assert!(honest.refused(open(1000), &[large.as_fd()]).contains("whole pages"));
-    assert!(honest.refused(open(u64::MAX), &[large.as_fd()]).contains("--memory-max"));
+    assert!(
+        honest
+            .refused(open(4 << 20), &[large.as_fd()])
+            .contains("--memory-max")
+    );
+    assert!(
+        honest
+            .refused(open(1000), &[large.as_fd()])
+            .contains("whole pages")
+    );
+    assert!(
+        honest
+            .refused(open(u64::MAX), &[large.as_fd()])
+            .contains("--memory-max")
+    );
     assert!(honest.refused(open(MEMORY_LEN), &[]).contains("beside the call"));
     let call = Client::channel_call(7, Role::Transmit, MEMORY_LEN);
     assert!(honest.refused(call, &[large.as_fd()]).contains("queue 7"));
@@ -103,8 +133,14 @@ fn lies_are_refused_and_disturb_nobody() {
     for call in [
         Call::CloseGate { session_key: 1 },
         Call::Released { session_key: 1 },
-        Call::Abort { session_key: 1, delivered: 0 },
-        Call::OpenGate { session_key: 1, first_message: 0 },
+        Call::Abort {
+            session_key: 1,
+            delivered: 0,
+        },
+        Call::OpenGate {
+            session_key: 1,
+            first_message: 0,
+        },
     ] {
         assert!(honest.refused(call, &[]).contains("no session"));
     }
@@ -131,7 +167,9 @@ fn lies_are_refused_and_disturb_nobody() {
     let mut client = Client::connect(&path).hello();
     client.send_bytes(&vec![0; MESSAGE_LEN_MAX + 1], &[]);
     assert!(client.receive().is_none());
-    honest.done(Call::Touched { sessions: vec![(1, 1)] });
+    honest.done(Call::Touched {
+        sessions: vec![(1, 1)],
+    });
     assert_eq!(daemon.status().programs.len(), 1);
     daemon.stop();
 }
@@ -160,7 +198,9 @@ fn who_goes_leaves_nothing() {
         });
         // A sender that dies ends its session as well.
         drop(sender);
-        wait_until("nothing is left of the sender", || left.status().programs.is_empty());
+        wait_until("nothing is left of the sender", || {
+            left.status().programs.is_empty()
+        });
     }
     // A sender dies, and its receiver's place is free again once the receiver has done with it.
     let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
@@ -175,7 +215,9 @@ fn who_goes_leaves_nothing() {
     }
     assert_eq!(right.interface().queues[1].closing_places, 1);
     receiver.done(Call::Released { session_key });
-    wait_until("the place is free", || right.interface().queues[1].closing_places == 0);
+    wait_until("the place is free", || {
+        right.interface().queues[1].closing_places == 0
+    });
     drop(receiver);
     wait_until("no descriptor is left", || descriptors(right.id()) <= before);
     left.stop();
@@ -189,7 +231,11 @@ fn one_that_does_not_listen_holds_up_nobody() {
     let path = hosts.socket(Side::Left);
     let mut deaf = Client::connect(&path).hello();
     // Calls without end, and no answer taken: the daemon drops it when too much waits.
-    let bytes = postcard::to_stdvec(&Asked { number: 9, call: Call::Status }).unwrap();
+    let bytes = postcard::to_stdvec(&Asked {
+        number: 9,
+        call: Call::Status,
+    })
+    .unwrap();
     let is_up = std::cell::Cell::new(true);
     let patient = Client::connect(&path).hello();
     wait_until("it is dropped", || {
