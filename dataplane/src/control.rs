@@ -16,9 +16,10 @@ use crate::channel::Transmit;
 use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
-use crate::nic::{ChannelConfig, Nic};
+use crate::nic::{ChannelConfig, Nic, NicError};
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::stewarded::Asking;
 use crate::udp::{Port, UdpEvent};
 
 /// A control datagram is shorter than this.
@@ -33,8 +34,17 @@ pub(crate) struct Applying {
     /// Where it is asked, and by which port.
     pub(crate) to: SocketAddrV4,
     pub(crate) port: Port,
-    pub(crate) applicant: Applicant,
+    /// Who asks: we, or the daemon of this host.
+    pub(crate) applicant: Option<Applicant>,
+    pub(crate) asking: Option<Asking>,
     pub(crate) options: ConnectOptions,
+}
+
+impl Applying {
+    /// Our own request, if it went to this address.
+    fn applicant_at(&mut self, from: SocketAddrV4) -> Option<&mut Applicant> {
+        self.applicant.as_mut().filter(|_| self.to == from)
+    }
 }
 
 /// The end of a session, until it is confirmed.
@@ -89,8 +99,9 @@ impl<N: Nic> Engine<N> {
                     return;
                 };
                 let is_for_nothing = match &message {
-                    ControlMessage::End(end) => !(grants.of(port).sessions())
-                        .any(|session| session.peer == from && session.grant.session_key == end.session_key),
+                    ControlMessage::End(end) => !(grants.of(port))
+                        .and_then(|grantor| grantor.session(end.session_key))
+                        .is_some_and(|session| session.peer == from),
                     _ => false,
                 };
                 let reply = grants.handle(port, from, (request_id, &message), now, self);
@@ -112,9 +123,11 @@ impl<N: Nic> Engine<N> {
             }
             Ok((request_id, message)) => {
                 let mut is_awaited = false;
-                for applying in self.applying.iter_mut().filter(|applying| applying.to == from) {
-                    is_awaited |= applying.applicant.request_id() == request_id;
-                    applying.applicant.handle(request_id, &message, now);
+                for applying in &mut self.applying {
+                    if let Some(applicant) = applying.applicant_at(from) {
+                        is_awaited |= applicant.request_id() == request_id;
+                        applicant.handle(request_id, &message, now);
+                    }
                 }
                 for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == from) {
                     is_awaited |= leaving.farewell.request_id() == request_id;
@@ -142,10 +155,12 @@ impl<N: Nic> Engine<N> {
                     _ => Fault::Malformed,
                 };
                 self.reject(fault, from);
-                for applying in self.applying.iter_mut().filter(|applying| applying.to == from) {
-                    applying.applicant.handle_error(&error);
+                for applying in &mut self.applying {
+                    if let Some(applicant) = applying.applicant_at(from) {
+                        applicant.handle_error(&error);
+                    }
                 }
-                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(port).handle_error(&error));
+                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(port)?.handle_error(&error));
                 if let Some((request_id, reply)) = reply {
                     self.send_control(port, from, request_id, &reply);
                 }
@@ -155,8 +170,10 @@ impl<N: Nic> Engine<N> {
 
     /// ICMP says that nobody listens on a port.
     pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
-        for applying in self.applying.iter_mut().filter(|applying| applying.to == by) {
-            applying.applicant.handle_refused();
+        for applying in &mut self.applying {
+            if let Some(applicant) = applying.applicant_at(by) {
+                applicant.handle_refused();
+            }
         }
         for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == by) {
             leaving.farewell.handle_refused();
@@ -216,13 +233,23 @@ impl<N: Nic> Engine<N> {
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
-        let applicant = Applicant::new(request, request_id, time(now_ns), options.timeout);
+        let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
         let (to, port) = self.peers.at(index).admission(options.one_copy);
+        let receiver = self.peers.at(index).data;
+        let asking = match options.one_copy {
+            true => None,
+            false => self.ask_daemon(receiver, request, request_id, deadline_ns),
+        };
+        let applicant = match &asking {
+            Some(_) => None,
+            None => Some(Applicant::new(request, request_id, time(now_ns), options.timeout)),
+        };
         self.applying.push(Applying {
             peer: index,
             to,
             port,
             applicant,
+            asking,
             options: *options,
         });
     }
@@ -231,10 +258,15 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
         let now = time(now_ns);
         for position in 0..self.applying.len() {
-            let applying = &mut self.applying[position];
-            let request_id = applying.applicant.request_id();
-            let (to, port) = (applying.to, applying.port);
-            while let Some(message) = self.applying[position].applicant.poll_transmit(now) {
+            if let Some(mut asking) = self.applying[position].asking.take() {
+                self.drive_asking(&mut asking, now_ns);
+                self.applying[position].asking = Some(asking);
+            }
+            let (to, port) = (self.applying[position].to, self.applying[position].port);
+            while let Some(applicant) = &mut self.applying[position].applicant
+                && let Some(message) = applicant.poll_transmit(now)
+            {
+                let request_id = applicant.request_id();
                 self.send_control(port, to, request_id, &message);
             }
         }
@@ -260,12 +292,20 @@ impl<N: Nic> Engine<N> {
     ) -> Option<Result<(), ConnectError>> {
         let position = self.applying.iter().position(|applying| applying.peer == index)?;
         let control = self.applying[position].to;
-        let outcome = match *self.applying[position].applicant.state() {
+        let options = self.applying[position].options;
+        if let Some(mut asking) = self.applying[position].asking.take() {
+            let Some(outcome) = self.asking_outcome(index, &mut asking) else {
+                self.applying[position].asking = Some(asking);
+                return None;
+            };
+            self.no_longer_applying(position);
+            return Some(outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns)));
+        }
+        let applicant = self.applying[position].applicant.as_ref()?;
+        let request_id = applicant.request_id();
+        let outcome = match *applicant.state() {
             ApplicantState::Pending => return None,
-            ApplicantState::Granted(grant) => {
-                let options = self.applying[position].options;
-                self.granted(index, &grant, &options, now_ns)
-            }
+            ApplicantState::Granted(grant) => self.granted(index, &grant, &options, now_ns),
             ApplicantState::Rejected(reject) => Err(ConnectError::Rejected {
                 peer: control,
                 reason: reject.reason,
@@ -278,11 +318,14 @@ impl<N: Nic> Engine<N> {
         };
         // A grant that we do not want is given back.
         self.drive_admission(now_ns);
-        let request_id = self.applying[position].applicant.request_id();
         self.notices.remember(request_id.into());
-        self.applying.swap_remove(position);
-        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
+        self.no_longer_applying(position);
         Some(outcome)
+    }
+
+    fn no_longer_applying(&mut self, position: usize) {
+        let index = self.applying.swap_remove(position).peer;
+        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
     }
 
     /// Sets up the sender's side of a granted session.
@@ -359,10 +402,15 @@ impl<N: Nic> Engine<N> {
             tx_len: TRANSMIT_RING_LEN,
             completion_len: TRANSMIT_RING_LEN,
         };
-        let channel = self
-            .nic
-            .tx_channel(&config)
-            .map_err(|source| ConnectError::Queue { queue, source })?;
+        let channel = match self.nic.tx_channel(&config) {
+            Ok(channel) => channel,
+            // Another program of this host has the queue. What we send comes to another queue of the receiver, and takes the one-copy path.
+            Err(source @ NicError::Daemon(_)) => {
+                tracing::warn!("messages are copied once more at their receiver: {source}");
+                return Ok(0);
+            }
+            Err(source) => return Err(ConnectError::Queue { queue, source }),
+        };
         let in_flight = self.config.tx_in_flight;
         self.transmit
             .push(Transmit::new(queue, channel.tx, channel.completion, in_flight));
@@ -375,6 +423,8 @@ impl<N: Nic> Engine<N> {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
             self.notices.remember(outbound.terms.key);
+            let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+            self.end_ticket(outbound.terms.key, messages);
         }
         self.senders.retain(|&sender| sender != index);
     }
@@ -406,6 +456,11 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) -> (SocketAddrV4, Port) {
         self.notices.remember(key);
+        let (to, port) = self.peers.at(index).admission(one_copy);
+        if !one_copy && self.nic.steward().is_some() {
+            self.end_ticket(key, messages);
+            return (to, port);
+        }
         let farewell = Farewell::new(
             key,
             messages,
@@ -413,7 +468,6 @@ impl<N: Nic> Engine<N> {
             time(now_ns),
             Duration::from_millis(700),
         );
-        let (to, port) = self.peers.at(index).admission(one_copy);
         self.leaving.push(Leaving { to, port, farewell });
         self.drive_admission(now_ns);
         (to, port)

@@ -35,8 +35,8 @@ const LED_NS: u64 = 1_000_000_000;
 
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
-    /// Of sessions that land.
-    pub(crate) grantor: Grantor,
+    /// Of sessions that land, unless a daemon grants them.
+    pub(crate) grantor: Option<Grantor>,
     /// Of sessions by the one-copy path.
     pub(crate) one_copy: Grantor,
     pub(crate) admit: Box<dyn Admit + Send>,
@@ -44,10 +44,10 @@ pub(crate) struct Grants {
 
 impl Grants {
     /// Who decides about requests that come to this port.
-    pub(crate) fn of(&mut self, port: Port) -> &mut Grantor {
+    pub(crate) fn of(&mut self, port: Port) -> Option<&mut Grantor> {
         match port {
-            Port::Control => &mut self.grantor,
-            Port::Data => &mut self.one_copy,
+            Port::Control => self.grantor.as_mut(),
+            Port::Data => Some(&mut self.one_copy),
         }
     }
 
@@ -59,17 +59,22 @@ impl Grants {
         now: Time,
         engine: &mut Engine<N>,
     ) -> Option<ControlMessage> {
-        let (grantor, admit) = match port {
-            Port::Control => (&mut self.grantor, self.admit.as_mut()),
-            Port::Data => (&mut self.one_copy, self.admit.as_mut()),
+        let grantor = match port {
+            Port::Control => self.grantor.as_mut()?,
+            Port::Data => &mut self.one_copy,
         };
-        grantor.handle(from, request_id, message, now, admit, engine)
+        grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine)
+    }
+
+    /// All grantors, and the ports by which their senders are told.
+    fn all(&mut self) -> impl Iterator<Item = (Port, &mut Grantor)> {
+        let landing = self.grantor.iter_mut().map(|grantor| (Port::Control, grantor));
+        landing.chain([(Port::Data, &mut self.one_copy)])
     }
 
     /// Something was heard of a session.
     pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
-        self.grantor.touched(session_key, now);
-        self.one_copy.touched(session_key, now);
+        (self.all()).for_each(|(_, grantor)| grantor.touched(session_key, now));
     }
 }
 
@@ -82,8 +87,6 @@ pub(crate) struct Retired {
     /// Memory of messages that were not delivered.
     pub(crate) zones: Vec<Zone>,
 }
-
-const PORTS: [Port; 2] = [Port::Control, Port::Data];
 
 impl<N: Nic> Engine<N> {
     /// The landing channel's packets can no longer be trusted to lie where they should: gives its sessions up, and builds it
@@ -102,16 +105,29 @@ impl<N: Nic> Engine<N> {
 
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
+        let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
+        if let Some(inbound) = inbound.filter(|inbound| !inbound.terms.one_copy)
+            && self.nic.steward().is_some()
+        {
+            let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+            let peer = inbound.terms.peer;
+            if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+                self.notices.tell(fault, from);
+            }
+            self.abort_at_daemon(session_key, delivered);
+            self.close_landing(session_key, true);
+            return;
+        }
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        let found = PORTS.into_iter().find_map(|port| {
-            let session = grants.of(port).session(session_key)?;
-            Some((port, session.peer))
-        });
-        if let Some((port, peer)) = found {
-            self.notices.tell(fault, peer);
-            grants.of(port).close(session_key, self);
+        let mut found = None;
+        for (port, grantor) in grants.all() {
+            if let Some(peer) = grantor.session(session_key).map(|session| session.peer) {
+                self.notices.tell(fault, peer);
+                grantor.close(session_key, self);
+                found = Some((port, peer));
+            }
         }
         self.grants = Some(grants);
         if let Some((port, peer)) = found {
@@ -129,8 +145,8 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let mut ended = Vec::new();
-        for port in PORTS {
-            for session in grants.of(port).sessions() {
+        for (port, grantor) in grants.all() {
+            for session in grantor.sessions() {
                 let session_key = session.grant.session_key;
                 let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
                 if let Some(inbound) = inbound {
@@ -142,7 +158,7 @@ impl<N: Nic> Engine<N> {
                     ended.push((port, session.peer, what));
                 }
             }
-            grants.of(port).shut_down(self);
+            grantor.shut_down(self);
         }
         self.grants = Some(grants);
         for (port, peer, ended) in ended {
@@ -155,8 +171,8 @@ impl<N: Nic> Engine<N> {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        for port in PORTS {
-            grants.of(port).expire(time(now_ns), self);
+        for (_, grantor) in grants.all() {
+            grantor.expire(time(now_ns), self);
         }
         self.grants = Some(grants);
     }
@@ -263,6 +279,96 @@ impl<N: Nic> Engine<N> {
             admission,
         }
     }
+
+    /// A session that the gate is open to begins.
+    pub(crate) fn install_session(
+        &mut self,
+        index: u16,
+        request: &Request,
+        granted: &Terms,
+        integrity: Integrity,
+        admission: SessionAdmission,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
+        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        let violations = self.counters.violations.total();
+        while self.receive_landing(now_ns) > 0 {}
+        let on_the_way = self.fixed.on_the_way.of(request.paced);
+        let peer = self.peers.id_of(index);
+        let Some(landing) = &mut self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if self.counters.violations.total() != violations {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        if !landing.sessions.admits_any() {
+            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        }
+        let registered_len = landing.registered_len;
+        let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
+        let terms = InboundTerms {
+            registered_len,
+            ..terms
+        };
+        let landing = self.landing.as_mut().expect("it was there a moment ago");
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        self.peers.at(index).inbound += 1;
+        self.counters.sessions_granted += 1;
+        Ok(())
+    }
+
+    /// A session is over: closes the gate, unless somebody did, and frees what it took. `is_ours`: by our own will, so that what is on
+    /// its way does not count. Gives the number of messages that it delivered.
+    pub(crate) fn close_landing(&mut self, key: u64, is_ours: bool) -> u32 {
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let queue = landing.queue;
+        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+            return 0;
+        };
+        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
+        // While others go on nobody waits for that: what comes late belongs to nobody then.
+        let last = landing.sessions.admitted().count() == 1;
+        let mut closed = self.nic.close_session(queue, u32::from(place));
+        if last {
+            closed = closed.and_then(|()| self.nic.quiesce(queue));
+        }
+        // A daemon that holds the gate may be away: a CPU may be inside the gate still.
+        let is_quiet = closed.is_ok();
+        self.counters.control_send_errors += u64::from(!is_quiet);
+        // What has arrived counts, although the end of the session overtook it.
+        if !is_ours {
+            let violations = self.counters.violations.total();
+            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+        }
+        let Some(Retired {
+            delivered,
+            idle,
+            zones,
+        }) = self.retire(place)
+        else {
+            return 0;
+        };
+        let Some(landing) = &mut self.landing else {
+            return delivered;
+        };
+        // I1: nothing of them is free before every posted entry was used.
+        landing.sessions.entries.quarantine_all(zones);
+        if !last || !is_quiet || (idle && landing.sessions.entries.are_used()) {
+            landing.sessions.entries.free_quarantined(&mut landing.arena);
+        } else {
+            let registered_len = landing.registered_len;
+            self.flush();
+            if self.rebuild_landing(registered_len).is_err() {
+                // Without a landing channel every later request is refused as unsupported; the zones stay
+                // quarantined.
+                self.counters.landing_lost += 1;
+                return delivered;
+            }
+        }
+        delivered
+    }
 }
 
 impl<N: Nic> Landing for Engine<N> {
@@ -313,7 +419,6 @@ impl<N: Nic> Landing for Engine<N> {
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
-        let peer = self.peers.id_of(index);
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         self.led_ns = Some(now_ns);
         let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
@@ -330,6 +435,7 @@ impl<N: Nic> Landing for Engine<N> {
         };
         if self.footprint.is_some() {
             // The answers show what the device writes, and the sender will ask again.
+            let peer = self.peers.id_of(index);
             self.ask_for_footprint(peer);
             return Err(match self.unfit {
                 true => RejectReason::Unsupported.into(),
@@ -338,86 +444,20 @@ impl<N: Nic> Landing for Engine<N> {
         }
 
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port);
-        let on_the_way = self.fixed.on_the_way.of(request.paced);
-        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, on_the_way);
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
-        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
-        let violations = self.counters.violations.total();
-        while self.receive_landing(now_ns) > 0 {}
-        let Some(landing) = &mut self.landing else {
-            return Err(RejectReason::Unsupported.into());
-        };
-        if self.counters.violations.total() != violations {
+        let installed = self.install_session(index, request, &granted, fit.integrity, admission, now_ns);
+        if installed.is_err() {
             let _ = self.nic.close_session(u32::from(queue), u32::from(place));
-            return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        if !landing.sessions.admits_any() {
-            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-        }
-        let terms = InboundTerms {
-            registered_len: landing.registered_len,
-            ..terms
-        };
-        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
-        self.peers.at(index).inbound += 1;
-        self.counters.sessions_granted += 1;
-        Ok(granted)
+        installed.map(|()| granted)
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        let key = session.grant.session_key;
-        if session.grant.landing_queue == ONE_COPY_QUEUE {
-            return self.close_one_copy(key);
+        match session.grant.landing_queue {
+            ONE_COPY_QUEUE => self.close_one_copy(session.grant.session_key),
+            _ => self.close_landing(session.grant.session_key, reason == CloseReason::Local),
         }
-        let queue = u32::from(session.grant.landing_queue);
-        let Some(landing) = &mut self.landing else {
-            return 0;
-        };
-        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
-            return 0;
-        };
-        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
-        // While others go on nobody waits for that: what comes late belongs to nobody then.
-        let last = landing.sessions.admitted().count() == 1;
-        let mut closed = self.nic.close_session(queue, u32::from(place));
-        if last {
-            closed = closed.and_then(|()| self.nic.quiesce(queue));
-        }
-        if closed.is_err() {
-            self.counters.control_send_errors += 1;
-        }
-        // What has arrived counts, although the end of the session overtook it.
-        if reason != CloseReason::Local {
-            let violations = self.counters.violations.total();
-            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
-        }
-        let Some(Retired {
-            delivered,
-            idle,
-            zones,
-        }) = self.retire(place)
-        else {
-            return 0;
-        };
-        let Some(landing) = &mut self.landing else {
-            return delivered;
-        };
-        // I1: nothing of them is free before every posted entry was used.
-        landing.sessions.entries.quarantine_all(zones);
-        if !last || (idle && landing.sessions.entries.are_used()) {
-            landing.sessions.entries.free_quarantined(&mut landing.arena);
-        } else {
-            let registered_len = landing.registered_len;
-            self.flush();
-            if self.rebuild_landing(registered_len).is_err() {
-                // Without a landing channel every later request is refused as unsupported; the zones stay
-                // quarantined.
-                self.counters.landing_lost += 1;
-                return delivered;
-            }
-        }
-        delivered
     }
 }

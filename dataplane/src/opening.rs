@@ -31,6 +31,7 @@ use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::release::Loaned;
+use crate::stewarded::Stewarded;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -268,7 +269,7 @@ impl Parts {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn into_engine<N: Nic>(
         self,
-        nic: N,
+        mut nic: N,
         config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
@@ -279,6 +280,8 @@ impl Parts {
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
+        // Where a daemon grants, nobody else does.
+        let grantor = (nic.steward().is_none()).then(|| Grantor::new(&places_of(&self.landing_queues)));
         Engine {
             nic,
             config,
@@ -301,7 +304,8 @@ impl Parts {
             applying: Vec::with_capacity(8),
             leaving: Vec::with_capacity(crate::config::PEERS_MAX),
             grants: Some(Grants {
-                grantor: Grantor::new(&places_of(&self.landing_queues)),
+                // Where a daemon grants, nobody else does.
+                grantor,
                 one_copy: Grantor::new(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
                 admit,
             }),
@@ -325,6 +329,7 @@ impl Parts {
             round: 0,
             now_ns: 0,
             wake_error: None,
+            stewarded: Stewarded::default(),
         }
     }
 }

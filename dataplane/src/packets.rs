@@ -360,6 +360,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let address = self.address_in_umem(payload);
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
@@ -438,6 +441,10 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    fn knows_session(&self, key: u64) -> bool {
+        (self.landing.as_ref()).is_some_and(|landing| landing.sessions.with_key(key).is_some())
+    }
+
     fn take_announcements(
         &mut self,
         from: SocketAddrV4,
@@ -446,6 +453,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing
@@ -460,8 +470,11 @@ impl<N: Nic> Engine<N> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        if let Some(grants) = &mut self.grants {
-            grants.touched(key, crate::engine::time(now_ns));
+        match &mut self.grants {
+            Some(grants) if inbound.terms.one_copy || grants.grantor.is_some() => {
+                grants.touched(key, crate::engine::time(now_ns));
+            }
+            _ => self.stewarded.touched |= 1 << inbound.place(),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
