@@ -375,6 +375,8 @@ pub(crate) struct Inbound {
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
     forgiven: bool,
+    /// What is posted next was posted before.
+    posts_again: bool,
     evidence: Evidence,
     pub(crate) restored_bytes: u64,
     /// Fragments taken from spare frames, because their places cross a page's end.
@@ -442,6 +444,7 @@ impl Inbound {
             answer_ns: 0,
             progress_ns: now_ns,
             forgiven: false,
+            posts_again: false,
             evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
             page_ends: 0,

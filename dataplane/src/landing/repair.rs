@@ -496,6 +496,8 @@ impl Inbound {
                     self.settle_trouble(umem);
                     None
                 }
+                // How far its sender has come is about to be known, and says which entries are not to be posted again.
+                _ if self.terms.zero_copy && self.claim.is_some() => None,
                 _ => Some(Remedy::Rebuild),
             };
         }
@@ -677,6 +679,7 @@ impl Inbound {
     /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
     pub(super) fn post_again(&mut self, umem: &Umem) {
         for message in &mut self.messages {
+            self.posts_again |= message.posted > message.consumed;
             message.posted = message.consumed;
         }
         let count = |message: &super::Arriving| message.geometry.fragment_count();

@@ -342,7 +342,7 @@ impl Sessions {
                 written += inbound.fill_lap(fill, written, &mut self.entries);
             }
             // The sender's time begins when it may send: until now the application had the memory.
-            if !awaited && inbound.awaits_packets() {
+            if !awaited && inbound.awaits_packets() && !std::mem::take(&mut inbound.posts_again) {
                 inbound.progress_ns = now_ns;
             }
             self.pass_skipped(umem);
