@@ -54,6 +54,8 @@ enum Program {
     LmCheckSend(lm::CheckSendArgs),
     /// LM: receive messages that are known from a seed, compare every byte, and tell of each what became of it
     LmCheckRecv(lm::CheckReceiveArgs),
+    /// LM: send to and receive from all hosts of a cluster at once, and compare every byte; for `cargo xtask run --hosts`
+    LmExchange(lm::ExchangeArgs),
     /// Bare AF_XDP: send packets
     BareSend(bare::SendArgs),
     /// Bare AF_XDP: receive packets and count
@@ -112,6 +114,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LmPong(args) => lm::pong(&args, ready)?,
         Program::LmCheckSend(args) => print(&lm::check_send(&args)?),
         Program::LmCheckRecv(args) => print(&lm::check_receive(&args, ready)?),
+        Program::LmExchange(args) => print(&lm::exchange(&args, ready)?),
         Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),

@@ -127,6 +127,16 @@ impl Host {
         })
     }
 
+    /// Packets that came in on each receive queue of the veth interface while an XDP program was attached to it.
+    pub fn queue_packets(&self) -> Result<Vec<u64>> {
+        let statistics = self.enter(|| ethtool::statistics(INTERFACE))?;
+        // veth_get_strings in drivers/net/veth.c, by queue.
+        let of_queues = statistics
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("rx_queue_") && name.ends_with("_xdp_packets"));
+        Ok(of_queues.map(|(_, packets)| packets).collect())
+    }
+
     /// Whether an XDP program is attached to the interface, as `ip link` shows it.
     pub fn has_xdp_program(&self) -> Result<bool> {
         let output = ip::iproute2("ip")
