@@ -265,6 +265,7 @@ impl<N: Nic> Landing for Engine<N> {
             payload_len: layout.payload_len(),
             window_fragments: window.fragments(),
             first_message,
+            active_until_ns: 0,
         };
         let terms = InboundTerms {
             peer,

@@ -99,6 +99,7 @@ impl KernelNic {
         let gate = GateConfig {
             local_ip: Some(config.local_ip),
             data_port: udp.data_port(),
+            several_programs: false,
             control_port: udp.control_port(),
             landing_queues: config.landing_queues.to_vec(),
             cpu_check: config.cpu_check,

@@ -35,6 +35,8 @@ verdicts! {
     PassForeign = "gate_pass_foreign",
     /// To the control port.
     PassControl = "gate_pass_control",
+    /// To the data port of a program on another queue, whose log counts it ([`Log::passed_elsewhere`](crate::Log::passed_elsewhere)).
+    PassElsewhere = "gate_pass_elsewhere",
     /// A small LM packet on a queue that is not general, or has no XSK.
     PassOneCopy = "gate_pass_one_copy",
     /// UDP to our address with IPv4 options.
