@@ -48,7 +48,7 @@ pub(crate) fn pin_dir(namespace: u64, index: u32) -> PathBuf {
 
 /// The network namespace's number.
 pub(crate) fn namespace() -> u64 {
-    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino as u64)
+    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino)
 }
 
 impl Attachment {

@@ -11,10 +11,15 @@
 //! Behind a bridge the receive queue is the kernel's choice ([`switch`]), so each host has one landing queue, and
 //! everything for the host comes in on it: fragments land there, and the gate passes all else on to the kernel's sockets.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context, Result, ensure};
 
+use super::host::NAMESPACE_DIR;
 use super::leftovers::{self, Leftover, Registered};
-use super::{BedConfig, Host, INTERFACE, configure, ip, namespace_name, next_number, prepare, switch};
+use super::{
+    BedConfig, Host, INTERFACE, configure, ip, namespace_name, next_number, owner_of, prepare, switch,
+};
 
 /// Side of the hosts' namespaces, followed by their number.
 const HOST: &str = "host";
@@ -62,14 +67,11 @@ impl Cluster {
         let bed = next_number();
         let hosts: Vec<Host> = (1..=config.hosts)
             .map(|number| {
-                let address = std::net::Ipv4Addr::new(198, 18, 0, number as u8);
+                let address = Ipv4Addr::new(198, 18, 0, number as u8);
                 Host::new(namespace_name(bed, &format!("{HOST}{number}")), address)
             })
             .collect();
-        let switch = Host::new(
-            namespace_name(bed, switch::SWITCH),
-            std::net::Ipv4Addr::UNSPECIFIED,
-        );
+        let switch = Host::new(namespace_name(bed, switch::SWITCH), Ipv4Addr::UNSPECIFIED);
         // Registered before they exist: what is registered and was never made is harmless to remove.
         let namespaces = hosts
             .iter()
@@ -114,6 +116,24 @@ impl Cluster {
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
+}
+
+/// The hosts of the cluster that process `pid` holds, in the order of their addresses.
+pub(crate) fn hosts_of(pid: u32) -> Result<Vec<Host>> {
+    let Ok(entries) = std::fs::read_dir(NAMESPACE_DIR) else {
+        return Ok(Vec::new());
+    };
+    let mut hosts = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let side = name.rsplit('-').next().unwrap_or_default();
+        if owner_of(&name) == Some(pid) && is_host(side) {
+            let number: u8 = side[HOST.len()..].parse().context("a host has a number")?;
+            hosts.push(Host::new(name, Ipv4Addr::new(198, 18, 0, number)));
+        }
+    }
+    hosts.sort_by_key(Host::address);
+    Ok(hosts)
 }
 
 /// Whether `side` is one of a cluster's.

@@ -78,7 +78,7 @@ impl Leftover {
 }
 
 /// Waits until the process has ended; `false` when it has not within `limit`.
-pub(super) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
+pub(crate) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
     let end = std::time::Instant::now() + limit;
     loop {
         let left = end.saturating_duration_since(std::time::Instant::now());

@@ -19,6 +19,7 @@
 //! The addresses are of 198.18.0.0/15, set aside for measurements between networks (RFC 2544, RFC 6890).
 
 pub mod cluster;
+pub mod daemons;
 pub mod ethtool;
 pub mod host;
 pub mod ip;
@@ -366,7 +367,7 @@ pub fn require_root(to_do_what: &str) -> Result<()> {
 }
 
 /// Removes the namespaces of beds whose process is dead. Failures are left to the next bed.
-fn remove_stale() {
+pub(crate) fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(host::NAMESPACE_DIR) else {
         return;
     };
