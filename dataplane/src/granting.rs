@@ -2,28 +2,25 @@
 //! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
 
 use std::net::SocketAddrV4;
-use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_ebpf::SessionAdmission;
-use lm_protocol::control::{ControlMessage, Ended, RejectReason};
+use lm_protocol::control::{ControlMessage, Ended, RejectReason, Request};
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
     Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
 };
-use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::with_digests;
-use lm_protocol::zone::ZoneShape;
 
 use crate::arena::pages_len;
-use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN};
-use crate::control::random_u64;
+use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
 use crate::engine::{Engine, time};
 use crate::landing::{Inbound, InboundTerms, Violation};
 use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::peer::PeerId;
+use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
 const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
@@ -142,6 +139,59 @@ impl<N: Nic> Engine<N> {
     }
 }
 
+impl<N: Nic> Engine<N> {
+    /// What our landing queue brings to the terms of a session.
+    fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
+        let shortest = match self.fixed.lap {
+            1 => 1,
+            lap => (4 * lap).next_power_of_two(),
+        };
+        LandingTerms {
+            local: self.nic.local(),
+            mtu: self.fixed.mtu,
+            link: self.fixed.link,
+            chunk_len: self.fixed.chunk_len,
+            max_message_len,
+            window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
+            tx_queue_hint: self.fixed.tx_queue_hint,
+            zero_copy: self.fixed.zero_copy,
+            prefix: self.fixed.prefix,
+            exclusive: self.config.exclusive,
+        }
+    }
+
+    fn inbound_terms(
+        &self,
+        peer: PeerId,
+        request: &Request,
+        granted: &Terms,
+        integrity: Integrity,
+        admission: SessionAdmission,
+        on_the_way: u32,
+    ) -> InboundTerms {
+        InboundTerms {
+            peer,
+            key: granted.session_key,
+            layout: granted.layout,
+            window: granted.window,
+            chunk_len: self.fixed.chunk_len,
+            prefix: self.fixed.prefix,
+            zero_copy: self.fixed.zero_copy,
+            first_message: granted.first_message,
+            messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+            on_the_way,
+            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            delivery: request.delivery,
+            integrity,
+            in_order: self.config.in_order,
+            max_message_len: request.max_message_len,
+            registered_len: 0,
+            one_processor: self.fixed.one_processor,
+            admission,
+        }
+    }
+}
+
 impl<N: Nic> Landing for Engine<N> {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let request = application.request;
@@ -152,42 +202,19 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = landing.sessions.is_empty();
-        // The paper's wire is without, where the gate can read headers.
-        let integrity = match request.wire {
-            Wire::IpFrag if !self.fixed.zero_copy => Integrity::None,
-            Wire::Lm | Wire::IpFrag => request.integrity,
-        };
+        if self.fixed.zero_copy && self.unfit {
+            return Err(RejectReason::Unsupported.into());
+        }
+        let offered = self.landing_terms(permit.max_message_len);
+        let fit = offered.fit(request)?;
         let hashed = match request.wire {
             Wire::IpFrag if self.fixed.zero_copy => HashInput::Addresses,
             Wire::Lm | Wire::IpFrag => HashInput::AddressesAndPorts,
         };
-        if self.fixed.zero_copy {
-            if self.unfit {
-                return Err(RejectReason::Unsupported.into());
-            }
-            let may_land = request.wire == Wire::Lm || self.config.exclusive;
-            if !may_land || !request.integrity.has_digests() {
-                return Err(RejectReason::Unverified.into());
-            }
-            // Whose packet came nobody can tell there.
-            if !alone {
-                return Err(Refusal::busy(Duration::from_millis(50)));
-            }
+        // Whose packet came nobody can tell there.
+        if self.fixed.zero_copy && !alone {
+            return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        let layout = request
-            .layout_at(self.fixed.mtu, self.fixed.link)
-            .map_err(|_| RejectReason::Unsupported)?;
-        if layout.payload_len() < crate::integrity::PAYLOAD_LEN_MIN {
-            return Err(RejectReason::Unsupported.into());
-        }
-        let max_message_len = permit.max_message_len.min(layout.max_message_len());
-        if request.max_message_len > max_message_len {
-            return Err(Refusal::too_large(max_message_len));
-        }
-        let largest = layout
-            .session_message(request.max_message_len)
-            .map_err(|_| RejectReason::Unsupported)?;
-        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, self.fixed.prefix).total_len();
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
         // forged its address.
@@ -201,7 +228,7 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
         let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
         let addressing = self.addressing_to(from, mac);
         let now_ns = self.now_ns;
         let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
@@ -234,59 +261,9 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(PROBE_RETRY));
         }
 
-        // Entries of several windows are submitted together; the lowest of each waits for the window before it (I5).
-        let shortest = match self.fixed.lap {
-            1 => 1,
-            lap => (4 * lap).next_power_of_two(),
-        };
-        let window_len = (request.window.fragments().max(shortest)).min(LANDING_RING_LEN / 4);
-        let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
-        // The gate finds the session by four bits of its key.
-        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
-        let key = with_digests(key, integrity.has_digests());
-        let first_message = match request.wire {
-            Wire::Lm => 0,
-            // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
-            // pass for one of this.
-            Wire::IpFrag => random_u64() as u32,
-        };
-        let hint = self.fixed.tx_queue_hint;
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port);
         let on_the_way = self.fixed.on_the_way.of(request.paced);
-        let admission = SessionAdmission {
-            key,
-            wire: match request.wire {
-                Wire::Lm => lm_ebpf::Wire::Lm,
-                Wire::IpFrag => lm_ebpf::Wire::IpFrag,
-            },
-            peer_ip: *from.ip(),
-            peer_port: landing_port.map_or(from.port(), NonZeroU16::get),
-            local_ip: *self.nic.local().ip(),
-            header_len: layout.header_len(),
-            payload_len: layout.payload_len(),
-            window_fragments: window.fragments(),
-            first_message,
-            active_until_ns: 0,
-        };
-        let terms = InboundTerms {
-            peer,
-            key,
-            layout,
-            window,
-            chunk_len: self.fixed.chunk_len,
-            prefix: self.fixed.prefix,
-            zero_copy: self.fixed.zero_copy,
-            first_message,
-            messages_in_flight,
-            on_the_way,
-            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
-            delivery: request.delivery,
-            integrity,
-            in_order: self.config.in_order,
-            max_message_len: request.max_message_len,
-            registered_len: 0,
-            one_processor: self.fixed.one_processor,
-            admission,
-        };
+        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, on_the_way);
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
@@ -310,20 +287,7 @@ impl<N: Nic> Landing for Engine<N> {
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
         self.counters.sessions_granted += 1;
-        Ok(Terms {
-            session_key: key,
-            data_port: self.nic.local().port(),
-            layout,
-            tx_queue_hint: hint,
-            prefix: self.fixed.prefix,
-            frames_per_packet: 1,
-            repeats_apart: self.fixed.zero_copy,
-            landing_port,
-            max_message_len: request.max_message_len,
-            window,
-            packet_limit: 0,
-            first_message,
-        })
+        Ok(granted)
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {

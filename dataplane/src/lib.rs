@@ -50,6 +50,7 @@ mod sim_tests;
 pub mod simnic;
 pub mod steering;
 mod telling;
+pub mod terms;
 mod timers;
 
 pub mod udp;
