@@ -158,8 +158,7 @@ pub fn keep(arguments: &KeepArguments) -> Result<()> {
     let mut running = Vec::new();
     let daemons = match &arguments.programs {
         Some(programs) => {
-            let hosts: Vec<&Host> = cluster.hosts().iter().collect();
-            let daemons = Daemons::new(&Programs::in_folder(programs), &folder, &hosts, &[])?;
+            let daemons = Daemons::new(&Programs::in_folder(programs), &folder, &[])?;
             for host in cluster.hosts() {
                 running.push(daemons.spawn(host)?);
             }

@@ -1,9 +1,9 @@
 //! Admission daemons on the hosts of a bed, one each, with one key for all.
 //!
-//! Sockets and state of all of them lie in a folder that goes with them; so does what they pinned in bpffs.
+//! Sockets and state of all of them lie in a folder that goes with them. What they pin in bpffs goes with the hosts.
 
 use std::fs::Permissions;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::host::NAMESPACE_DIR;
 use super::leftovers::{Leftover, Registered, register};
 use super::{Host, INTERFACE, Launch, Program};
 use crate::workspace::Programs;
@@ -22,30 +21,20 @@ pub const NOBODY: u32 = 65534;
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// A bed lives as long as it likes, and its daemons with it.
 const LIFE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Where daemons pin what outlives them: a folder for each interface, `NAMESPACE-INDEX`.
-const PINS: &str = "/sys/fs/bpf/lm";
 
 /// The daemons' folder, and how they are started.
 #[derive(Debug)]
 pub struct Daemons {
     folder: PathBuf,
     options: Vec<String>,
-    /// Pins first, then the folder.
-    _leftovers: Vec<Registered>,
+    _leftover: Registered,
 }
 
 impl Daemons {
-    /// A folder for daemons on `hosts`, at `folder`, with a key for them and the tools that users without privileges may start.
+    /// A folder for daemons, at `folder`, with a key for them and the tools that users without privileges may start.
     /// `options`: of every daemon, beside what it needs.
-    pub fn new(programs: &Programs, folder: &Path, hosts: &[&Host], options: &[&str]) -> Result<Daemons> {
-        let mut leftovers = Vec::new();
-        for host in hosts {
-            let namespace = std::fs::metadata(Path::new(NAMESPACE_DIR).join(host.name()))?.ino();
-            let index = host.read_file(&format!("/sys/class/net/{INTERFACE}/ifindex"))?;
-            let pins = Path::new(PINS).join(format!("{namespace}-{index}"));
-            leftovers.push(register(Leftover::Folder(pins))?);
-        }
-        leftovers.push(register(Leftover::Folder(folder.to_owned()))?);
+    pub fn new(programs: &Programs, folder: &Path, options: &[&str]) -> Result<Daemons> {
+        let leftover = register(Leftover::Folder(folder.to_owned()))?;
         let made = || -> std::io::Result<()> {
             std::fs::create_dir_all(folder)?;
             std::fs::set_permissions(folder, Permissions::from_mode(0o755))
@@ -59,7 +48,7 @@ impl Daemons {
         let daemons = Daemons {
             folder: folder.to_owned(),
             options: options.iter().map(|&option| option.to_owned()).collect(),
-            _leftovers: leftovers,
+            _leftover: leftover,
         };
         let output = Command::new(daemons.tool("lm-admissiond"))
             .arg("keygen")

@@ -373,10 +373,20 @@ pub(crate) fn remove_stale() {
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if owner_of(&name).is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+        if owner_of(&name).is_some_and(|pid| !is_alive(pid)) {
             leftovers::remove_namespace(&name);
         }
     }
+}
+
+/// Whether there is such a process and it has not ended; nobody may have waited for it yet.
+fn is_alive(pid: u32) -> bool {
+    // proc_pid_stat(5): the state follows the command's name, which may have any character in it.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.trim().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// The process id in a bed's namespace name; `None` for namespaces of others.
