@@ -102,7 +102,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let done = match line.command {
         Some(Command::Keygen { file }) => key::generate(&file),
-        Some(Command::Status { socket, json }) => client::status(&socket).and_then(|status| show::print(&status, json)),
+        Some(Command::Status { socket, json }) => {
+            client::status(&socket).and_then(|status| show::print(&status, json))
+        }
         None => run(line.run),
     };
     match done {

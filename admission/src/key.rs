@@ -23,7 +23,9 @@ pub fn read(path: &Path) -> Result<ClusterKey, String> {
         ),
         _ => format!("cannot read the key file {name}: {error}"),
     })?;
-    let metadata = file.metadata().map_err(|error| format!("cannot read the key file {name}: {error}"))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| format!("cannot read the key file {name}: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("the key file {name} is no file"));
     }
@@ -43,8 +45,9 @@ pub fn read(path: &Path) -> Result<ClusterKey, String> {
     let bytes = from_hex(text.trim()).ok_or_else(|| {
         format!("the key file {name} has something else than hexadecimal digits: `lm-admissiond keygen` writes one")
     })?;
-    ClusterKey::new(&bytes)
-        .map_err(|error| format!("the key file {name} is too short: {error}; `lm-admissiond keygen` writes one"))
+    ClusterKey::new(&bytes).map_err(|error| {
+        format!("the key file {name} is too short: {error}; `lm-admissiond keygen` writes one")
+    })
 }
 
 /// Makes a key, in a new file that its owner alone may read.
@@ -83,7 +86,12 @@ pub fn generate(path: &Path) -> Result<(), String> {
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u32>> = text.chars().map(|digit| digit.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
-    Some(digits.chunks_exact(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect())
+    Some(
+        digits
+            .chunks_exact(2)
+            .map(|pair| (pair[0] << 4 | pair[1]) as u8)
+            .collect(),
+    )
 }
 
 #[cfg(test)]

@@ -31,8 +31,9 @@ impl Metrics {
     /// # Errors
     /// One line: who may have the port.
     pub(crate) fn serve(address: SocketAddr, waker: Arc<Waker>) -> Result<Metrics, String> {
-        let server = Server::http(address)
-            .map_err(|error| format!("metrics: cannot listen on {address} ({error}): choose another address or port"))?;
+        let server = Server::http(address).map_err(|error| {
+            format!("metrics: cannot listen on {address} ({error}): choose another address or port")
+        })?;
         let (ask, asked) = channel();
         let thread = thread::Builder::new().name("metrics".to_owned());
         let started = thread.spawn(move || {
@@ -92,22 +93,62 @@ fn text(status: &Status) -> String {
     };
     let by_interface = |value: fn(&crate::daemon::status::InterfaceStatus) -> i64| {
         let interfaces = status.interfaces.iter();
-        interfaces.map(|interface| (vec![("interface", interface.name.clone())], value(interface))).collect()
+        interfaces
+            .map(|interface| (vec![("interface", interface.name.clone())], value(interface)))
+            .collect()
     };
-    gauge("interface_up", "Whether the interface is there", by_interface(|interface| i64::from(interface.absent.is_none())));
-    gauge("sessions", "Sessions of receivers here", by_interface(|interface| interface.sessions.len() as i64));
-    gauge("waiting", "Requests that wait for a place", by_interface(|interface| interface.waiting as i64));
-    gauge("outgoing", "Sessions and requests of senders here", by_interface(|interface| interface.outgoing as i64));
-    gauge("hosts", "Other hosts that are known", by_interface(|interface| interface.hosts as i64));
-    gauge("recv_addrs", "Entries of the LM_RECV_ADDR list", by_interface(|interface| interface.recv_addrs.len() as i64));
+    gauge(
+        "interface_up",
+        "Whether the interface is there",
+        by_interface(|interface| i64::from(interface.absent.is_none())),
+    );
+    gauge(
+        "sessions",
+        "Sessions of receivers here",
+        by_interface(|interface| interface.sessions.len() as i64),
+    );
+    gauge(
+        "waiting",
+        "Requests that wait for a place",
+        by_interface(|interface| interface.waiting as i64),
+    );
+    gauge(
+        "outgoing",
+        "Sessions and requests of senders here",
+        by_interface(|interface| interface.outgoing as i64),
+    );
+    gauge(
+        "hosts",
+        "Other hosts that are known",
+        by_interface(|interface| interface.hosts as i64),
+    );
+    gauge(
+        "recv_addrs",
+        "Entries of the LM_RECV_ADDR list",
+        by_interface(|interface| interface.recv_addrs.len() as i64),
+    );
     gauge(
         "queues_free",
         "Queues that no program has",
-        by_interface(|interface| interface.queues.iter().filter(|queue| queue.pid.is_none()).count() as i64),
+        by_interface(|interface| {
+            interface
+                .queues
+                .iter()
+                .filter(|queue| queue.pid.is_none())
+                .count() as i64
+        }),
     );
-    gauge("programs", "Programs that are connected or awaited", vec![(Vec::new(), status.programs.len() as i64)]);
+    gauge(
+        "programs",
+        "Programs that have an endpoint here, or are awaited",
+        vec![(Vec::new(), status.programs.len() as i64)],
+    );
     let memory: u64 = status.programs.iter().map(|program| program.memory_bytes).sum();
-    gauge("memory_bytes", "Memory that programs have registered", vec![(Vec::new(), memory as i64)]);
+    gauge(
+        "memory_bytes",
+        "Memory that programs have registered",
+        vec![(Vec::new(), memory as i64)],
+    );
 
     let mut counter = |name: &str, help: &str, values: Vec<(Labels, u64)>| {
         let family = Family::<Labels, Counter>::default();
@@ -117,13 +158,27 @@ fn text(status: &Status) -> String {
         registry.register(name, help, family);
     };
     counter("calls", "Calls of programs", vec![(Vec::new(), status.calls)]);
-    counter("refusals", "Calls that were refused", vec![(Vec::new(), status.refusals)]);
+    counter(
+        "refusals",
+        "Calls that were refused",
+        vec![(Vec::new(), status.refusals)],
+    );
     let mut datagrams = Vec::new();
     let mut packets = Vec::new();
     for interface in &status.interfaces {
         let label = |key, value: &String| vec![("interface", interface.name.clone()), (key, value.clone())];
-        datagrams.extend(interface.datagrams.iter().map(|(outcome, &count)| (label("outcome", outcome), count)));
-        packets.extend(interface.packets.iter().map(|(verdict, &count)| (label("verdict", verdict), count)));
+        datagrams.extend(
+            interface
+                .datagrams
+                .iter()
+                .map(|(outcome, &count)| (label("outcome", outcome), count)),
+        );
+        packets.extend(
+            interface
+                .packets
+                .iter()
+                .map(|(verdict, &count)| (label("verdict", verdict), count)),
+        );
     }
     counter("datagrams", "Datagrams of the admission protocol", datagrams);
     counter("packets", "Packets at the gate", packets);

@@ -106,7 +106,9 @@ impl Ports {
 
     pub(crate) fn raw_fds(&self) -> impl Iterator<Item = RawFd> {
         let broadcast = self.broadcast.iter().map(|(socket, _)| socket);
-        std::iter::once(&self.unicast).chain(broadcast).map(AsRawFd::as_raw_fd)
+        std::iter::once(&self.unicast)
+            .chain(broadcast)
+            .map(AsRawFd::as_raw_fd)
     }
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn find_user(name: &str) -> Result<(Uid, Gid), String> {
 
 /// Whether the capabilities are there.
 pub(crate) fn check() -> Result<(), String> {
-    let has = caps::read(None, CapSet::Permitted).map_err(|error| format!("cannot read capabilities: {error}"))?;
+    let has =
+        caps::read(None, CapSet::Permitted).map_err(|error| format!("cannot read capabilities: {error}"))?;
     let missing: Vec<String> = KEPT
         .iter()
         .filter(|capability| !has.contains(capability))
@@ -55,7 +56,10 @@ pub(crate) fn check() -> Result<(), String> {
         .collect();
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(format!("{} missing: run as root, or by the systemd unit", missing.join(", "))),
+        false => Err(format!(
+            "{} missing: run as root, or by the systemd unit",
+            missing.join(", ")
+        )),
     }
 }
 
@@ -68,14 +72,14 @@ pub(crate) fn prepare(directories: &[PathBuf], user: Option<(Uid, Gid)>) -> Resu
     };
     let _ = setrlimit(Resource::Memlock, unlimited);
     if !is_bpffs(Path::new(BPFFS)) {
-        mount("bpf", BPFFS, "bpf", MountFlags::empty(), None).map_err(|error| {
-            format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}")
-        })?;
+        mount("bpf", BPFFS, "bpf", MountFlags::empty(), None)
+            .map_err(|error| format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}"))?;
     }
     let pins = PathBuf::from(PINS);
     for directory in directories.iter().chain([&pins]) {
         let name = directory.display();
-        std::fs::create_dir_all(directory).map_err(|error| format!("cannot make the directory {name}: {error}"))?;
+        std::fs::create_dir_all(directory)
+            .map_err(|error| format!("cannot make the directory {name}: {error}"))?;
         if let Some((uid, gid)) = user {
             chown(directory, Some(uid), Some(gid))
                 .map_err(|error| format!("cannot give the directory {name} to the user: {error}"))?;

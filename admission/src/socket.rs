@@ -182,7 +182,10 @@ impl Connection {
         if received.bytes == 0 {
             return Err(Broken::Ended);
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        if received
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
             return Err(Broken::TooLong);
         }
         bytes.truncate(received.bytes);

@@ -22,7 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) fn status(path: &Path) -> Result<Status, String> {
     let name = path.display();
     let told = |error: Errno| match error {
-        Errno::NOENT | Errno::CONNREFUSED => format!("no daemon listens on {name}: start it, or name its --socket"),
+        Errno::NOENT | Errno::CONNREFUSED => {
+            format!("no daemon listens on {name}: start it, or name its --socket")
+        }
         Errno::WOULDBLOCK => format!("the daemon at {name} does not answer"),
         error => format!("cannot ask the daemon at {name}: {error}"),
     };
@@ -43,8 +45,12 @@ pub(super) fn status(path: &Path) -> Result<Status, String> {
 }
 
 fn connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)

@@ -7,7 +7,9 @@ use crate::daemon::status::{InterfaceStatus, Status};
 
 pub(super) fn print(status: &Status, json: bool) -> Result<(), String> {
     let text = match json {
-        true => serde_json::to_string(status).map_err(|error| format!("cannot show the status: {error}"))? + "\n",
+        true => {
+            serde_json::to_string(status).map_err(|error| format!("cannot show the status: {error}"))? + "\n"
+        }
         false => tables(status),
     };
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -29,7 +31,10 @@ fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
         .map(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     for row in all() {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:width$}"));
         let line = cells.collect::<Vec<_>>().join("  ");
         let _ = writeln!(out, "  {}", line.trim_end());
     }
@@ -41,18 +46,26 @@ fn optional(value: Option<impl ToString>) -> String {
 
 fn tables(status: &Status) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "lm-admissiond {}, process {}, policy {}", status.version, status.pid, status.policy);
+    let _ = writeln!(
+        out,
+        "lm-admissiond {}, process {}, policy {}",
+        status.version, status.pid, status.policy
+    );
     for interface in &status.interfaces {
         show_interface(&mut out, interface);
     }
-    let _ = writeln!(out, "programs ({} calls, {} refused)", status.calls, status.refusals);
+    let _ = writeln!(
+        out,
+        "programs ({} calls, {} refused)",
+        status.calls, status.refusals
+    );
     let programs: Vec<Vec<String>> = (status.programs.iter())
         .map(|program| {
             vec![
                 program.pid.to_string(),
                 program.uid.to_string(),
-                optional(program.interface.as_ref()),
-                optional(program.data_port),
+                program.interface.clone(),
+                program.data_port.to_string(),
                 format!("{} KiB", program.memory_bytes >> 10),
                 program.sent.to_string(),
                 match program.connected {
@@ -63,7 +76,11 @@ fn tables(status: &Status) -> String {
             ]
         })
         .collect();
-    table(&mut out, &["pid", "uid", "interface", "port", "memory", "sends", ""], &programs);
+    table(
+        &mut out,
+        &["pid", "uid", "interface", "port", "memory", "sends", ""],
+        &programs,
+    );
     out
 }
 
@@ -106,7 +123,11 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
             ]
         })
         .collect();
-    table(out, &["session", "from", "port", "queue", "delivered", "lease"], &sessions);
+    table(
+        out,
+        &["session", "from", "port", "queue", "delivered", "lease"],
+        &sessions,
+    );
     let list: Vec<Vec<String>> = (interface.recv_addrs.iter())
         .map(|entry| {
             let expires = format!("{:.1} s", entry.expires_in_s);
@@ -114,7 +135,10 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
         })
         .collect();
     table(out, &["LM_RECV_ADDR", "flag", "lease"], &list);
-    for (what, counts) in [("datagrams", &interface.datagrams), ("packets", &interface.packets)] {
+    for (what, counts) in [
+        ("datagrams", &interface.datagrams),
+        ("packets", &interface.packets),
+    ] {
         let counts = counts.iter().filter(|(_, count)| **count > 0);
         let counts: Vec<String> = counts.map(|(name, count)| format!("{name} {count}")).collect();
         if !counts.is_empty() {

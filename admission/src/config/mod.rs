@@ -89,7 +89,9 @@ impl FromStr for HostName {
             Some((ip, port)) if !ip.is_unspecified() && !ip.is_multicast() && port != Some(0) => {
                 Ok(HostName { ip, port })
             }
-            _ => Err(format!("\"{text}\" is no host: write 192.0.2.7 or 192.0.2.7:7169")),
+            _ => Err(format!(
+                "\"{text}\" is no host: write 192.0.2.7 or 192.0.2.7:7169"
+            )),
         }
     }
 }
@@ -120,7 +122,9 @@ impl FromStr for Bytes {
         };
         let number: Option<u64> = digits.parse().ok();
         number
-            .filter(|number| digits.starts_with(|first: char| first.is_ascii_digit()) && *number <= u64::MAX >> shift)
+            .filter(|number| {
+                digits.starts_with(|first: char| first.is_ascii_digit()) && *number <= u64::MAX >> shift
+            })
             .map(|number| Bytes(number << shift))
             .ok_or_else(|| format!("\"{text}\" is no number of bytes: write 512M or 4G"))
     }
@@ -188,7 +192,10 @@ impl Config {
         }
         let socket = settings.socket.unwrap_or_else(|| PathBuf::from(SOCKET));
         if socket.as_os_str().len() > 100 {
-            return Err(fault("socket", "the path is longer than 100 bytes: choose a shorter one"));
+            return Err(fault(
+                "socket",
+                "the path is longer than 100 bytes: choose a shorter one",
+            ));
         }
         if !socket.is_absolute() {
             return Err(fault("socket", "the path must begin with /"));
@@ -204,7 +211,10 @@ impl Config {
         }
         let log = settings.log.unwrap_or_else(|| "info".to_owned());
         if let Err(error) = log.parse::<tracing_subscriber::filter::Targets>() {
-            return Err(fault("log", format!("{error}; write info, or lm_admission=debug,warn")));
+            return Err(fault(
+                "log",
+                format!("{error}; write info, or lm_admission=debug,warn"),
+            ));
         }
         Ok(Config {
             interfaces: settings.interface,
@@ -244,7 +254,11 @@ impl Config {
             ("user", self.user != other.user),
             ("metrics", self.metrics != other.metrics),
         ];
-        differ.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect()
+        differ
+            .iter()
+            .filter(|(_, differs)| *differs)
+            .map(|(name, _)| *name)
+            .collect()
     }
 }
 

@@ -57,7 +57,10 @@ fn the_command_line_goes_before_the_file() {
     let file: Settings = toml::from_str(BOTH).unwrap();
     let both = from_line("--interface other --control-port 9 --memory-max 1M").over(file);
     assert_eq!(both.interface, ["other"]);
-    assert_eq!((both.control_port, both.memory_max), (Some(9), Some(Bytes(1 << 20))));
+    assert_eq!(
+        (both.control_port, both.memory_max),
+        (Some(9), Some(Bytes(1 << 20)))
+    );
     assert_eq!(both.allow_uid, [1000]);
 }
 
@@ -77,8 +80,14 @@ fn what_makes_no_sense_is_named() {
         ("-i a --control-port 0", "control-port"),
         ("-i a --voter 10.0.0.1", "voter"),
         ("-i a --policy exclusive", "voter"),
-        ("-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2", "voter"),
-        ("-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.1 --voter 10.0.0.2", "voter"),
+        (
+            "-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2",
+            "voter",
+        ),
+        (
+            "-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.1 --voter 10.0.0.2",
+            "voter",
+        ),
         ("-i a --socket relative", "socket"),
         ("-i a --state-dir relative", "state-dir"),
         ("-i a --programs-max 0", "programs-max"),

@@ -56,7 +56,8 @@ impl Attachment {
     pub(crate) fn check(name: &str, config: &Config) -> Result<(Interface, SocketAddrV4, u8), String> {
         let interface = Interface::by_name(name).map_err(|error| error.to_string())?;
         interface.check(MTU_MIN).map_err(|error| error.to_string())?;
-        let primary = (interface.addresses.first()).ok_or_else(|| format!("{name} has no IPv4 address: give it one"))?;
+        let primary = (interface.addresses.first())
+            .ok_or_else(|| format!("{name} has no IPv4 address: give it one"))?;
         let address = SocketAddrV4::new(primary.ip, config.control_port);
         let prefix_len = primary.prefix_len;
         for (kind, host) in (config.peers.iter().map(|host| ("peer", host)))
@@ -71,7 +72,12 @@ impl Attachment {
     ///
     /// # Errors
     /// One line with the remedy.
-    pub(crate) fn new(stay: Stay, name: &str, config: &Config, key: &ClusterKey) -> Result<Attachment, String> {
+    pub(crate) fn new(
+        stay: Stay,
+        name: &str,
+        config: &Config,
+        key: &ClusterKey,
+    ) -> Result<Attachment, String> {
         let (interface, address, prefix_len) = Attachment::check(name, config)?;
         let lock = lock(interface.index).map_err(|error| match error {
             rustix::io::Errno::ADDRINUSE => format!(
@@ -97,8 +103,12 @@ impl Attachment {
         if let Some(gate) = &mut reopened
             && wanted.is_some_and(|wanted| wanted != gate.mode())
         {
-            tracing::warn!(interface = name, "the gate of the last daemon is in another mode: it is replaced");
-            gate.unpin().map_err(|error| format!("{name}: cannot remove the pins: {error}"))?;
+            tracing::warn!(
+                interface = name,
+                "the gate of the last daemon is in another mode: it is replaced"
+            );
+            gate.unpin()
+                .map_err(|error| format!("{name}: cannot remove the pins: {error}"))?;
             reopened = None;
         }
         let is_reopened = reopened.is_some();
@@ -136,9 +146,9 @@ impl Attachment {
             clock::now(),
         );
         let queues = interface.rx_queues.min(interface.tx_queues).clamp(1, QUEUES_MAX);
-        let veth = interface.kind.as_deref() == Some("veth");
+        let is_veth = interface.kind.as_deref() == Some("veth");
         let mtu = interface.mtu.min(u32::from(u16::MAX)) as u16;
-        let ground = Ground::new(gate, *address.ip(), mtu, veth, queues as usize);
+        let ground = Ground::new(gate, *address.ip(), mtu, is_veth, queues as usize);
         tracing::info!(
             interface = name,
             %address,

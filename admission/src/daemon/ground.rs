@@ -8,13 +8,14 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::{Offer, Role};
-use lm_ebpf::{Gate, GateError, Quiesce, Quiet, SessionAdmission};
+use lm_dataplane::terms::LandingTerms;
+use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
 use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
 use lm_protocol::time::Time;
 
 use super::program::ProgramId;
-use super::terms;
 
 /// Places of a landing queue.
 pub(crate) const PLACES: usize = SessionAdmission::PLACES as usize;
@@ -29,9 +30,17 @@ const AWAY_RETRY: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A session was granted.
-    Opened { program: ProgramId, session_key: u64, place: u16 },
+    Opened {
+        program: ProgramId,
+        session_key: u64,
+        place: u16,
+    },
     /// A session is over.
-    Closed { program: ProgramId, session_key: u64, messages: Option<u32> },
+    Closed {
+        program: ProgramId,
+        session_key: u64,
+        messages: Option<u32>,
+    },
 }
 
 /// One of the gate's places.
@@ -82,7 +91,9 @@ impl Holder {
     fn place_of(&self, session_key: u64) -> Option<usize> {
         self.places.iter().position(|place| match place {
             Place::Free => false,
-            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => *key == session_key,
+            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => {
+                *key == session_key
+            }
         })
     }
 }
@@ -93,7 +104,7 @@ pub(crate) struct Ground {
     pub(crate) address: Ipv4Addr,
     pub(crate) mtu: u16,
     /// Whether the device is a veth.
-    pub(crate) veth: bool,
+    pub(crate) is_veth: bool,
     pub(crate) queues: Vec<Option<Holder>>,
     pub(crate) news: Vec<News>,
     /// Under the policy `exclusive`: until when the gate admits anything.
@@ -106,12 +117,12 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, veth: bool, queues: usize) -> Ground {
+    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, is_veth: bool, queues: usize) -> Ground {
         Ground {
             gate,
             address,
             mtu,
-            veth,
+            is_veth,
             queues: vec![None; queues],
             news: Vec::new(),
             active_until_ns: 0,
@@ -166,7 +177,12 @@ impl Ground {
 
     /// A program goes on under another number.
     pub(crate) fn renumber(&mut self, from: ProgramId, to: ProgramId) {
-        for holder in self.queues.iter_mut().flatten().filter(|holder| holder.program == from) {
+        for holder in self
+            .queues
+            .iter_mut()
+            .flatten()
+            .filter(|holder| holder.program == from)
+        {
             holder.program = to;
             holder.away = false;
         }
@@ -290,11 +306,16 @@ impl Ground {
 impl Landing for Ground {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let active_until_ns = self.active_until_ns;
-        let (address, mtu, veth) = (self.address, self.mtu, self.veth);
+        let (address, is_veth) = (self.address, self.is_veth);
+        let is_generic = self.gate.mode() == EffectiveMode::Generic;
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
         };
-        let Some(offer) = holder.offer.as_ref().filter(|_| holder.role == Some(Role::Landing)) else {
+        let Some(offer) = holder
+            .offer
+            .as_ref()
+            .filter(|_| holder.role == Some(Role::Landing))
+        else {
             return Err(RejectReason::Unsupported.into());
         };
         if !allows(&offer.allow, *application.from.ip()) {
@@ -309,21 +330,24 @@ impl Landing for Ground {
         if holder.places.iter().any(is_from) {
             return Err(Refusal::busy(PLACE_RETRY));
         }
-        let is_free = |place: usize| holder.places[place] == Place::Free;
-        let (terms, mut admission) = terms::terms(
-            &terms::Side {
-                local: SocketAddrV4::new(address, holder.data_port),
-                mtu,
-                veth,
-                queue,
-            },
-            offer,
-            application,
-            permit,
-            is_free,
-        )?;
+        let request = application.request;
+        let local = SocketAddrV4::new(address, holder.data_port);
+        let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
+        terms.max_message_len = terms.max_message_len.min(permit.max_message_len);
+        let fit = terms.fit(request)?;
+        // IP fragments carry no key that could say another place.
+        let places = match request.wire {
+            Wire::IpFrag => 0..1,
+            Wire::Lm => 0..PLACES,
+        };
+        let Some(place) = places
+            .into_iter()
+            .find(|&place| holder.places[place] == Place::Free)
+        else {
+            return Err(Refusal::busy(PLACE_RETRY));
+        };
+        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None);
         admission.active_until_ns = active_until_ns;
-        let place = admission.place() as usize;
         let (program, session_key) = (holder.program, terms.session_key);
         if let Err(error) = self.gate.open_session(queue.into(), &admission) {
             tracing::error!(queue, %from, "cannot open the gate: {error}");
@@ -362,9 +386,13 @@ impl Landing for Ground {
         let queue = session.grant.landing_queue;
         let session_key = session.grant.session_key;
         let by_program = self.aborting == Some(session_key);
-        let Some(holder) = self.holder(queue) else { return 0 };
+        let Some(holder) = self.holder(queue) else {
+            return 0;
+        };
         let program = holder.program;
-        let Some(place) = holder.place_of(session_key) else { return 0 };
+        let Some(place) = holder.place_of(session_key) else {
+            return 0;
+        };
         let Place::Open { delivered, .. } = holder.places[place] else {
             return 0;
         };

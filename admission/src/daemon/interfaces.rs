@@ -39,7 +39,10 @@ impl Daemon {
         let attachment = Attachment::new(stay, name, &self.config, &self.key)?;
         for (number, fd) in attachment.ports.raw_fds().enumerate() {
             let token = Token(PORTS + 2 * position + number);
-            let registered = self.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE);
+            let registered = self
+                .poll
+                .registry()
+                .register(&mut SourceFd(&fd), token, Interest::READABLE);
             registered.map_err(|error| format!("cannot watch the control port: {error}"))?;
         }
         self.attachments[position] = Some(attachment);
@@ -75,7 +78,12 @@ impl Daemon {
     fn detach(&mut self, position: usize, what: String) {
         tracing::error!("{what}: its programs end; it is served again when it comes back");
         let programs: Vec<ProgramId> = (self.programs.iter())
-            .filter(|(_, program)| program.member.as_ref().is_some_and(|member| member.interface == position))
+            .filter(|(_, program)| {
+                program
+                    .member
+                    .as_ref()
+                    .is_some_and(|member| member.interface == position)
+            })
             .map(|(&id, _)| id)
             .collect();
         for id in programs {

@@ -13,13 +13,15 @@
 
 mod attachment;
 mod calls;
+mod channels;
 mod ground;
 mod interfaces;
+mod joining;
 mod program;
 mod state;
 pub mod status;
 mod takeover;
-mod terms;
+mod telling;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -45,7 +47,6 @@ use attachment::Attachment;
 use program::{Program, ProgramId};
 use state::State;
 use worker::Workers;
-
 
 /// Work in a turn, at most.
 const DATAGRAMS_PER_TURN: usize = 256;
@@ -146,7 +147,11 @@ impl Daemon {
     /// # Errors
     /// One line with the remedy.
     pub fn start(config: Config, key: ClusterKey, reload: Reload, set_log: SetLog) -> Result<Daemon, String> {
-        let user = config.user.as_deref().map(crate::privileges::find_user).transpose()?;
+        let user = config
+            .user
+            .as_deref()
+            .map(crate::privileges::find_user)
+            .transpose()?;
         crate::privileges::check()?;
         let mut directories = vec![config.state_dir.clone()];
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
@@ -160,7 +165,9 @@ impl Daemon {
         let waker = Waker::new(registry, WAKER).map_err(told("make an epoll instance"))?;
         let mut signals =
             Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(told("watch for signals"))?;
-        registry.register(&mut signals, SIGNALS, Interest::READABLE).map_err(told("watch for signals"))?;
+        registry
+            .register(&mut signals, SIGNALS, Interest::READABLE)
+            .map_err(told("watch for signals"))?;
         let links = interfaces::watch().map_err(told("watch interfaces"))?;
         let watched = registry.register(&mut SourceFd(&links.as_raw_fd()), LINKS, Interest::READABLE);
         watched.map_err(told("watch interfaces"))?;
@@ -229,12 +236,20 @@ impl Daemon {
     /// How long nothing is to be done.
     fn timeout(&self) -> Option<Duration> {
         let can_go_on = |program: &Program| program.readable && program.pending.is_none();
-        let is_behind = self.attachments.iter().flatten().any(|attachment| attachment.ports.more);
+        let is_behind = self
+            .attachments
+            .iter()
+            .flatten()
+            .any(|attachment| attachment.ports.more);
         if self.config.spin || is_behind || self.accepting || self.programs.values().any(can_go_on) {
             return Some(Duration::ZERO);
         }
         let now = clock::now();
-        let nodes = self.attachments.iter().flatten().map(|attachment| attachment.node.next_deadline());
+        let nodes = self
+            .attachments
+            .iter()
+            .flatten()
+            .map(|attachment| attachment.node.next_deadline());
         let awaited = self.programs.values().map(|program| program.awaited_until);
         let absent = self.attachments.iter().zip(&self.absent);
         let absent = absent.map(|(attachment, (_, again))| attachment.is_none().then_some(*again));
@@ -267,7 +282,11 @@ impl Daemon {
         self.deliver();
         let now = clock::now();
         for attachment in self.attachments.iter_mut().flatten() {
-            if attachment.node.next_deadline().is_some_and(|deadline| deadline <= now) {
+            if attachment
+                .node
+                .next_deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
             }
         }
@@ -296,7 +315,8 @@ impl Daemon {
                     break;
                 };
                 attachment.ports.more = true;
-                attachment.drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
+                attachment
+                    .drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
             }
         }
     }
@@ -315,7 +335,11 @@ impl Daemon {
                     return;
                 }
             };
-            let connected = self.programs.values().filter(|program| program.connection.is_some()).count();
+            let connected = self
+                .programs
+                .values()
+                .filter(|program| program.connection.is_some())
+                .count();
             if connected >= self.config.programs_max {
                 tracing::warn!(
                     pid = credentials.pid,
@@ -328,9 +352,14 @@ impl Daemon {
             let interests = Interest::READABLE | Interest::WRITABLE;
             let token = Token(PROGRAMS + id.0);
             let fd = connection.raw_fd();
-            match self.poll.registry().register(&mut SourceFd(&fd), token, interests) {
+            match self
+                .poll
+                .registry()
+                .register(&mut SourceFd(&fd), token, interests)
+            {
                 Ok(()) => {
-                    self.programs.insert(id, Program::connected(connection, credentials));
+                    self.programs
+                        .insert(id, Program::connected(connection, credentials));
                 }
                 Err(error) => tracing::warn!("cannot watch a program: {error}"),
             }
@@ -340,7 +369,9 @@ impl Daemon {
     }
 
     fn on_program_event(&mut self, id: ProgramId) {
-        let Some(program) = self.programs.get_mut(&id) else { return };
+        let Some(program) = self.programs.get_mut(&id) else {
+            return;
+        };
         program.readable = true;
         let flushed = program.connection.as_mut().map(crate::socket::Connection::flush);
         if let Some(Err(broken)) = flushed {
@@ -350,18 +381,28 @@ impl Daemon {
 
     /// Takes calls of some programs, and of the others in the next turn.
     fn read_programs(&mut self) {
-        let can_read = |(id, program): (&ProgramId, &Program)| (program.readable && program.pending.is_none()).then_some(*id);
-        let behind = self.programs.range(ProgramId(self.last_read.0 + 1)..).filter_map(can_read);
+        let can_read = |(id, program): (&ProgramId, &Program)| {
+            (program.readable && program.pending.is_none()).then_some(*id)
+        };
+        let behind = self
+            .programs
+            .range(ProgramId(self.last_read.0 + 1)..)
+            .filter_map(can_read);
         let before = self.programs.range(..=self.last_read).filter_map(can_read);
         let turn: Vec<ProgramId> = behind.chain(before).take(PROGRAMS_PER_TURN).collect();
         for id in turn {
             self.last_read = id;
             for _ in 0..CALLS_PER_TURN {
-                let Some(program) = self.programs.get_mut(&id) else { break };
+                let Some(program) = self.programs.get_mut(&id) else {
+                    break;
+                };
                 if program.pending.is_some() {
                     break;
                 }
-                let received = program.connection.as_ref().map(crate::socket::Connection::receive);
+                let received = program
+                    .connection
+                    .as_ref()
+                    .map(crate::socket::Connection::receive);
                 match received {
                     Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
                     Some(Ok(None)) | None => {

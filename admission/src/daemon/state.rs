@@ -156,7 +156,11 @@ mod tests {
         let text = fs::read_to_string(State::path(&dir)).unwrap();
         fs::write(State::path(&dir), &text[..text.len() / 2]).unwrap();
         assert_eq!(State::read(&dir), State::default());
-        fs::write(State::path(&dir), text.replacen("\"version\":1", "\"version\":2", 1)).unwrap();
+        fs::write(
+            State::path(&dir),
+            text.replacen("\"version\":1", "\"version\":2", 1),
+        )
+        .unwrap();
         assert_eq!(State::read(&dir), State::default());
         fs::remove_dir_all(&dir).unwrap();
     }

@@ -27,7 +27,7 @@ pub struct Status {
     pub policy: String,
     /// The interfaces that it serves.
     pub interfaces: Vec<InterfaceStatus>,
-    /// Programs that are connected, or awaited after a restart.
+    /// Programs that have an endpoint here, or are awaited after a restart.
     pub programs: Vec<ProgramStatus>,
     /// Calls of programs.
     pub calls: u64,
@@ -120,10 +120,10 @@ pub struct ProgramStatus {
     pub gid: u32,
     /// Whether it is connected; else it is awaited after a restart.
     pub connected: bool,
-    /// Its interface, once it has one.
-    pub interface: Option<String>,
+    /// Its interface.
+    pub interface: String,
     /// Its data port.
-    pub data_port: Option<u16>,
+    pub data_port: u16,
     /// Memory that it has registered, in bytes.
     pub memory_bytes: u64,
     /// Sessions and requests as sender.
@@ -138,18 +138,18 @@ impl Daemon {
                 Some(attachment) => self.interface_status(attachment),
                 None => absent(name, why),
             });
-        let programs = self.programs.values().map(|program| {
-            let member = program.member.as_ref();
-            ProgramStatus {
+        let programs = self.programs.values().filter_map(|program| {
+            let member = program.member.as_ref()?;
+            Some(ProgramStatus {
                 pid: program.credentials.pid,
                 uid: program.credentials.uid,
                 gid: program.credentials.gid,
                 connected: program.connection.is_some(),
-                interface: member.map(|member| self.config.interfaces[member.interface].clone()),
-                data_port: member.map(|member| member.data_port),
-                memory_bytes: member.map_or(0, |member| member.memory_bytes()),
-                sent: member.map_or(0, |member| member.sent.len()),
-            }
+                interface: self.config.interfaces[member.interface].clone(),
+                data_port: member.data_port,
+                memory_bytes: member.memory_bytes(),
+                sent: member.sent.len(),
+            })
         });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -200,7 +200,9 @@ impl Daemon {
             let places = ground.queues.iter().flatten().flat_map(|holder| &holder.places);
             let delivered = places.filter_map(|place| match place {
                 Place::Open {
-                    session_key, delivered, ..
+                    session_key,
+                    delivered,
+                    ..
                 } if *session_key == key => Some(*delivered),
                 _ => None,
             });
@@ -214,14 +216,21 @@ impl Daemon {
                 expires_in_s: session.expires.since(now).as_secs_f64(),
             }
         });
-        let recv_addrs = attachment.node.recv_addrs(now).into_iter().map(|entry| RecvAddrStatus {
-            address: entry.address,
-            flag: entry.flag.to_string(),
-            expires_in_s: entry.expires.since(now).as_secs_f64(),
-        });
+        let recv_addrs = attachment
+            .node
+            .recv_addrs(now)
+            .into_iter()
+            .map(|entry| RecvAddrStatus {
+                address: entry.address,
+                flag: entry.flag.to_string(),
+                expires_in_s: entry.expires.since(now).as_secs_f64(),
+            });
         let usage = attachment.node.usage(now);
         let packets = match ground.gate.counters() {
-            Ok(counters) => counters.iter().map(|(verdict, count)| (verdict.name().to_owned(), count)).collect(),
+            Ok(counters) => counters
+                .iter()
+                .map(|(verdict, count)| (verdict.name().to_owned(), count))
+                .collect(),
             Err(_) => BTreeMap::new(),
         };
         let mut datagrams = datagrams(&attachment.node.counters());
@@ -250,7 +259,8 @@ impl Daemon {
     pub(super) fn status_file(&self) -> Result<OwnedFd, String> {
         let told = |error: &dyn std::fmt::Display| format!("cannot show the status: {error}");
         let json = serde_json::to_vec(&self.status()).map_err(|error| told(&error))?;
-        let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC).map_err(|error| told(&error))?;
+        let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|error| told(&error))?;
         let mut file = std::fs::File::from(fd);
         file.write_all(&json).map_err(|error| told(&error))?;
         std::io::Seek::rewind(&mut file).map_err(|error| told(&error))?;
@@ -263,7 +273,10 @@ impl Daemon {
         let interfaces = (0..).zip(&self.attachments).filter_map(|(position, attachment)| {
             let attachment = attachment.as_ref()?;
             let programs = self.programs.values().filter_map(|program| {
-                let member = program.member.as_ref().filter(|member| member.interface == position)?;
+                let member = program
+                    .member
+                    .as_ref()
+                    .filter(|member| member.interface == position)?;
                 let queues = (0u16..).zip(&attachment.ground.queues);
                 let own = queues.filter_map(|(queue, holder)| Some((queue, holder.as_ref()?)));
                 let own = own.filter(|(_, holder)| holder.data_port == member.data_port);
@@ -271,7 +284,10 @@ impl Daemon {
                     let memory = member.memory.get(&queue).copied().unwrap_or(0);
                     (queue, (holder.role, memory))
                 });
-                let sessions = attachment.node.sessions().filter(|(port, _)| *port == member.data_port);
+                let sessions = attachment
+                    .node
+                    .sessions()
+                    .filter(|(port, _)| *port == member.data_port);
                 let received = sessions.map(|(_, session)| ReceivedState {
                     peer: session.peer,
                     request: Control::new(session.request_id, &ControlMessage::Request(session.request)),
@@ -340,5 +356,8 @@ fn datagrams(counters: &Counters) -> BTreeMap<String, u64> {
         ("impossible", counters.impossible),
         ("own", counters.own),
     ];
-    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+    counts
+        .into_iter()
+        .map(|(name, count)| (name.to_owned(), count))
+        .collect()
 }

@@ -26,20 +26,30 @@ impl Daemon {
     /// Takes over what the state has of an interface, as far as the gate agrees.
     pub(super) fn take_over(&mut self, position: usize, state: &State) {
         let namespace = super::attachment::namespace();
-        let Some(attachment) = self.attachments[position].as_mut() else { return };
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
         if !attachment.reopened {
             return;
         }
         let is_it = |known: &&InterfaceState| {
-            known.index == attachment.index && known.namespace == namespace && known.address == attachment.address
+            known.index == attachment.index
+                && known.namespace == namespace
+                && known.address == attachment.address
         };
-        let programs = state.interfaces.iter().find(is_it).map_or(&[][..], |known| &known.programs);
+        let programs = state
+            .interfaces
+            .iter()
+            .find(is_it)
+            .map_or(&[][..], |known| &known.programs);
         for program in programs {
             let id = ProgramId(self.next_program);
             self.next_program += 1;
             self.await_program(position, id, program);
         }
-        let Some(attachment) = self.attachments[position].as_mut() else { return };
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
         // What the gate lets through and nobody answers for.
         let known: Vec<u64> = (attachment.node.sessions())
             .map(|(_, session)| session.grant.session_key)
@@ -62,11 +72,20 @@ impl Daemon {
     }
 
     fn await_program(&mut self, position: usize, id: ProgramId, state: &ProgramState) {
-        let Some(attachment) = self.attachments[position].as_mut() else { return };
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
         let now = clock::now();
         let queues = attachment.ground.queues.len();
-        if state.channels.keys().any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue)) {
-            tracing::warn!(pid = state.pid, "a program's queues are not there any more: it is not awaited");
+        if state
+            .channels
+            .keys()
+            .any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue))
+        {
+            tracing::warn!(
+                pid = state.pid,
+                "a program's queues are not there any more: it is not awaited"
+            );
             return;
         }
         let mut member = Member {
@@ -91,19 +110,24 @@ impl Daemon {
         let offering = state.offer.as_ref().map(|offer| offer.queue);
         if let Some(queue) = offering {
             let port = state.data_port;
-            attachment.drive(|node, now, local, out| node.add_receiver(now, port, &[queue; PLACES], local, out));
+            attachment
+                .drive(|node, now, local, out| node.add_receiver(now, port, &[queue; PLACES], local, out));
         }
         let open = attachment.ground.gate.open_sessions();
         let mut adopted = 0;
         for received in &state.received {
-            let Some((session, admission)) = session_of(received, *attachment.address.ip()) else { continue };
+            let Some((session, admission)) = session_of(received, *attachment.address.ip()) else {
+                continue;
+            };
             let queue = session.grant.landing_queue;
             let is_open = open.iter().any(|open| {
                 open.queue == u32::from(queue) && open.place == admission.place() && open.key == admission.key
             });
             // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
             if attachment.node.adopt(now, state.data_port, session) {
-                attachment.ground.adopt(queue, admission.place() as usize, &session, admission);
+                attachment
+                    .ground
+                    .adopt(queue, admission.place() as usize, &session, admission);
                 adopted += 1;
                 if !is_open {
                     tracing::debug!(queue, "a session's gate is shut");
@@ -111,10 +135,15 @@ impl Daemon {
             }
         }
         for sent in &state.sent {
-            let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else { continue };
+            let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else {
+                continue;
+            };
             let control = std::net::SocketAddrV4::new(*sent.to.ip(), attachment.address.port());
             let ticket = Ticket(sent.ticket);
-            if attachment.node.resume(now, control, sent.to.port(), ticket, request, grant) {
+            if attachment
+                .node
+                .resume(now, control, sent.to.port(), ticket, request, grant)
+            {
                 let (to, grant) = (sent.to, Some(grant));
                 member.sent.insert(sent.ticket, Sent { to, request, grant });
             }
@@ -162,7 +191,9 @@ fn session_of(state: &ReceivedState, local_ip: std::net::Ipv4Addr) -> Option<(Se
             Wire::IpFrag => lm_ebpf::Wire::IpFrag,
         },
         peer_ip: *state.peer.ip(),
-        peer_port: grant.landing_port.map_or(request.data_port, std::num::NonZeroU16::get),
+        peer_port: grant
+            .landing_port
+            .map_or(request.data_port, std::num::NonZeroU16::get),
         local_ip,
         header_len: grant.layout.header_len(),
         payload_len: grant.layout.payload_len(),
