@@ -160,7 +160,7 @@ pub fn keep(arguments: &KeepArguments) -> Result<()> {
         Some(programs) => {
             let daemons = Daemons::new(&Programs::in_folder(programs), &folder, &[])?;
             for host in cluster.hosts() {
-                running.push(daemons.spawn(host)?);
+                running.push(daemons.spawn(host, None)?);
             }
             for (host, program) in cluster.hosts().iter().zip(&mut running) {
                 daemons.await_ready(host, program)?;

@@ -80,9 +80,9 @@ impl Daemons {
         socket_in(&self.folder, host)
     }
 
-    /// Starts the host's daemon, or starts it again; does not wait until it answers.
-    pub fn spawn(&self, host: &Host) -> Result<Program> {
-        let launch = Launch::new(self.tool("lm-admissiond"))
+    /// Starts the host's daemon, or starts it again; does not wait until it answers. `core`: the only one that it has.
+    pub fn spawn(&self, host: &Host, core: Option<usize>) -> Result<Program> {
+        let mut launch = Launch::new(self.tool("lm-admissiond"))
             .args(["--interface", INTERFACE, "--allow-uid", &NOBODY.to_string()])
             .arg("--socket")
             .arg(self.socket(host))
@@ -92,6 +92,9 @@ impl Daemons {
             .arg(self.key_file())
             .args(&self.options)
             .time_limit(LIFE_MAX);
+        if let Some(core) = core {
+            launch = launch.core(core);
+        }
         host.spawn(launch)
     }
 
