@@ -155,8 +155,11 @@ impl Daemon {
         crate::privileges::check()?;
         let mut directories = vec![config.state_dir.clone()];
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
-        crate::privileges::prepare(&directories, user)?;
+        let mut files = State::files(&config.state_dir).to_vec();
+        files.push(Listener::lock_path(&config.socket));
+        crate::privileges::prepare(&directories, &files, user)?;
         crate::privileges::drop_rest(user)?;
+        crate::privileges::check_writable(&directories)?;
         let listener = Listener::bind(&config.socket)?;
 
         let told = |what: &'static str| move |error: io::Error| format!("cannot {what}: {error}");
