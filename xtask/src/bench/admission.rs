@@ -23,7 +23,7 @@ use crate::workspace::Programs;
 /// 10,000 requests a second, and what a flood of messages that must not be believed does to honest ones. Takes some two minutes and
 /// both of two cores; leave the machine alone meanwhile. A target that is missed is no error; a session that was granted and lost is.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Requests of each latency.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..))]
     requests: u32,
