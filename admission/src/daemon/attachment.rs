@@ -49,7 +49,7 @@ fn pin_dir(config: &Config, index: u32) -> Result<PathBuf, String> {
 
 /// The network namespace's number.
 pub(crate) fn namespace() -> u64 {
-    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino as u64)
+    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino)
 }
 
 impl Attachment {
