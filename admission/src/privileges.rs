@@ -101,6 +101,11 @@ pub(crate) fn prepare(
     }
     let (uid, gid) = user.unwrap_or((Uid::current(), Gid::current()));
     let give = |path: &Path| {
+        // Nothing to ask for where it is so already: changing owners is another privilege.
+        let stat = rustix::fs::stat(path);
+        if stat.is_ok_and(|found| found.st_uid == uid.as_raw() && found.st_gid == gid.as_raw()) {
+            return Ok(());
+        }
         let given = chown(path, Some(uid), Some(gid));
         given.map_err(|error| format!("cannot give {} to the user: {error}", path.display()))
     };
