@@ -16,9 +16,10 @@ use crate::channel::Transmit;
 use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
-use crate::nic::{ChannelConfig, Nic};
+use crate::nic::{ChannelConfig, Nic, NicError};
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::stewarded::Asking;
 use crate::udp::{Port, UdpEvent};
 
 /// A control datagram is shorter than this.
@@ -30,7 +31,9 @@ pub(crate) const CONTROL_PER_LOOK: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Applying {
     pub(crate) peer: u16,
-    pub(crate) applicant: Applicant,
+    /// Who asks: we, or the daemon of this host.
+    pub(crate) applicant: Option<Applicant>,
+    pub(crate) asking: Option<Asking>,
     pub(crate) options: ConnectOptions,
 }
 
@@ -100,9 +103,11 @@ impl<N: Nic> Engine<N> {
             Ok((request_id, message)) => {
                 let mut is_awaited = false;
                 for applying in &mut self.applying {
-                    if self.peers.at(applying.peer).control == from {
-                        is_awaited |= applying.applicant.request_id() == request_id;
-                        applying.applicant.handle(request_id, &message, now);
+                    if self.peers.at(applying.peer).control == from
+                        && let Some(applicant) = &mut applying.applicant
+                    {
+                        is_awaited |= applicant.request_id() == request_id;
+                        applicant.handle(request_id, &message, now);
                     }
                 }
                 for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == from) {
@@ -132,8 +137,10 @@ impl<N: Nic> Engine<N> {
                 };
                 self.reject(fault, from);
                 for applying in &mut self.applying {
-                    if self.peers.at(applying.peer).control == from {
-                        applying.applicant.handle_error(&error);
+                    if self.peers.at(applying.peer).control == from
+                        && let Some(applicant) = &mut applying.applicant
+                    {
+                        applicant.handle_error(&error);
                     }
                 }
                 let reply = self
@@ -150,8 +157,10 @@ impl<N: Nic> Engine<N> {
     /// ICMP says that nobody listens on a control port.
     fn take_refusal(&mut self, by: SocketAddrV4) {
         for applying in &mut self.applying {
-            if self.peers.at(applying.peer).control == by {
-                applying.applicant.handle_refused();
+            if self.peers.at(applying.peer).control == by
+                && let Some(applicant) = &mut applying.applicant
+            {
+                applicant.handle_refused();
             }
         }
         for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == by) {
@@ -207,10 +216,17 @@ impl<N: Nic> Engine<N> {
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
-        let applicant = Applicant::new(request, request_id, time(now_ns), options.timeout);
+        let to = self.peers.at(index).data;
+        let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
+        let asking = self.ask_daemon(to, request, request_id, deadline_ns);
+        let applicant = match &asking {
+            Some(_) => None,
+            None => Some(Applicant::new(request, request_id, time(now_ns), options.timeout)),
+        };
         self.applying.push(Applying {
             peer: index,
             applicant,
+            asking,
             options: *options,
         });
     }
@@ -219,10 +235,15 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
         let now = time(now_ns);
         for position in 0..self.applying.len() {
-            let applying = &mut self.applying[position];
-            let request_id = applying.applicant.request_id();
-            let peer = applying.peer;
-            while let Some(message) = self.applying[position].applicant.poll_transmit(now) {
+            if let Some(mut asking) = self.applying[position].asking.take() {
+                self.drive_asking(&mut asking, now_ns);
+                self.applying[position].asking = Some(asking);
+            }
+            let peer = self.applying[position].peer;
+            while let Some(applicant) = &mut self.applying[position].applicant
+                && let Some(message) = applicant.poll_transmit(now)
+            {
+                let request_id = applicant.request_id();
                 let to = self.peers.at(peer).control;
                 self.send_control(to, request_id, &message);
             }
@@ -249,12 +270,20 @@ impl<N: Nic> Engine<N> {
     ) -> Option<Result<(), ConnectError>> {
         let position = self.applying.iter().position(|applying| applying.peer == index)?;
         let control = self.peers.at(index).control;
-        let outcome = match *self.applying[position].applicant.state() {
+        let options = self.applying[position].options;
+        if let Some(mut asking) = self.applying[position].asking.take() {
+            let Some(outcome) = self.asking_outcome(index, &mut asking) else {
+                self.applying[position].asking = Some(asking);
+                return None;
+            };
+            self.no_longer_applying(position);
+            return Some(outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns)));
+        }
+        let applicant = self.applying[position].applicant.as_ref()?;
+        let request_id = applicant.request_id();
+        let outcome = match *applicant.state() {
             ApplicantState::Pending => return None,
-            ApplicantState::Granted(grant) => {
-                let options = self.applying[position].options;
-                self.granted(index, &grant, &options, now_ns)
-            }
+            ApplicantState::Granted(grant) => self.granted(index, &grant, &options, now_ns),
             ApplicantState::Rejected(reject) => Err(ConnectError::Rejected {
                 peer: control,
                 reason: reject.reason,
@@ -267,11 +296,14 @@ impl<N: Nic> Engine<N> {
         };
         // A grant that we do not want is given back.
         self.drive_admission(now_ns);
-        let request_id = self.applying[position].applicant.request_id();
         self.notices.remember(request_id.into());
-        self.applying.swap_remove(position);
-        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
+        self.no_longer_applying(position);
         Some(outcome)
+    }
+
+    fn no_longer_applying(&mut self, position: usize) {
+        let index = self.applying.swap_remove(position).peer;
+        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
     }
 
     /// Sets up the sender's side of a granted session.
@@ -344,10 +376,15 @@ impl<N: Nic> Engine<N> {
             tx_len: TRANSMIT_RING_LEN,
             completion_len: TRANSMIT_RING_LEN,
         };
-        let channel = self
-            .nic
-            .tx_channel(&config)
-            .map_err(|source| ConnectError::Queue { queue, source })?;
+        let channel = match self.nic.tx_channel(&config) {
+            Ok(channel) => channel,
+            // Another program of this host has the queue. What we send comes to another queue of the receiver, and takes the one-copy path.
+            Err(source @ NicError::Daemon(_)) => {
+                tracing::warn!("messages are copied once more at their receiver: {source}");
+                return Ok(0);
+            }
+            Err(source) => return Err(ConnectError::Queue { queue, source }),
+        };
         let in_flight = self.config.tx_in_flight;
         self.transmit
             .push(Transmit::new(queue, channel.tx, channel.completion, in_flight));
@@ -360,6 +397,8 @@ impl<N: Nic> Engine<N> {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
             self.notices.remember(outbound.terms.key);
+            let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+            self.end_ticket(outbound.terms.key, messages);
         }
         self.senders.retain(|&sender| sender != index);
     }
@@ -383,6 +422,9 @@ impl<N: Nic> Engine<N> {
 
     fn end_session_key(&mut self, index: u16, key: u64, messages: u32, now_ns: u64) {
         self.notices.remember(key);
+        if self.nic.steward().is_some() {
+            return self.end_ticket(key, messages);
+        }
         let farewell = Farewell::new(
             key,
             messages,

@@ -19,7 +19,6 @@ use crate::engine::{Engine, time};
 use crate::landing::{Inbound, InboundTerms, Violation};
 use crate::nic::Nic;
 use crate::notices::Fault;
-use crate::peer::PeerId;
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
@@ -53,6 +52,18 @@ impl<N: Nic> Engine<N> {
 
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
+        if self.nic.steward().is_some() {
+            let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+            let Some(inbound) = inbound else { return };
+            let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+            let peer = inbound.terms.peer;
+            if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+                self.notices.tell(fault, from);
+            }
+            self.abort_at_daemon(session_key, delivered);
+            self.close_landing(session_key, true);
+            return;
+        }
         let Some(mut grants) = self.grants.take() else {
             return;
         };
@@ -130,7 +141,7 @@ impl<N: Nic> Engine<N> {
 
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
     /// moderate amount, and always for one whole message.
-    fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
+    pub(crate) fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
         let zone = pages_len(zone_len);
         let shared = zone
             .saturating_mul(u64::from(messages_in_flight))
@@ -141,7 +152,7 @@ impl<N: Nic> Engine<N> {
 
 impl<N: Nic> Engine<N> {
     /// What our landing queue brings to the terms of a session.
-    fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
+    pub(crate) fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
         let shortest = match self.fixed.lap {
             1 => 1,
             lap => (4 * lap).next_power_of_two(),
@@ -160,16 +171,31 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    fn inbound_terms(
-        &self,
-        peer: PeerId,
+    /// A session that the gate is open to begins.
+    pub(crate) fn install_session(
+        &mut self,
+        index: u16,
         request: &Request,
         granted: &Terms,
         integrity: Integrity,
         admission: SessionAdmission,
-        on_the_way: u32,
-    ) -> InboundTerms {
-        InboundTerms {
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
+        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        let violations = self.counters.violations.total();
+        while self.receive_landing(now_ns) > 0 {}
+        let on_the_way = self.fixed.on_the_way.of(request.paced);
+        let peer = self.peers.id_of(index);
+        let Some(landing) = &mut self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if self.counters.violations.total() != violations {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        if landing.sessions.is_empty() {
+            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        }
+        let terms = InboundTerms {
             peer,
             key: granted.session_key,
             layout: granted.layout,
@@ -185,10 +211,76 @@ impl<N: Nic> Engine<N> {
             integrity,
             in_order: self.config.in_order,
             max_message_len: request.max_message_len,
-            registered_len: 0,
+            registered_len: landing.registered_len,
             one_processor: self.fixed.one_processor,
             admission,
+        };
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        self.peers.at(index).inbound += 1;
+        self.counters.sessions_granted += 1;
+        Ok(())
+    }
+
+    /// A session is over: closes the gate, unless somebody did, and frees what it took. `is_ours`: by our own will, so that what is on
+    /// its way does not count. Gives the number of messages that it delivered.
+    pub(crate) fn close_landing(&mut self, key: u64, is_ours: bool) -> u32 {
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let queue = landing.queue;
+        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+            return 0;
+        };
+        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
+        // While others go on nobody waits for that: what comes late belongs to nobody then.
+        let last = landing.sessions.taken().count() == 1;
+        let mut closed = self.nic.close_session(queue, u32::from(place));
+        if last {
+            closed = closed.and_then(|()| self.nic.quiesce(queue));
         }
+        // A daemon that holds the gate may be away: a CPU may be inside the gate still.
+        let is_quiet = closed.is_ok();
+        self.counters.control_send_errors += u64::from(!is_quiet);
+        // What has arrived counts, although the end of the session overtook it.
+        if !is_ours {
+            let violations = self.counters.violations.total();
+            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+        }
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let Some(mut inbound) = landing.sessions.remove(place) else {
+            return 0;
+        };
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        if let Some(peer) = self.peers.named(peer) {
+            peer.inbound -= 1;
+        }
+        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+        let idle = inbound.is_idle();
+        let zones = self.report_given_up(&mut inbound);
+        let Some(landing) = &mut self.landing else {
+            return delivered;
+        };
+        // I1: nothing of them is free before every posted entry was used.
+        landing.sessions.entries.quarantine_all(zones);
+        if !last || !is_quiet || (idle && landing.sessions.entries.are_used()) {
+            landing.sessions.entries.free_quarantined(&mut landing.arena);
+        } else {
+            let registered_len = landing.registered_len;
+            self.flush();
+            if self.rebuild_landing(registered_len).is_err() {
+                // Without a landing channel every later request is refused as unsupported; the zones stay
+                // quarantined.
+                self.counters.landing_lost += 1;
+                return delivered;
+            }
+        }
+        self.counters.sessions_ended += 1;
+        delivered
     }
 }
 
@@ -236,7 +328,6 @@ impl<N: Nic> Landing for Engine<N> {
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
-        let peer = self.peers.id_of(index);
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         self.led_ns = Some(now_ns);
         let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
@@ -262,92 +353,17 @@ impl<N: Nic> Landing for Engine<N> {
         }
 
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port);
-        let on_the_way = self.fixed.on_the_way.of(request.paced);
-        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, on_the_way);
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
-        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
-        let violations = self.counters.violations.total();
-        while self.receive_landing(now_ns) > 0 {}
-        let Some(landing) = &mut self.landing else {
-            return Err(RejectReason::Unsupported.into());
-        };
-        if self.counters.violations.total() != violations {
+        let installed = self.install_session(index, request, &granted, fit.integrity, admission, now_ns);
+        if installed.is_err() {
             let _ = self.nic.close_session(u32::from(queue), u32::from(place));
-            return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        if landing.sessions.is_empty() {
-            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-        }
-        let terms = InboundTerms {
-            registered_len: landing.registered_len,
-            ..terms
-        };
-        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
-        self.peers.at(index).inbound += 1;
-        self.counters.sessions_granted += 1;
-        Ok(granted)
+        installed.map(|()| granted)
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        let queue = u32::from(session.grant.landing_queue);
-        let key = session.grant.session_key;
-        let Some(landing) = &mut self.landing else {
-            return 0;
-        };
-        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
-            return 0;
-        };
-        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
-        // While others go on nobody waits for that: what comes late belongs to nobody then.
-        let last = landing.sessions.taken().count() == 1;
-        let mut closed = self.nic.close_session(queue, u32::from(place));
-        if last {
-            closed = closed.and_then(|()| self.nic.quiesce(queue));
-        }
-        if closed.is_err() {
-            self.counters.control_send_errors += 1;
-        }
-        // What has arrived counts, although the end of the session overtook it.
-        if reason != CloseReason::Local {
-            let violations = self.counters.violations.total();
-            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
-        }
-        let Some(landing) = &mut self.landing else {
-            return 0;
-        };
-        let Some(mut inbound) = landing.sessions.remove(place) else {
-            return 0;
-        };
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
-        self.notices.remember(inbound.terms.key);
-        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
-        self.book_repair(peer, repair);
-        if let Some(peer) = self.peers.named(peer) {
-            peer.inbound -= 1;
-        }
-        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-        let idle = inbound.is_idle();
-        let zones = self.report_given_up(&mut inbound);
-        let Some(landing) = &mut self.landing else {
-            return delivered;
-        };
-        // I1: nothing of them is free before every posted entry was used.
-        landing.sessions.entries.quarantine_all(zones);
-        if !last || (idle && landing.sessions.entries.are_used()) {
-            landing.sessions.entries.free_quarantined(&mut landing.arena);
-        } else {
-            let registered_len = landing.registered_len;
-            self.flush();
-            if self.rebuild_landing(registered_len).is_err() {
-                // Without a landing channel every later request is refused as unsupported; the zones stay
-                // quarantined.
-                self.counters.landing_lost += 1;
-                return delivered;
-            }
-        }
-        self.counters.sessions_ended += 1;
-        delivered
+        self.close_landing(session.grant.session_key, reason == CloseReason::Local)
     }
 }

@@ -169,7 +169,8 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let base: NonNull<u8> =
+            NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         // SAFETY: the range just mapped; advice only, so the result is not looked at.
         unsafe { libc::madvise(base.as_ptr().cast(), len as usize, libc::MADV_HUGEPAGE) };
         Ok(Mapping {

@@ -30,6 +30,7 @@ use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::release::Loaned;
+use crate::stewarded::Stewarded;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -275,7 +276,7 @@ impl Parts {
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
-        admit: Box<dyn Admit + Send>,
+        admit: Option<Box<dyn Admit + Send>>,
     ) -> Engine<N> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
@@ -302,7 +303,7 @@ impl Parts {
             unconfirmed: Vec::with_capacity(crate::config::PEERS_MAX),
             applying: Vec::with_capacity(8),
             leaving: Vec::with_capacity(crate::config::PEERS_MAX),
-            grants: Some(Grants {
+            grants: admit.map(|admit| Grants {
                 grantor: Grantor::new(&places_of(&self.landing_queues)),
                 admit,
             }),
@@ -326,6 +327,7 @@ impl Parts {
             round: 0,
             now_ns: 0,
             wake_error: None,
+            stewarded: Stewarded::default(),
         }
     }
 }

@@ -354,6 +354,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let address = self.address_in_umem(payload);
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
@@ -432,6 +435,10 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    fn knows_session(&self, key: u64) -> bool {
+        (self.landing.as_ref()).is_some_and(|landing| landing.sessions.with_key(key).is_some())
+    }
+
     fn take_announcements(
         &mut self,
         from: SocketAddrV4,
@@ -440,6 +447,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing
@@ -454,8 +464,9 @@ impl<N: Nic> Engine<N> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        if let Some(grants) = &mut self.grants {
-            grants.grantor.touched(key, crate::engine::time(now_ns));
+        match &mut self.grants {
+            Some(grants) => grants.grantor.touched(key, crate::engine::time(now_ns)),
+            None => self.stewarded.touched |= 1 << inbound.place(),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();

@@ -79,6 +79,13 @@ impl Log {
         }
     }
 
+    /// The same log once more: one of the two posts.
+    pub fn share(&self) -> Log {
+        Log {
+            memory: Arc::clone(&self.memory),
+        }
+    }
+
     /// The gate's end, for a log in private memory. A log of a loaded gate has the gate itself at that end.
     pub fn writer(&self) -> LogWriter {
         LogWriter {

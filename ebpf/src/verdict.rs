@@ -123,6 +123,14 @@ impl Counters {
         Counters { rows }
     }
 
+    /// These and others together.
+    #[must_use]
+    pub fn plus(&self, other: &Counters) -> Counters {
+        let mut sum = *self;
+        other.iter().for_each(|(verdict, count)| sum.add(verdict, count));
+        sum
+    }
+
     pub(crate) fn add(&mut self, verdict: Verdict, count: u64) {
         self.rows[verdict as usize] += count;
     }

@@ -1,3 +1,9 @@
 //! The admission daemon (`lm-admissiond`), as a program without privileges sees it.
 
+mod client;
+mod error;
 pub mod ipc;
+
+pub use client::Client;
+pub(crate) use client::News;
+pub use error::DaemonError;

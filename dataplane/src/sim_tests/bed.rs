@@ -211,7 +211,7 @@ impl Bed {
                 max_message_len: config.max_message_len,
                 lease: config.lease,
             };
-            parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit))
+            parts.into_engine(nic, endpoint, fixed, umem, &plan, Some(Box::new(permit)))
         };
         let hosts = nics.into_iter().zip(umems).enumerate().map(engine).collect();
         let mut bed = Bed {
