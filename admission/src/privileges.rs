@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, User, chown};
 use rustix::mount::{MountFlags, mount};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const KEPT: [Capability; 4] = [
     Capability::CAP_BPF,
@@ -95,6 +95,10 @@ pub(crate) fn prepare(
         maximum: None,
     };
     let _ = setrlimit(Resource::Memlock, unlimited);
+    // Each program takes a handful of descriptors.
+    let mut descriptors = getrlimit(Resource::Nofile);
+    descriptors.current = descriptors.maximum;
+    let _ = setrlimit(Resource::Nofile, descriptors);
     if !is_bpffs(Path::new(BPFFS)) {
         mount("bpf", BPFFS, "bpf", MountFlags::empty(), None)
             .map_err(|error| format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}"))?;
