@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, User, chown};
 use rustix::mount::{MountFlags, mount};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const KEPT: [Capability; 4] = [
     Capability::CAP_BPF,
@@ -95,12 +95,21 @@ pub(crate) fn prepare(
         maximum: None,
     };
     let _ = setrlimit(Resource::Memlock, unlimited);
+    // Each program takes a handful of descriptors.
+    let mut descriptors = getrlimit(Resource::Nofile);
+    descriptors.current = descriptors.maximum;
+    let _ = setrlimit(Resource::Nofile, descriptors);
     if !is_bpffs(Path::new(BPFFS)) {
         mount("bpf", BPFFS, "bpf", MountFlags::empty(), None)
             .map_err(|error| format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}"))?;
     }
     let (uid, gid) = user.unwrap_or((Uid::current(), Gid::current()));
     let give = |path: &Path| {
+        // Nothing to ask for where it is so already: changing owners is another privilege.
+        let stat = rustix::fs::stat(path);
+        if stat.is_ok_and(|found| found.st_uid == uid.as_raw() && found.st_gid == gid.as_raw()) {
+            return Ok(());
+        }
         let given = chown(path, Some(uid), Some(gid));
         given.map_err(|error| format!("cannot give {} to the user: {error}", path.display()))
     };

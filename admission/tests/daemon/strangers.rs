@@ -202,6 +202,7 @@ fn who_goes_leaves_nothing() {
         wait_until("nothing is left of the sender", || {
             left.status().programs.is_empty()
         });
+        before.get_or_insert_with(|| descriptors(right.id()));
     }
     // A sender dies, and its receiver's place is free again once the receiver has done with it.
     let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
