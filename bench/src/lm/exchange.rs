@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use lm_dataplane::{
-    ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError, SendError,
+    Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
+    SendError,
 };
 use lm_ebpf::impair::split_mix;
 use serde::Serialize;
@@ -30,6 +31,8 @@ use crate::size::ByteSize;
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// A peer that was asked in vain is asked again after so long.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long the own host's daemon may be away.
+const DAEMON_PATIENCE: Duration = Duration::from_secs(15);
 /// Longest sleep.
 const IDLE_MAX: Duration = Duration::from_millis(1);
 /// Faults that a report names; all are counted.
@@ -188,13 +191,7 @@ pub fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<ExchangeRep
         return Err(Failure::usage("--message-size must be 1 byte at least"));
     }
     let peers = args.peers.len() as u32;
-    let endpoint = args.endpoint.open(
-        None,
-        args.port,
-        len,
-        2 * args.in_flight * peers,
-        IntegrityOption::Manifest,
-    )?;
+    let endpoint = open(args, len, 2 * args.in_flight * peers)?;
     let own = *endpoint.local().ip();
     let now = Instant::now();
     let targets = (args.peers.iter())
@@ -265,6 +262,24 @@ pub fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<ExchangeRep
         }
     }
     Ok(exchange.report(started))
+}
+
+/// Opens the endpoint; tries again for a while where a daemon is asked, which may be being started again.
+fn open(args: &ExchangeArgs, len: u64, messages: u32) -> Result<Endpoint, Failure> {
+    let deadline = Instant::now() + DAEMON_PATIENCE;
+    loop {
+        let opened = args
+            .endpoint
+            .open(None, args.port, len, messages, IntegrityOption::Manifest);
+        match opened {
+            Err(_)
+                if matches!(args.endpoint.admission, Admission::Daemon(_)) && Instant::now() < deadline =>
+            {
+                std::thread::sleep(PAUSE);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 impl Exchange<'_> {
@@ -396,11 +411,14 @@ impl Exchange<'_> {
                 target.sent.sessions += 1;
                 Ok(())
             }
-            // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease ends.
+            // The peer is not there yet, or is gone, or holds a session of an earlier life of ours until its lease ends; or a
+            // daemon is being started again.
             Err(
                 ConnectError::NotListening { .. }
                 | ConnectError::Unreachable { .. }
                 | ConnectError::Rejected { .. }
+                | ConnectError::NoDaemon { .. }
+                | ConnectError::Daemon(_)
                 | ConnectError::UnknownPeer,
             ) => {
                 target.peer = None;

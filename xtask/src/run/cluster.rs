@@ -1,13 +1,15 @@
 //! `cargo xtask run --hosts N`: all to all on a cluster, every byte compared.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::Arguments;
-use crate::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch};
+use crate::bed::daemons::{Daemons, NOBODY};
+use crate::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
 use crate::machine::{cores, describe};
 use crate::size;
 use crate::table::Table;
@@ -31,12 +33,62 @@ pub(crate) struct Exchange {
     pub life: u32,
 }
 
+/// A cluster, and daemons where programs ask some.
+pub(crate) struct Ground {
+    /// The hosts.
+    pub cluster: Cluster,
+    /// Their daemons' folder.
+    pub daemons: Option<Daemons>,
+    /// The daemons, in the hosts' order.
+    pub running: Vec<Program>,
+}
+
+impl Ground {
+    /// `hosts` hosts, with daemons that answer unless programs embed the admission.
+    pub(crate) fn new(programs: &Programs, hosts: u32, embedded: bool) -> Result<Ground> {
+        let cluster = Cluster::new(&ClusterConfig {
+            hosts,
+            ..ClusterConfig::default()
+        })?;
+        let mut ground = Ground {
+            cluster,
+            daemons: None,
+            running: Vec::new(),
+        };
+        if !embedded {
+            let folder = PathBuf::from(format!("/run/lm-cluster-{}", std::process::id()));
+            let daemons = Daemons::new(programs, &folder, &[])?;
+            for host in ground.cluster.hosts() {
+                ground.running.push(daemons.spawn(host, None)?);
+            }
+            for (host, program) in ground.cluster.hosts().iter().zip(&mut ground.running) {
+                daemons.await_ready(host, program)?;
+            }
+            ground.daemons = Some(daemons);
+        }
+        Ok(ground)
+    }
+
+    /// Who the programs are, and whom they ask.
+    pub(crate) fn describe(&self) -> String {
+        match &self.daemons {
+            Some(_) => format!("user {NOBODY}, without privileges, by the daemon of each host"),
+            None => "root, with the admission embedded".to_owned(),
+        }
+    }
+}
+
 impl Exchange {
     /// The program of one of `hosts`.
-    pub(crate) fn launch(&self, programs: &Programs, hosts: &[Host]) -> Launch {
+    pub(crate) fn launch(&self, programs: &Programs, ground: &Ground, host: &Host) -> Launch {
+        let (tool, admission) = match &ground.daemons {
+            Some(daemons) => (daemons.tool("lm-bench"), daemons.socket(host).into_os_string()),
+            None => (programs.path("lm-bench"), "embedded".into()),
+        };
+        let hosts = ground.cluster.hosts();
         let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
-        let limit = Duration::from_secs_f64(self.seconds) + 2 * PATIENCE;
-        Launch::new(programs.path("lm-bench"))
+        let limit = Duration::from_secs_f64(self.seconds) + 3 * PATIENCE;
+        let launch = Launch::new(tool)
             .args(["--time-limit", &limit.as_secs_f64().to_string()])
             .args(["lm-exchange", "--interface", INTERFACE, "--idle", "default"])
             .args(["--peers", &peers.join(",")])
@@ -45,7 +97,13 @@ impl Exchange {
             .args(["--patience", &PATIENCE.as_secs_f64().to_string()])
             .args(["--seed", &self.seed.to_string()])
             .args(["--life", &self.life.to_string()])
-            .time_limit(limit)
+            .arg("--admission")
+            .arg(admission)
+            .time_limit(limit);
+        match ground.daemons {
+            Some(_) => launch.user(NOBODY),
+            None => launch,
+        }
     }
 }
 
@@ -58,10 +116,8 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         life: 0,
     };
     ensure!(exchange.message_len > 0, "messages have 1 byte at least");
-    let cluster = Cluster::new(&ClusterConfig {
-        hosts,
-        ..ClusterConfig::default()
-    })?;
+    let ground = Ground::new(programs, hosts, arguments.embedded)?;
+    let cluster = &ground.cluster;
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",
         cluster.hosts()[0].address(),
@@ -73,7 +129,8 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         size::show(exchange.message_len),
         exchange.seconds
     );
-    let reports = exchange_all(&cluster, programs, &exchange)?;
+    println!("programs   {}", ground.describe());
+    let reports = exchange_all(&ground, programs, &exchange)?;
     let pairs = check(&reports)?;
     println!("\n{}", table(&reports)?);
     println!(
@@ -87,16 +144,16 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         "hosts": hosts,
         "message_bytes": exchange.message_len,
         "seconds": exchange.seconds,
+        "embedded": arguments.embedded,
         "reports": reports,
     }))
 }
 
 /// Runs the programs of all hosts at once; their reports.
-fn exchange_all(cluster: &Cluster, programs: &Programs, exchange: &Exchange) -> Result<Vec<Value>> {
-    let hosts = cluster.hosts();
+fn exchange_all(ground: &Ground, programs: &Programs, exchange: &Exchange) -> Result<Vec<Value>> {
     let mut running = Vec::new();
-    for host in hosts {
-        running.push(host.spawn(exchange.launch(programs, hosts))?);
+    for host in ground.cluster.hosts() {
+        running.push(host.spawn(exchange.launch(programs, ground, host))?);
     }
     for program in &mut running {
         program.await_text("done")?;

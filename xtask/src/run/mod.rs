@@ -26,8 +26,8 @@ use crate::{bench, content, size, workspace};
 ///
 /// With --interface and --peer: the same to another machine; says what to start there at each step.
 ///
-/// With --hosts N: makes a cluster of N hosts on one switch, on which every host sends to every other one at once, compares every byte
-/// of every message, and prints a table.
+/// With --hosts N: makes a cluster of N hosts on one switch with an admission daemon each, on which a program of every host sends to every
+/// other one at once, without privileges; compares every byte of every message, and prints a table.
 ///
 /// With --wire ipfrag: LM sends plain IP fragments, and an ordinary UDP socket on a host without LM receives them.
 #[derive(Debug, clap::Args)]
@@ -60,6 +60,9 @@ pub struct Arguments {
     /// With --hosts: seconds to send.
     #[arg(long, default_value_t = 5.0, requires = "hosts", value_parser = cluster::parse_seconds)]
     seconds: f64,
+    /// With --hosts: no daemons; each program embeds the admission, as root.
+    #[arg(long, requires = "hosts")]
+    embedded: bool,
     /// Also keep the results, with every single sample, in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
