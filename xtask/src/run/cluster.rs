@@ -188,10 +188,12 @@ fn check(reports: &[Value]) -> Result<usize> {
         let own = address(report)?;
         for to in array(report, "to")? {
             let (to, sent) = (address(to)?, to);
-            ensure!(sent["failed"] == 0, "messages from {own} to {to} failed: {sent}");
             let came = delivered.get(&(own, to)).copied().flatten().unwrap_or(0);
+            let number = |name: &str| sent[name].as_u64().unwrap_or(0);
+            // Of those whose session ended early some may have come.
+            let confirmed = number("messages");
             ensure!(
-                sent["messages"].as_u64() == Some(came) && came > 0,
+                (confirmed..=confirmed + number("failed")).contains(&came) && came > 0,
                 "{own} counts {} messages as delivered to {to}, which was given {came}",
                 sent["messages"]
             );
@@ -209,6 +211,7 @@ fn table(reports: &[Value]) -> Result<Table> {
         "received",
         "Mbit/s sent",
         "Mbit/s received",
+        "failed",
         "retransmissions",
         "landed by redirect",
     ]);
@@ -228,6 +231,7 @@ fn table(reports: &[Value]) -> Result<Table> {
             counts[1].to_string(),
             format!("{:.0}", rates[0]),
             format!("{:.0}", rates[1]),
+            sum(one, "to", "failed").to_string(),
             number("retransmissions").to_string(),
             share(of_host),
         ]);
@@ -247,6 +251,7 @@ fn table(reports: &[Value]) -> Result<Table> {
         received.to_string(),
         format!("{:.0}", all[0]),
         format!("{:.0}", all[1]),
+        sum(reports, "to", "failed").to_string(),
         again.to_string(),
         share(landed),
     ]);
@@ -320,14 +325,10 @@ mod tests {
                 .to_string()
                 .contains("b was given wrong")
         );
-        let mut failed = good.clone();
-        failed[0]["to"][0]["failed"] = json!(1);
-        assert!(
-            check(&failed)
-                .unwrap_err()
-                .to_string()
-                .contains("from a to b failed")
-        );
+        let mut failed = lost.clone();
+        failed[1]["to"][0]["messages"] = json!(6);
+        failed[1]["to"][0]["failed"] = json!(1);
+        assert_eq!(check(&failed).unwrap(), 2);
     }
 
     #[test]
