@@ -307,8 +307,35 @@ impl Daemon {
         if let Some(metrics) = &self.metrics {
             metrics.answer(|| self.status());
         }
+        self.watch_deaf();
         self.write_state(now);
         ending
+    }
+
+    /// Programs that could not take all that they were told are watched until they can; the others would wake the loop for nothing.
+    fn watch_deaf(&mut self) {
+        for (id, program) in &mut self.programs {
+            let Some(connection) = &program.connection else {
+                continue;
+            };
+            let has_waiting = connection.has_waiting();
+            if has_waiting == program.is_deaf {
+                continue;
+            }
+            let interests = match has_waiting {
+                true => Interest::READABLE | Interest::WRITABLE,
+                false => Interest::READABLE,
+            };
+            let (token, fd) = (Token(PROGRAMS + id.0), connection.raw_fd());
+            match self
+                .poll
+                .registry()
+                .reregister(&mut SourceFd(&fd), token, interests)
+            {
+                Ok(()) => program.is_deaf = has_waiting,
+                Err(error) => tracing::warn!("cannot watch a program: {error}"),
+            }
+        }
     }
 
     /// Takes datagrams from the control ports.

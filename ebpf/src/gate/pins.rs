@@ -212,6 +212,7 @@ impl Gate {
             logs_fd: logs.try_clone()?,
             ports: HashMap::try_from(map(ports)?).map_err(other)?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
             mode,
             interface,
             config: config.clone(),

@@ -127,6 +127,7 @@ impl Gate {
             let accepted = channel_offset(queue) + offset_of!(ChannelRow, accepted);
             self.channels.store_u64(accepted, 0, Ordering::Relaxed);
             self.channel_logs[queue as usize] = Some(log);
+            self.mapped_logs[queue as usize] = None;
             self.progress.vacated &= !(1 << queue);
             self.pin_log(queue)?;
         }
