@@ -22,7 +22,7 @@ use crate::session::{Role, SessionAdmission};
 use crate::shared::SharedMemory;
 use crate::sys;
 use crate::verdict::{Counters, Verdict};
-pub use pins::remove_pins;
+pub use pins::{remove_defunct_pins, remove_pins};
 use quiesce::Progress;
 pub use quiesce::{Quiesce, Quiet};
 

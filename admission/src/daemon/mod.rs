@@ -53,8 +53,8 @@ const DATAGRAMS_PER_TURN: usize = 256;
 const CALLS_PER_TURN: usize = 16;
 const PROGRAMS_PER_TURN: usize = 64;
 
-/// The state file is not written more often.
-const STATE_PERIOD: Duration = Duration::from_millis(5);
+/// The state file is not written more often: it costs as much as some requests.
+const STATE_PERIOD: Duration = Duration::from_millis(20);
 
 /// How long an interface that cannot be served waits before it is tried again.
 const ATTACH_RETRY: Duration = Duration::from_secs(1);
@@ -155,9 +155,15 @@ impl Daemon {
         crate::privileges::check()?;
         let mut directories = vec![config.state_dir.clone()];
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
-        crate::privileges::prepare(&directories, user)?;
+        let mut files = State::files(&config.state_dir).to_vec();
+        files.push(Listener::lock_path(&config.socket));
+        crate::privileges::prepare(&directories, &files, user)?;
         crate::privileges::drop_rest(user)?;
+        crate::privileges::check_writable(&directories)?;
         let listener = Listener::bind(&config.socket)?;
+        if let Err(error) = lm_ebpf::remove_defunct_pins(&crate::privileges::pins(user)) {
+            tracing::debug!("cannot look at what is pinned: {error}");
+        }
 
         let told = |what: &'static str| move |error: io::Error| format!("cannot {what}: {error}");
         let poll = Poll::new().map_err(told("make an epoll instance"))?;

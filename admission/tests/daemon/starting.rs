@@ -112,6 +112,14 @@ fn one_daemon_for_an_interface_and_a_socket() {
 fn four_capabilities_and_another_user() {
     let Some(hosts) = Hosts::new("caps") else { return };
     // The user of that number is nobody; it cannot read the key any more, and need not.
+    let folder = hosts.socket(Side::Left);
+    let folder = folder.parent().unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    let mut arguments = hosts.arguments(Side::Left);
+    arguments.extend(["--user", "65534"].map(str::to_owned));
+    let told = hosts.refused(Side::Left, &arguments);
+    assert!(told.contains("chown 65534"), "{told}");
+    std::fs::remove_dir(folder).unwrap();
     let daemon = hosts.daemon_with(Side::Left, &["--user", "65534"]);
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
     let value = |name: &str| {

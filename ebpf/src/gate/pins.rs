@@ -58,6 +58,32 @@ pub fn remove_pins(dir: &Path) -> io::Result<()> {
     fs::remove_dir(dir)
 }
 
+/// Removes what is pinned in the folders of `parent` for interfaces that are gone, of whichever network namespace.
+///
+/// # Errors
+/// What readdir(3), unlink(2) and rmdir(2) say; no error where there is no `parent`.
+pub fn remove_defunct_pins(parent: &Path) -> io::Result<()> {
+    let folders = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for folder in folders {
+        let folder = folder?.path();
+        let entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+        for link in entries.filter(|path| is_link(path)) {
+            // The kernel shows no interface where the link has none any more.
+            if sys::open_pin(&link)
+                .and_then(|link| sys::link_interface(link.as_fd()))
+                .is_ok_and(|index| index == 0)
+            {
+                remove_pins(&folder)?;
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn is_link(path: &Path) -> bool {
     path.file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"link-"))
