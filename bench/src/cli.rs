@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::{Delivery, Integrity, ModeRequest};
+use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
 
 use crate::impair::quantity::BitRate;
 use crate::output::describe;
