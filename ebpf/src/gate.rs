@@ -105,6 +105,8 @@ pub struct Gate {
     channel_logs: Vec<Option<LogArray>>,
     /// Mapped when the first session is opened: mapping one takes longer than all else that a session needs.
     mapped_logs: Vec<Option<Log>>,
+    /// What logs counted that were replaced.
+    retired: Counters,
     mode: EffectiveMode,
     interface: String,
     config: GateConfig,
@@ -173,6 +175,7 @@ impl Gate {
             ports: ports.ok_or_else(|| missing("lm_ports"))?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
             mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
             mode,
             interface,
             config: config.clone(),
@@ -428,9 +431,9 @@ impl Gate {
         }
     }
 
-    /// What the gate counted since it was attached: packets per verdict over all queues. Maps each log: not for a hot path.
+    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Maps each log: not for a hot path.
     pub fn counters(&self) -> Result<Counters, GateError> {
-        let mut sum = Counters::default();
+        let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
             self.channels
                 .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);

@@ -42,7 +42,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::ports::Received;
-use crate::socket::Listener;
+use crate::socket::{Credentials, Listener};
 use attachment::Attachment;
 use program::{Program, ProgramId};
 use state::State;
@@ -52,6 +52,9 @@ use worker::Workers;
 const DATAGRAMS_PER_TURN: usize = 256;
 const CALLS_PER_TURN: usize = 16;
 const PROGRAMS_PER_TURN: usize = 64;
+
+/// Programs that may not join, and are connected all the same, at most.
+const STRANGERS_MAX: usize = 16;
 
 /// The state file is not written more often: it costs as much as some requests.
 const STATE_PERIOD: Duration = Duration::from_millis(20);
@@ -358,6 +361,7 @@ impl Daemon {
         if !std::mem::take(&mut self.accepting) {
             return;
         }
+        let own = rustix::process::getuid().as_raw();
         for _ in 0..CALLS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             let (connection, credentials) = match listener.accept() {
@@ -368,21 +372,34 @@ impl Daemon {
                     return;
                 }
             };
-            let connected = self
+            // Strangers are told so, but cannot take the places of those that may come.
+            let may_come =
+                |who: Credentials| who.uid == 0 || who.uid == own || self.config.allows(who.uid, who.gid);
+            let is_friend = may_come(credentials);
+            let others = self
                 .programs
                 .values()
-                .filter(|program| program.connection.is_some())
+                .filter(|program| program.connection.is_some());
+            let connected = others
+                .filter(|program| may_come(program.credentials) == is_friend)
                 .count();
-            if connected >= self.config.programs_max {
-                tracing::warn!(
-                    pid = credentials.pid,
-                    "{connected} programs are connected: no more than --programs-max are"
-                );
+            let (max, what) = match is_friend {
+                true => (
+                    self.config.programs_max,
+                    "programs are connected: no more than --programs-max are",
+                ),
+                false => (
+                    STRANGERS_MAX,
+                    "programs are connected that may not join: no more are",
+                ),
+            };
+            if connected >= max {
+                tracing::warn!(pid = credentials.pid, uid = credentials.uid, "{connected} {what}");
                 continue;
             }
             let id = ProgramId(self.next_program);
             self.next_program += 1;
-            let interests = Interest::READABLE | Interest::WRITABLE;
+            let interests = Interest::READABLE;
             let token = Token(PROGRAMS + id.0);
             let fd = connection.raw_fd();
             match self
