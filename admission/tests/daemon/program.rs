@@ -94,7 +94,7 @@ impl Client {
     }
 
     /// Whether the daemon answers, and does not hang up.
-    pub(crate) fn is_let_in(mut self) -> bool {
+    pub(crate) fn is_let_in(&mut self) -> bool {
         let call = Call::Hello { version: VERSION };
         let bytes = postcard::to_stdvec(&Asked { number: 1, call }).unwrap();
         // It may have hung up already.
