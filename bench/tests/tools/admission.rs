@@ -7,6 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, wait_until};
+use crate::measuring::lm_bench;
 
 /// An ordinary user.
 const USER: u32 = 65534;
@@ -36,8 +37,16 @@ fn daemon() -> Option<PathBuf> {
 impl Hosts {
     /// Daemons on both hosts that let `uid` in.
     fn new(uid: u32) -> Option<Hosts> {
+        Hosts::on(Bed::new()?, uid)
+    }
+
+    /// The same with the impairment box's interfaces between them.
+    fn with_box(uid: u32) -> Option<Hosts> {
+        Hosts::on(Bed::with_box()?, uid)
+    }
+
+    fn on(bed: Bed, uid: u32) -> Option<Hosts> {
         let program = daemon()?;
-        let bed = Bed::new()?;
         let mut hosts = Hosts {
             bed,
             program,
@@ -329,4 +338,26 @@ fn what_a_daemon_does_not_give() {
     );
     // What the one that was killed has pinned goes with the next one.
     hosts.start(Host::Receiver, 0);
+}
+
+#[test]
+fn losses_are_repaired_by_the_daemon() {
+    // Messages that need more landing memory than there is, and entries that a loss left unused: the daemon builds the channel anew.
+    let Some(hosts) = Hosts::with_box(USER) else { return };
+    let options = "impair --left left --right right --seed 7 --loss 1%";
+    let middle = Tool::start(lm_bench(&hosts.bed, Host::Box, options));
+    middle.wait_for_line("ready");
+    const LEN: usize = 48 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    let sent = hosts
+        .send(&["--message-size", "12M", file.to_str().unwrap()])
+        .end();
+    sent.expect_code(0);
+    receiver.end().expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    middle.signal(Signal::TERM);
+    middle.end();
+    hosts.wait_until_nothing_is_left();
 }
