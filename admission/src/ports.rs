@@ -26,6 +26,7 @@ pub(crate) struct Ports {
     pub(crate) send_errors: u64,
     /// Whether datagrams may be left that came.
     pub(crate) more: bool,
+    broadcast_next: bool,
 }
 
 /// The broadcast address of a subnet; `None` where it has none (RFC 3021).
@@ -60,6 +61,7 @@ impl Ports {
             peers: Vec::new(),
             send_errors: 0,
             more: false,
+            broadcast_next: false,
         };
         ports.set_peers(address, peers);
         Ok(ports)
@@ -71,9 +73,15 @@ impl Ports {
     }
 
     /// The next datagram, if one is there, and where it came from. A datagram longer than any of ours is cut, so that it is none.
-    pub(crate) fn receive(&self, buffer: &mut Received) -> Option<(SocketAddrV4, usize)> {
-        let sockets = std::iter::once(&self.unicast).chain(self.broadcast.iter().map(|(socket, _)| socket));
-        for socket in sockets {
+    pub(crate) fn receive(&mut self, buffer: &mut Received) -> Option<(SocketAddrV4, usize)> {
+        // By turns: a flood at one must not silence the other.
+        self.broadcast_next = !self.broadcast_next;
+        let broadcast = self.broadcast.as_ref().map(|(socket, _)| socket);
+        let (first, second) = match self.broadcast_next {
+            true => (broadcast, Some(&self.unicast)),
+            false => (Some(&self.unicast), broadcast),
+        };
+        for socket in first.into_iter().chain(second) {
             loop {
                 match socket.recv_from(buffer) {
                     Ok((len, SocketAddr::V4(from))) => return Some((from, len)),

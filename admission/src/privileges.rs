@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, User, chown};
 use rustix::mount::{MountFlags, mount};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const KEPT: [Capability; 4] = [
     Capability::CAP_BPF,
@@ -27,8 +27,28 @@ const KEPT: [Capability; 4] = [
 /// Where the kernel keeps what outlives a program.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// Where the gates are pinned.
-pub(crate) const PINS: &str = "/sys/fs/bpf/lm";
+/// Where the gates of a daemon are pinned that runs as this user: each user has a folder of its own.
+pub(crate) fn pins(user: Option<(Uid, Gid)>) -> PathBuf {
+    let all = Path::new(BPFFS).join("lm");
+    match user {
+        Some((uid, _)) => all.join(format!("user-{uid}")),
+        None => all,
+    }
+}
+
+/// Checks, as the user that the daemon has become, that it can write its files.
+pub(crate) fn check_writable(directories: &[PathBuf]) -> Result<(), String> {
+    for directory in directories {
+        if let Err(error) = rustix::fs::access(directory, rustix::fs::Access::WRITE_OK) {
+            let uid = Uid::effective();
+            let name = directory.display();
+            return Err(format!(
+                "user {uid} cannot write in {name} ({error}): chown {uid} {name}"
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// Checks that the user exists.
 pub(crate) fn find_user(name: &str) -> Result<(Uid, Gid), String> {
@@ -64,26 +84,55 @@ pub(crate) fn check() -> Result<(), String> {
 }
 
 /// Makes the directories, mounts bpffs where it is absent, and raises the limit of locked memory: what needs root.
-pub(crate) fn prepare(directories: &[PathBuf], user: Option<(Uid, Gid)>) -> Result<(), String> {
+pub(crate) fn prepare(
+    directories: &[PathBuf],
+    files: &[PathBuf],
+    user: Option<(Uid, Gid)>,
+) -> Result<(), String> {
     // No error: kernels since 5.11 do not look at it.
     let unlimited = Rlimit {
         current: None,
         maximum: None,
     };
     let _ = setrlimit(Resource::Memlock, unlimited);
+    // Each program takes a handful of descriptors.
+    let mut descriptors = getrlimit(Resource::Nofile);
+    descriptors.current = descriptors.maximum;
+    let _ = setrlimit(Resource::Nofile, descriptors);
     if !is_bpffs(Path::new(BPFFS)) {
         mount("bpf", BPFFS, "bpf", MountFlags::empty(), None)
             .map_err(|error| format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}"))?;
     }
-    let pins = PathBuf::from(PINS);
-    for directory in directories.iter().chain([&pins]) {
-        let name = directory.display();
-        std::fs::create_dir_all(directory)
-            .map_err(|error| format!("cannot make the directory {name}: {error}"))?;
-        if let Some((uid, gid)) = user {
-            chown(directory, Some(uid), Some(gid))
-                .map_err(|error| format!("cannot give the directory {name} to the user: {error}"))?;
+    let (uid, gid) = user.unwrap_or((Uid::current(), Gid::current()));
+    let give = |path: &Path| {
+        // Nothing to ask for where it is so already: changing owners is another privilege.
+        let stat = rustix::fs::stat(path);
+        if stat.is_ok_and(|found| found.st_uid == uid.as_raw() && found.st_gid == gid.as_raw()) {
+            return Ok(());
         }
+        let given = chown(path, Some(uid), Some(gid));
+        given.map_err(|error| format!("cannot give {} to the user: {error}", path.display()))
+    };
+    let make = |directory: &Path| {
+        std::fs::create_dir_all(directory)
+            .map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))
+    };
+    for directory in directories {
+        // One that is there may be anybody's, and stays so.
+        if !directory.exists() {
+            make(directory)?;
+            give(directory)?;
+        }
+    }
+    // What a daemon of another user may have left.
+    files
+        .iter()
+        .filter(|file| file.exists())
+        .try_for_each(|file| give(file))?;
+    let pins = pins(user);
+    make(&pins)?;
+    if user.is_some() {
+        give(&pins)?;
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ impl Listener {
     /// Listens on `path`, which a daemon that is dead may have left behind.
     pub(crate) fn bind(path: &Path) -> Result<Listener, String> {
         let name = path.display();
-        let lock = lock(&path.with_extension("lock")).map_err(|error| match error {
+        let lock = lock(&Listener::lock_path(path)).map_err(|error| match error {
             Errno::WOULDBLOCK => {
                 format!("another daemon listens on {name}: end it, or choose another --socket")
             }
@@ -67,6 +67,11 @@ impl Listener {
             path: path.to_owned(),
             _lock: lock,
         })
+    }
+
+    /// The file whose lock says that somebody listens.
+    pub(crate) fn lock_path(path: &Path) -> PathBuf {
+        path.with_extension("lock")
     }
 
     /// The next program that wants to connect.
@@ -229,6 +234,11 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Whether something waits until the program can take it.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {

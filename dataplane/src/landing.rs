@@ -637,6 +637,13 @@ impl Inbound {
         self.posting < self.messages.len() && !self.terms.one_copy
     }
 
+    /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
+    /// posted for it, credit alone. Asked while it is not its turn.
+    fn wants_turn(&self) -> bool {
+        self.wants_entries()
+            || (self.left() > 0 && serial::precedes(self.allowed, self.announced_packets as u32))
+    }
+
     /// Packets of the session up to the last that an entry was posted for, or left out.
     fn provided(&self) -> u64 {
         match self.messages.get(self.posting) {

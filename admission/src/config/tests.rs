@@ -105,7 +105,7 @@ fn a_bad_line_of_a_file_is_named() {
     for (text, line) in [
         ("interface = [\"a\"]\nunknown = 1\n", 2),
         ("\n\ncontrol-port = \"x\"\n", 3),
-        ("voter = [\n  \"10.0.0.1\",\n  \"ten\"]\n", 3),
+        ("\nvoter = [\n  \"10.0.0.1\",\n  \"ten\"]\n", 2),
         ("spin = maybe\n", 1),
         ("memory-max = \"-1G\"\n", 1),
     ] {

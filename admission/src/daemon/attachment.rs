@@ -1,7 +1,7 @@
 //! One interface while it is there: its gate, its control port, and the node that speaks for its address.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lm_dataplane::interface::Interface;
 use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
@@ -15,7 +15,7 @@ use crate::clock;
 use crate::config::{Config, GateMode};
 use crate::policy::LEASE;
 use crate::ports::Ports;
-use crate::privileges::PINS;
+use crate::privileges;
 
 /// Queues of the gate.
 const QUEUES_MAX: u32 = 64;
@@ -42,13 +42,14 @@ pub(crate) struct Attachment {
 }
 
 /// Where the gate of an interface is pinned: a name that is never used for another interface while the machine runs.
-pub(crate) fn pin_dir(namespace: u64, index: u32) -> PathBuf {
-    Path::new(PINS).join(format!("{namespace}-{index}"))
+fn pin_dir(config: &Config, index: u32) -> Result<PathBuf, String> {
+    let user = config.user.as_deref().map(privileges::find_user).transpose()?;
+    Ok(privileges::pins(user).join(format!("{}-{index}", namespace())))
 }
 
 /// The network namespace's number.
 pub(crate) fn namespace() -> u64 {
-    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino as u64)
+    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino)
 }
 
 impl Attachment {
@@ -86,7 +87,7 @@ impl Attachment {
             error => format!("{name}: cannot lock it: {error}"),
         })?;
         let ports = Ports::bind(address, prefix_len, &config.peers)?;
-        let dir = pin_dir(namespace(), interface.index);
+        let dir = pin_dir(config, interface.index)?;
         let gate_config = GateConfig {
             local_ip: Some(*address.ip()),
             control_port: config.control_port,

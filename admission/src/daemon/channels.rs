@@ -139,6 +139,14 @@ impl Daemon {
                         program.readable = true;
                         if let Some(member) = &mut program.member {
                             member.memory.remove(&queue);
+                            let is_assigned =
+                                [member.general_queue, member.landing_queue].contains(&Some(queue));
+                            if let Some(attachment) = self.attachments[member.interface].as_mut()
+                                && !is_assigned
+                                && attachment.ground.held_by(queue, id).is_some()
+                            {
+                                attachment.ground.vacate(queue);
+                            }
                         }
                         self.answer(id, number, Err(what));
                     }

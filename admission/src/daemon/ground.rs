@@ -306,8 +306,12 @@ impl Ground {
 impl Landing for Ground {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let active_until_ns = self.active_until_ns;
-        let (address, is_veth) = (self.address, self.is_veth);
+        let (address, mtu, is_veth) = (self.address, self.mtu, self.is_veth);
         let is_generic = self.gate.mode() == EffectiveMode::Generic;
+        // After a restart also places that were free before: opening one of them would wait.
+        let closing: u32 = (0..PLACES as u32)
+            .map(|place| u32::from(self.gate.is_closing(queue.into(), place)) << place)
+            .sum();
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
         };
@@ -333,6 +337,8 @@ impl Landing for Ground {
         let request = application.request;
         let local = SocketAddrV4::new(address, holder.data_port);
         let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
+        // It may have become smaller since the offer.
+        terms.mtu = terms.mtu.min(mtu);
         terms.max_message_len = terms.max_message_len.min(permit.max_message_len);
         let fit = terms.fit(request)?;
         // IP fragments carry no key that could say another place.
@@ -342,7 +348,7 @@ impl Landing for Ground {
         };
         let Some(place) = places
             .into_iter()
-            .find(|&place| holder.places[place] == Place::Free)
+            .find(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
         else {
             return Err(Refusal::busy(PLACE_RETRY));
         };

@@ -56,7 +56,7 @@ impl Daemon {
         // An overrun (ENOBUFS) is news too.
         while self.links.recv(&mut &mut buffer[..], 0).is_ok() {}
         for position in 0..self.attachments.len() {
-            let Some(attachment) = &self.attachments[position] else {
+            let Some(attachment) = &mut self.attachments[position] else {
                 self.absent[position].1 = Time::ZERO;
                 continue;
             };
@@ -68,7 +68,10 @@ impl Daemon {
                 Some(found) if found.primary_address() != Some(*attachment.address.ip()) => {
                     format!("{name} has another address")
                 }
-                Some(_) => continue,
+                Some(found) => {
+                    attachment.ground.mtu = found.mtu.min(u16::MAX.into()) as u16;
+                    continue;
+                }
             };
             self.detach(position, what);
         }

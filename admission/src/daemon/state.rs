@@ -75,8 +75,17 @@ impl State {
         }
     }
 
-    pub(crate) fn path(dir: &Path) -> PathBuf {
+    fn path(dir: &Path) -> PathBuf {
         dir.join("state.json")
+    }
+
+    fn new_path(dir: &Path) -> PathBuf {
+        dir.join("state.new")
+    }
+
+    /// What it writes in a directory.
+    pub(crate) fn files(dir: &Path) -> [PathBuf; 2] {
+        [State::path(dir), State::new_path(dir)]
     }
 
     /// Reads what the last daemon left; nothing where there is none, or none that can be read.
@@ -106,7 +115,7 @@ impl State {
     /// Replaces the file.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         let path = State::path(dir);
-        let new = dir.join("state.new");
+        let new = State::new_path(dir);
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         // Tokens are in it: whoever knows one, and is the same user, can go on in a program's place.
         let mut options = fs::OpenOptions::new();

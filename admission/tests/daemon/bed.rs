@@ -105,11 +105,16 @@ impl Hosts {
     pub(crate) fn daemon_with(&self, side: Side, further: &[&str]) -> Daemon {
         let further = further.iter().map(|&argument| argument.to_owned());
         let program = self.tool(side, self.arguments(side).into_iter().chain(further));
-        let daemon = Daemon {
+        let mut daemon = Daemon {
             program,
             socket: self.socket(side),
         };
-        wait_until("the daemon serves", || daemon.try_status().is_some());
+        wait_until("the daemon serves", || {
+            daemon.try_status().is_some() || daemon.program.has_ended().unwrap()
+        });
+        if daemon.program.has_ended().unwrap() {
+            panic!("no daemon: {}", daemon.program.outcome().unwrap().stderr);
+        }
         daemon
     }
 
@@ -126,10 +131,12 @@ impl Hosts {
     pub(crate) fn pins(&self, side: Side) -> Vec<PathBuf> {
         let name = format!("/run/netns/{}", self.host(side).name());
         let number = rustix::fs::stat(&name).unwrap().st_ino;
-        let all = std::fs::read_dir("/sys/fs/bpf/lm").map(|entries| entries.flatten().collect::<Vec<_>>());
-        let names = all.unwrap_or_default().into_iter().map(|entry| entry.path());
         let prefix = format!("{number}-");
-        names
+        // A daemon of another user has a folder of its own.
+        let folders = ["/sys/fs/bpf/lm", "/sys/fs/bpf/lm/user-65534"];
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+        let paths = entries.flatten().flatten().map(|entry| entry.path());
+        paths
             .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix))
             .collect()
     }
@@ -183,10 +190,6 @@ impl Daemon {
 
     pub(crate) fn id(&self) -> u32 {
         self.program.id()
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.program.signal(signal);
     }
 
     /// Ends it without a warning.

@@ -171,20 +171,52 @@ fn what_the_state_does_not_know_is_closed() {
     );
 }
 
+fn ip(arguments: &str) {
+    let done = Command::new("ip")
+        .args(arguments.split_whitespace())
+        .status()
+        .unwrap();
+    assert!(done.success(), "ip {arguments}");
+}
+
+fn unplug(hosts: &Hosts) {
+    let one = hosts.host(Side::Left).name();
+    ip(&format!("-n {one} link delete {INTERFACE}"));
+}
+
+fn plug_in(hosts: &Hosts) {
+    let (one, other) = (hosts.host(Side::Left).name(), hosts.host(Side::Right).name());
+    let queues = "numrxqueues 2 numtxqueues 2";
+    ip(&format!(
+        "link add {INTERFACE} netns {one} {queues} type veth peer name {INTERFACE} netns {other} {queues}"
+    ));
+    ip(&format!("-n {other} link set {INTERFACE} up"));
+    ip(&format!("-n {one} addr add 198.18.0.1/24 dev {INTERFACE}"));
+    ip(&format!("-n {one} link set {INTERFACE} up"));
+}
+
+#[test]
+fn an_interface_goes_while_no_daemon_looks() {
+    let Some(hosts) = Hosts::new("unseen") else { return };
+    hosts.daemon(Side::Left).kill();
+    let old = hosts.pins(Side::Left);
+    assert_eq!(old.len(), 1);
+    unplug(&hosts);
+    plug_in(&hosts);
+    let left = hosts.daemon(Side::Left);
+    let new = hosts.pins(Side::Left);
+    assert_eq!(new.len(), 1, "{new:?}");
+    assert_ne!(old, new);
+    left.stop();
+    assert!(hosts.pins(Side::Left).is_empty());
+}
+
 #[test]
 fn an_interface_goes_and_comes_back() {
     let Some(hosts) = Hosts::new("vanish") else { return };
     let left = hosts.daemon(Side::Left);
     let mut program = Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
-    let ip = |arguments: &str| {
-        let done = Command::new("ip")
-            .args(arguments.split_whitespace())
-            .status()
-            .unwrap();
-        assert!(done.success(), "ip {arguments}");
-    };
-    let (one, other) = (hosts.host(Side::Left).name(), hosts.host(Side::Right).name());
-    ip(&format!("-n {one} link delete {INTERFACE}"));
+    unplug(&hosts);
     assert!(program.receive().is_none());
     wait_until("it is named", || {
         left.interface().absent.is_some_and(|why| why.contains(INTERFACE))
@@ -193,12 +225,7 @@ fn an_interface_goes_and_comes_back() {
     assert!(late.refused(Client::join_call(true), &[]).contains("gone"));
     wait_until("no pin is left", || hosts.pins(Side::Left).is_empty());
 
-    ip(&format!(
-        "link add {INTERFACE} netns {one} numrxqueues 2 numtxqueues 2 type veth peer name {INTERFACE} netns {other} numrxqueues 2 numtxqueues 2"
-    ));
-    ip(&format!("-n {other} link set {INTERFACE} up"));
-    ip(&format!("-n {one} addr add 198.18.0.1/24 dev {INTERFACE}"));
-    ip(&format!("-n {one} link set {INTERFACE} up"));
+    plug_in(&hosts);
     wait_until("it is served again", || left.interface().absent.is_none());
     drop(program);
     Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);

@@ -5,6 +5,7 @@
 //! its start, nothing else.
 
 mod check;
+mod exchange;
 mod hold;
 mod pingpong;
 mod plan;
@@ -20,6 +21,7 @@ use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
 pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
+pub use exchange::{ExchangeArgs, ExchangeReport, exchange};
 pub use hold::HeldReport;
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use plan::PlanArgs;

@@ -362,9 +362,9 @@ impl Sessions {
         total
     }
 
-    /// Whether entries could be posted for another session than the one at `place`.
+    /// Whether another session than the one at `place`, whose turn it is, has a use for a turn.
     fn others_want(&self, place: u8) -> bool {
-        self.others(place).any(Inbound::wants_entries)
+        self.others(place).any(Inbound::wants_turn)
     }
 
     /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
@@ -418,7 +418,7 @@ impl Sessions {
         }
         let waiting = (self.places.iter().enumerate())
             .filter_map(|(place, inbound)| Some((place, inbound.as_deref()?)))
-            .filter(|(_, inbound)| inbound.wants_entries())
+            .filter(|(_, inbound)| inbound.wants_turn())
             .map(|(place, inbound)| (place, inbound.left()));
         let next = self.turns.next(waiting)? as u8;
         self.turn = Some(next);

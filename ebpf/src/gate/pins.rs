@@ -16,6 +16,7 @@ use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
 use crate::layout::{QUEUES, SESSIONS};
 use crate::shared::SharedMemory;
 use crate::sys;
+use crate::verdict::Counters;
 
 const PROGRAM: &str = "program";
 pub(super) const MAPS: [&str; 5] = ["lm_channels", "lm_sessions", "lm_xsks", "lm_logs", "lm_ports"];
@@ -56,6 +57,32 @@ pub fn remove_pins(dir: &Path) -> io::Result<()> {
     names.sort_by_key(|path| !is_link(path));
     names.iter().try_for_each(fs::remove_file)?;
     fs::remove_dir(dir)
+}
+
+/// Removes what is pinned in the folders of `parent` for interfaces that are gone, of whichever network namespace.
+///
+/// # Errors
+/// What readdir(3), unlink(2) and rmdir(2) say; no error where there is no `parent`.
+pub fn remove_defunct_pins(parent: &Path) -> io::Result<()> {
+    let folders = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for folder in folders {
+        let folder = folder?.path();
+        let entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+        for link in entries.filter(|path| is_link(path)) {
+            // The kernel shows no interface where the link has none any more.
+            if sys::open_pin(&link)
+                .and_then(|link| sys::link_interface(link.as_fd()))
+                .is_ok_and(|index| index == 0)
+            {
+                remove_pins(&folder)?;
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn is_link(path: &Path) -> bool {
@@ -186,6 +213,8 @@ impl Gate {
             logs_fd: logs.try_clone()?,
             ports: HashMap::try_from(map(ports)?).map_err(other)?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
             mode,
             interface,
             config: config.clone(),
