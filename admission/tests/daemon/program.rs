@@ -84,13 +84,29 @@ impl Client {
     }
 
     pub(crate) fn send_bytes(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) {
+        assert!(self.try_send_beside(bytes, beside), "the daemon has hung up");
+    }
+
+    /// Waits for a reply, whatever it says; `false` when the daemon has hung up.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        loop {
+            match self.receive() {
+                Some((Said::Reply(..), _)) => return true,
+                Some((Said::Event(_), _)) => {}
+                None => return false,
+            }
+        }
+    }
+
+    /// Whether the daemon has not hung up.
+    pub(crate) fn try_send_beside(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !beside.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(beside));
         }
         let flags = SendFlags::NOSIGNAL;
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).unwrap();
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
     }
 
     /// Whether the daemon answers, and does not hang up.
