@@ -99,9 +99,9 @@ impl<N: Nic> Engine<N> {
                     return;
                 };
                 let is_for_nothing = match &message {
-                    ControlMessage::End(end) => !(grants.of(port))
+                    ControlMessage::End(end) => (grants.of(port))
                         .and_then(|grantor| grantor.session(end.session_key))
-                        .is_some_and(|session| session.peer == from),
+                        .is_none_or(|session| session.peer != from),
                     _ => false,
                 };
                 let reply = grants.handle(port, from, (request_id, &message), now, self);
