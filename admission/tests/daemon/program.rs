@@ -84,13 +84,38 @@ impl Client {
     }
 
     pub(crate) fn send_bytes(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) {
+        assert!(self.try_send_beside(bytes, beside), "the daemon has hung up");
+    }
+
+    /// Waits for a reply, whatever it says; `false` when the daemon has hung up.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        loop {
+            match self.receive() {
+                Some((Said::Reply(..), _)) => return true,
+                Some((Said::Event(_), _)) => {}
+                None => return false,
+            }
+        }
+    }
+
+    /// Whether the daemon has not hung up.
+    pub(crate) fn try_send_beside(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !beside.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(beside));
         }
         let flags = SendFlags::NOSIGNAL;
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).unwrap();
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
+    }
+
+    /// Whether the daemon answers, and does not hang up.
+    pub(crate) fn is_let_in(&mut self) -> bool {
+        let call = Call::Hello { version: VERSION };
+        let bytes = postcard::to_stdvec(&Asked { number: 1, call }).unwrap();
+        // It may have hung up already.
+        let sent = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+        sent.is_ok() && self.receive().is_some()
     }
 
     /// Sends without taking any answer; whether the daemon is still there.

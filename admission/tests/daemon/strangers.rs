@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::*;
-use xtask::bed::Side;
+use xtask::bed::{BedConfig, Side};
 
 use crate::bed::{Hosts, wait_until};
 use crate::program::{Client, MEMORY_LEN, memory, udp};
@@ -25,6 +25,10 @@ fn only_who_is_on_the_list() {
         assert!(matches!(reply, Reply::Joined(_)), "{reply:?}");
     }
     assert_eq!(daemon.status().refusals, 2);
+    // However many strangers come, who may come still can.
+    let crowd: Vec<Client> = (0..40).map(|_| Client::connect_as(&path, 1000)).collect();
+    Client::connect_as(&path, 1234).hello();
+    drop(crowd);
     daemon.stop();
 }
 
@@ -251,15 +255,124 @@ fn one_that_does_not_listen_holds_up_nobody() {
     // No more programs than are allowed: another one is turned away.
     let further: Vec<Client> = (0..2).map(|_| Client::connect(&path)).collect();
     let mut further: Vec<Client> = further.into_iter().map(Client::hello).collect();
-    let mut late = Client::connect(&path);
-    late.send(Call::Hello { version: VERSION }, &[]);
-    assert!(late.receive().is_none());
+    assert!(!Client::connect(&path).is_let_in());
     further.clear();
-    wait_until("there is room again", || {
-        let mut again = Client::connect(&path);
-        again.send(Call::Hello { version: VERSION }, &[]);
-        again.receive().is_some()
-    });
+    wait_until("there is room again", || Client::connect(&path).is_let_in());
     assert!(patient.hears_nothing(Duration::from_millis(10)));
+    daemon.stop();
+}
+
+/// Numbers from a seed (xorshift64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// One of everything that a program can say.
+fn any_call(numbers: &mut Numbers, request: &Control) -> Call {
+    let queue = numbers.below(4) as u16;
+    let session_key = numbers.below(3);
+    match numbers.below(15) {
+        0 => Call::Hello { version: VERSION },
+        1 => Client::join_call(numbers.below(2) == 0),
+        2 => Call::Rejoin { token: session_key },
+        3 => Client::channel_call(queue, Role::Landing, MEMORY_LEN),
+        4 => Client::channel_call(queue, Role::General, MEMORY_LEN >> numbers.below(3)),
+        5 => Client::channel_call(queue, Role::Transmit, MEMORY_LEN),
+        6 => Call::CloseChannel { queue },
+        7 => Call::Receive(Offer {
+            queue,
+            mtu: 1500 >> numbers.below(2),
+            chunk_len: 2048,
+            max_message_len: numbers.below(u64::MAX),
+            window_max: 1 << numbers.below(32),
+            allow: vec![([198, 18, 0, 0].into(), numbers.below(40) as u8)],
+        }),
+        8 => Call::CloseGate { session_key },
+        9 => Call::Quiesce { queue },
+        10 => Call::OpenGate {
+            session_key,
+            first_message: 0,
+        },
+        11 => Call::Released { session_key },
+        12 => Call::Abort {
+            session_key,
+            delivered: 1,
+        },
+        13 => Call::Request {
+            to: std::net::SocketAddrV4::new([198, 18, 0, numbers.below(4) as u8].into(), 7168),
+            request: request.clone(),
+            patience_ms: numbers.below(100) as u32,
+        },
+        _ => Call::End {
+            ticket: numbers.below(5) as u32,
+            messages: 0,
+        },
+    }
+}
+
+#[test]
+fn nothing_that_a_program_says_harms_others() {
+    let Some(hosts) = Hosts::with(
+        "anything",
+        &BedConfig {
+            queues: 4,
+            ..BedConfig::default()
+        },
+    ) else {
+        return;
+    };
+    let daemon = hosts.daemon(Side::Left);
+    let path = hosts.socket(Side::Left);
+    let host = hosts.host(Side::Left);
+    let mut honest = Client::receiver(&path, host, 7168);
+    let seed = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_nsec as u64 | 1;
+    println!("seed {seed}");
+    let mut numbers = Numbers(seed);
+    let memory = memory(MEMORY_LEN);
+    let socket = udp(host, 7300);
+    let request = honest.request(1000);
+    let mut answered = 0;
+    for _ in 0..40 {
+        let mut client = Client::connect(&path).hello();
+        for number in 2..42 {
+            let call = any_call(&mut numbers, &request);
+            let mut bytes = postcard::to_stdvec(&Asked { number, call }).unwrap();
+            // Every fifth is damaged.
+            if numbers.below(5) == 0 {
+                let at = numbers.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << numbers.below(8);
+                bytes.truncate(1 + numbers.below(bytes.len() as u64) as usize);
+            }
+            let both = [memory.as_fd(), socket.as_fd()];
+            let beside = match numbers.below(4) {
+                0 => &both[..0],
+                1 => &both[..1],
+                2 => &both[1..],
+                _ => &both[..],
+            };
+            let is_answered = client.try_send_beside(&bytes, beside) && client.is_answered();
+            if !is_answered {
+                break;
+            }
+            answered += 1;
+        }
+    }
+    assert!(answered > 100, "{answered} calls were answered");
+    honest.done(Call::Touched { sessions: Vec::new() });
+    wait_until("nothing is left of the others", || {
+        let status = daemon.status();
+        let queues = &status.interfaces[0].queues;
+        let taken = queues.iter().filter(|queue| queue.role != "free").count();
+        status.programs.len() == 1 && taken == 2
+    });
+    assert_eq!(daemon.interface().queues[3].role, "landing");
+    Client::receiver(&path, host, 7301);
     daemon.stop();
 }
