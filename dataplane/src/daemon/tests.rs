@@ -115,9 +115,12 @@ fn nobody_listens() {
     assert!(matches!(error, DaemonError::Absent { .. }), "{error}");
 }
 
+/// The messages that answer the call with this number; `None`: the connection is closed.
+type Answer = fn(u32) -> Option<Vec<Vec<u8>>>;
+
 #[test]
 fn what_cannot_be_is_one_line() {
-    let cases: [(&str, fn(u32) -> Option<Vec<Vec<u8>>>); 5] = [
+    let cases: [(&str, Answer); 5] = [
         ("no message", |_| Some(vec![vec![0xff; 40]])),
         ("another reply", |number| reply(number, Reply::Status)),
         ("too long", |_| Some(vec![vec![7; 3 * MESSAGE_LEN_MAX]])),
