@@ -117,7 +117,8 @@ fn nobody_listens() {
 
 #[test]
 fn what_cannot_be_is_one_line() {
-    let cases: [(&str, fn(u32) -> Packets); 5] = [
+    type Answer = fn(u32) -> Packets;
+    let cases: [(&str, Answer); 5] = [
         ("no message", |_| Some(vec![vec![0xff; 40]])),
         ("another reply", |number| reply(number, Reply::Status)),
         ("too long", |_| Some(vec![vec![7; 3 * MESSAGE_LEN_MAX]])),
