@@ -260,7 +260,10 @@ impl<N: Nic> Engine<N> {
         for position in 0..self.applying.len() {
             if let Some(mut asking) = self.applying[position].asking.take() {
                 self.drive_asking(&mut asking, now_ns);
-                self.applying[position].asking = Some(asking);
+                match asking.one_copy(now_ns) {
+                    None => self.applying[position].asking = Some(asking),
+                    Some(applicant) => self.apply_one_copy(position, applicant),
+                }
             }
             let (to, port) = (self.applying[position].to, self.applying[position].port);
             while let Some(applicant) = &mut self.applying[position].applicant
@@ -279,6 +282,17 @@ impl<N: Nic> Engine<N> {
         }
         self.leaving
             .retain(|leaving| *leaving.farewell.state() == FarewellState::Pending);
+    }
+
+    /// What the daemons refused is asked of the receiver itself.
+    fn apply_one_copy(&mut self, position: usize, applicant: Applicant) {
+        let peer = self.applying[position].peer;
+        let (to, port) = self.peers.at(peer).admission(true);
+        tracing::info!(%to, "no place for a session that lands: one by the one-copy path is asked for");
+        let applying = &mut self.applying[position];
+        (applying.to, applying.port) = (to, port);
+        applying.applicant = Some(applicant);
+        applying.options.one_copy = true;
     }
 
     /// The outcome of a request, once there is one.

@@ -2,13 +2,14 @@
 //! no daemon none of this runs, and `granting.rs` and `control.rs` do it on the control port.
 
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
 use lm_protocol::control::{ControlMessage, Grant, Reject, RejectReason, Request};
-use lm_protocol::session::Terms;
+use lm_protocol::session::{Applicant, Terms};
 
 use crate::daemon::ipc::{Call, Control, Decision, Event, Outcome as Told, Reply};
 use crate::daemon::{DaemonError, News};
-use crate::engine::Engine;
+use crate::engine::{Engine, time};
 use crate::error::ConnectError;
 use crate::nic::Nic;
 use crate::notices::Fault;
@@ -23,6 +24,8 @@ const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
 const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
 /// A sender that must not ask now asks again after this time.
 const ASK_AGAIN_NS: u64 = 50_000_000;
+/// How long the receiver is asked at least for a session by the one-copy path.
+const ONE_COPY_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Our side of what the daemon does for us.
 #[derive(Debug, Default)]
@@ -72,6 +75,17 @@ pub(crate) struct Asking {
     again_ns: u64,
     outcome: Option<Told>,
     error: Option<ConnectError>,
+    /// There is no place for it, and the receiver may be asked for a session by the one-copy path.
+    one_copy: bool,
+}
+
+impl Asking {
+    /// What the receiver itself is to be asked, where the daemons said that this session is to be one by the one-copy path.
+    pub(crate) fn one_copy(&self, now_ns: u64) -> Option<Applicant> {
+        // However late the answer came, it is asked once.
+        let patience = Duration::from_nanos(self.deadline_ns.saturating_sub(now_ns)).max(ONE_COPY_PATIENCE);
+        (self.one_copy).then(|| Applicant::new(self.request, self.request_id, time(now_ns), patience))
+    }
 }
 
 impl<N: Nic> Engine<N> {
@@ -285,6 +299,7 @@ impl<N: Nic> Engine<N> {
             again_ns: 0,
             outcome: None,
             error: None,
+            one_copy: false,
         };
         let now_ns = self.now_ns;
         self.drive_asking(&mut asking, now_ns);
@@ -297,7 +312,7 @@ impl<N: Nic> Engine<N> {
             // It was to say something by then.
             asking.error = Some(DaemonError::Gone.into());
         }
-        if asking.ticket.is_some() || asking.error.is_some() || now_ns < asking.again_ns {
+        if asking.ticket.is_some() || asking.error.is_some() || asking.one_copy || now_ns < asking.again_ns {
             return;
         }
         let left_ms = asking.deadline_ns.saturating_sub(now_ns) / 1_000_000;
@@ -324,10 +339,10 @@ impl<N: Nic> Engine<N> {
                 client.asked(ticket);
                 asking.ticket = Some(ticket);
             }
-            // Under exclusive admission: one host receives at a time.
-            Ok((Reply::Requested(Decision::OneCopy | Decision::Cancel), _)) => {
-                asking.again_ns = now_ns + ASK_AGAIN_NS;
-            }
+            // LM §3.3, under exclusive admission: others receive, and the receiver does not.
+            Ok((Reply::Requested(Decision::OneCopy), _)) => asking.one_copy = true,
+            // It receives from others: not to be disturbed until it is done.
+            Ok((Reply::Requested(Decision::Cancel), _)) => asking.again_ns = now_ns + ASK_AGAIN_NS,
             Ok(_) => asking.error = Some(DaemonError::Nonsense("no decision").into()),
             Err(error) => asking.error = Some(error.into()),
         }
@@ -385,6 +400,13 @@ impl<N: Nic> Engine<N> {
         let outcome = asking.outcome.take()?;
         let ticket = asking.ticket.take()?;
         let to = asking.to;
+        if let Told::Rejected(control, true) = &outcome
+            && let Ok((_, ControlMessage::Reject(reject))) = control.parse()
+            && reject.reason == RejectReason::Busy
+        {
+            asking.one_copy = true;
+            return None;
+        }
         let rejected = |reject: &Reject| ConnectError::Rejected {
             peer: to,
             reason: reject.reason,

@@ -15,6 +15,9 @@ use super::client::News;
 use super::ipc::{Asked, Call, Event, Joined, MESSAGE_LEN_MAX, Mode, Outcome, Reply, Said};
 use super::{Client, DaemonError};
 
+/// What a daemon sends to a call; `None`: it ends.
+type Packets = Option<Vec<Vec<u8>>>;
+
 /// A socket's path, which goes with it.
 struct Place(PathBuf);
 
@@ -35,10 +38,7 @@ impl Place {
     }
 
     /// A daemon for one connection: `answer` says what it sends to each call, as bytes; it ends when that is `None`.
-    fn daemon(
-        &self,
-        mut answer: impl FnMut(Asked) -> Option<Vec<Vec<u8>>> + Send + 'static,
-    ) -> JoinHandle<()> {
+    fn daemon(&self, mut answer: impl FnMut(Asked) -> Packets + Send + 'static) -> JoinHandle<()> {
         let listener = self.listen();
         std::thread::spawn(move || {
             let connection = accept(&listener).unwrap();
@@ -68,7 +68,7 @@ fn said(said: &Said) -> Vec<u8> {
     postcard::to_stdvec(said).unwrap()
 }
 
-fn reply(number: u32, reply: Reply) -> Option<Vec<Vec<u8>>> {
+fn reply(number: u32, reply: Reply) -> Packets {
     Some(vec![said(&Said::Reply(number, reply))])
 }
 
@@ -115,11 +115,9 @@ fn nobody_listens() {
     assert!(matches!(error, DaemonError::Absent { .. }), "{error}");
 }
 
-/// The messages that answer the call with this number; `None`: the connection is closed.
-type Answer = fn(u32) -> Option<Vec<Vec<u8>>>;
-
 #[test]
 fn what_cannot_be_is_one_line() {
+    type Answer = fn(u32) -> Packets;
     let cases: [(&str, Answer); 5] = [
         ("no message", |_| Some(vec![vec![0xff; 40]])),
         ("another reply", |number| reply(number, Reply::Status)),
