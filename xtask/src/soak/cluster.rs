@@ -107,6 +107,13 @@ pub(super) fn run(trouble: &Trouble) -> Result<()> {
         trouble.seed
     );
     let missing = unreached(&reports);
+    if !missing.is_empty() {
+        // What the daemons and the programs say of it.
+        for (at, daemon) in life.ground.running.iter().enumerate() {
+            eprintln!("{}: {}", at + 1, daemon.said().lines().rev().take(12).collect::<Vec<_>>().join(" | "));
+        }
+        for r in &reports { eprintln!("{}", r); }
+    }
     ensure!(
         missing.is_empty(),
         "hosts did not reach each other again: {}",
@@ -149,6 +156,11 @@ impl Life<'_> {
         }
         let at = dice.roll(self.exchanges.len() as u64) as usize;
         let is_daemon = dice.roll(2) == 0 && self.ground.daemons.is_some();
+        println!(
+            "  {} of {} dies",
+            if is_daemon { "daemon" } else { "program" },
+            self.ground.cluster.hosts()[at].address()
+        );
         if is_daemon {
             let host = &self.ground.cluster.hosts()[at];
             let daemons = self.ground.daemons.as_ref().context("there are daemons")?;
