@@ -107,13 +107,6 @@ pub(super) fn run(trouble: &Trouble) -> Result<()> {
         trouble.seed
     );
     let missing = unreached(&reports);
-    if !missing.is_empty() {
-        // What the daemons and the programs say of it.
-        for (at, daemon) in life.ground.running.iter().enumerate() {
-            eprintln!("{}: {}", at + 1, daemon.said().lines().rev().take(12).collect::<Vec<_>>().join(" | "));
-        }
-        for r in &reports { eprintln!("{}", r); }
-    }
     ensure!(
         missing.is_empty(),
         "hosts did not reach each other again: {}",
@@ -156,8 +149,8 @@ impl Life<'_> {
         }
         let at = dice.roll(self.exchanges.len() as u64) as usize;
         let is_daemon = dice.roll(2) == 0 && self.ground.daemons.is_some();
-        println!(
-            "  {} of {} dies",
+        eprintln!(
+            "  killed: the {} of {}",
             if is_daemon { "daemon" } else { "program" },
             self.ground.cluster.hosts()[at].address()
         );
