@@ -87,6 +87,12 @@ fn text(status: &Status) -> String {
     let mut gauge = |name: &str, help: &str, values: Vec<(Labels, i64)>| {
         let family = Family::<Labels, Gauge>::default();
         for (labels, value) in values {
+            if labels.is_empty() {
+                let alone: Gauge = Gauge::default();
+                alone.set(value);
+                registry.register(name, help, alone);
+                return;
+            }
             family.get_or_create(&labels).set(value);
         }
         registry.register(name, help, family);
@@ -153,6 +159,12 @@ fn text(status: &Status) -> String {
     let mut counter = |name: &str, help: &str, values: Vec<(Labels, u64)>| {
         let family = Family::<Labels, Counter>::default();
         for (labels, value) in values {
+            if labels.is_empty() {
+                let alone: Counter = Counter::default();
+                alone.inc_by(value);
+                registry.register(name, help, alone);
+                return;
+            }
             family.get_or_create(&labels).inc_by(value);
         }
         registry.register(name, help, family);

@@ -236,6 +236,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether something waits until the program can take it.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }

@@ -5,7 +5,8 @@
 //!              2 TX completions (late, in bulk)
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs)
 //!              4 landing channel: fragments                                       (landing.rs)
-//!              5 kernel UDP sockets: admission, and what the gate passed on       (packets.rs, control.rs)
+//!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
+//!                admission, and what the gate passed on                       (packets.rs, control.rs)
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
 //!                general frames
 //!              7 acknowledgements and credits that are due, announcements         (telling.rs)

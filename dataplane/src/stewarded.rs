@@ -15,12 +15,12 @@ use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::xsk::WakeError;
 
-/// A packet that only news can explain makes us look, but no more often than so.
-const LOOK_AGAIN_NS: u64 = 50_000;
 /// How often the daemon hears in which sessions something came.
 const TOUCH_EVERY_NS: u64 = 1_000_000_000;
 /// For so long a granted session waits until its sender's neighbour address is known.
 const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
+/// The daemon may say so much later than the deadline that it is over.
+const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
 /// A sender that must not ask now asks again after this time.
 const ASK_AGAIN_NS: u64 = 50_000_000;
 
@@ -130,12 +130,7 @@ impl<N: Nic> Engine<N> {
     /// A packet of a session that we do not know came: the daemon may have granted it.
     #[cold]
     pub(crate) fn ask_for_session(&mut self, now_ns: u64) {
-        if now_ns.saturating_sub(self.stewarded.looked_ns) < LOOK_AGAIN_NS {
-            return;
-        }
-        if let Some(client) = self.nic.steward() {
-            client.hint();
-            self.stewarded.looked_ns = now_ns;
+        if self.nic.steward().is_some() && !self.stewarded.is_waiting() {
             self.look_at_daemon(now_ns);
         }
     }
@@ -296,6 +291,10 @@ impl<N: Nic> Engine<N> {
 
     /// Asks the daemon, or asks it again, where that is due.
     pub(crate) fn drive_asking(&mut self, asking: &mut Asking, now_ns: u64) {
+        if asking.ticket.is_some() && now_ns > asking.deadline_ns.saturating_add(DAEMON_PATIENCE_NS) {
+            // It was to say something by then.
+            asking.error = Some(DaemonError::Gone.into());
+        }
         if asking.ticket.is_some() || asking.error.is_some() || now_ns < asking.again_ns {
             return;
         }

@@ -104,7 +104,9 @@ pub enum AttachError {
     #[error("queue {0} is beyond the gate's 64 queues")]
     NoQueue(u32),
     /// The process may not do this.
-    #[error("{action} needs {capabilities}: run as root, or grant them to the program")]
+    #[error(
+        "{action} needs {capabilities}: run as root, grant them to the program, or start the admission daemon (lm-admissiond)"
+    )]
     NotPrivileged {
         /// What was refused.
         action: &'static str,

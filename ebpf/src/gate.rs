@@ -103,6 +103,10 @@ pub struct Gate {
     logs_fd: OwnedFd,
     ports: HashMap<MapData, u16, u32>,
     channel_logs: Vec<Option<LogArray>>,
+    /// Mapped when the first session is opened: mapping one takes longer than all else that a session needs.
+    mapped_logs: Vec<Option<Log>>,
+    /// What logs counted that were replaced.
+    retired: Counters,
     mode: EffectiveMode,
     interface: String,
     config: GateConfig,
@@ -170,6 +174,8 @@ impl Gate {
             logs_fd,
             ports: ports.ok_or_else(|| missing("lm_ports"))?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
             mode,
             interface,
             config: config.clone(),
@@ -319,8 +325,12 @@ impl Gate {
         if self.is_closing(queue, place) {
             self.quiesce(queue)?;
         }
-        self.log(queue)?
-            .set_message_limit(place, session.first_message.wrapping_sub(1));
+        if self.mapped_logs[queue as usize].is_none() {
+            self.mapped_logs[queue as usize] = Some(self.log(queue)?);
+        }
+        if let Some(log) = &mut self.mapped_logs[queue as usize] {
+            log.set_message_limit(place, session.first_message.wrapping_sub(1));
+        }
         let (message, index) = session.place_before_first();
         let row = session_offset(queue, place);
         let network_ip = |ip: std::net::Ipv4Addr| u32::from_ne_bytes(ip.octets());
@@ -421,9 +431,9 @@ impl Gate {
         }
     }
 
-    /// What the gate counted since it was attached: packets per verdict over all queues. Maps each log: not for a hot path.
+    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Maps each log: not for a hot path.
     pub fn counters(&self) -> Result<Counters, GateError> {
-        let mut sum = Counters::default();
+        let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
             self.channels
                 .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);

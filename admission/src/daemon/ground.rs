@@ -308,6 +308,10 @@ impl Landing for Ground {
         let active_until_ns = self.active_until_ns;
         let (address, mtu, is_veth) = (self.address, self.mtu, self.is_veth);
         let is_generic = self.gate.mode() == EffectiveMode::Generic;
+        // After a restart also places that were free before: opening one of them would wait.
+        let closing: u32 = (0..PLACES as u32)
+            .map(|place| u32::from(self.gate.is_closing(queue.into(), place)) << place)
+            .sum();
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
         };
@@ -344,7 +348,7 @@ impl Landing for Ground {
         };
         let Some(place) = places
             .into_iter()
-            .find(|&place| holder.places[place] == Place::Free)
+            .find(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
         else {
             return Err(Refusal::busy(PLACE_RETRY));
         };

@@ -14,6 +14,7 @@
 mod attachment;
 mod calls;
 mod channels;
+mod connections;
 mod ground;
 mod interfaces;
 mod joining;
@@ -26,7 +27,7 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,8 +51,6 @@ use worker::Workers;
 
 /// Work in a turn, at most.
 const DATAGRAMS_PER_TURN: usize = 256;
-const CALLS_PER_TURN: usize = 16;
-const PROGRAMS_PER_TURN: usize = 64;
 
 /// The state file is not written more often: it costs as much as some requests.
 const STATE_PERIOD: Duration = Duration::from_millis(20);
@@ -307,6 +306,7 @@ impl Daemon {
         if let Some(metrics) = &self.metrics {
             metrics.answer(|| self.status());
         }
+        self.watch_deaf();
         self.write_state(now);
         ending
     }
@@ -325,108 +325,6 @@ impl Daemon {
                     .drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
             }
         }
-    }
-
-    fn accept(&mut self) {
-        if !std::mem::take(&mut self.accepting) {
-            return;
-        }
-        for _ in 0..CALLS_PER_TURN {
-            let Some(listener) = &self.listener else { return };
-            let (connection, credentials) = match listener.accept() {
-                Ok(Some(accepted)) => accepted,
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!("cannot accept a program: {error}");
-                    return;
-                }
-            };
-            let connected = self
-                .programs
-                .values()
-                .filter(|program| program.connection.is_some())
-                .count();
-            if connected >= self.config.programs_max {
-                tracing::warn!(
-                    pid = credentials.pid,
-                    "{connected} programs are connected: no more than --programs-max are"
-                );
-                continue;
-            }
-            let id = ProgramId(self.next_program);
-            self.next_program += 1;
-            let interests = Interest::READABLE | Interest::WRITABLE;
-            let token = Token(PROGRAMS + id.0);
-            let fd = connection.raw_fd();
-            match self
-                .poll
-                .registry()
-                .register(&mut SourceFd(&fd), token, interests)
-            {
-                Ok(()) => {
-                    self.programs
-                        .insert(id, Program::connected(connection, credentials));
-                }
-                Err(error) => tracing::warn!("cannot watch a program: {error}"),
-            }
-        }
-        // Perhaps there are more.
-        self.accepting = true;
-    }
-
-    fn on_program_event(&mut self, id: ProgramId) {
-        let Some(program) = self.programs.get_mut(&id) else {
-            return;
-        };
-        program.readable = true;
-        let flushed = program.connection.as_mut().map(crate::socket::Connection::flush);
-        if let Some(Err(broken)) = flushed {
-            self.drop_program(id, &broken.to_string());
-        }
-    }
-
-    /// Takes calls of some programs, and of the others in the next turn.
-    fn read_programs(&mut self) {
-        let can_read = |(id, program): (&ProgramId, &Program)| {
-            (program.readable && program.pending.is_none()).then_some(*id)
-        };
-        let behind = self
-            .programs
-            .range(ProgramId(self.last_read.0 + 1)..)
-            .filter_map(can_read);
-        let before = self.programs.range(..=self.last_read).filter_map(can_read);
-        let turn: Vec<ProgramId> = behind.chain(before).take(PROGRAMS_PER_TURN).collect();
-        for id in turn {
-            self.last_read = id;
-            for _ in 0..CALLS_PER_TURN {
-                let Some(program) = self.programs.get_mut(&id) else {
-                    break;
-                };
-                if program.pending.is_some() {
-                    break;
-                }
-                let received = program
-                    .connection
-                    .as_ref()
-                    .map(crate::socket::Connection::receive);
-                match received {
-                    Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
-                    Some(Ok(None)) | None => {
-                        program.readable = false;
-                        break;
-                    }
-                    Some(Err(broken)) => {
-                        self.drop_program(id, &broken.to_string());
-                        break;
-                    }
-                }
-            }
-        }
-    }
-
-    /// A connection is closed: the poll forgets it.
-    fn forget(&self, fd: RawFd) {
-        let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
     }
 
     fn on_signals(&mut self) -> Option<Ending> {

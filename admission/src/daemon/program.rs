@@ -82,6 +82,8 @@ pub(crate) struct Program {
     pub(crate) pending: Option<(u32, Pending)>,
     /// Its socket may have more to read.
     pub(crate) readable: bool,
+    /// It could not take all that it was told, and is watched for when it can.
+    pub(crate) is_deaf: bool,
     /// When it is given up, if it has not come back by then.
     pub(crate) awaited_until: Option<Time>,
 }
@@ -95,6 +97,7 @@ impl Program {
             member: None,
             pending: None,
             readable: true,
+            is_deaf: false,
             awaited_until: None,
         }
     }
@@ -108,6 +111,7 @@ impl Program {
             member: Some(member),
             pending: None,
             readable: false,
+            is_deaf: false,
             awaited_until: Some(until),
         }
     }

@@ -93,6 +93,15 @@ impl Client {
         rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).unwrap();
     }
 
+    /// Whether the daemon answers, and does not hang up.
+    pub(crate) fn is_let_in(&mut self) -> bool {
+        let call = Call::Hello { version: VERSION };
+        let bytes = postcard::to_stdvec(&Asked { number: 1, call }).unwrap();
+        // It may have hung up already.
+        let sent = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+        sent.is_ok() && self.receive().is_some()
+    }
+
     /// Sends without taking any answer; whether the daemon is still there.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

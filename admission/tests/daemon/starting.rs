@@ -1,5 +1,6 @@
 //! What a daemon says before it serves, and how it ends.
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
@@ -193,4 +194,57 @@ fn a_reload_changes_who_may_come() {
     program.signal(Signal::HUP);
     assert!(client.receive().is_none());
     program.stop().unwrap();
+}
+
+#[test]
+fn metrics_and_tables() {
+    let Some(hosts) = Hosts::new("metrics") else {
+        return;
+    };
+    let address = "127.0.0.1:9169";
+    let daemon = hosts.daemon_with(Side::Left, &["--metrics", address]);
+    let _program = Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
+    let get = |path: &str| {
+        let asked = hosts.host(Side::Left).enter(|| {
+            let mut stream = std::net::TcpStream::connect(address)?;
+            write!(
+                stream,
+                "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            )?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        });
+        asked.unwrap()
+    };
+    let metrics = get("/metrics");
+    assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
+    for line in [
+        "lm_admissiond_interface_up{interface=\"lm0\"} 1",
+        "lm_admissiond_programs 1",
+        "lm_admissiond_queues_free{interface=\"lm0\"} 0",
+        "lm_admissiond_memory_bytes 1048576",
+        "lm_admissiond_datagrams_total{interface=\"lm0\",outcome=\"unauthenticated\"} 0",
+        "# EOF",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    assert!(get("/").starts_with("HTTP/1.1 404"));
+
+    let socket = hosts.socket(Side::Left);
+    let arguments = ["status".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+    let shown = hosts.tool(Side::Left, arguments).finish().unwrap().stdout;
+    for part in [
+        "policy concurrent",
+        "lm0: 198.18.0.1:7169, gate native",
+        "landing",
+        "1024 KiB",
+        "connected",
+    ] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    daemon.stop();
+    let asked = hosts.tool(Side::Left, arguments).outcome().unwrap();
+    assert!(!asked.status.success());
+    assert!(asked.stderr.contains("no daemon listens on"), "{}", asked.stderr);
 }

@@ -3,6 +3,8 @@
 mod client;
 mod error;
 pub mod ipc;
+#[cfg(test)]
+mod tests;
 
 pub use client::Client;
 pub(crate) use client::News;

@@ -16,6 +16,7 @@ use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
 use crate::layout::{QUEUES, SESSIONS};
 use crate::shared::SharedMemory;
 use crate::sys;
+use crate::verdict::Counters;
 
 const PROGRAM: &str = "program";
 pub(super) const MAPS: [&str; 5] = ["lm_channels", "lm_sessions", "lm_xsks", "lm_logs", "lm_ports"];
@@ -212,6 +213,8 @@ impl Gate {
             logs_fd: logs.try_clone()?,
             ports: HashMap::try_from(map(ports)?).map_err(other)?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
             mode,
             interface,
             config: config.clone(),

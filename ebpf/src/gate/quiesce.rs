@@ -126,7 +126,13 @@ impl Gate {
             // Positions of a log begin at 0. Relaxed: the queue has no role, and no CPU is inside the gate with an old one.
             let accepted = channel_offset(queue) + offset_of!(ChannelRow, accepted);
             self.channels.store_u64(accepted, 0, Ordering::Relaxed);
+            if self.channel_logs[queue as usize].is_some() {
+                let old = self.log(queue)?.counters();
+                old.iter()
+                    .for_each(|(verdict, count)| self.retired.add(verdict, count));
+            }
             self.channel_logs[queue as usize] = Some(log);
+            self.mapped_logs[queue as usize] = None;
             self.progress.vacated &= !(1 << queue);
             self.pin_log(queue)?;
         }
