@@ -343,7 +343,9 @@ fn what_a_daemon_does_not_give() {
 #[test]
 fn losses_are_repaired_by_the_daemon() {
     // Messages that need more landing memory than there is, and entries that a loss left unused: the daemon builds the channel anew.
-    let Some(hosts) = Hosts::with_box(USER) else { return };
+    let Some(hosts) = Hosts::with_box(USER) else {
+        return;
+    };
     let options = "impair --left left --right right --seed 7 --loss 1%";
     let middle = Tool::start(lm_bench(&hosts.bed, Host::Box, options));
     middle.wait_for_line("ready");
