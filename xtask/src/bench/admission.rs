@@ -58,7 +58,7 @@ struct Ground {
     daemons: Daemons,
     right: Program,
     _left: Program,
-    _receiver: Program,
+    receiver: Program,
 }
 
 impl Ground {
@@ -93,7 +93,7 @@ impl Ground {
             daemons,
             right,
             _left: left,
-            _receiver: receiver,
+            receiver,
         })
     }
 
@@ -115,7 +115,14 @@ impl Ground {
         if spin {
             launch = launch.arg("--spin");
         }
-        let report = self.bed.left().spawn(launch)?.finish()?.json()?;
+        let finished = self.bed.left().spawn(launch)?.finish();
+        let report = finished
+            .with_context(|| {
+                let last = |program: &Program| program.said().lines().last().unwrap_or("nothing").to_owned();
+                let (receiver, daemon) = (last(&self.receiver), last(&self.right));
+                format!("the receiver said {receiver:?} last, its daemon {daemon:?}")
+            })?
+            .json()?;
         let number = |name: &str| report[name].as_u64().unwrap_or(u64::MAX);
         ensure!(
             number("lost") == 0 && number("open") == 0 && number("ended") == number("granted"),
