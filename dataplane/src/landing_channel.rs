@@ -126,6 +126,7 @@ impl<N: Nic> Engine<N> {
             Err(error) => {
                 self.transmit.insert(transmit, Transmit::closed());
                 self.end_sessions_on(transmit);
+                self.withdraw_offer(queue);
                 return Err(error);
             }
         };
@@ -161,6 +162,10 @@ impl<N: Nic> Engine<N> {
             return false;
         };
         let queue = landing.queue;
+        // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
+        if self.nic.steward().is_some_and(|daemon| !daemon.is_here()) {
+            return false;
+        }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
         let statistics = self.nic.statistics(queue).unwrap_or_default();
         if !self.fixed.zero_copy && !same_drops(&statistics, &landing.statistics) {
@@ -173,9 +178,13 @@ impl<N: Nic> Engine<N> {
         let closed = (landing.sessions.admitted())
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
+        if closed.is_err() {
+            // Nothing has changed but that packets take the one-copy path; it is tried again.
+            return false;
+        }
         let position = landing.log.producer();
         let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None, 1));
-        if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
+        if self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;
             self.landing = None;

@@ -149,6 +149,11 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// Nothing lands on `queue` any more: the daemon is to refuse who asks.
+    pub(crate) fn withdraw_offer(&mut self, queue: u32) {
+        self.tell_daemon(Call::CloseChannel { queue: queue as u16 });
+    }
+
     fn tell_daemon(&mut self, call: Call) {
         if let Some(client) = self.nic.steward() {
             client.tell(call);

@@ -24,6 +24,8 @@ use super::ipc::{
     Asked, Call, DESCRIPTORS_MAX, Event, Joined, MESSAGE_LEN_MAX, Mode, Outcome, Reply, Said, VERSION,
 };
 
+/// Daemons that are asked in turn, each gone before it answered.
+const ATTEMPTS: u32 = 3;
 /// How long a reply may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a program that ends waits for the daemon.
@@ -189,6 +191,30 @@ impl Client {
             Reply::Done => Ok(()),
             _ => Err(DaemonError::Nonsense("another reply than was asked for")),
         }
+    }
+
+    /// [`Client::done`] of a call that may be repeated: when the daemon goes while it is under way, the next one is asked.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub(crate) fn insist(
+        &mut self,
+        call: &Call,
+        beside: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), DaemonError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            match self.call(call.clone(), beside) {
+                Err(DaemonError::Gone) if attempts < ATTEMPTS => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Whether there is a daemon to ask, as far as is known.
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self.state, State::Joined)
     }
 
     /// Asks without waiting.

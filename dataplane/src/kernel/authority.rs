@@ -64,7 +64,7 @@ impl Steward {
                 config.completion_len,
             ],
         };
-        let (reply, beside) = self.client.call(call, &[memory])?;
+        let (reply, beside) = self.client.insist(&call, &[memory])?;
         let Reply::ChannelOpened { .. } = reply else {
             return Err(DaemonError::Nonsense("no channel").into());
         };
@@ -103,20 +103,23 @@ impl Steward {
             session_key: session.key,
             first_message: session.first_message,
         };
-        Ok(self.client.done(call, &[])?)
+        Ok(self.client.insist(&call, &[]).map(drop)?)
     }
 
     /// Closes the gate, if the daemon has not done so when the session ended.
     pub(super) fn close_session(&mut self, place: u32) -> Result<(), NicError> {
         match self.keys.get(place as usize).copied().flatten() {
-            Some(session_key) => Ok(self.client.done(Call::CloseGate { session_key }, &[])?),
+            Some(session_key) => Ok(self
+                .client
+                .insist(&Call::CloseGate { session_key }, &[])
+                .map(drop)?),
             None => Ok(()),
         }
     }
 
     pub(super) fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
         let queue = queue as u16;
-        Ok(self.client.done(Call::Quiesce { queue }, &[])?)
+        Ok(self.client.insist(&Call::Quiesce { queue }, &[]).map(drop)?)
     }
 
     pub(super) fn close_channel(&mut self, queue: u32) -> Result<(), NicError> {
