@@ -79,6 +79,8 @@ pub struct KernelNic {
     interface_index: u32,
     mode: ModeRequest,
     device: Option<Device>,
+    /// As [`Nic::land_in_copy_mode`].
+    lands_in_copy_mode: bool,
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
@@ -133,6 +135,7 @@ impl KernelNic {
             interface_index: config.interface_index,
             mode: config.mode,
             device: config.device,
+            lands_in_copy_mode: false,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
             poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 3),
@@ -281,8 +284,7 @@ impl Nic for KernelNic {
             rx_len: config.rx_len,
             tx_len: config.tx_len,
             bind: match config.role {
-                // Its zero-copy counterpart is another role.
-                Role::Landing => BindMode::Copy,
+                Role::Landing if self.lands_in_copy_mode => BindMode::Copy,
                 _ => self.mode.bind_mode(),
             },
             need_wakeup: true,
@@ -590,6 +592,10 @@ impl Nic for KernelNic {
     fn device(&self) -> Option<Device> {
         self.device
             .filter(|_| self.effective_mode() == EffectiveMode::ZeroCopy)
+    }
+
+    fn land_in_copy_mode(&mut self) {
+        self.lands_in_copy_mode = true;
     }
 
     fn effective_mode(&self) -> EffectiveMode {

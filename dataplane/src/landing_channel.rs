@@ -73,6 +73,7 @@ impl<N: Nic> Engine<N> {
         };
         let registered_len = landing.registered_len;
         landing.sessions = Sessions::new(landing.log.producer(), self.fixed.landing_ring_len, None, 1);
+        self.nic.land_in_copy_mode();
         self.fixed.zero_copy = false;
         self.fixed.prefix = 0;
         self.fixed.lap = 1;

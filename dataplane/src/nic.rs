@@ -335,6 +335,9 @@ pub trait Nic {
         Ok(())
     }
 
+    /// From now on channels of [`Role::Landing`] are opened in copy mode, whatever was asked for.
+    fn land_in_copy_mode(&mut self);
+
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
 
