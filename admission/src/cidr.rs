@@ -41,6 +41,12 @@ impl Cidr {
         })
     }
 
+    /// First address, and bits that all have in common.
+    #[must_use]
+    pub fn parts(&self) -> (Ipv4Addr, u8) {
+        (Ipv4Addr::from(self.network), self.prefix_len_bits)
+    }
+
     /// Whether `address` lies in the range.
     #[must_use]
     pub fn contains(&self, address: Ipv4Addr) -> bool {

@@ -1,8 +1,20 @@
-//! Who may send to this host, and how much: the admission policy that receivers embed.
+//! Admission: who may send to this host, and how much.
+//!
+//! Receivers without a daemon embed a [`Policy`]. Between hosts `lm-admissiond` speaks for all programs of a host ([`daemon`]): it
+//! alone has privileges, and gives programs that its configuration allows their AF_XDP sockets, so that these need none.
 #![forbid(unsafe_code)]
 
 mod cidr;
+pub mod cli;
+mod clock;
+pub mod config;
+pub mod daemon;
+pub mod key;
+mod metrics;
 mod policy;
+mod ports;
+mod privileges;
+mod socket;
 
 pub use cidr::{Cidr, CidrError};
 pub use policy::Policy;

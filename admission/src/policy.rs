@@ -10,7 +10,7 @@ use crate::Cidr;
 
 /// A session of which nothing is heard for so long is over: its sender is gone. A live sender is heard far
 /// more often, and whoever comes next waits no longer than this for a sender that was killed.
-const LEASE: Duration = Duration::from_secs(5);
+pub(crate) const LEASE: Duration = Duration::from_secs(5);
 
 /// Admits the senders whose address is on the list, for messages up to a limit.
 ///

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_dataplane::{Delivery, Integrity, ModeRequest};
+use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
 
 use crate::impair::quantity::BitRate;
 use crate::output::describe;
@@ -88,6 +88,13 @@ pub struct LinkOptions {
     /// Largest IP packet to send and accept, in bytes [default: the interface's MTU]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..))]
     pub mtu: Option<u16>,
+
+    /// Who may use the interface for this program: auto, embedded, or the path of an admission daemon's socket
+    ///
+    /// auto asks the admission daemon of this host (lm-admissiond) where it runs, which needs no privileges, and else does without;
+    /// embedded does without, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. The other end must do the same.
+    #[arg(long, value_name = "WHO", value_parser = parse_admission, default_value = "auto")]
+    pub admission: Admission,
 
     /// Print a line of statistics to standard error every so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
@@ -185,6 +192,19 @@ pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     let rate = text.parse::<BitRate>().ok().filter(|rate| rate.0 >= 100_000);
     rate.and_then(|rate| NonZeroU64::new(rate.0))
         .ok_or_else(|| "write a rate from 100kbit to 1000Gbit, like 2.5Gbit or 500M".to_owned())
+}
+
+/// `auto`, `embedded`, or a path.
+///
+/// # Errors
+/// A word that is neither and has no slash: probably a slip.
+pub fn parse_admission(text: &str) -> Result<Admission, String> {
+    match text {
+        "auto" => Ok(Admission::Auto),
+        "embedded" => Ok(Admission::Embedded),
+        path if path.contains('/') => Ok(Admission::Daemon(path.into())),
+        _ => Err("write auto, embedded, or the path of a socket with a / in it".to_owned()),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

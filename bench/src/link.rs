@@ -24,6 +24,7 @@ pub fn endpoint_config(options: &LinkOptions) -> EndpointConfig {
         landing_queue: options.queue,
         capture: options.pcap.clone(),
         message_timeout: MESSAGE_TIMEOUT,
+        admission: options.admission.clone(),
         ..EndpointConfig::default()
     }
 }

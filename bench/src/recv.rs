@@ -144,6 +144,7 @@ impl Tool {
             port: options.port,
             max_message_len: policy.max_message_len,
             exclusive: options.exclusive,
+            allow: policy.allow.iter().map(Cidr::parts).collect(),
             ..link::endpoint_config(&options.link)
         };
         let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))

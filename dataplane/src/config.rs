@@ -1,5 +1,6 @@
 //! What an application chooses when it opens an endpoint, and the bounds that nobody chooses.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -171,6 +172,24 @@ pub struct EndpointConfig {
     pub idle: IdleStrategy,
     /// Write every packet of this endpoint to a pcap file.
     pub capture: Option<PathBuf>,
+    /// Who holds the gate and speaks the admission protocol.
+    pub admission: Admission,
+    /// Senders' addresses in CIDR notation that a daemon may grant sessions to, none: everybody's. An endpoint that holds its gate itself
+    /// asks its [`Admit`](lm_protocol::session::Admit) instead.
+    pub allow: Vec<(Ipv4Addr, u8)>,
+}
+
+/// Who holds the gate and speaks the admission protocol for an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// The daemon of this host where its socket is there ([`SOCKET_PATH`](crate::daemon::ipc::SOCKET_PATH), or what `LM_ADMISSION_SOCKET`
+    /// names), else the endpoint itself.
+    #[default]
+    Auto,
+    /// The endpoint itself, which needs the privileges: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF. Zero-copy mode is had only so.
+    Embedded,
+    /// The daemon that listens there (`lm-admissiond`).
+    Daemon(PathBuf),
 }
 
 impl Default for EndpointConfig {
@@ -196,6 +215,8 @@ impl Default for EndpointConfig {
             exclusive: false,
             idle: IdleStrategy::default(),
             capture: None,
+            admission: Admission::Auto,
+            allow: Vec::new(),
         }
     }
 }
@@ -214,7 +235,10 @@ pub struct ConnectOptions {
     pub delivery: Delivery,
     /// How long to try.
     pub timeout: Duration,
-    /// Whether to ask for a landing session now. Without one only messages of one fragment can be sent.
+    /// Whether the session is one by the one-copy path: it takes no place of the receiver's landing queue and no admission between
+    /// hosts, and the receiving host copies each fragment once. Not with `ipfrag`.
+    pub one_copy: bool,
+    /// Whether to ask for a session now. Without one only messages of one fragment can be sent.
     pub session: bool,
     /// Most that may leave for the peer while the session lasts, in bits per second of Ethernet frames, from the
     /// destination address to the last payload byte (no preamble, no checksum). Over any time `t` no more than
@@ -235,6 +259,7 @@ impl Default for ConnectOptions {
             messages_in_flight: 8,
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
+            one_copy: false,
             session: true,
             rate: None,
         }

@@ -16,9 +16,10 @@ use crate::channel::Transmit;
 use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
-use crate::nic::{ChannelConfig, Nic};
+use crate::nic::{ChannelConfig, Nic, NicError};
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::stewarded::Asking;
 use crate::udp::{Port, UdpEvent};
 
 /// A control datagram is shorter than this.
@@ -30,14 +31,27 @@ pub(crate) const CONTROL_PER_LOOK: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Applying {
     pub(crate) peer: u16,
-    pub(crate) applicant: Applicant,
+    /// Where it is asked, and by which port.
+    pub(crate) to: SocketAddrV4,
+    pub(crate) port: Port,
+    /// Who asks: we, or the daemon of this host.
+    pub(crate) applicant: Option<Applicant>,
+    pub(crate) asking: Option<Asking>,
     pub(crate) options: ConnectOptions,
+}
+
+impl Applying {
+    /// Our own request, if it went to this address.
+    fn applicant_at(&mut self, from: SocketAddrV4) -> Option<&mut Applicant> {
+        self.applicant.as_mut().filter(|_| self.to == from)
+    }
 }
 
 /// The end of a session, until it is confirmed.
 #[derive(Debug)]
 pub(crate) struct Leaving {
-    pub(crate) control: SocketAddrV4,
+    pub(crate) to: SocketAddrV4,
+    pub(crate) port: Port,
     pub(crate) farewell: Farewell,
 }
 
@@ -64,23 +78,33 @@ impl<N: Nic> Engine<N> {
     }
 
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
-        let now = time(now_ns);
         self.counters.control_packets += 1;
-        match ControlMessage::parse(datagram) {
+        self.take_admission(Port::Control, from, ControlMessage::parse(datagram), now_ns);
+    }
+
+    /// A message of the admission protocol, and its number. What comes to the control port is about sessions that land, what comes
+    /// to the data port is about those by the one-copy path ([`crate::one_copy`]).
+    pub(crate) fn take_admission(
+        &mut self,
+        port: Port,
+        from: SocketAddrV4,
+        parsed: Result<(u32, ControlMessage), ControlError>,
+        now_ns: u64,
+    ) {
+        let now = time(now_ns);
+        match parsed {
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
                 let Some(mut grants) = self.grants.take() else {
                     self.reject(Fault::Answer, from);
                     return;
                 };
                 let is_for_nothing = match &message {
-                    ControlMessage::End(end) => !(grants.grantor.sessions())
-                        .any(|session| session.peer == from && session.grant.session_key == end.session_key),
+                    ControlMessage::End(end) => (grants.of(port))
+                        .and_then(|grantor| grantor.session(end.session_key))
+                        .is_none_or(|session| session.peer != from),
                     _ => false,
                 };
-                let reply =
-                    grants
-                        .grantor
-                        .handle(from, request_id, &message, now, grants.admit.as_mut(), self);
+                let reply = grants.handle(port, from, (request_id, &message), now, self);
                 self.grants = Some(grants);
                 match (&message, &reply) {
                     (ControlMessage::End(end), _) if is_for_nothing => {
@@ -94,18 +118,18 @@ impl<N: Nic> Engine<N> {
                     _ => self.counters.packets_used += 1,
                 }
                 if let Some(reply) = reply {
-                    self.send_control(from, request_id, &reply);
+                    self.send_control(port, from, request_id, &reply);
                 }
             }
             Ok((request_id, message)) => {
                 let mut is_awaited = false;
                 for applying in &mut self.applying {
-                    if self.peers.at(applying.peer).control == from {
-                        is_awaited |= applying.applicant.request_id() == request_id;
-                        applying.applicant.handle(request_id, &message, now);
+                    if let Some(applicant) = applying.applicant_at(from) {
+                        is_awaited |= applicant.request_id() == request_id;
+                        applicant.handle(request_id, &message, now);
                     }
                 }
-                for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == from) {
+                for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == from) {
                     is_awaited |= leaving.farewell.request_id() == request_id;
                     leaving.farewell.handle(request_id, &message);
                 }
@@ -132,29 +156,26 @@ impl<N: Nic> Engine<N> {
                 };
                 self.reject(fault, from);
                 for applying in &mut self.applying {
-                    if self.peers.at(applying.peer).control == from {
-                        applying.applicant.handle_error(&error);
+                    if let Some(applicant) = applying.applicant_at(from) {
+                        applicant.handle_error(&error);
                     }
                 }
-                let reply = self
-                    .grants
-                    .as_ref()
-                    .and_then(|grants| grants.grantor.handle_error(&error));
+                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(port)?.handle_error(&error));
                 if let Some((request_id, reply)) = reply {
-                    self.send_control(from, request_id, &reply);
+                    self.send_control(port, from, request_id, &reply);
                 }
             }
         }
     }
 
-    /// ICMP says that nobody listens on a control port.
-    fn take_refusal(&mut self, by: SocketAddrV4) {
+    /// ICMP says that nobody listens on a port.
+    pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
         for applying in &mut self.applying {
-            if self.peers.at(applying.peer).control == by {
-                applying.applicant.handle_refused();
+            if let Some(applicant) = applying.applicant_at(by) {
+                applicant.handle_refused();
             }
         }
-        for leaving in self.leaving.iter_mut().filter(|leaving| leaving.control == by) {
+        for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == by) {
             leaving.farewell.handle_refused();
         }
     }
@@ -164,11 +185,10 @@ impl<N: Nic> Engine<N> {
     fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
-            peer.control == from
-                && peer
-                    .outbound
-                    .as_ref()
-                    .is_some_and(|outbound| outbound.terms.key == ended.session_key)
+            (peer.outbound.as_ref()).is_some_and(|outbound| {
+                let asked = peer.admission(outbound.terms.one_copy).0;
+                asked == from && outbound.terms.key == ended.session_key
+            })
         });
         let index = found?;
         // The last credit may have been lost, or be behind us.
@@ -181,11 +201,17 @@ impl<N: Nic> Engine<N> {
         Some(is_plausible)
     }
 
-    pub(crate) fn send_control(&mut self, to: SocketAddrV4, request_id: u32, message: &ControlMessage) {
+    pub(crate) fn send_control(
+        &mut self,
+        port: Port,
+        to: SocketAddrV4,
+        request_id: u32,
+        message: &ControlMessage,
+    ) {
         let mut datagram = [0u8; MAX_CONTROL_LEN];
         let len = message.encode(request_id, &mut datagram);
         // A control message that cannot be sent now is as good as lost on the way: it is repeated.
-        if self.nic.udp_send(Port::Control, to, &datagram[..len]).is_err() {
+        if self.nic.udp_send(port, to, &datagram[..len]).is_err() {
             self.counters.control_send_errors += 1;
         }
     }
@@ -207,10 +233,23 @@ impl<N: Nic> Engine<N> {
         };
         let request_id = random_u64() as u32;
         self.peers.at(index).applying = true;
-        let applicant = Applicant::new(request, request_id, time(now_ns), options.timeout);
+        let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
+        let (to, port) = self.peers.at(index).admission(options.one_copy);
+        let receiver = self.peers.at(index).data;
+        let asking = match options.one_copy {
+            true => None,
+            false => self.ask_daemon(receiver, request, request_id, deadline_ns),
+        };
+        let applicant = match &asking {
+            Some(_) => None,
+            None => Some(Applicant::new(request, request_id, time(now_ns), options.timeout)),
+        };
         self.applying.push(Applying {
             peer: index,
+            to,
+            port,
             applicant,
+            asking,
             options: *options,
         });
     }
@@ -219,23 +258,41 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
         let now = time(now_ns);
         for position in 0..self.applying.len() {
-            let applying = &mut self.applying[position];
-            let request_id = applying.applicant.request_id();
-            let peer = applying.peer;
-            while let Some(message) = self.applying[position].applicant.poll_transmit(now) {
-                let to = self.peers.at(peer).control;
-                self.send_control(to, request_id, &message);
+            if let Some(mut asking) = self.applying[position].asking.take() {
+                self.drive_asking(&mut asking, now_ns);
+                match asking.one_copy(now_ns) {
+                    None => self.applying[position].asking = Some(asking),
+                    Some(applicant) => self.apply_one_copy(position, applicant),
+                }
+            }
+            let (to, port) = (self.applying[position].to, self.applying[position].port);
+            while let Some(applicant) = &mut self.applying[position].applicant
+                && let Some(message) = applicant.poll_transmit(now)
+            {
+                let request_id = applicant.request_id();
+                self.send_control(port, to, request_id, &message);
             }
         }
         for position in 0..self.leaving.len() {
             let leaving = &mut self.leaving[position];
-            let (to, request_id) = (leaving.control, leaving.farewell.request_id());
+            let (to, port, request_id) = (leaving.to, leaving.port, leaving.farewell.request_id());
             if let Some(message) = leaving.farewell.poll_transmit(now) {
-                self.send_control(to, request_id, &message);
+                self.send_control(port, to, request_id, &message);
             }
         }
         self.leaving
             .retain(|leaving| *leaving.farewell.state() == FarewellState::Pending);
+    }
+
+    /// What the daemons refused is asked of the receiver itself.
+    fn apply_one_copy(&mut self, position: usize, applicant: Applicant) {
+        let peer = self.applying[position].peer;
+        let (to, port) = self.peers.at(peer).admission(true);
+        tracing::info!(%to, "no place for a session that lands: one by the one-copy path is asked for");
+        let applying = &mut self.applying[position];
+        (applying.to, applying.port) = (to, port);
+        applying.applicant = Some(applicant);
+        applying.options.one_copy = true;
     }
 
     /// The outcome of a request, once there is one.
@@ -248,13 +305,21 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) -> Option<Result<(), ConnectError>> {
         let position = self.applying.iter().position(|applying| applying.peer == index)?;
-        let control = self.peers.at(index).control;
-        let outcome = match *self.applying[position].applicant.state() {
+        let control = self.applying[position].to;
+        let options = self.applying[position].options;
+        if let Some(mut asking) = self.applying[position].asking.take() {
+            let Some(outcome) = self.asking_outcome(index, &mut asking) else {
+                self.applying[position].asking = Some(asking);
+                return None;
+            };
+            self.no_longer_applying(position);
+            return Some(outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns)));
+        }
+        let applicant = self.applying[position].applicant.as_ref()?;
+        let request_id = applicant.request_id();
+        let outcome = match *applicant.state() {
             ApplicantState::Pending => return None,
-            ApplicantState::Granted(grant) => {
-                let options = self.applying[position].options;
-                self.granted(index, &grant, &options, now_ns)
-            }
+            ApplicantState::Granted(grant) => self.granted(index, &grant, &options, now_ns),
             ApplicantState::Rejected(reject) => Err(ConnectError::Rejected {
                 peer: control,
                 reason: reject.reason,
@@ -267,11 +332,14 @@ impl<N: Nic> Engine<N> {
         };
         // A grant that we do not want is given back.
         self.drive_admission(now_ns);
-        let request_id = self.applying[position].applicant.request_id();
         self.notices.remember(request_id.into());
-        self.applying.swap_remove(position);
-        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
+        self.no_longer_applying(position);
         Some(outcome)
+    }
+
+    fn no_longer_applying(&mut self, position: usize) {
+        let index = self.applying.swap_remove(position).peer;
+        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
     }
 
     /// Sets up the sender's side of a granted session.
@@ -286,14 +354,17 @@ impl<N: Nic> Engine<N> {
         let layout = (grant.layout.on_link(self.fixed.link).ok())
             .filter(|layout| layout.payload_len() >= crate::integrity::PAYLOAD_LEN_MIN);
         let Some(layout) = layout else {
-            self.end_session_key(index, grant.session_key, 0, now_ns);
-            let peer = self.peers.at(index).control;
+            let (peer, _) = self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
-        let channel = match self.transmit_for(grant.tx_queue_hint) {
+        let channel = match (options.one_copy, &self.general) {
+            (true, Some(general)) => Ok(general.transmit),
+            _ => self.transmit_for(grant.tx_queue_hint),
+        };
+        let channel = match channel {
             Ok(channel) => channel,
             Err(error) => {
-                self.end_session_key(index, grant.session_key, 0, now_ns);
+                self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
                 return Err(error);
             }
         };
@@ -311,6 +382,7 @@ impl<N: Nic> Engine<N> {
                 lease_ns: u64::from(grant.lease_ms) * 1_000_000,
                 channel,
                 plain: false,
+                one_copy: options.one_copy,
                 repeats_apart: grant.repeats_apart,
                 landing_port: grant.landing_port,
                 rate: options.rate,
@@ -344,10 +416,15 @@ impl<N: Nic> Engine<N> {
             tx_len: TRANSMIT_RING_LEN,
             completion_len: TRANSMIT_RING_LEN,
         };
-        let channel = self
-            .nic
-            .tx_channel(&config)
-            .map_err(|source| ConnectError::Queue { queue, source })?;
+        let channel = match self.nic.tx_channel(&config) {
+            Ok(channel) => channel,
+            // Another program of this host has the queue. What we send comes to another queue of the receiver, and takes the one-copy path.
+            Err(source @ NicError::Daemon(_)) => {
+                tracing::warn!("messages are copied once more at their receiver: {source}");
+                return Ok(0);
+            }
+            Err(source) => return Err(ConnectError::Queue { queue, source }),
+        };
         let in_flight = self.config.tx_in_flight;
         self.transmit
             .push(Transmit::new(queue, channel.tx, channel.completion, in_flight));
@@ -360,6 +437,8 @@ impl<N: Nic> Engine<N> {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
             self.notices.remember(outbound.terms.key);
+            let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+            self.end_ticket(outbound.terms.key, messages);
         }
         self.senders.retain(|&sender| sender != index);
     }
@@ -369,7 +448,7 @@ impl<N: Nic> Engine<N> {
         let Some(outbound) = &self.peers.at(index).outbound else {
             return;
         };
-        let (key, plain) = (outbound.terms.key, outbound.terms.plain);
+        let (key, plain, one_copy) = (outbound.terms.key, outbound.terms.plain, outbound.terms.one_copy);
         let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
         if outbound.has_digests_to_tell() {
             // What has left counts, as far as it can be verified.
@@ -377,12 +456,25 @@ impl<N: Nic> Engine<N> {
         }
         self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         if !plain {
-            self.end_session_key(index, key, messages, now_ns);
+            self.end_session_key(index, one_copy, key, messages, now_ns);
         }
     }
 
-    fn end_session_key(&mut self, index: u16, key: u64, messages: u32, now_ns: u64) {
+    /// Gives the address that is told, and the port that it goes by.
+    fn end_session_key(
+        &mut self,
+        index: u16,
+        one_copy: bool,
+        key: u64,
+        messages: u32,
+        now_ns: u64,
+    ) -> (SocketAddrV4, Port) {
         self.notices.remember(key);
+        let (to, port) = self.peers.at(index).admission(one_copy);
+        if !one_copy && self.nic.steward().is_some() {
+            self.end_ticket(key, messages);
+            return (to, port);
+        }
         let farewell = Farewell::new(
             key,
             messages,
@@ -390,11 +482,9 @@ impl<N: Nic> Engine<N> {
             time(now_ns),
             Duration::from_millis(700),
         );
-        self.leaving.push(Leaving {
-            control: self.peers.at(index).control,
-            farewell,
-        });
+        self.leaving.push(Leaving { to, port, farewell });
         self.drive_admission(now_ns);
+        (to, port)
     }
 
     /// Addressing of answers to a datagram that came by the kernel's socket.

@@ -488,6 +488,7 @@ impl Drop for Endpoint {
         // What has arrived is confirmed before we go.
         self.poll();
         self.engine.shut_down_grants();
+        self.engine.shut_down_at_daemon();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         while !self.engine.leaving.is_empty() && Instant::now() < deadline {
             self.poll();
@@ -496,5 +497,8 @@ impl Drop for Endpoint {
             let _ = self.engine.nic.wait(Duration::from_millis(1));
         }
         self.engine.flush();
+        if let Some(client) = self.engine.nic.steward() {
+            client.finish();
+        }
     }
 }

@@ -5,7 +5,8 @@
 //!              2 TX completions (late, in bulk)
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs)
 //!              4 landing channel: fragments                                       (landing.rs)
-//!              5 kernel UDP sockets: admission, and what the gate passed on       (packets.rs, control.rs)
+//!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
+//!                admission, and what the gate passed on                       (packets.rs, control.rs)
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
 //!                general frames
 //!              7 acknowledgements and credits that are due, announcements         (telling.rs)
@@ -52,6 +53,7 @@ use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
+use crate::stewarded::Stewarded;
 use crate::udp::Port;
 use crate::xsk::{WakeError, XdpStatistics};
 
@@ -245,6 +247,8 @@ pub(crate) struct Engine<N: Nic> {
     /// The clock argument of the round that is running.
     pub(crate) now_ns: u64,
     pub(crate) wake_error: Option<WakeError>,
+    /// What the admission daemon does for us, where there is one.
+    pub(crate) stewarded: Stewarded,
 }
 
 /// Completions kept for an application that does not ask for them; older ones are dropped and counted.
@@ -527,6 +531,16 @@ impl<N: Nic> Engine<N> {
 
     /// Stage 5.
     fn look_at_sockets(&mut self, now_ns: u64) -> usize {
+        let news = match self.nic.has_news(now_ns.saturating_sub(self.stewarded.looked_ns))
+            || self.stewarded.is_waiting()
+        {
+            true => self.look_at_daemon(now_ns),
+            false => 0,
+        };
+        news + self.look_at_udp_sockets(now_ns)
+    }
+
+    fn look_at_udp_sockets(&mut self, now_ns: u64) -> usize {
         // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
         // general channel.
         self.round = self.round.wrapping_add(1);

@@ -8,6 +8,7 @@ use std::ops::Range;
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::GeometryError;
 
+use crate::daemon::DaemonError;
 use crate::interface::InterfaceError;
 use crate::nic::NicError;
 use crate::peer::PeerId;
@@ -39,6 +40,8 @@ pub enum OpenError {
         /// What the file system said.
         source: io::Error,
     },
+    /// The admission daemon of this host.
+    Daemon(DaemonError),
     /// Zero-copy mode was demanded where it must not be used.
     NoZeroCopy(Obstacle),
     /// A value of the configuration cannot be used.
@@ -66,6 +69,7 @@ impl fmt::Display for OpenError {
                     path.display()
                 )
             }
+            OpenError::Daemon(error) => error.fmt(f),
             OpenError::NoZeroCopy(obstacle) => obstacle.fmt(f),
             OpenError::Config(what) => f.write_str(what),
             OpenError::System(error) => error.fmt(f),
@@ -85,7 +89,7 @@ macro_rules! from {
     };
 }
 
-from!(OpenError: Interface(InterfaceError), Nic(NicError), Geometry(GeometryError),
+from!(OpenError: Interface(InterfaceError), Nic(NicError), Daemon(DaemonError), Geometry(GeometryError),
     System(io::Error));
 
 /// Why a peer could not be reached or did not admit us.
@@ -104,6 +108,13 @@ pub enum ConnectError {
         /// Control port asked.
         peer: SocketAddrV4,
     },
+    /// No daemon answers at the host: this program asks its own host's admission daemon, and that one asks the other host's.
+    NoDaemon {
+        /// Data port asked.
+        peer: SocketAddrV4,
+    },
+    /// The admission daemon of this host.
+    Daemon(DaemonError),
     /// The receiver refused.
     Rejected {
         /// Control port asked.
@@ -137,7 +148,7 @@ pub enum ConnectError {
     System(io::Error),
 }
 
-from!(ConnectError: Route(RouteError), System(io::Error));
+from!(ConnectError: Route(RouteError), Daemon(DaemonError), System(io::Error));
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,6 +164,12 @@ impl fmt::Display for ConnectError {
                  port {} in",
                 peer.port()
             ),
+            ConnectError::NoDaemon { peer } => write!(
+                f,
+                "no admission daemon answers at {}: start lm-admissiond there with the same key, or use --admission embedded on both",
+                peer.ip()
+            ),
+            ConnectError::Daemon(error) => error.fmt(f),
             ConnectError::Rejected {
                 peer,
                 reason,

@@ -2,31 +2,31 @@
 //! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
 
 use std::net::SocketAddrV4;
-use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_ebpf::SessionAdmission;
-use lm_protocol::control::{ControlMessage, Ended, RejectReason};
+use lm_protocol::control::{ControlMessage, Ended, RejectReason, Request};
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
     Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
 };
-use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::with_digests;
-use lm_protocol::zone::ZoneShape;
+use lm_protocol::time::Time;
 
 use crate::arena::pages_len;
-use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED, LANDING_RING_LEN};
-use crate::control::random_u64;
+use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
 use crate::engine::{Engine, time};
-use crate::landing::{Inbound, InboundTerms, Violation};
+use crate::landing::{Inbound, InboundTerms, Violation, Zone};
 use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::one_copy::ONE_COPY_QUEUE;
+use crate::peer::PeerId;
+use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
+use crate::udp::Port;
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
-const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
+pub(crate) const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
 
 /// How long an applicant waits while its answers show what the device writes.
 const PROBE_RETRY: Duration = Duration::from_millis(2);
@@ -35,8 +35,57 @@ const LED_NS: u64 = 1_000_000_000;
 
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
-    pub(crate) grantor: Grantor,
+    /// Of sessions that land, unless a daemon grants them.
+    pub(crate) grantor: Option<Grantor>,
+    /// Of sessions by the one-copy path.
+    pub(crate) one_copy: Grantor,
     pub(crate) admit: Box<dyn Admit + Send>,
+}
+
+impl Grants {
+    /// Who decides about requests that come to this port.
+    pub(crate) fn of(&mut self, port: Port) -> Option<&mut Grantor> {
+        match port {
+            Port::Control => self.grantor.as_mut(),
+            Port::Data => Some(&mut self.one_copy),
+        }
+    }
+
+    pub(crate) fn handle<N: Nic>(
+        &mut self,
+        port: Port,
+        from: SocketAddrV4,
+        (request_id, message): (u32, &ControlMessage),
+        now: Time,
+        engine: &mut Engine<N>,
+    ) -> Option<ControlMessage> {
+        let grantor = match port {
+            Port::Control => self.grantor.as_mut()?,
+            Port::Data => &mut self.one_copy,
+        };
+        grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine)
+    }
+
+    /// All grantors, and the ports by which their senders are told.
+    fn all(&mut self) -> impl Iterator<Item = (Port, &mut Grantor)> {
+        let landing = self.grantor.iter_mut().map(|grantor| (Port::Control, grantor));
+        landing.chain([(Port::Data, &mut self.one_copy)])
+    }
+
+    /// Something was heard of a session.
+    pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
+        (self.all()).for_each(|(_, grantor)| grantor.touched(session_key, now));
+    }
+}
+
+/// What a session leaves behind.
+pub(crate) struct Retired {
+    /// Messages that it delivered.
+    pub(crate) delivered: u32,
+    /// Whether nothing of it was under way.
+    pub(crate) idle: bool,
+    /// Memory of messages that were not delivered.
+    pub(crate) zones: Vec<Zone>,
 }
 
 impl<N: Nic> Engine<N> {
@@ -46,7 +95,7 @@ impl<N: Nic> Engine<N> {
         self.counters.violations.count(violation);
         let Some(landing) = &mut self.landing else { return };
         landing.sessions.entries.trusted = false;
-        let keys: Vec<u64> = (landing.sessions.iter())
+        let keys: Vec<u64> = (landing.sessions.iter().filter(|inbound| !inbound.terms.one_copy))
             .map(|inbound| inbound.terms.key)
             .collect();
         for key in keys {
@@ -56,22 +105,37 @@ impl<N: Nic> Engine<N> {
 
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
+        let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
+        if let Some(inbound) = inbound.filter(|inbound| !inbound.terms.one_copy)
+            && self.nic.steward().is_some()
+        {
+            let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+            let peer = inbound.terms.peer;
+            if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+                self.notices.tell(fault, from);
+            }
+            self.abort_at_daemon(session_key, delivered);
+            self.close_landing(session_key, true);
+            return;
+        }
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        let session = grants.grantor.session(session_key);
-        let peer = session.map(|session| session.peer);
-        if let Some(peer) = peer {
-            self.notices.tell(fault, peer);
+        let mut found = None;
+        for (port, grantor) in grants.all() {
+            if let Some(peer) = grantor.session(session_key).map(|session| session.peer) {
+                self.notices.tell(fault, peer);
+                grantor.close(session_key, self);
+                found = Some((port, peer));
+            }
         }
-        grants.grantor.close(session_key, self);
         self.grants = Some(grants);
-        if let Some(peer) = peer {
+        if let Some((port, peer)) = found {
             let ended = Ended {
                 session_key,
                 delivered: 0,
             };
-            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -81,24 +145,24 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let mut ended = Vec::new();
-        for session in grants.grantor.sessions() {
-            let session_key = session.grant.session_key;
-            let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
-            if let Some(inbound) = inbound {
-                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                ended.push((
-                    session.peer,
-                    Ended {
+        for (port, grantor) in grants.all() {
+            for session in grantor.sessions() {
+                let session_key = session.grant.session_key;
+                let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
+                if let Some(inbound) = inbound {
+                    let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                    let what = Ended {
                         session_key,
                         delivered,
-                    },
-                ));
+                    };
+                    ended.push((port, session.peer, what));
+                }
             }
+            grantor.shut_down(self);
         }
-        grants.grantor.shut_down(self);
         self.grants = Some(grants);
-        for (peer, ended) in ended {
-            self.send_control(peer, 0, &ControlMessage::Ended(ended));
+        for (port, peer, ended) in ended {
+            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -107,13 +171,15 @@ impl<N: Nic> Engine<N> {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        grants.grantor.expire(time(now_ns), self);
+        for (_, grantor) in grants.all() {
+            grantor.expire(time(now_ns), self);
+        }
         self.grants = Some(grants);
     }
 
     /// Nothing has to come to a landing queue without sessions.
     pub(crate) fn close_way(&mut self, now_ns: u64) {
-        let is_used = (self.landing.as_ref()).is_some_and(|landing| !landing.sessions.is_empty());
+        let is_used = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.admits_any());
         if is_used {
             self.led_ns = self.led_ns.map(|_| now_ns);
         } else if self
@@ -131,9 +197,28 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// Takes a session out of its channel, which the gate no longer admits.
+    pub(crate) fn retire(&mut self, place: u8) -> Option<Retired> {
+        let landing = self.landing.as_mut()?;
+        let mut inbound = landing.sessions.remove(place)?;
+        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.notices.remember(inbound.terms.key);
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, repair);
+        if let Some(peer) = self.peers.named(peer) {
+            peer.inbound -= 1;
+        }
+        self.counters.sessions_ended += 1;
+        Some(Retired {
+            delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
+            idle: inbound.is_idle(),
+            zones: self.report_given_up(&mut inbound),
+        })
+    }
+
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
     /// moderate amount, and always for one whole message.
-    fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
+    pub(crate) fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
         let zone = pages_len(zone_len);
         let shared = zone
             .saturating_mul(u64::from(messages_in_flight))
@@ -142,58 +227,183 @@ impl<N: Nic> Engine<N> {
     }
 }
 
+impl<N: Nic> Engine<N> {
+    /// What our landing queue brings to the terms of a session.
+    pub(crate) fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
+        let shortest = match self.fixed.lap {
+            1 => 1,
+            lap => (4 * lap).next_power_of_two(),
+        };
+        LandingTerms {
+            local: self.nic.local(),
+            mtu: self.fixed.mtu,
+            link: self.fixed.link,
+            chunk_len: self.fixed.chunk_len,
+            max_message_len,
+            window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
+            tx_queue_hint: self.fixed.tx_queue_hint,
+            zero_copy: self.fixed.zero_copy,
+            prefix: self.fixed.prefix,
+            exclusive: self.config.exclusive,
+        }
+    }
+
+    pub(crate) fn inbound_terms(
+        &self,
+        peer: PeerId,
+        request: &Request,
+        granted: &Terms,
+        integrity: Integrity,
+        admission: SessionAdmission,
+        on_the_way: u32,
+    ) -> InboundTerms {
+        InboundTerms {
+            peer,
+            key: granted.session_key,
+            layout: granted.layout,
+            window: granted.window,
+            chunk_len: self.fixed.chunk_len,
+            prefix: self.fixed.prefix,
+            zero_copy: self.fixed.zero_copy,
+            first_message: granted.first_message,
+            messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+            on_the_way,
+            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            delivery: request.delivery,
+            integrity,
+            in_order: self.config.in_order,
+            max_message_len: request.max_message_len,
+            registered_len: 0,
+            one_processor: self.fixed.one_processor,
+            one_copy: false,
+            admission,
+        }
+    }
+
+    /// A session that the gate is open to begins.
+    pub(crate) fn install_session(
+        &mut self,
+        index: u16,
+        request: &Request,
+        granted: &Terms,
+        integrity: Integrity,
+        admission: SessionAdmission,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
+        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        let violations = self.counters.violations.total();
+        while self.receive_landing(now_ns) > 0 {}
+        let on_the_way = self.fixed.on_the_way.of(request.paced);
+        let peer = self.peers.id_of(index);
+        let Some(landing) = &mut self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if self.counters.violations.total() != violations {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        if !landing.sessions.admits_any() {
+            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        }
+        let registered_len = landing.registered_len;
+        let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
+        let terms = InboundTerms {
+            registered_len,
+            ..terms
+        };
+        let landing = self.landing.as_mut().expect("it was there a moment ago");
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        self.peers.at(index).inbound += 1;
+        self.counters.sessions_granted += 1;
+        Ok(())
+    }
+
+    /// A session is over: closes the gate, unless somebody did, and frees what it took. `is_ours`: by our own will, so that what is on
+    /// its way does not count. Gives the number of messages that it delivered.
+    pub(crate) fn close_landing(&mut self, key: u64, is_ours: bool) -> u32 {
+        let Some(landing) = &mut self.landing else {
+            return 0;
+        };
+        let queue = landing.queue;
+        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+            return 0;
+        };
+        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
+        // While others go on nobody waits for that: what comes late belongs to nobody then.
+        let last = landing.sessions.admitted().count() == 1;
+        let mut closed = self.nic.close_session(queue, u32::from(place));
+        if last {
+            closed = closed.and_then(|()| self.nic.quiesce(queue));
+        }
+        // A daemon that holds the gate may be away: a CPU may be inside the gate still.
+        let is_quiet = closed.is_ok();
+        self.counters.control_send_errors += u64::from(!is_quiet);
+        // What has arrived counts, although the end of the session overtook it.
+        if !is_ours {
+            let violations = self.counters.violations.total();
+            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+        }
+        let Some(Retired {
+            delivered,
+            idle,
+            zones,
+        }) = self.retire(place)
+        else {
+            return 0;
+        };
+        let Some(landing) = &mut self.landing else {
+            return delivered;
+        };
+        // I1: nothing of them is free before every posted entry was used.
+        landing.sessions.entries.quarantine_all(zones);
+        if !last || !is_quiet || (idle && landing.sessions.entries.are_used()) {
+            landing.sessions.entries.free_quarantined(&mut landing.arena);
+        } else {
+            let registered_len = landing.registered_len;
+            self.flush();
+            if self.rebuild_landing(registered_len).is_err() {
+                // Without a landing channel every later request is refused as unsupported; the zones stay
+                // quarantined.
+                self.counters.landing_lost += 1;
+                return delivered;
+            }
+        }
+        delivered
+    }
+}
+
 impl<N: Nic> Landing for Engine<N> {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let request = application.request;
+        if queue == ONE_COPY_QUEUE {
+            return self.open_one_copy(application, permit);
+        }
         let Some(landing) = &self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
         let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
-        let alone = landing.sessions.is_empty();
-        // The paper's wire is without, where the gate can read headers.
-        let integrity = match request.wire {
-            Wire::IpFrag if !self.fixed.zero_copy => Integrity::None,
-            Wire::Lm | Wire::IpFrag => request.integrity,
-        };
+        let alone = !landing.sessions.admits_any();
+        if self.fixed.zero_copy && self.unfit {
+            return Err(RejectReason::Unsupported.into());
+        }
+        let offered = self.landing_terms(permit.max_message_len);
+        let fit = offered.fit(request)?;
         let hashed = match request.wire {
             Wire::IpFrag if self.fixed.zero_copy => HashInput::Addresses,
             Wire::Lm | Wire::IpFrag => HashInput::AddressesAndPorts,
         };
-        if self.fixed.zero_copy {
-            if self.unfit {
-                return Err(RejectReason::Unsupported.into());
-            }
-            let may_land = request.wire == Wire::Lm || self.config.exclusive;
-            if !may_land || !request.integrity.has_digests() {
-                return Err(RejectReason::Unverified.into());
-            }
-            // Whose packet came nobody can tell there.
-            if !alone {
-                return Err(Refusal::busy(Duration::from_millis(50)));
-            }
+        // Whose packet came nobody can tell there.
+        if self.fixed.zero_copy && !alone {
+            return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        let layout = request
-            .layout_at(self.fixed.mtu, self.fixed.link)
-            .map_err(|_| RejectReason::Unsupported)?;
-        if layout.payload_len() < crate::integrity::PAYLOAD_LEN_MIN {
-            return Err(RejectReason::Unsupported.into());
-        }
-        let max_message_len = permit.max_message_len.min(layout.max_message_len());
-        if request.max_message_len > max_message_len {
-            return Err(Refusal::too_large(max_message_len));
-        }
-        let largest = layout
-            .session_message(request.max_message_len)
-            .map_err(|_| RejectReason::Unsupported)?;
-        let zone_len = ZoneShape::new(&largest, self.fixed.chunk_len, self.fixed.prefix).total_len();
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
         // forged its address.
         let peers = &mut self.peers;
-        let is_from =
-            |inbound: &Inbound| (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from);
+        let is_from = |inbound: &Inbound| {
+            !inbound.terms.one_copy && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
+        };
         if landing.sessions.iter().any(is_from) {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
@@ -201,7 +411,7 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
         let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
         let addressing = self.addressing_to(from, mac);
         let now_ns = self.now_ns;
         let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
@@ -209,7 +419,6 @@ impl<N: Nic> Landing for Engine<N> {
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
-        let peer = self.peers.id_of(index);
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         self.led_ns = Some(now_ns);
         let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
@@ -226,6 +435,7 @@ impl<N: Nic> Landing for Engine<N> {
         };
         if self.footprint.is_some() {
             // The answers show what the device writes, and the sender will ask again.
+            let peer = self.peers.id_of(index);
             self.ask_for_footprint(peer);
             return Err(match self.unfit {
                 true => RejectReason::Unsupported.into(),
@@ -233,155 +443,21 @@ impl<N: Nic> Landing for Engine<N> {
             });
         }
 
-        // Entries of several windows are submitted together; the lowest of each waits for the window before it (I5).
-        let shortest = match self.fixed.lap {
-            1 => 1,
-            lap => (4 * lap).next_power_of_two(),
-        };
-        let window_len = (request.window.fragments().max(shortest)).min(LANDING_RING_LEN / 4);
-        let window = WindowShape::new(window_len).unwrap_or(WindowShape::DEFAULT);
-        // The gate finds the session by four bits of its key.
-        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
-        let key = with_digests(key, integrity.has_digests());
-        let first_message = match request.wire {
-            Wire::Lm => 0,
-            // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
-            // pass for one of this.
-            Wire::IpFrag => random_u64() as u32,
-        };
-        let hint = self.fixed.tx_queue_hint;
-        let on_the_way = self.fixed.on_the_way.of(request.paced);
-        let admission = SessionAdmission {
-            key,
-            wire: match request.wire {
-                Wire::Lm => lm_ebpf::Wire::Lm,
-                Wire::IpFrag => lm_ebpf::Wire::IpFrag,
-            },
-            peer_ip: *from.ip(),
-            peer_port: landing_port.map_or(from.port(), NonZeroU16::get),
-            local_ip: *self.nic.local().ip(),
-            header_len: layout.header_len(),
-            payload_len: layout.payload_len(),
-            window_fragments: window.fragments(),
-            first_message,
-        };
-        let terms = InboundTerms {
-            peer,
-            key,
-            layout,
-            window,
-            chunk_len: self.fixed.chunk_len,
-            prefix: self.fixed.prefix,
-            zero_copy: self.fixed.zero_copy,
-            first_message,
-            messages_in_flight,
-            on_the_way,
-            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
-            delivery: request.delivery,
-            integrity,
-            in_order: self.config.in_order,
-            max_message_len: request.max_message_len,
-            registered_len: 0,
-            one_processor: self.fixed.one_processor,
-            admission,
-        };
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port);
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
-        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
-        let violations = self.counters.violations.total();
-        while self.receive_landing(now_ns) > 0 {}
-        let Some(landing) = &mut self.landing else {
-            return Err(RejectReason::Unsupported.into());
-        };
-        if self.counters.violations.total() != violations {
+        let installed = self.install_session(index, request, &granted, fit.integrity, admission, now_ns);
+        if installed.is_err() {
             let _ = self.nic.close_session(u32::from(queue), u32::from(place));
-            return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        if landing.sessions.is_empty() {
-            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-        }
-        let terms = InboundTerms {
-            registered_len: landing.registered_len,
-            ..terms
-        };
-        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
-        self.peers.at(index).inbound += 1;
-        self.counters.sessions_granted += 1;
-        Ok(Terms {
-            session_key: key,
-            data_port: self.nic.local().port(),
-            layout,
-            tx_queue_hint: hint,
-            prefix: self.fixed.prefix,
-            frames_per_packet: 1,
-            repeats_apart: self.fixed.zero_copy,
-            landing_port,
-            max_message_len: request.max_message_len,
-            window,
-            packet_limit: 0,
-            first_message,
-        })
+        installed.map(|()| granted)
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        let queue = u32::from(session.grant.landing_queue);
-        let key = session.grant.session_key;
-        let Some(landing) = &mut self.landing else {
-            return 0;
-        };
-        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
-            return 0;
-        };
-        // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
-        // While others go on nobody waits for that: what comes late belongs to nobody then.
-        let last = landing.sessions.taken().count() == 1;
-        let mut closed = self.nic.close_session(queue, u32::from(place));
-        if last {
-            closed = closed.and_then(|()| self.nic.quiesce(queue));
+        match session.grant.landing_queue {
+            ONE_COPY_QUEUE => self.close_one_copy(session.grant.session_key),
+            _ => self.close_landing(session.grant.session_key, reason == CloseReason::Local),
         }
-        if closed.is_err() {
-            self.counters.control_send_errors += 1;
-        }
-        // What has arrived counts, although the end of the session overtook it.
-        if reason != CloseReason::Local {
-            let violations = self.counters.violations.total();
-            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
-        }
-        let Some(landing) = &mut self.landing else {
-            return 0;
-        };
-        let Some(mut inbound) = landing.sessions.remove(place) else {
-            return 0;
-        };
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
-        self.notices.remember(inbound.terms.key);
-        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
-        self.book_repair(peer, repair);
-        if let Some(peer) = self.peers.named(peer) {
-            peer.inbound -= 1;
-        }
-        let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-        let idle = inbound.is_idle();
-        let zones = self.report_given_up(&mut inbound);
-        let Some(landing) = &mut self.landing else {
-            return delivered;
-        };
-        // I1: nothing of them is free before every posted entry was used.
-        landing.sessions.entries.quarantine_all(zones);
-        if !last || (idle && landing.sessions.entries.are_used()) {
-            landing.sessions.entries.free_quarantined(&mut landing.arena);
-        } else {
-            let registered_len = landing.registered_len;
-            self.flush();
-            if self.rebuild_landing(registered_len).is_err() {
-                // Without a landing channel every later request is refused as unsupported; the zones stay
-                // quarantined.
-                self.counters.landing_lost += 1;
-                return delivered;
-            }
-        }
-        self.counters.sessions_ended += 1;
-        delivered
     }
 }

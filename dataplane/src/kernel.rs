@@ -1,5 +1,7 @@
 //! The real interface: AF_XDP sockets, the gate and two UDP sockets of the kernel.
 
+mod authority;
+
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,12 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lm_ebpf::EffectiveMode::Native;
 use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
 
 use lm_protocol::rss::{Flow, HashInput};
 
 use crate::control::random_u64;
+use crate::daemon::Client;
+use crate::daemon::ipc::Joined;
 use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
 use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic, NicError};
@@ -21,6 +24,10 @@ use crate::queue_poll::QueuePoller;
 use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
 use crate::xsk::{BindMode, WakeError, XdpStatistics, Xsk, XskConfig};
+use authority::{Authority, Steward};
+
+/// The daemon's socket is looked at this often without a sign that it has something.
+const NEWS_EVERY_NS: u64 = 5_000_000;
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -62,7 +69,7 @@ struct Open {
 /// [`Nic::open_channel`]: a program that enters namespaces must stay in one.
 pub struct KernelNic {
     // Drop order: first the gate goes, so that nothing is redirected to sockets that are closing.
-    gate: Gate,
+    authority: Authority,
     channels: Vec<Option<Open>>,
     /// Goes after the gate: detaching a program makes some drivers set their queues up anew.
     steering: Option<Steering>,
@@ -72,6 +79,8 @@ pub struct KernelNic {
     interface_index: u32,
     mode: ModeRequest,
     device: Option<Device>,
+    /// As [`Nic::land_in_copy_mode`].
+    lands_in_copy_mode: bool,
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
@@ -82,7 +91,6 @@ pub struct KernelNic {
 impl fmt::Debug for KernelNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelNic")
-            .field("gate", &self.gate)
             .field("udp", &self.udp)
             .finish_non_exhaustive()
     }
@@ -99,14 +107,26 @@ impl KernelNic {
         let gate = GateConfig {
             local_ip: Some(config.local_ip),
             data_port: udp.data_port(),
+            several_programs: false,
             control_port: udp.control_port(),
             landing_queues: config.landing_queues.to_vec(),
             cpu_check: config.cpu_check,
             strip_headers: false,
         };
         let gate = Gate::attach(config.interface_index, &gate, config.mode.attach_mode())?;
+        Ok(KernelNic::with(config, Authority::Own(Box::new(gate)), udp))
+    }
+
+    /// The same without privileges: the daemon at the other end of `client` holds the gate, and gave the queues that `joined` names to
+    /// the program that has `udp`.
+    pub fn joined(config: &KernelNicConfig<'_>, client: Client, joined: &Joined, udp: UdpPair) -> KernelNic {
+        let steward = Steward::new(client, joined.generic);
+        KernelNic::with(config, Authority::Daemon(Box::new(steward)), udp)
+    }
+
+    fn with(config: &KernelNicConfig<'_>, authority: Authority, udp: UdpPair) -> KernelNic {
         let mut nic = KernelNic {
-            gate,
+            authority,
             channels: (0..lm_ebpf::layout::QUEUES).map(|_| None).collect(),
             steering: None,
             udp,
@@ -115,12 +135,13 @@ impl KernelNic {
             interface_index: config.interface_index,
             mode: config.mode,
             device: config.device,
+            lands_in_copy_mode: false,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
-            poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 2),
+            poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 3),
         };
         nic.list_descriptors();
-        Ok(nic)
+        nic
     }
 
     /// Keeps packets off landing queues until [`Nic::lead`] says which may come. After the channels were opened: attaching a program
@@ -140,7 +161,10 @@ impl KernelNic {
 
     /// Things that the user should know, one line each.
     pub fn warnings(&self) -> &[String] {
-        self.gate.warnings()
+        match &self.authority {
+            Authority::Own(gate) => gate.warnings(),
+            Authority::Daemon(_) => &[],
+        }
     }
 
     fn list_descriptors(&mut self) {
@@ -150,7 +174,9 @@ impl KernelNic {
             events: libc::POLLIN,
             revents: 0,
         };
-        self.poll.push(entry(&self.udp.fd(Port::Control)));
+        if self.udp.has_control() {
+            self.poll.push(entry(&self.udp.fd(Port::Control)));
+        }
         self.poll.push(entry(&self.udp.fd(Port::Data)));
         for open in self
             .channels
@@ -177,6 +203,17 @@ impl KernelNic {
         }
     }
 
+    fn logs(&self) -> impl Iterator<Item = &Log> {
+        (self.channels.iter().flatten()).filter_map(|open| open.log.as_ref())
+    }
+
+    fn is_generic(&self) -> bool {
+        match &self.authority {
+            Authority::Own(gate) => gate.mode() == lm_ebpf::EffectiveMode::Generic,
+            Authority::Daemon(steward) => steward.generic,
+        }
+    }
+
     fn slot(&mut self, queue: u32) -> Result<&mut Option<Open>, NicError> {
         let queues = lm_ebpf::layout::QUEUES;
         self.channels
@@ -194,8 +231,13 @@ impl KernelNic {
         if self.slot(queue)?.is_none() {
             return Err(NicError::NoChannel { queue });
         }
-        self.gate.set_role(queue, Role::None)?;
-        self.gate.unregister_xsk(queue)?;
+        match &mut self.authority {
+            Authority::Own(gate) => {
+                gate.set_role(queue, Role::None)?;
+                gate.unregister_xsk(queue)?;
+            }
+            Authority::Daemon(steward) => steward.close_channel(queue)?,
+        }
         *self.slot(queue)? = None;
         self.list_descriptors();
         Ok(())
@@ -231,7 +273,7 @@ impl Nic for KernelNic {
         if self.slot(queue)?.is_some() {
             return Err(NicError::ChannelOpen { queue });
         }
-        let (xsk, rings) = Xsk::open(&XskConfig {
+        let xsk_config = XskConfig {
             interface_index: self.interface_index,
             queue,
             mapping: &self.mapping,
@@ -242,20 +284,25 @@ impl Nic for KernelNic {
             rx_len: config.rx_len,
             tx_len: config.tx_len,
             bind: match config.role {
-                // Its zero-copy counterpart is another role.
-                Role::Landing => BindMode::Copy,
+                Role::Landing if self.lands_in_copy_mode => BindMode::Copy,
                 _ => self.mode.bind_mode(),
             },
             need_wakeup: true,
-        })?;
-        let log = if config.role == Role::None {
-            None
-        } else {
-            self.gate.register_xsk(queue, xsk.as_fd())?;
-            self.gate.set_role(queue, config.role)?;
-            Some(self.gate.log(queue)?)
         };
-        let poller = match config.role != Role::None && self.poll_queues && self.gate.mode() == Native {
+        let (xsk, rings, log) = match &mut self.authority {
+            Authority::Own(gate) => {
+                let (xsk, rings) = Xsk::open(&xsk_config)?;
+                let mut log = None;
+                if config.role != Role::None {
+                    gate.register_xsk(queue, xsk.as_fd())?;
+                    gate.set_role(queue, config.role)?;
+                    log = Some(gate.log(queue)?);
+                }
+                (xsk, rings, log)
+            }
+            Authority::Daemon(steward) => steward.open_channel(&xsk_config, config.role)?,
+        };
+        let poller = match config.role != Role::None && self.poll_queues && !self.is_generic() {
             true => QueuePoller::new(*self.udp.local().ip()).ok(),
             false => None,
         };
@@ -282,7 +329,14 @@ impl Nic for KernelNic {
     }
 
     fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
-        self.close_channel(old)?;
+        match &self.authority {
+            Authority::Own(_) => self.close_channel(old)?,
+            Authority::Daemon(_) => {
+                // The daemon replaces what is there, and the sessions stay; but the queue is free for it only when nobody has the socket.
+                drop(old);
+                *self.slot(config.queue)? = None;
+            }
+        }
         self.open_channel(config)
     }
 
@@ -308,35 +362,50 @@ impl Nic for KernelNic {
     }
 
     fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError> {
-        Ok(self.gate.open_session(queue, session)?)
+        match &mut self.authority {
+            Authority::Own(gate) => Ok(gate.open_session(queue, session)?),
+            Authority::Daemon(steward) => steward.open_session(session),
+        }
     }
 
     fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError> {
-        Ok(self.gate.close_session(queue, place)?)
+        match &mut self.authority {
+            Authority::Own(gate) => Ok(gate.close_session(queue, place)?),
+            Authority::Daemon(steward) => steward.close_session(place),
+        }
     }
 
     fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
-        Ok(self.gate.quiesce(queue)?)
+        match &mut self.authority {
+            Authority::Own(gate) => Ok(gate.quiesce(queue)?),
+            Authority::Daemon(steward) => steward.quiesce(queue),
+        }
     }
 
     fn log(&self, queue: u32) -> Result<Log, NicError> {
-        Ok(self.gate.log(queue)?)
+        match &self.authority {
+            Authority::Own(gate) => Ok(gate.log(queue)?),
+            Authority::Daemon(_) => {
+                let open = self.channels.get(queue as usize).and_then(Option::as_ref);
+                let log = open.and_then(|open| open.log.as_ref());
+                log.map(Log::share).ok_or(NicError::NoChannel { queue })
+            }
+        }
     }
 
     fn passed_count(&self) -> u64 {
         let here = |log: &Log| log.passed() + log.counter(Verdict::PassControl);
-        let ours: u64 = self
-            .channels
-            .iter()
-            .flatten()
-            .filter_map(|open| open.log.as_ref())
-            .map(here)
-            .sum();
-        ours + self.gate.passed_elsewhere()
+        match &self.authority {
+            Authority::Own(gate) => self.logs().map(here).sum::<u64>() + gate.passed_elsewhere(),
+            Authority::Daemon(steward) => steward.passed_count(self.logs()),
+        }
     }
 
     fn gate_counters(&self) -> Result<Counters, NicError> {
-        Ok(self.gate.counters()?)
+        match &self.authority {
+            Authority::Own(gate) => Ok(gate.counters()?),
+            Authority::Daemon(_) => Ok(Steward::counters(self.logs())),
+        }
     }
 
     fn local(&self) -> SocketAddrV4 {
@@ -367,10 +436,16 @@ impl Nic for KernelNic {
     }
 
     fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        if port == Port::Control && !self.udp.has_control() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
         self.udp.send(port, to, payload)
     }
 
     fn udp_recv(&mut self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
+        if port == Port::Control && !self.udp.has_control() {
+            return Ok(None);
+        }
         self.udp.recv(port, space)
     }
 
@@ -389,6 +464,18 @@ impl Nic for KernelNic {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
         };
+        // The daemon's descriptor comes and goes with it; it is not for the epoll instance, so whoever waits on that hears of news later.
+        let sockets = self.poll.len();
+        if let Authority::Daemon(steward) = &self.authority
+            && let Some(fd) = steward.client.raw_fd()
+        {
+            let events = libc::POLLIN;
+            self.poll.push(libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
         // SAFETY: the list is live and of the length given; the timeout is a live local; no signal mask is given.
         let ready = unsafe {
             libc::ppoll(
@@ -398,10 +485,17 @@ impl Nic for KernelNic {
                 std::ptr::null(),
             )
         };
+        let error = io::Error::last_os_error();
+        if self.poll.len() > sockets
+            && let Some(entry) = self.poll.pop()
+            && entry.revents != 0
+            && let Authority::Daemon(steward) = &mut self.authority
+        {
+            steward.client.hint();
+        }
         if ready >= 0 {
             return Ok(ready > 0);
         }
-        let error = io::Error::last_os_error();
         if error.kind() == io::ErrorKind::Interrupted {
             Ok(false)
         } else {
@@ -468,9 +562,40 @@ impl Nic for KernelNic {
         }
     }
 
+    fn steward(&mut self) -> Option<&mut Client> {
+        match &mut self.authority {
+            Authority::Own(_) => None,
+            Authority::Daemon(steward) => Some(&mut steward.client),
+        }
+    }
+
+    #[inline]
+    fn has_news(&self, since_ns: u64) -> bool {
+        match &self.authority {
+            Authority::Own(_) => false,
+            Authority::Daemon(steward) => since_ns >= NEWS_EVERY_NS || steward.client.has_news(),
+        }
+    }
+
+    fn session_opened(&mut self, place: u32, key: u64) {
+        if let Authority::Daemon(steward) = &mut self.authority {
+            steward.opened(place, key);
+        }
+    }
+
+    fn session_ended(&mut self, key: u64) {
+        if let Authority::Daemon(steward) = &mut self.authority {
+            steward.ended(key);
+        }
+    }
+
     fn device(&self) -> Option<Device> {
         self.device
             .filter(|_| self.effective_mode() == EffectiveMode::ZeroCopy)
+    }
+
+    fn land_in_copy_mode(&mut self) {
+        self.lands_in_copy_mode = true;
     }
 
     fn effective_mode(&self) -> EffectiveMode {
@@ -483,9 +608,9 @@ impl Nic for KernelNic {
         if receiving().next().is_some() && receiving().all(|open| open.xsk.zero_copy()) {
             return EffectiveMode::ZeroCopy;
         }
-        match self.gate.mode() {
-            lm_ebpf::EffectiveMode::Native => EffectiveMode::CopyNative,
-            lm_ebpf::EffectiveMode::Generic => EffectiveMode::CopyGeneric,
+        match self.is_generic() {
+            false => EffectiveMode::CopyNative,
+            true => EffectiveMode::CopyGeneric,
         }
     }
 }

@@ -299,6 +299,8 @@ pub(crate) struct InboundTerms {
     pub(crate) registered_len: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
     pub(crate) one_processor: bool,
+    /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
+    pub(crate) one_copy: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }
@@ -373,6 +375,8 @@ pub(crate) struct Inbound {
     pub(crate) progress_ns: u64,
     /// A pause of our own was forgiven since the last packet.
     forgiven: bool,
+    /// What is posted next was posted before.
+    posts_again: bool,
     evidence: Evidence,
     pub(crate) restored_bytes: u64,
     /// Fragments taken from spare frames, because their places cross a page's end.
@@ -440,6 +444,7 @@ impl Inbound {
             answer_ns: 0,
             progress_ns: now_ns,
             forgiven: false,
+            posts_again: false,
             evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
             page_ends: 0,
@@ -500,7 +505,29 @@ impl Inbound {
 
     /// The session's place on its channel: four bits of its key say it to the gate.
     pub(crate) fn place(&self) -> u8 {
-        self.terms.admission.place() as u8
+        let place = self.terms.admission.place() as u8;
+        match self.terms.one_copy {
+            true => place + sessions::ADMITTED,
+            false => place,
+        }
+    }
+
+    /// A session without entries: finds memory for its messages, which may be written there at once.
+    fn take_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>, now_ns: u64) {
+        if !self.terms.one_copy {
+            return;
+        }
+        self.confirm();
+        while self.posting < self.messages.len() && self.find_memory(arena, chosen) {
+            if self.posting == 0 {
+                // The sender's time begins when it may send: until now the application had the memory.
+                self.progress_ns = now_ns;
+            }
+            let message = &mut self.messages[self.posting];
+            message.posted = message.geometry.fragment_count();
+            message.consumed = message.posted;
+            self.posting += 1;
+        }
     }
 
     /// Writes up to `room` fill entries, as far as memory and I5 allow, in the session's packet order, and puts them to
@@ -607,7 +634,14 @@ impl Inbound {
 
     /// Whether entries may be posted for more packets, memory permitting.
     fn wants_entries(&self) -> bool {
-        self.posting < self.messages.len()
+        self.posting < self.messages.len() && !self.terms.one_copy
+    }
+
+    /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
+    /// posted for it, credit alone. Asked while it is not its turn.
+    fn wants_turn(&self) -> bool {
+        self.wants_entries()
+            || (self.left() > 0 && serial::precedes(self.allowed, self.announced_packets as u32))
     }
 
     /// Packets of the session up to the last that an entry was posted for, or left out.
@@ -744,6 +778,7 @@ impl Inbound {
         match self.messages.front() {
             Some(message)
                 if message.posted > message.consumed
+                    || (self.terms.one_copy && message.posted > 0)
                     || message.missing_ns.is_some()
                     || self.awaits_digests() =>
             {

@@ -73,6 +73,7 @@ impl<N: Nic> Engine<N> {
         };
         let registered_len = landing.registered_len;
         landing.sessions = Sessions::new(landing.log.producer(), self.fixed.landing_ring_len, None, 1);
+        self.nic.land_in_copy_mode();
         self.fixed.zero_copy = false;
         self.fixed.prefix = 0;
         self.fixed.lap = 1;
@@ -126,6 +127,7 @@ impl<N: Nic> Engine<N> {
             Err(error) => {
                 self.transmit.insert(transmit, Transmit::closed());
                 self.end_sessions_on(transmit);
+                self.withdraw_offer(queue);
                 return Err(error);
             }
         };
@@ -161,6 +163,10 @@ impl<N: Nic> Engine<N> {
             return false;
         };
         let queue = landing.queue;
+        // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
+        if self.nic.steward().is_some_and(|daemon| !daemon.is_here()) {
+            return false;
+        }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
         let statistics = self.nic.statistics(queue).unwrap_or_default();
         if !self.fixed.zero_copy && !same_drops(&statistics, &landing.statistics) {
@@ -169,13 +175,17 @@ impl<N: Nic> Engine<N> {
         }
         // I4: no CPU is inside the gate with a session. What it accepted until then is on the ring, and is not looked
         // at: its sender is asked for it again.
-        let taken = landing.sessions.taken();
-        let closed = (landing.sessions.taken())
+        let taken = landing.sessions.admitted();
+        let closed = (landing.sessions.admitted())
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
             .and_then(|()| self.nic.quiesce(queue));
+        if closed.is_err() {
+            // Nothing has changed but that packets take the one-copy path; it is tried again.
+            return false;
+        }
         let position = landing.log.producer();
         let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None, 1));
-        if closed.is_err() || self.rebuild_landing(registered_len).is_err() {
+        if self.rebuild_landing(registered_len).is_err() {
             // The zones stay quarantined, and every later request is refused.
             self.counters.landing_lost += 1;
             self.landing = None;
@@ -201,9 +211,9 @@ impl<N: Nic> Engine<N> {
             if self.nic.open_session(queue, &resumed).is_err() {
                 self.counters.landing_lost += 1;
             }
-            inbound.terms.registered_len = registered_len;
-            inbound.resume(&mut landing.log);
+            inbound.limit_messages(&mut landing.log);
         }
+        (landing.sessions.iter_mut()).for_each(|inbound| inbound.terms.registered_len = registered_len);
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);

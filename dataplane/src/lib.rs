@@ -29,7 +29,9 @@ mod message;
 mod netlink;
 pub mod nic;
 mod notices;
+mod one_copy;
 mod open;
+mod open_daemon;
 mod opening;
 mod outbound;
 mod packets;
@@ -49,13 +51,15 @@ pub mod route;
 mod sim_tests;
 pub mod simnic;
 pub mod steering;
+mod stewarded;
 mod telling;
+pub mod terms;
 mod timers;
 
 pub mod udp;
 pub mod xsk;
 
-pub use config::{ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
+pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
 pub use counters::{Counters, Drops, Violations};
 pub use endpoint::Endpoint;
 pub use error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};

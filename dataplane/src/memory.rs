@@ -19,8 +19,11 @@
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Smallest page of the machine, the granule of an anonymous mapping, in bytes.
 pub const PAGE_LEN: u64 = 4096;
@@ -58,7 +61,7 @@ pub enum PageKind {
     Normal,
 }
 
-/// An anonymous, private mapping of whole pages; unmapped on drop.
+/// A mapping of whole pages, private or of a file without a name; unmapped on drop.
 ///
 /// Not populated: a page costs memory when it is written first or registered with the kernel.
 #[derive(Debug)]
@@ -66,6 +69,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: u64,
     kind: PageKind,
+    /// What is mapped, where others may map it too.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: a mapping is an address range of the process, tied to no thread; its safe methods touch no byte of it.
@@ -115,7 +120,70 @@ impl Mapping {
             base,
             len: whole,
             kind: PageKind::Normal,
+            file: None,
         })
+    }
+
+    /// As [`Mapping::new`], of a file without a name that cannot shrink ([`Mapping::file`]): whoever gets its descriptor can map and
+    /// register it. Never of huge pages.
+    ///
+    /// # Errors
+    ///
+    /// What memfd_create(2), ftruncate(2), fcntl(2) and mmap(2) say; `InvalidInput` as for [`Mapping::new`].
+    pub fn shared(len: u64) -> io::Result<Mapping> {
+        if len == 0 || len > isize::MAX as u64 - PAGE_LEN {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let len = len.next_multiple_of(PAGE_LEN);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(c"lm-umem", flags)?;
+        rustix::fs::ftruncate(&file, len)?;
+        // Who registers it relies on that: pages that go away are no error there, but death by a signal.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        let mut mapping = Mapping::of_file(file.as_fd(), len)?;
+        mapping.file = Some(file);
+        Ok(mapping)
+    }
+
+    /// Maps the first `len` bytes of somebody else's file, to register them. Who gave it may write them at any time, as a device may;
+    /// it must not be able to shrink (`F_SEAL_SHRINK`, or of hugetlbfs).
+    ///
+    /// # Errors
+    ///
+    /// What mmap(2) says; `InvalidInput` when `len` is 0.
+    pub fn of_file(file: BorrowedFd<'_>, len: u64) -> io::Result<Mapping> {
+        if len == 0 || len > isize::MAX as u64 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base: NonNull<u8> =
+            NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        // SAFETY: the range just mapped; advice only, so the result is not looked at.
+        unsafe { libc::madvise(base.as_ptr().cast(), len as usize, libc::MADV_HUGEPAGE) };
+        Ok(Mapping {
+            base,
+            len,
+            kind: PageKind::Normal,
+            file: None,
+        })
+    }
+
+    /// What is mapped, where others may map it too: of [`Mapping::shared`].
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// Makes sure that there are pages behind the bytes from `from` to `to`, without changing their contents. Normal pages come by
@@ -254,6 +322,7 @@ fn map_huge(len: u64, reserved_len: u64) -> io::Result<Mapping> {
         base: map_anonymous(len, flags)?,
         len,
         kind: PageKind::Huge,
+        file: None,
     };
     if reserved_len < len {
         mapping.populate(0, reserved_len)?;
@@ -308,6 +377,18 @@ impl Umem {
     pub fn reserved(len: u64, reserved_len: u64, huge_pages: HugePages) -> io::Result<Umem> {
         Ok(Umem {
             mapping: Arc::new(Mapping::reserved(len, reserved_len, huge_pages)?),
+            _one_thread: PhantomData,
+        })
+    }
+
+    /// Maps at least `len` bytes that others can map too; see [`Mapping::shared`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::shared`].
+    pub fn shared(len: u64) -> io::Result<Umem> {
+        Ok(Umem {
+            mapping: Arc::new(Mapping::shared(len)?),
             _one_thread: PhantomData,
         })
     }
@@ -423,6 +504,24 @@ mod tests {
         assert_eq!(umem.read_header::<16>(8192 - 16), [0; 16]);
         assert!(Mapping::new(0, HugePages::Off).is_err());
         assert!(Mapping::new(u64::MAX, HugePages::Auto).is_err());
+    }
+
+    #[test]
+    fn shared_memory_is_the_same_memory_and_cannot_shrink() {
+        let umem = Umem::shared(5000).expect("8 KiB of memory");
+        let file = umem.mapping().file().expect("it has a file");
+        umem.copy_to(8190, b"ab");
+        let other = Mapping::of_file(file, 8192).expect("a second mapping");
+        // SAFETY: no ring knows this memory and nothing is copied while the slice lives.
+        assert_eq!(unsafe { other.slice(8190, 2) }, b"ab");
+        assert_eq!(rustix::fs::ftruncate(file, 4096), Err(rustix::io::Errno::PERM));
+        assert!(Mapping::shared(0).is_err() && Mapping::of_file(file, 0).is_err());
+        assert!(
+            Mapping::new(4096, HugePages::Off)
+                .expect("a page")
+                .file()
+                .is_none()
+        );
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role, SessionAdmission};
 use lm_protocol::rss::HashInput;
 
+use crate::daemon::{Client, DaemonError};
 use crate::memory::Umem;
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
 use crate::steering::SteeringError;
@@ -334,8 +335,33 @@ pub trait Nic {
         Ok(())
     }
 
+    /// From now on channels of [`Role::Landing`] are opened in copy mode, whatever was asked for.
+    fn land_in_copy_mode(&mut self);
+
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
+
+    /// The admission daemon, where it holds the gate in our place.
+    fn steward(&mut self) -> Option<&mut Client> {
+        None
+    }
+
+    /// Whether the daemon may have said something, so long after it was last looked at. No system call.
+    #[inline]
+    fn has_news(&self, since_ns: u64) -> bool {
+        let _ = since_ns;
+        false
+    }
+
+    /// The daemon granted a session at a place of the landing queue, and the gate is open to it.
+    fn session_opened(&mut self, place: u32, key: u64) {
+        let _ = (place, key);
+    }
+
+    /// The daemon ended a session, or was asked to.
+    fn session_ended(&mut self, key: u64) {
+        let _ = key;
+    }
 
     /// The device, where it reads and writes packets itself: zero-copy mode. `None`: the kernel copies them.
     fn device(&self) -> Option<Device> {
@@ -357,6 +383,8 @@ pub enum NicError {
     Gate(GateError),
     /// The device's spread of packets over queues.
     Steering(SteeringError),
+    /// The admission daemon.
+    Daemon(DaemonError),
     /// A channel is already open on the queue.
     ChannelOpen {
         /// The queue.
@@ -384,6 +412,7 @@ impl fmt::Display for NicError {
             NicError::Attach(error) => error.fmt(f),
             NicError::Gate(error) => error.fmt(f),
             NicError::Steering(error) => error.fmt(f),
+            NicError::Daemon(error) => error.fmt(f),
             NicError::ChannelOpen { queue } => {
                 write!(f, "queue {queue} already has a channel; choose another queue")
             }
@@ -406,8 +435,15 @@ impl std::error::Error for NicError {
             NicError::Attach(error) => error.source(),
             NicError::Gate(error) => error.source(),
             NicError::Steering(error) => error.source(),
+            NicError::Daemon(error) => error.source(),
             _ => None,
         }
+    }
+}
+
+impl From<DaemonError> for NicError {
+    fn from(error: DaemonError) -> NicError {
+        NicError::Daemon(error)
     }
 }
 

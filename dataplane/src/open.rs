@@ -1,5 +1,6 @@
 //! Opening an endpoint on an interface: which mode it can have there, then memory, gate, channels and steering.
 
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use lm_ebpf::CpuCheck;
@@ -23,6 +24,7 @@ use crate::interface::Interface;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
 use crate::nic::{Device, EffectiveMode, ModeRequest, Nic};
+use crate::open_daemon::daemon_for;
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::platform::probe::Probe;
 use crate::platform::{self, Demand, Facts, Obstacle, chunk_len_for, judge};
@@ -48,6 +50,18 @@ impl Endpoint {
     /// # Errors
     /// [`OpenError`]; nothing stays attached.
     pub fn open_with(config: &EndpointConfig, admit: Box<dyn Admit + Send>) -> Result<Endpoint, OpenError> {
+        let daemon = daemon_for(config)?;
+        if let Some(client) = daemon {
+            let unplaced = EndpointConfig {
+                general_queue: 0,
+                landing_queue: None,
+                ..config.clone()
+            };
+            let mut site = Site::look(&unplaced)?;
+            let opened = Opened::by_daemon(config, client, &mut site)?;
+            let warnings = site.warnings.clone();
+            return opened.into_endpoint(site, warnings, admit);
+        }
         let site = Site::look(config)?;
         let mut warnings = site.warnings.clone();
         let opened = match config.mode {
@@ -68,14 +82,14 @@ impl Endpoint {
 }
 
 /// Where an endpoint is to be opened.
-struct Site {
-    interface: Interface,
+pub(crate) struct Site {
+    pub(crate) interface: Interface,
     link: LinkShape,
-    layout: Layout,
-    mtu: u16,
+    pub(crate) layout: Layout,
+    pub(crate) mtu: u16,
     window: WindowShape,
-    queues: Queues,
-    veth: bool,
+    pub(crate) queues: Queues,
+    pub(crate) veth: bool,
     /// Packets that the device holds on each receive queue.
     rx_ring_len: u32,
     warnings: Vec<String>,
@@ -110,6 +124,11 @@ impl Site {
         })
     }
 
+    pub(crate) fn local_ip(&self) -> Ipv4Addr {
+        let address = self.interface.primary_address();
+        address.expect("checked: the interface has an IPv4 address")
+    }
+
     /// Whether it is worth asking: most virtual devices have none, which is no news.
     fn may_have_zero_copy(&self) -> bool {
         Facts::read(&self.interface).is_ok_and(|facts| facts.xdp.is_some_and(|features| features.zero_copy()))
@@ -117,11 +136,11 @@ impl Site {
 }
 
 /// What was opened, before an engine is made of it.
-struct Opened {
+pub(crate) struct Opened {
     config: EndpointConfig,
     plan: MemoryPlan,
     umem: Umem,
-    nic: KernelNic,
+    pub(crate) nic: KernelNic,
     parts: Parts,
     landing_ring_len: u32,
     warnings: Vec<String>,
@@ -198,7 +217,7 @@ impl Opened {
     }
 
     fn open(
-        mut config: EndpointConfig,
+        config: EndpointConfig,
         plan: MemoryPlan,
         device: Option<Device>,
         site: &Site,
@@ -214,11 +233,8 @@ impl Opened {
                 source,
             }
         })?;
-        let local_ip = site
-            .interface
-            .primary_address()
-            .expect("checked: the interface has an IPv4 address");
-        let mut nic = KernelNic::open(&KernelNicConfig {
+        let local_ip = site.local_ip();
+        let nic = KernelNic::open(&KernelNicConfig {
             interface_index: site.interface.index,
             local_ip,
             port: config.port,
@@ -233,6 +249,17 @@ impl Opened {
             device,
             poll_queues: config.poll_queues && site.veth,
         })?;
+        Opened::assemble(config, plan, umem, nic, site)
+    }
+
+    /// With a NIC that has no channels yet.
+    pub(crate) fn assemble(
+        mut config: EndpointConfig,
+        plan: MemoryPlan,
+        umem: Umem,
+        mut nic: KernelNic,
+        site: &Site,
+    ) -> Result<Opened, OpenError> {
         let landing_ring_len = match site.veth {
             true => LANDING_RING_LEN_VETH,
             false => LANDING_RING_LEN,

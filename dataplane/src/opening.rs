@@ -27,9 +27,11 @@ use crate::landing_channel;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Device, Nic};
 use crate::notices::Notices;
+use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::release::Loaned;
+use crate::stewarded::Stewarded;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -267,7 +269,7 @@ impl Parts {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn into_engine<N: Nic>(
         self,
-        nic: N,
+        mut nic: N,
         config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
@@ -278,6 +280,8 @@ impl Parts {
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
+        // Where a daemon grants, nobody else does.
+        let grantor = (nic.steward().is_none()).then(|| Grantor::new(&places_of(&self.landing_queues)));
         Engine {
             nic,
             config,
@@ -300,7 +304,9 @@ impl Parts {
             applying: Vec::with_capacity(8),
             leaving: Vec::with_capacity(crate::config::PEERS_MAX),
             grants: Some(Grants {
-                grantor: Grantor::new(&places_of(&self.landing_queues)),
+                // Where a daemon grants, nobody else does.
+                grantor,
+                one_copy: Grantor::new(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
                 admit,
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
@@ -323,6 +329,7 @@ impl Parts {
             round: 0,
             now_ns: 0,
             wake_error: None,
+            stewarded: Stewarded::default(),
         }
     }
 }

@@ -286,6 +286,8 @@ pub(crate) struct OutboundTerms {
     pub(crate) channel: usize,
     /// No receiver that grants anything: plain IP fragments, unconfirmed.
     pub(crate) plain: bool,
+    /// The receiver's gate knows nothing of it: fragments come to its socket.
+    pub(crate) one_copy: bool,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
     /// UDP source port of fragments; `None`: our data port.

@@ -5,6 +5,7 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
+use lm_protocol::control::{ControlMessage, KIND_ENDED, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::wire::lm::LmError;
@@ -71,7 +72,8 @@ impl<N: Nic> Engine<N> {
             let event = self.nic.udp_recv_into(Port::Data, &self.umem, start, space);
             let (from, len) = match event {
                 Ok(Some(UdpEvent::Datagram { from, len })) => (from, len),
-                Ok(Some(UdpEvent::Refused(_))) => {
+                Ok(Some(UdpEvent::Refused(by))) => {
+                    self.take_refusal(by);
                     self.frames.put(frame);
                     count += 1;
                     continue;
@@ -217,6 +219,10 @@ impl<N: Nic> Engine<N> {
                 index,
                 count,
             } => self.take_fragment(from, session_key, (message, index, count), payload, now_ns),
+            LmHeader::Control { request_id, kind } if (KIND_REQUEST..=KIND_ENDED).contains(&kind) => {
+                let parsed = ControlMessage::parse_body(kind, payload).map(|message| (request_id, message));
+                self.take_admission(Port::Data, from, parsed, now_ns);
+            }
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
             _ => self.reject(Fault::Unexpected, from),
         }
@@ -354,6 +360,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let address = self.address_in_umem(payload);
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
@@ -432,6 +441,10 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    fn knows_session(&self, key: u64) -> bool {
+        (self.landing.as_ref()).is_some_and(|landing| landing.sessions.with_key(key).is_some())
+    }
+
     fn take_announcements(
         &mut self,
         from: SocketAddrV4,
@@ -440,6 +453,9 @@ impl<N: Nic> Engine<N> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        if !self.knows_session(key) {
+            self.ask_for_session(now_ns);
+        }
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing
@@ -454,8 +470,11 @@ impl<N: Nic> Engine<N> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        if let Some(grants) = &mut self.grants {
-            grants.grantor.touched(key, crate::engine::time(now_ns));
+        match &mut self.grants {
+            Some(grants) if inbound.terms.one_copy || grants.grantor.is_some() => {
+                grants.touched(key, crate::engine::time(now_ns));
+            }
+            _ => self.stewarded.touched |= 1 << inbound.place(),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
@@ -475,8 +494,7 @@ impl<N: Nic> Engine<N> {
             inbound.told.asked |= !inbound.take_digest(known);
         }
         let landed = inbound.has_landed();
-        let (place, announced) = (u32::from(inbound.place()), inbound.announced);
-        landing.log.set_message_limit(place, announced.wrapping_sub(1));
+        inbound.limit_messages(&mut landing.log);
         // One counter for a packet: what follows from a refused announcement is no news.
         match (refused, is_believed) {
             (true, _) => self.reject(Fault::Announcement, from),

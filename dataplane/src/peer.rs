@@ -11,6 +11,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::config::PEERS_MAX;
 use crate::outbound::Outbound;
+use crate::udp::Port;
 
 /// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +145,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Whom to ask for a session, and by which port of ours.
+    pub(crate) fn admission(&self, one_copy: bool) -> (SocketAddrV4, Port) {
+        match one_copy {
+            true => (self.data, Port::Data),
+            false => (self.control, Port::Control),
+        }
+    }
+
     fn new(generation: u32, data: SocketAddrV4, addressing: Addressing, now_ns: u64) -> Peer {
         Peer {
             generation,

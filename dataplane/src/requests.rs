@@ -380,6 +380,7 @@ impl<N: Nic> Engine<N> {
             delivery: lm_protocol::delivery::Delivery::Unreliable,
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
+            one_copy: false,
             repeats_apart: false,
             landing_port: None,
             rate,

@@ -23,6 +23,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         self.drive_admission(now_ns);
         self.expire_leases(now_ns);
+        self.touch_sessions(now_ns);
         self.watch_inbound(now_ns);
         for position in (0..self.senders.len()).rev() {
             let index = self.senders[position];

@@ -59,7 +59,8 @@ struct Socket {
 #[derive(Debug)]
 pub struct UdpPair {
     data: Socket,
-    control: Socket,
+    /// None where a daemon has the control port.
+    control: Option<Socket>,
     local: SocketAddrV4,
     truncated: Cell<u64>,
 }
@@ -98,10 +99,31 @@ impl UdpPair {
         Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port)))
     }
 
+    /// Binds the data port alone, where somebody else has the control port of this host; 0 takes any.
+    ///
+    /// # Errors
+    ///
+    /// See [`UdpError`].
+    pub fn bind_data(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+        let data = Socket::bind(SocketAddrV4::new(local, port))?;
+        let local = SocketAddrV4::new(local, data.port()?);
+        Ok(UdpPair {
+            data,
+            control: None,
+            local,
+            truncated: Cell::new(0),
+        })
+    }
+
+    /// Whether there is a socket on the control port.
+    pub fn has_control(&self) -> bool {
+        self.control.is_some()
+    }
+
     fn new(data: Socket, control: Socket, local: SocketAddrV4) -> UdpPair {
         UdpPair {
             data,
-            control,
+            control: Some(control),
             local,
             truncated: Cell::new(0),
         }
@@ -215,7 +237,8 @@ impl UdpPair {
 
     fn socket(&self, port: Port) -> &Socket {
         match port {
-            Port::Control => &self.control,
+            // Without one, the other: nobody asks then.
+            Port::Control => self.control.as_ref().unwrap_or(&self.data),
             Port::Data => &self.data,
         }
     }

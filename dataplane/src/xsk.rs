@@ -133,38 +133,48 @@ impl Xsk {
     ///
     /// Those of [`Xsk::open`], and [`XskError::Invalid`] for options that do not fit the configuration.
     pub fn open_with(config: &XskConfig<'_>, options: &XskOptions) -> Result<(Xsk, Rings), XskError> {
-        config.check()?;
-        options.check(config)?;
-        let fd = open_socket()?;
-        register(&fd, config, options)?;
-        set_ring_len(&fd, libc::XDP_UMEM_FILL_RING, "fill", config.fill_len)?;
-        set_ring_len(
-            &fd,
-            libc::XDP_UMEM_COMPLETION_RING,
-            "completion",
-            config.completion_len,
-        )?;
-        set_ring_len(&fd, libc::XDP_RX_RING, "RX", config.rx_len)?;
-        set_ring_len(&fd, libc::XDP_TX_RING, "TX", config.tx_len)?;
+        let fd = prepare(config, options)?;
         let rings = map_rings(&fd, config)?;
-        allow_packets_in_flight(&fd);
         bind(&fd, config, options)?;
-        let mut options = libc::xdp_options { flags: 0 };
-        option_into(&fd, libc::XDP_OPTIONS, &mut options).map_err(|source| XskError::System {
-            call: "getsockopt(XDP_OPTIONS)",
-            source,
-        })?;
-        let zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
-        Ok((
-            Xsk {
-                fd,
-                _mapping: config.mapping.clone(),
-                zero_copy,
-                interface_index: config.interface_index,
-                queue: config.queue,
-            },
-            rings,
-        ))
+        let zero_copy = is_zero_copy(&fd)?;
+        Ok((Xsk::of(fd, config, zero_copy), rings))
+    }
+
+    /// As [`Xsk::open`], for another process: it gets the descriptor, and takes it over with [`Xsk::adopt`]. Nothing of it stays here; the
+    /// mapping may go. Gives the descriptor, and whether the kernel moves packets without a copy.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Xsk::open`].
+    pub fn bind_for(config: &XskConfig<'_>) -> Result<(OwnedFd, bool), XskError> {
+        let options = XskOptions::default();
+        let fd = prepare(config, &options)?;
+        bind(&fd, config, &options)?;
+        let zero_copy = is_zero_copy(&fd)?;
+        Ok((fd, zero_copy))
+    }
+
+    /// Takes over what another process opened with [`Xsk::bind_for`], for memory that this process maps at `config.mapping`. Needs no
+    /// privilege. Of the configuration, interface, queue and ring lengths must be those that it was opened with.
+    ///
+    /// # Errors
+    ///
+    /// [`XskError::System`] where the descriptor is of no such socket, or has shorter rings.
+    pub fn adopt(fd: OwnedFd, config: &XskConfig<'_>) -> Result<(Xsk, Rings), XskError> {
+        config.check()?;
+        let zero_copy = is_zero_copy(&fd)?;
+        let rings = map_rings(&fd, config)?;
+        Ok((Xsk::of(fd, config, zero_copy), rings))
+    }
+
+    fn of(fd: OwnedFd, config: &XskConfig<'_>, zero_copy: bool) -> Xsk {
+        Xsk {
+            fd,
+            _mapping: config.mapping.clone(),
+            zero_copy,
+            interface_index: config.interface_index,
+            queue: config.queue,
+        }
     }
 
     /// Whether the kernel moves packets without a copy, as it says itself (`XDP_OPTIONS`).
@@ -301,6 +311,35 @@ impl XskConfig<'_> {
     pub fn max_packet_len(&self) -> u32 {
         self.chunk_len - PACKET_HEADROOM as u32
     }
+}
+
+/// A socket with its memory registered and its rings made, not bound.
+fn prepare(config: &XskConfig<'_>, options: &XskOptions) -> Result<OwnedFd, XskError> {
+    config.check()?;
+    options.check(config)?;
+    let fd = open_socket()?;
+    register(&fd, config, options)?;
+    set_ring_len(&fd, libc::XDP_UMEM_FILL_RING, "fill", config.fill_len)?;
+    set_ring_len(
+        &fd,
+        libc::XDP_UMEM_COMPLETION_RING,
+        "completion",
+        config.completion_len,
+    )?;
+    set_ring_len(&fd, libc::XDP_RX_RING, "RX", config.rx_len)?;
+    set_ring_len(&fd, libc::XDP_TX_RING, "TX", config.tx_len)?;
+    allow_packets_in_flight(&fd);
+    Ok(fd)
+}
+
+/// What the kernel says of a bound socket.
+fn is_zero_copy(fd: &OwnedFd) -> Result<bool, XskError> {
+    let mut options = libc::xdp_options { flags: 0 };
+    option_into(fd, libc::XDP_OPTIONS, &mut options).map_err(|source| XskError::System {
+        call: "getsockopt(XDP_OPTIONS)",
+        source,
+    })?;
+    Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
 fn open_socket() -> Result<OwnedFd, XskError> {

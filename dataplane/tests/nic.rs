@@ -165,6 +165,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         payload_len: PAYLOAD_LEN as u16,
         window_fragments: WINDOW,
         first_message: 5,
+        active_until_ns: 0,
     };
     let mut log = b.nic.log(1).expect("the landing queue's log");
     b.nic.open_session(1, &session).expect("a session");

@@ -160,6 +160,7 @@ impl Host {
             header_len: HEADER_LEN as u16,
             window_fragments: 64,
             first_message: 5,
+            active_until_ns: 0,
         };
         self.nic.open_session(1, &session).expect("a session");
         let entries: Vec<u64> = (0..u64::from(COUNT))

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::programs::{ProgramError, Xdp, loaded_programs};
 use aya::{Ebpf, EbpfError, EbpfLoader};
+use sha2::{Digest as _, Sha256};
 
-use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, QUEUES};
+use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, FLAG_SEVERAL_PROGRAMS, QUEUES};
 use crate::{rps, sys};
 
 /// The committed object, aligned as the loader's ELF reader needs it, and the one that strips headers.
@@ -21,8 +22,11 @@ const PROGRAM: &str = "lm_gate";
 pub struct GateConfig {
     /// Only packets to this address are ours; `None` accepts any address, also of packets that the host forwards.
     pub local_ip: Option<Ipv4Addr>,
-    /// UDP port of fragments and small LM packets.
+    /// UDP port of fragments and small LM packets, on every queue.
     pub data_port: u16,
+    /// Several programs use the gate, each with queues and a data port of its own ([`Gate::set_data_port`](crate::Gate::set_data_port)):
+    /// `data_port` is not used. For an admission daemon.
+    pub several_programs: bool,
     /// UDP port of the control protocol: packets to it always pass.
     pub control_port: u16,
     /// Queues that will be landing queues: in generic mode each needs a CPU of its own.
@@ -40,6 +44,7 @@ impl Default for GateConfig {
         GateConfig {
             local_ip: None,
             data_port: 7168,
+            several_programs: false,
             control_port: 7169,
             landing_queues: Vec::new(),
             cpu_check: CpuCheck::Rps,
@@ -99,7 +104,9 @@ pub enum AttachError {
     #[error("queue {0} is beyond the gate's 64 queues")]
     NoQueue(u32),
     /// The process may not do this.
-    #[error("{action} needs {capabilities}: run as root, or grant them to the program")]
+    #[error(
+        "{action} needs {capabilities}: run as root, grant them to the program, or start the admission daemon (lm-admissiond)"
+    )]
     NotPrivileged {
         /// What was refused.
         action: &'static str,
@@ -230,6 +237,13 @@ fn program_name(id: u32) -> String {
         .unwrap_or_default()
 }
 
+fn object(config: &GateConfig) -> &'static [u8] {
+    match config.strip_headers {
+        true => STRIPPING_OBJECT,
+        false => OBJECT,
+    }
+}
+
 /// Loads the object for a mode. In native mode a queue's NAPI instance runs the gate, and has one owner at a time.
 pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, AttachError> {
     let one_cpu = if mode == EffectiveMode::Native {
@@ -242,20 +256,20 @@ pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, Att
     } else {
         0
     };
+    let several = if config.several_programs {
+        FLAG_SEVERAL_PROGRAMS
+    } else {
+        0
+    };
     let constants = Config {
         local_ip: config.local_ip.map_or(0, |ip| u32::from_ne_bytes(ip.octets())),
-        data_port: config.data_port.to_be(),
         control_port: config.control_port.to_be(),
-        flags: one_cpu | ordered,
-    };
-    let object = if config.strip_headers {
-        STRIPPING_OBJECT
-    } else {
-        OBJECT
+        reserved: 0,
+        flags: one_cpu | ordered | several,
     };
     let mut ebpf = EbpfLoader::new()
         .override_global("lm_config", &constants, true)
-        .load(object)
+        .load(object(config))
         .map_err(load_error)?;
     xdp_mut(&mut ebpf)
         .and_then(|program| Ok(program.load()?))
@@ -278,6 +292,12 @@ fn load_error(error: EbpfError) -> AttachError {
         cause = error.source();
     }
     AttachError::Load(Box::new(error))
+}
+
+/// Eight bytes of the object's hash: names the version of program and maps.
+pub(crate) fn object_digest(config: &GateConfig) -> String {
+    let digest = Sha256::digest(object(config));
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The gate's program in a loaded object.

@@ -34,12 +34,13 @@
 #endif
 
 /* Kernel ABI (include/uapi/linux/bpf.h). */
-enum { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_ARRAY_OF_MAPS = 12, BPF_MAP_TYPE_XSKMAP = 17, BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_ARRAY_OF_MAPS = 12, BPF_MAP_TYPE_XSKMAP = 17, BPF_F_MMAPABLE = 1 << 10 };
 enum { XDP_PASS = 2, XDP_REDIRECT = 4 };
 struct xdp_md {
 	__u32 data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex;
 };
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*bpf_xdp_adjust_head)(struct xdp_md *md, int delta) = (void *)44;
@@ -129,6 +130,14 @@ struct {
 	__array(values, struct log_map);
 } lm_logs SEC(".maps");
 
+/* By data port: the queue in whose log its program sees what came for it on other queues. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LM_QUEUES);
+	__type(key, __u16);
+	__type(value, __u32);
+} lm_ports SEC(".maps");
+
 /*
  * The parts of a packet that every judgement needs: link_len + ip_len is at most frame_len. Lengths are numbers, not differences
  * of pointers, and no variable is added to a packet pointer: the verifier grants both only to holders of CAP_PERFMON.
@@ -146,7 +155,7 @@ struct fragment {
 	__u32 place, message, index;
 };
 
-/* The session in a place of a landing queue, if one of that wire is open. */
+/* The session in a place of a landing queue, if one of that wire is open and may land still. */
 INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *channel, __u32 place, enum lm_wire wire)
 {
 	__u32 row = queue * LM_SESSIONS + place;
@@ -155,7 +164,38 @@ INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *chann
 	if (channel->role != LM_ROLE_LANDING)
 		return 0;
 	session = bpf_map_lookup_elem(&lm_sessions, &row);
-	return session && READ_ONCE(session->open) && session->wire == wire ? session : 0;
+	if (!session || !READ_ONCE(session->open) || session->wire != wire)
+		return 0;
+	if (READ_ONCE(session->active_until_ns) && bpf_ktime_get_ns() >= READ_ONCE(session->active_until_ns))
+		return 0;
+	return session;
+}
+
+/*
+ * Whether a program on another queue has this port. It passes the packet to that program's socket, and says so in a log that the
+ * program sees. Not in line: it would crowd the stack of everything else.
+ */
+static __attribute__((noinline)) int find_owner(__u16 port)
+{
+	__u32 *owner, first = 0, queue;
+	struct lm_log *log = 0;
+	void *log_map;
+
+	owner = bpf_map_lookup_elem(&lm_ports, &port);
+	if (!owner)
+		return 0;
+	queue = *owner;
+	log_map = bpf_map_lookup_elem(&lm_logs, &queue);
+	if (log_map)
+		log = bpf_map_lookup_elem(log_map, &first);
+	if (log) /* from any queue's CPU */
+		__sync_fetch_and_add(&log->passed_elsewhere, 1);
+	return 1;
+}
+
+INLINE int tell_owner(__u16 port)
+{
+	return (lm_config.flags & LM_FLAG_SEVERAL_PROGRAMS) && find_owner(port);
 }
 
 /* Transmit order: messages forward, windows forward inside a message, indices descending inside a window. */
@@ -251,28 +291,36 @@ INLINE enum lm_verdict judge_data(struct xdp_md *md, __u32 queue, struct lm_chan
 	return admit(md, queue, channel, session, log, packet, &fragment, session->header_len);
 }
 
-/* An IPv4 fragment to our address, on any port: only the first one shows its ports. */
-INLINE enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log,
-				      const struct packet *packet)
+/*
+ * An IPv4 fragment to our address, on any port: only the first one shows its ports. A function of its own, so that it has a stack of its
+ * own: where the compiler puts a number in a pointer's place there, the verifier demands CAP_PERFMON.
+ */
+static __attribute__((noinline)) enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_channel *channel,
+								struct lm_log *log, const struct packet *packet)
 {
 	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len;
-	__u32 payload_len = packet->ip_len - sizeof(struct ipv4);
+	__u32 payload_len = packet->ip_len - sizeof(struct ipv4), id = be16(packet->ip->id);
+	__u32 source = packet->ip->source, destination = packet->ip->destination;
+	const struct udp *udp = (const void *)(packet->ip + 1);
 	struct fragment fragment = { .place = 0 };
-	struct lm_session *session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
+	__u32 has_ports = 0, source_port = 0, destination_port = 0;
+	struct lm_session *session;
 
-	if (!log || !session)
-		return LM_PASS_FRAGMENT;
-	if (packet->ip->source != session->peer_ip || packet->ip->destination != session->local_ip)
-		return LM_PASS_FRAGMENT;
-	if (offset == 0) {
-		const struct udp *udp = (const void *)(packet->ip + 1);
-
-		if ((const void *)(udp + 1) > packet->end || payload_len < sizeof(*udp))
-			return LM_PASS_MALFORMED;
-		if (udp->source != session->peer_port || udp->destination != lm_config.data_port)
-			return LM_PASS_FRAGMENT;
+	if (offset == 0 && (const void *)(udp + 1) <= packet->end) {
+		has_ports = 1;
+		source_port = udp->source;
+		destination_port = udp->destination;
 	}
-	if (packet->link_len + sizeof(struct ipv4) + sizeof(struct udp) != session->header_len)
+	session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
+	if (!log || !session || source != session->peer_ip || destination != session->local_ip)
+		goto unclaimed;
+	if (offset == 0) {
+		if (!has_ports || payload_len < sizeof(*udp))
+			return LM_PASS_MALFORMED;
+		if (source_port != session->peer_port || destination_port != channel->data_port)
+			goto unclaimed;
+	}
+	if (packet->link_len + sizeof(struct ipv4) + sizeof(*udp) != session->header_len)
 		return LM_PASS_HEADER;
 	full_len = session->payload_len;
 	if (full_len == 0 || offset % full_len != 0)
@@ -281,17 +329,26 @@ INLINE enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_
 		return LM_PASS_LENGTH;
 	fragment.index = offset / full_len;
 	/* The identification is the message number's low half; the rest follows from the last accepted message. */
-	fragment.message = session->last_message + (__s32)(__s16)(be16(packet->ip->id) - (__u16)session->last_message);
+	fragment.message = session->last_message + (__s32)(__s16)(id - (__u16)session->last_message);
 	return admit(md, queue, channel, session, log, packet, &fragment,
-		     offset == 0 ? session->header_len : session->header_len - sizeof(struct udp));
+		     offset == 0 ? session->header_len : session->header_len - sizeof(*udp));
+
+unclaimed:
+	/* The first fragment names the port of all. */
+	if (has_ports)
+		tell_owner(destination_port);
+	return LM_PASS_FRAGMENT;
 }
 
 INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log)
 {
+	/* First: no pointer into the packet has to be kept across this call. */
+	__u32 frame_len = bpf_xdp_get_buff_len(md);
 	const void *data = (const void *)(long)md->data, *end = (const void *)(long)md->data_end;
-	struct packet packet = { .end = end, .link_len = sizeof(struct ethernet) };
+	struct packet packet = { .end = end, .frame_len = frame_len, .link_len = sizeof(struct ethernet) };
 	const struct ethernet *ethernet = data;
 	const struct data_header *lm;
+	const struct ipv4 *ip;
 	const struct udp *udp;
 	__u16 protocol;
 	__u32 udp_len, type;
@@ -317,17 +374,21 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip->version_words != 0x45)
 		return LM_PASS_OPTIONS;
 	packet.ip_len = be16(packet.ip->total_len);
-	packet.frame_len = bpf_xdp_get_buff_len(md);
 	if (packet.ip_len < sizeof(struct ipv4) || packet.link_len + packet.ip_len > packet.frame_len)
 		return LM_PASS_MALFORMED;
 	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
 		return judge_fragment(md, queue, channel, log, &packet);
 
-	udp = (const void *)(packet.ip + 1);
+	/* Moved, or the compiler keeps what it compared with `end` above on the stack, in a place that it gives to a number later. */
+	asm volatile("%0 = %1 # the IPv4 header" : "=r"(ip) : "r"(packet.ip));
+	udp = (const void *)(ip + 1);
 	if ((const void *)(udp + 1) > end)
 		return LM_PASS_MALFORMED;
-	if (udp->destination != lm_config.data_port)
-		return udp->destination == lm_config.control_port ? LM_PASS_CONTROL : LM_PASS_FOREIGN;
+	if (udp->destination != channel->data_port) {
+		if (udp->destination == lm_config.control_port)
+			return LM_PASS_CONTROL;
+		return tell_owner(udp->destination) ? LM_PASS_ELSEWHERE : LM_PASS_FOREIGN;
+	}
 	lm = (const void *)(udp + 1);
 	udp_len = be16(udp->len);
 	if ((const void *)(lm + 1) > end || udp_len < sizeof(*udp) + sizeof(*lm) ||

@@ -37,6 +37,7 @@ enum lm_verdict {
 	LM_REDIRECT_GENERAL, /* EAGER, EAGER_ACK, ANNOUNCE, CREDIT, MISSING, MANIFEST: to the general queue's XSK */
 	LM_PASS_FOREIGN,     /* not IPv4, not UDP, not our address or not our ports */
 	LM_PASS_CONTROL,     /* to the control port */
+	LM_PASS_ELSEWHERE,   /* to the data port of a program on another queue, whose log counts it */
 	LM_PASS_ONE_COPY,    /* a small LM packet on a queue that is not general, or has no XSK */
 	LM_PASS_OPTIONS,     /* UDP to our address with IPv4 options */
 	LM_PASS_FRAGMENT,    /* an IPv4 fragment that no open ipfrag session of this queue claims */
@@ -73,13 +74,15 @@ enum lm_flag {
 	LM_FLAG_ONE_CPU_PER_QUEUE = 1,
 	/* The machine keeps stores in order (x86): publishing an entry needs no barrier. */
 	LM_FLAG_ORDERED_STORES = 2,
+	/* Several programs, each with queues and a data port of its own: lm_ports says whose a port is. */
+	LM_FLAG_SEVERAL_PROGRAMS = 4,
 };
 
 /* Constants of a loaded gate, in .rodata: the verifier removes the branches they decide. */
 struct lm_config {
 	__u32 local_ip; /* 0: any address */
-	__u16 data_port;
 	__u16 control_port;
+	__u16 reserved;
 	__u32 flags;
 };
 
@@ -97,7 +100,8 @@ struct lm_channel {
 	__u32 role; /* enum lm_role; written by user space */
 	__u32 zero; /* 0: a number that the verifier does not know */
 	__u64 accepted; /* packets redirected by a role that counts since the gate was loaded; written by the gate */
-	__u8 reserved[48];
+	__u16 data_port; /* UDP port of fragments and small LM packets on this queue; written by user space */
+	__u8 reserved[46];
 	/* Counts for a queue that has no log. */
 	struct lm_counters counters;
 };
@@ -117,7 +121,10 @@ struct lm_session {
 	/* Written by the gate while `open` is 1. */
 	__u32 last_message; /* the last accepted fragment, */
 	__u32 last_index;   /* or a place just before the first legal one */
-	__u8 reserved[24];
+	__u32 reserved0;
+	/* Written by user space at any time: nothing lands from then on (CLOCK_MONOTONIC); 0: there is no end. */
+	__u64 active_until_ns;
+	__u8 reserved1[16];
 };
 
 /* One accepted packet; the n-th entry describes the n-th RX descriptor of the channel (I3). */
@@ -140,7 +147,8 @@ struct lm_log {
 	__u8 reserved1[56];
 	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */
-	__u8 reserved2[3584];
+	__u64 passed_elsewhere; /* gate, with LM_FLAG_SEVERAL_PROGRAMS: packets to the client's port on queues that are not its own */
+	__u8 reserved2[3576];
 	struct lm_log_entry entries[LM_LOG_ENTRIES]; /* from byte 4096 */
 };
 

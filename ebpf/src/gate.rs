@@ -3,22 +3,28 @@
 //! Who holds a [`Gate`] decides what may land (I6): the sessions are in a map of its own. A channel's client gets that
 //! channel's [`Log`] and nothing else.
 
+mod pins;
+mod quiesce;
+
 use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use aya::Ebpf;
-use aya::maps::{Array, ArrayOfMaps, IterableMap, Map, MapData, MapError, XskMap};
-use aya::programs::{ProgramError, TestRun, TestRunOptions};
+use aya::maps::{Array, HashMap, IterableMap, Map, MapData, MapError, XskMap};
 
-use crate::attach::{self, AttachError, AttachMode, Attached, CpuCheck, EffectiveMode, GateConfig};
+use crate::attach::{self, AttachError, AttachMode, Attached, EffectiveMode, GateConfig};
 use crate::layout::{ChannelRow, LogMap, QUEUES, SESSIONS, STRAY_ROW, SessionRow};
 use crate::log::Log;
 use crate::session::{Role, SessionAdmission};
 use crate::shared::SharedMemory;
+use crate::sys;
 use crate::verdict::{Counters, Verdict};
+pub use pins::{remove_defunct_pins, remove_pins};
+use quiesce::Progress;
+pub use quiesce::{Quiesce, Quiet};
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const CHANNELS_LEN: usize = (STRAY_ROW as usize + 1) * size_of::<ChannelRow>();
@@ -58,6 +64,12 @@ pub enum GateError {
     /// The admission contradicts itself.
     #[error("illegal session: {0}")]
     IllegalSession(&'static str),
+    /// A port by queue, in a gate that was loaded with one port for all.
+    #[error("the gate was loaded for one program, which has one data port")]
+    OnePort,
+    /// Somebody waits for the queue already.
+    #[error("queue {0} is being waited for: finish that first")]
+    Quiescing(u32),
     /// A map operation failed.
     #[error("cannot change the gate's maps: {0}")]
     Map(#[from] MapError),
@@ -66,22 +78,43 @@ pub enum GateError {
     System(#[from] io::Error),
 }
 
-/// An attached gate. Dropping it, or the death of the process, detaches it.
+/// A session that may land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenSession {
+    /// Its landing queue.
+    pub queue: u32,
+    /// Its place there.
+    pub place: u32,
+    /// Its key.
+    pub key: u64,
+}
+
+/// An attached gate. Dropping it, or the death of the process, detaches it, unless it is pinned ([`Gate::pin`]).
 pub struct Gate {
     // First: detached before anything else goes.
     link: OwnedFd,
-    ebpf: Ebpf,
+    program: OwnedFd,
     channels: SharedMemory,
     sessions: SharedMemory,
     /// By queue: places whose session was closed, with a CPU perhaps still inside the gate.
     closing: [u16; QUEUES as usize],
+    progress: Progress,
     xsks: XskMap<MapData>,
-    logs: ArrayOfMaps<MapData, LogArray>,
+    logs_fd: OwnedFd,
+    ports: HashMap<MapData, u16, u32>,
     channel_logs: Vec<Option<LogArray>>,
+    /// Mapped when the first session is opened: mapping one takes longer than all else that a session needs.
+    mapped_logs: Vec<Option<Log>>,
+    /// What logs counted that were replaced.
+    retired: Counters,
     mode: EffectiveMode,
     interface: String,
-    cpu_check: CpuCheck,
+    config: GateConfig,
     warnings: Vec<String>,
+    /// Where it is pinned.
+    pins: Option<PathBuf>,
+    /// To pin them: [`pins::MAPS`].
+    maps: [OwnedFd; 5],
 }
 
 impl fmt::Debug for Gate {
@@ -104,32 +137,56 @@ impl Gate {
             interface,
             warnings,
         } = attach::attach(ifindex, config, mode)?;
-        let mut map_array = |name: &str, len| match ebpf.take_map(name) {
-            Some(Map::Array(map)) => Ok(SharedMemory::of_map(map.fd().as_fd(), len)?),
-            _ => Err(missing(name)),
-        };
-        let channels = map_array("lm_channels", CHANNELS_LEN)?;
-        let sessions = map_array("lm_sessions", SESSIONS_LEN)?;
+        let program = attach::xdp(&ebpf).and_then(|program| Ok(program.fd()?));
+        let program = program.map_err(io::Error::other)?.as_fd().try_clone_to_owned()?;
+        let mut fds = Vec::new();
+        for name in pins::MAPS {
+            let map = ebpf.map(name).and_then(|map| match map {
+                Map::Array(map) | Map::XskMap(map) | Map::ArrayOfMaps(map) | Map::HashMap(map) => Some(map),
+                _ => None,
+            });
+            fds.push(
+                map.ok_or_else(|| missing(name))?
+                    .fd()
+                    .as_fd()
+                    .try_clone_to_owned()?,
+            );
+        }
+        let maps: [OwnedFd; 5] = fds.try_into().expect("as many as names");
+        let [channels, sessions, _, logs, _] = &maps;
+        let channels = SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?;
+        let sessions = SharedMemory::of_map(sessions.as_fd(), SESSIONS_LEN)?;
+        let logs_fd = logs.try_clone()?;
         let xsks = ebpf
             .take_map("lm_xsks")
             .and_then(|map| XskMap::try_from(map).ok());
-        let logs = ebpf
-            .take_map("lm_logs")
-            .and_then(|map| ArrayOfMaps::try_from(map).ok());
-        Ok(Gate {
+        let ports = ebpf
+            .take_map("lm_ports")
+            .and_then(|map| HashMap::try_from(map).ok());
+        let gate = Gate {
             link,
-            ebpf,
+            program,
             channels,
             sessions,
             closing: [0; QUEUES as usize],
+            progress: Progress::default(),
             xsks: xsks.ok_or_else(|| missing("lm_xsks"))?,
-            logs: logs.ok_or_else(|| missing("lm_logs"))?,
+            logs_fd,
+            ports: ports.ok_or_else(|| missing("lm_ports"))?,
             channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
             mode,
             interface,
-            cpu_check: config.cpu_check,
+            config: config.clone(),
             warnings,
-        })
+            pins: None,
+            maps,
+        };
+        if !config.several_programs {
+            (0..=STRAY_ROW).for_each(|row| gate.store_port(row, config.data_port));
+        }
+        Ok(gate)
     }
 
     /// The mode that the kernel granted.
@@ -169,25 +226,83 @@ impl Gate {
     pub fn set_role(&mut self, queue: u32, role: Role) -> Result<(), GateError> {
         check(queue)?;
         if role == Role::Landing && self.mode == EffectiveMode::Generic {
-            let checked = self.cpu_check.check(&self.interface, queue);
+            let checked = self.config.cpu_check.check(&self.interface, queue);
             checked.map_err(|reason| GateError::ManyCpus { queue, reason })?;
         }
-        if role != Role::None && self.channel_logs[queue as usize].is_none() {
-            let log = LogArray::create(1, BPF_F_MMAPABLE)?;
-            self.logs.set(queue, &log, 0)?;
-            self.channel_logs[queue as usize] = Some(log);
+        if role != Role::None && self.needs_log(queue) {
+            self.renew(queue)?;
         }
         if (0..SESSIONS).any(|place| self.is_open(queue, place)) {
             (0..SESSIONS).try_for_each(|place| self.close_session(queue, place))?;
             self.quiesce(queue)?;
         }
+        self.store_role(queue, role);
+        if self.config.several_programs {
+            self.assign_port(self.data_port(queue))?;
+        }
+        Ok(())
+    }
+
+    fn store_role(&self, queue: u32, role: Role) {
         // Relaxed: the log was published by a system call.
         self.channels.store_u32(
             channel_offset(queue) + offset_of!(ChannelRow, role),
             role as u32,
             Ordering::Relaxed,
         );
-        Ok(())
+    }
+
+    /// Says whose packets are expected on `queue`, where several programs use the gate: those to this UDP port; 0: nobody's. A program
+    /// that has several queues has the same port on all of them. What comes for it on others passes to its socket, and is told in
+    /// the log of its lowest queue ([`Log::passed_elsewhere`]).
+    ///
+    /// # Errors
+    /// [`GateError::NoQueue`], [`GateError::OnePort`] where the gate was loaded for one program, or a map that cannot be changed.
+    pub fn set_data_port(&mut self, queue: u32, data_port: u16) -> Result<(), GateError> {
+        check(queue)?;
+        if !self.config.several_programs {
+            return match data_port {
+                0 => Ok(()),
+                _ => Err(GateError::OnePort),
+            };
+        }
+        let old = self.data_port(queue);
+        self.store_port(queue, data_port);
+        self.assign_port(old)?;
+        self.assign_port(data_port)
+    }
+
+    /// The port of [`Gate::set_data_port`].
+    pub fn data_port(&self, queue: u32) -> u16 {
+        let at = channel_offset(queue.min(STRAY_ROW)) + offset_of!(ChannelRow, data_port);
+        let bytes = self.channels.load_u32(at, Ordering::Relaxed).to_ne_bytes();
+        u16::from_be_bytes([bytes[0], bytes[1]])
+    }
+
+    fn store_port(&self, row: u32, data_port: u16) {
+        let [high, low] = data_port.to_be_bytes();
+        let at = channel_offset(row) + offset_of!(ChannelRow, data_port);
+        // Relaxed: one number, which guards nothing.
+        (self.channels).store_u32(at, u32::from_ne_bytes([high, low, 0, 0]), Ordering::Relaxed);
+    }
+
+    /// Tells the gate in whose log a port's packets are counted that come elsewhere.
+    fn assign_port(&mut self, data_port: u16) -> Result<(), GateError> {
+        if data_port == 0 {
+            return Ok(());
+        }
+        let owner = (0..QUEUES).find(|&queue| self.data_port(queue) == data_port && !self.needs_log(queue));
+        let key = data_port.to_be();
+        match owner {
+            Some(queue) => Ok(self.ports.insert(key, queue, 0)?),
+            None => match self.ports.remove(&key) {
+                Err(MapError::KeyNotFound) => Ok(()),
+                Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
+                    Ok(())
+                }
+                other => Ok(other?),
+            },
+        }
     }
 
     /// Lets a session land on `queue`, at its place. Log positions go on from where they are; the message limit starts before
@@ -210,8 +325,12 @@ impl Gate {
         if self.is_closing(queue, place) {
             self.quiesce(queue)?;
         }
-        self.log(queue)?
-            .set_message_limit(place, session.first_message.wrapping_sub(1));
+        if self.mapped_logs[queue as usize].is_none() {
+            self.mapped_logs[queue as usize] = Some(self.log(queue)?);
+        }
+        if let Some(log) = &mut self.mapped_logs[queue as usize] {
+            log.set_message_limit(place, session.first_message.wrapping_sub(1));
+        }
         let (message, index) = session.place_before_first();
         let row = session_offset(queue, place);
         let network_ip = |ip: std::net::Ipv4Addr| u32::from_ne_bytes(ip.octets());
@@ -238,6 +357,7 @@ impl Gate {
         ] {
             self.sessions.store_u32(row + field, value, relaxed);
         }
+        self.store_end(queue, place, session.active_until_ns);
         // The gate loads `open` and then the fields. x86 keeps both sides' order, given the release store; elsewhere a BPF
         // program of this age has no acquire load, so every CPU must leave the gate once in between.
         if !cfg!(target_arch = "x86_64") {
@@ -246,6 +366,35 @@ impl Gate {
         self.sessions
             .store_u32(row + offset_of!(SessionRow, open), 1, Ordering::Release);
         Ok(())
+    }
+
+    /// When the session at `place` is to stop landing by itself: [`SessionAdmission::active_until_ns`]. At any time.
+    ///
+    /// # Errors
+    /// [`GateError::NoQueue`].
+    pub fn extend_session(&mut self, queue: u32, place: u32, active_until_ns: u64) -> Result<(), GateError> {
+        check(queue)?;
+        self.store_end(queue, place, active_until_ns);
+        Ok(())
+    }
+
+    fn store_end(&self, queue: u32, place: u32, active_until_ns: u64) {
+        let at = session_offset(queue, place) + offset_of!(SessionRow, active_until_ns);
+        // Relaxed: one number, which guards nothing.
+        self.sessions.store_u64(at, active_until_ns, Ordering::Relaxed);
+    }
+
+    /// The sessions that are open, over all queues.
+    pub fn open_sessions(&self) -> Vec<OpenSession> {
+        let places = (0..QUEUES).flat_map(|queue| (0..SESSIONS).map(move |place| (queue, place)));
+        places
+            .filter(|&(queue, place)| self.is_open(queue, place))
+            .map(|(queue, place)| {
+                let key = session_offset(queue, place) + offset_of!(SessionRow, key);
+                let key = u64::from_be(self.sessions.load_u64(key, Ordering::Relaxed));
+                OpenSession { queue, place, key }
+            })
+            .collect()
     }
 
     /// Closes the session at `place` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever takes
@@ -265,22 +414,6 @@ impl Gate {
         queue < QUEUES && self.closing[queue as usize] & 1 << (place % SESSIONS) != 0
     }
 
-    /// Waits until no CPU is inside the gate with a session that was closed before (I4): afterwards the log does not grow by
-    /// it, and what is in it has its RX descriptor or was dropped and counted by the kernel. Takes tens of milliseconds.
-    ///
-    /// It waits for an RCU grace period: XDP programs run inside a read-side section of it, redirect included. The kernel waits
-    /// for one whenever a map in a map is replaced (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`); membarrier would do
-    /// the same but is missing where a CPU runs without a tick.
-    pub fn quiesce(&mut self, queue: u32) -> Result<(), GateError> {
-        check(queue)?;
-        // Without a log it never had a role, so no session could be open.
-        if let Some(log) = &self.channel_logs[queue as usize] {
-            self.logs.set(queue, log, 0)?;
-            self.closing[queue as usize] = 0;
-        }
-        Ok(())
-    }
-
     /// Maps the log of a queue that has a role. Several mappings show the same log.
     pub fn log(&self, queue: u32) -> Result<Log, GateError> {
         Ok(Log::over(SharedMemory::of_map(
@@ -298,9 +431,9 @@ impl Gate {
         }
     }
 
-    /// What the gate counted since it was attached: packets per verdict over all queues. Maps each log: not for a hot path.
+    /// What the gate counted since it was attached, or taken over: packets per verdict over all queues. Maps each log: not for a hot path.
     pub fn counters(&self) -> Result<Counters, GateError> {
-        let mut sum = Counters::default();
+        let mut sum = self.retired;
         for queue in 0..=STRAY_ROW {
             self.channels
                 .add_counters(channel_offset(queue) + offset_of!(ChannelRow, counters), &mut sum);
@@ -327,18 +460,10 @@ impl Gate {
 
     /// Runs the gate once on a frame, as if it had arrived on `queue` of the interface `ifindex` (`BPF_PROG_TEST_RUN`), with all its
     /// effects but the redirect itself. Returns the XDP action. For tests and fuzzing.
-    pub fn test_run(&self, ifindex: u32, queue: u32, frame: &[u8]) -> Result<u32, ProgramError> {
+    pub fn test_run(&self, ifindex: u32, queue: u32, frame: &[u8]) -> io::Result<u32> {
         // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
-        let words = [0, frame.len() as u32, 0, ifindex, queue, 0];
-        let mut md = [0u8; 24];
-        md.chunks_exact_mut(4)
-            .zip(words)
-            .for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(frame);
-        options.ctx_in = Some(&md);
-        let program = attach::xdp(&self.ebpf).map_err(|_| ProgramError::NotLoaded)?;
-        Ok(program.test_run(options)?.return_value)
+        let metadata = [0, frame.len() as u32, 0, ifindex, queue, 0];
+        sys::test_run(self.program.as_fd(), frame, &metadata)
     }
 
     fn role(&self, queue: u32) -> u32 {
@@ -379,5 +504,5 @@ const _: () = {
     is_send::<Gate>();
     is_send::<Log>();
     // `Counters` and the maps' rows agree on the number of verdicts.
-    assert!(Verdict::ALL.len() == 20);
+    assert!(Verdict::ALL.len() == 21);
 };

@@ -20,6 +20,8 @@ pub const SHORT_FRAME: u32 = 64;
 pub const FLAG_ONE_CPU_PER_QUEUE: u32 = 1;
 /// `lm_config.flags`: the machine keeps stores in order.
 pub const FLAG_ORDERED_STORES: u32 = 2;
+/// `lm_config.flags`: several programs, each with queues and a data port of its own.
+pub const FLAG_SEVERAL_PROGRAMS: u32 = 4;
 
 /// `struct lm_config`: constants of a loaded gate.
 #[repr(C)]
@@ -27,10 +29,10 @@ pub const FLAG_ORDERED_STORES: u32 = 2;
 pub struct Config {
     /// Address that packets must be sent to; 0 accepts any.
     pub local_ip: u32,
-    /// UDP port of fragments and small LM packets.
-    pub data_port: u16,
     /// UDP port of the control protocol: always passed.
     pub control_port: u16,
+    /// Zero.
+    pub reserved: u16,
     /// `FLAG_*`.
     pub flags: u32,
 }
@@ -57,8 +59,10 @@ pub struct ChannelRow {
     pub zero: u32,
     /// Packets accepted since the gate was loaded (written by the gate).
     pub accepted: u64,
+    /// UDP port of fragments and small LM packets on this queue.
+    pub data_port: u16,
     /// Zero.
-    pub reserved: [u8; 48],
+    pub reserved: [u8; 46],
     /// Counts while the queue has no log.
     pub counters: CounterRow,
 }
@@ -90,7 +94,11 @@ pub struct SessionRow {
     /// Index of the last accepted fragment (written by the gate).
     pub last_index: u32,
     /// Zero.
-    pub reserved: [u8; 24],
+    pub reserved0: u32,
+    /// CLOCK_MONOTONIC, in nanoseconds: nothing lands from then on; 0: there is no end.
+    pub active_until_ns: u64,
+    /// Zero.
+    pub reserved1: [u8; 16],
 }
 
 /// `struct lm_log_entry`.
@@ -131,8 +139,10 @@ pub struct LogMap {
     pub message_limits: [u32; SESSIONS as usize],
     /// Counts of the queue (written by the gate).
     pub counters: CounterRow,
+    /// Packets to the client's port on queues that are not its own (written by the gate).
+    pub passed_elsewhere: u64,
     /// Zero.
-    pub reserved2: [u8; 3584],
+    pub reserved2: [u8; 3576],
     /// The log, at `position % LOG_ENTRIES`.
     pub entries: [LogEntryRow; LOG_ENTRIES as usize],
 }

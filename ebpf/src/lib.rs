@@ -29,7 +29,7 @@ mod sys;
 mod verdict;
 
 pub use attach::{AttachError, AttachMode, CpuCheck, EffectiveMode, GateConfig};
-pub use gate::{Gate, GateError};
+pub use gate::{Gate, GateError, OpenSession, Quiesce, Quiet, remove_defunct_pins, remove_pins};
 pub use log::{Log, LogEntry, LogWriter};
 pub use session::{Role, SessionAdmission, Wire};
 pub use verdict::{Counters, Verdict};

@@ -4,7 +4,9 @@
 //! posted and which messages it expects. Positions are 64-bit, start at 0 when the gate is loaded (not with a session), and
 //! never wrap in practice.
 
+use std::io;
 use std::mem::offset_of;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -63,9 +65,24 @@ impl Log {
         }
     }
 
+    /// Maps a log that the gate's owner handed over.
+    ///
+    /// # Errors
+    /// The descriptor is of no such map, or cannot be mapped.
+    pub fn of_map(map: BorrowedFd<'_>) -> io::Result<Log> {
+        Ok(Log::over(SharedMemory::of_map(map, size_of::<LogMap>())?))
+    }
+
     pub(crate) fn over(memory: SharedMemory) -> Log {
         Log {
             memory: Arc::new(memory),
+        }
+    }
+
+    /// The same log once more: one of the two posts.
+    pub fn share(&self) -> Log {
+        Log {
+            memory: Arc::clone(&self.memory),
         }
     }
 
@@ -145,6 +162,14 @@ impl Log {
         self.memory.load_counter(COUNTERS, verdict)
     }
 
+    /// Packets to this channel's data port that came on queues of other programs, and went to the data socket: one load. Only where
+    /// several programs share the gate.
+    pub fn passed_elsewhere(&self) -> u64 {
+        // Relaxed: a counter orders nothing.
+        self.memory
+            .load_u64(offset_of!(LogMap, passed_elsewhere), Ordering::Relaxed)
+    }
+
     /// Packets of this queue that the kernel's data socket may have received: one load. It moves *before* the packet is
     /// in the socket.
     pub fn passed(&self) -> u64 {
@@ -215,5 +240,9 @@ impl LogWriter {
 
     pub(crate) fn count(&self, verdict: Verdict) {
         self.memory.count(COUNTERS, verdict);
+    }
+
+    pub(crate) fn count_elsewhere(&self) {
+        self.memory.add_one(offset_of!(LogMap, passed_elsewhere));
     }
 }

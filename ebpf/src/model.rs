@@ -36,6 +36,7 @@ fn is_after(a: u32, b: u32) -> bool {
 #[derive(Debug, Default)]
 struct Channel {
     role: Role,
+    data_port: u16,
     has_xsk: bool,
     sessions: [Option<Open>; SESSIONS as usize],
     accepted: u64,
@@ -66,8 +67,9 @@ struct Open {
 #[derive(Debug)]
 pub struct ModelGate {
     local_ip: Option<Ipv4Addr>,
-    data_port: u16,
     control_port: u16,
+    several_programs: bool,
+    now_ns: u64,
     channels: Vec<Channel>,
 }
 
@@ -96,13 +98,60 @@ impl Packet<'_> {
 impl ModelGate {
     /// A gate for packets to `local_ip` (any address if `None`) and to these ports.
     pub fn new(local_ip: Option<Ipv4Addr>, data_port: u16, control_port: u16) -> ModelGate {
-        let channels = (0..=STRAY_ROW).map(|_| Channel::default()).collect();
+        let channel = || Channel {
+            data_port,
+            ..Channel::default()
+        };
         ModelGate {
             local_ip,
-            data_port,
             control_port,
-            channels,
+            several_programs: false,
+            now_ns: 0,
+            channels: (0..=STRAY_ROW).map(|_| channel()).collect(),
         }
+    }
+
+    /// A gate for several programs ([`crate::GateConfig::several_programs`]).
+    pub fn for_several(local_ip: Option<Ipv4Addr>, control_port: u16) -> ModelGate {
+        ModelGate {
+            several_programs: true,
+            ..ModelGate::new(local_ip, 0, control_port)
+        }
+    }
+
+    /// As [`crate::Gate::set_data_port`].
+    ///
+    /// # Panics
+    ///
+    /// If `queue` is not below 64.
+    pub fn set_data_port(&mut self, queue: u32, data_port: u16) {
+        assert!(queue < QUEUES, "queue {queue}");
+        self.channel(queue).data_port = data_port;
+    }
+
+    /// What CLOCK_MONOTONIC says.
+    pub fn set_now(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    /// As [`crate::Gate::extend_session`].
+    pub fn extend_session(&mut self, queue: u32, place: u32, active_until_ns: u64) {
+        if let Some(open) = &mut self.channel(queue).sessions[place as usize] {
+            open.admission.active_until_ns = active_until_ns;
+        }
+    }
+
+    /// Whether a program on another queue has this port; its log counts that.
+    fn tell_owner(&self, port: u16) -> bool {
+        let owned = |channel: &&Channel| channel.data_port == port && channel.log.is_some();
+        let owner = (self.channels.iter()).find(owned);
+        let Some(log) = owner.and_then(|channel| channel.log.as_ref()) else {
+            return false;
+        };
+        if self.several_programs {
+            log.count_elsewhere();
+        }
+        self.several_programs
     }
 
     fn channel(&mut self, queue: u32) -> &mut Channel {
@@ -222,15 +271,21 @@ impl ModelGate {
             ip: &rest[..ip_len],
         };
         if be16(rest, 6) & 0x3fff != 0 {
-            return self.judge_fragment(queue, &packet, rest);
+            let verdict = self.judge_fragment(queue, &packet, rest);
+            let is_first = be16(rest, 6) & 0x1fff == 0;
+            if verdict == Verdict::PassFragment && is_first && rest.len() >= IPV4_LEN + UDP_LEN {
+                self.tell_owner(be16(rest, 22));
+            }
+            return verdict;
         }
         if rest.len() < IPV4_LEN + UDP_LEN {
             return Verdict::PassMalformed;
         }
-        let (data_port, control_port) = (self.data_port, self.control_port);
+        let (data_port, control_port) = (self.channel(queue).data_port, self.control_port);
         match be16(rest, 22) {
             port if port == data_port => self.judge_datagram(queue, &packet, rest),
             port if port == control_port => Verdict::PassControl,
+            port if self.tell_owner(port) => Verdict::PassElsewhere,
             _ => Verdict::PassForeign,
         }
     }
@@ -273,8 +328,12 @@ impl ModelGate {
     }
 
     fn session(&mut self, queue: u32, place: u32, wire: Wire) -> Option<Open> {
+        let now_ns = self.now_ns;
+        let may_land = |session: &SessionAdmission| {
+            session.wire == wire && (session.active_until_ns == 0 || now_ns < session.active_until_ns)
+        };
         let channel = self.channel(queue);
-        channel.sessions[place as usize].filter(|open| open.admission.wire == wire)
+        channel.sessions[place as usize].filter(|open| may_land(&open.admission))
     }
 
     fn judge_data(&mut self, queue: u32, packet: &Packet<'_>, lm: &[u8]) -> Verdict {
@@ -325,7 +384,7 @@ impl ModelGate {
             if payload.len() < UDP_LEN {
                 return Verdict::PassMalformed;
             }
-            if be16(payload, 0) != session.peer_port || be16(payload, 2) != self.data_port {
+            if be16(payload, 0) != session.peer_port || be16(payload, 2) != self.channel(queue).data_port {
                 return Verdict::PassFragment;
             }
         }

@@ -62,6 +62,8 @@ pub struct SessionAdmission {
     pub window_fragments: u32,
     /// Number of the session's first message.
     pub first_message: u32,
+    /// Nothing lands from then on: CLOCK_MONOTONIC, in nanoseconds; 0: there is no end. In zero-copy mode the gate does not look.
+    pub active_until_ns: u64,
 }
 
 impl SessionAdmission {

@@ -109,6 +109,11 @@ impl SharedMemory {
         self.load_u64(row + std::mem::offset_of!(CounterRow, passed), Ordering::Relaxed)
     }
 
+    /// Adds one to the number at `offset`, as the gate does.
+    pub(crate) fn add_one(&self, offset: usize) {
+        self.u64_at(offset).fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts one packet in the row at `row`, as the gate does.
     pub(crate) fn count(&self, row: usize, verdict: Verdict) {
         let verdicts = row + std::mem::offset_of!(CounterRow, verdicts);

@@ -35,6 +35,8 @@ verdicts! {
     PassForeign = "gate_pass_foreign",
     /// To the control port.
     PassControl = "gate_pass_control",
+    /// To the data port of a program on another queue, whose log counts it ([`Log::passed_elsewhere`](crate::Log::passed_elsewhere)).
+    PassElsewhere = "gate_pass_elsewhere",
     /// A small LM packet on a queue that is not general, or has no XSK.
     PassOneCopy = "gate_pass_one_copy",
     /// UDP to our address with IPv4 options.
@@ -119,6 +121,14 @@ impl Counters {
             .zip(earlier.rows)
             .for_each(|(row, before)| *row = row.wrapping_sub(before));
         Counters { rows }
+    }
+
+    /// These and others together.
+    #[must_use]
+    pub fn plus(&self, other: &Counters) -> Counters {
+        let mut sum = *self;
+        other.iter().for_each(|(verdict, count)| sum.add(verdict, count));
+        sum
     }
 
     pub(crate) fn add(&mut self, verdict: Verdict, count: u64) {

@@ -6,6 +6,7 @@ mod bed;
 
 use bed::pair::Pair;
 use bed::{packet, random};
+use lm_ebpf::Verdict;
 
 /// Bytes per case: some 150 packets.
 const CASE_LEN: usize = 2000;
@@ -66,7 +67,12 @@ fn gate_and_model_agree() {
                 "{} packets, {landed} landed",
                 counters.total()
             );
-            let unseen: Vec<_> = counters.iter().filter(|(_, count)| *count == 0).collect();
+            // One program has the gate here; `tests/sharing.rs` has several.
+            let is_here = |verdict| verdict != Verdict::PassElsewhere;
+            let unseen: Vec<_> = counters
+                .iter()
+                .filter(|&(verdict, count)| count == 0 && is_here(verdict))
+                .collect();
             assert!(unseen.is_empty(), "the cases never reach {unseen:?}");
         }
     });

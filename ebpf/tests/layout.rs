@@ -36,8 +36,8 @@ fn structures() {
         btf.structures["lm_config"],
         structure!(Config {
             local_ip,
-            data_port,
             control_port,
+            reserved,
             flags
         })
     );
@@ -55,6 +55,7 @@ fn structures() {
             role,
             zero,
             accepted,
+            data_port,
             reserved,
             counters
         })
@@ -73,7 +74,9 @@ fn structures() {
             wire,
             last_message,
             last_index,
-            reserved
+            reserved0,
+            active_until_ns,
+            reserved1
         })
     );
     assert_eq!(
@@ -98,6 +101,7 @@ fn structures() {
             reserved1,
             message_limits,
             counters,
+            passed_elsewhere,
             reserved2,
             entries
         })
@@ -182,6 +186,7 @@ fn enumerations() {
         named(&[
             ("LM_FLAG_ONE_CPU_PER_QUEUE", layout::FLAG_ONE_CPU_PER_QUEUE),
             ("LM_FLAG_ORDERED_STORES", layout::FLAG_ORDERED_STORES),
+            ("LM_FLAG_SEVERAL_PROGRAMS", layout::FLAG_SEVERAL_PROGRAMS),
         ])
     );
     assert_eq!(

@@ -496,7 +496,16 @@ impl ControlMessage {
                 packet_type: header.packet_type(),
             });
         };
-        let message = match kind {
+        Ok((request_id, ControlMessage::parse_body(kind, body)?))
+    }
+
+    /// Reads what stands behind the header of a control packet of this kind. Every field of the result is legal.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]. Reserved bytes are ignored.
+    pub fn parse_body(kind: u8, body: &[u8]) -> Result<ControlMessage, ControlError> {
+        Ok(match kind {
             KIND_REQUEST => ControlMessage::Request(read::<RawRequest>(body)?.try_into()?),
             KIND_GRANT => ControlMessage::Grant(read::<RawGrant>(body)?.try_into()?),
             KIND_REJECT => ControlMessage::Reject(read::<RawReject>(body)?.try_into()?),
@@ -515,8 +524,7 @@ impl ControlMessage {
                 })
             }
             kind => return Err(ControlError::UnknownKind { kind }),
-        };
-        Ok((request_id, message))
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, fuzz, hold, run as demonstration, soak, verify, vm};
+use crate::{bench, dist, fuzz, hold, run as demonstration, soak, testbed, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -28,6 +28,7 @@ enum Command {
     Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
     Bed(hold::Arguments),
+    Testbed(testbed::Arguments),
     Vm(vm::Arguments),
     Gate(verify::GateArguments),
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
@@ -37,6 +38,8 @@ enum Command {
     Dist(dist::Arguments),
     #[command(hide = true)]
     UdpReceive(demonstration::UdpReceiveArguments),
+    #[command(hide = true)]
+    TestbedKeep(testbed::KeepArguments),
     #[command(hide = true)]
     VmCheck(vm::checks::CheckArguments),
 }
@@ -66,6 +69,8 @@ fn run(command: Command) -> Result<()> {
         Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Bed(arguments) => hold::run(&arguments),
+        Command::Testbed(arguments) => testbed::run(&arguments),
+        Command::TestbedKeep(arguments) => testbed::keep(&arguments),
         Command::Vm(arguments) => vm::run(&arguments),
         Command::Gate(arguments) => verify::gate(&arguments),
         Command::Ci => verify::ci(),

@@ -17,7 +17,7 @@ const DOCUMENTS: [&str; 5] = [
     "LICENSE-MIT",
     "LICENSE-APACHE",
 ];
-const PROGRAMS: [&str; 3] = ["lm-send", "lm-recv", "lm-bench"];
+const PROGRAMS: [&str; 4] = ["lm-send", "lm-recv", "lm-bench", "lm-admissiond"];
 
 /// Make a tarball of the tools that runs where no Rust is.
 ///
@@ -44,6 +44,8 @@ pub fn dist(arguments: &Arguments) -> Result<()> {
             "--release",
             "--package",
             "lm-bench",
+            "--package",
+            "lm-admission",
             "--bins",
             "--target",
             &target,

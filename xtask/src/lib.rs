@@ -16,6 +16,7 @@ pub mod size;
 pub mod soak;
 pub mod stats;
 pub mod table;
+pub mod testbed;
 pub mod verify;
 pub mod vm;
 pub mod workspace;

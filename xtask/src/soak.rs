@@ -4,6 +4,7 @@
 //! seeds that `LM_SOAK_SEEDS` names and says one line for each. Here they are handed out in small ranges, counted, and stopped at the
 //! first failure.
 
+mod cluster;
 pub(crate) mod fates;
 mod kernel;
 mod world;
@@ -37,6 +38,10 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// two active receivers, that every request is answered, that leases end in time, that memory stays bounded, and that nobody
 /// without the key changes anything. Then a table of both policies: grant latency and utilisation for 10, 100 and 1000 hosts.
 ///
+/// With --cluster: all to all on a cluster of hosts with an admission daemon each, while every second a daemon or a program is killed
+/// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
+/// the daemons grow in neither descriptors nor memory. Needs root.
+///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
 #[derive(Debug, clap::Args)]
@@ -57,6 +62,21 @@ pub struct Arguments {
     /// The admission between hosts instead of the data path.
     #[arg(long, conflicts_with = "kernel")]
     admission: bool,
+    /// Killed daemons and programs in a cluster of hosts.
+    #[arg(long, conflicts_with_all = ["admission", "kernel", "seeds", "with"])]
+    cluster: bool,
+    /// With --cluster: how many hosts.
+    #[arg(long, default_value_t = 16, requires = "cluster", value_parser = clap::value_parser!(u32).range(2..=64))]
+    hosts: u32,
+    /// With --cluster: for so many seconds.
+    #[arg(long, default_value_t = 60, requires = "cluster", value_parser = clap::value_parser!(u32).range(5..=3600))]
+    seconds: u32,
+    /// With --cluster: decides who is killed, and contents.
+    #[arg(long, default_value_t = 1, requires = "cluster")]
+    seed: u64,
+    /// With --cluster: no daemons; programs embed the admission, as root.
+    #[arg(long, requires = "cluster")]
+    embedded: bool,
     /// How many seeds on the real kernel.
     #[arg(long, default_value_t = 0, value_name = "SEEDS")]
     kernel: u64,
@@ -130,6 +150,14 @@ fn parse(line: &str) -> Line<'_> {
 
 /// Runs `cargo xtask soak`.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.cluster {
+        return cluster::run(&cluster::Trouble {
+            hosts: arguments.hosts,
+            seconds: arguments.seconds,
+            seed: arguments.seed,
+            embedded: arguments.embedded,
+        });
+    }
     let seeds = match (arguments.seeds, arguments.kernel) {
         (Some(seeds), _) => seeds,
         (None, 0) => 1000,

@@ -66,13 +66,27 @@ impl Programs {
     /// Builds the tools in release mode.
     pub fn build() -> Result<Programs> {
         eprintln!("building the tools (release)");
-        run(cargo().args(["build", "--release", "--quiet", "--package", "lm-bench", "--bins"]))?;
+        run(cargo()
+            .args(["build", "--release", "--quiet", "--package", "lm-bench"])
+            .args(["--package", "lm-admission", "--bins"]))?;
         Ok(Programs {
             folder: target_dir()?.join("release"),
         })
     }
 
-    /// The path of `lm-send`, `lm-recv` or `lm-bench`.
+    /// Tools that were built before.
+    pub fn in_folder(folder: &Path) -> Programs {
+        Programs {
+            folder: folder.to_owned(),
+        }
+    }
+
+    /// Where they are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of `lm-send`, `lm-recv`, `lm-bench` or `lm-admissiond`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

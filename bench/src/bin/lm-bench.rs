@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{bare, bind, impair, lm, log, overlay, peer};
+use lm_bench::{admission, bare, bind, impair, lm, log, overlay, peer};
 use serde::Serialize;
 
 /// Measuring programs for LM and what it is compared with
@@ -54,6 +54,16 @@ enum Program {
     LmCheckSend(lm::CheckSendArgs),
     /// LM: receive messages that are known from a seed, compare every byte, and tell of each what became of it
     LmCheckRecv(lm::CheckReceiveArgs),
+    /// LM: send to and receive from all hosts of a cluster at once, and compare every byte; for `cargo xtask run --hosts`
+    LmExchange(lm::ExchangeArgs),
+    /// Admission: ask a host's daemon for sessions, as a daemon does, and measure how long grants take
+    AdmissionAsk(admission::AskArgs),
+    /// Admission: receive nothing, so that a daemon has somebody to grant sessions for
+    AdmissionReceive(admission::ReceiveArgs),
+    /// Admission: ask this host's daemon for sessions, and measure how long grants take
+    AdmissionHop(admission::HopArgs),
+    /// Admission: send a daemon what it must not believe
+    AdmissionFlood(admission::FloodArgs),
     /// Bare AF_XDP: send packets
     BareSend(bare::SendArgs),
     /// Bare AF_XDP: receive packets and count
@@ -112,6 +122,11 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LmPong(args) => lm::pong(&args, ready)?,
         Program::LmCheckSend(args) => print(&lm::check_send(&args)?),
         Program::LmCheckRecv(args) => print(&lm::check_receive(&args, ready)?),
+        Program::LmExchange(args) => print(&lm::exchange(&args, ready)?),
+        Program::AdmissionAsk(args) => print(&admission::ask(&args)?),
+        Program::AdmissionReceive(args) => admission::receive(&args, ready)?,
+        Program::AdmissionHop(args) => print(&admission::hop(&args)?),
+        Program::AdmissionFlood(args) => print(&admission::flood(&args, ready)?),
         Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),

@@ -5,6 +5,7 @@
 //! its start, nothing else.
 
 mod check;
+mod exchange;
 mod hold;
 mod pingpong;
 mod plan;
@@ -14,12 +15,13 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lm_dataplane::{ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
 pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
+pub use exchange::{ExchangeArgs, ExchangeReport, exchange};
 pub use hold::HeldReport;
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use plan::PlanArgs;
@@ -65,6 +67,9 @@ pub struct EndpointArgs {
     /// Take IP fragments in zero-copy mode, too: of their sender's traffic, what cards hash by addresses alone is lost then
     #[arg(long)]
     pub exclusive: bool,
+    /// Who may use the interface: auto, embedded, or the path of an admission daemon's socket
+    #[arg(long, value_name = "WHO", value_parser = crate::cli::parse_admission, default_value = "auto")]
+    pub admission: Admission,
 }
 
 impl EndpointArgs {
@@ -97,6 +102,7 @@ impl EndpointArgs {
             poll_queues: !self.no_queue_polling,
             integrity: integrity.into(),
             exclusive: self.exclusive,
+            admission: self.admission.clone(),
             idle: match self.idle {
                 Idle::Spin => IdleStrategy::SPIN,
                 Idle::Default => IdleStrategy::default(),

@@ -48,17 +48,21 @@ impl PlanArgs {
 
     /// Puts the bytes of a message from `offset` on.
     pub(super) fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
-        let start = self.start(number);
-        let mut at = offset;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let word = split_mix(start, at / 8).to_le_bytes();
-            let word = &word[(at % 8) as usize..];
-            let len = word.len().min(rest.len());
-            rest[..len].copy_from_slice(&word[..len]);
-            rest = &mut rest[len..];
-            at += len as u64;
-        }
+        fill(self.start(number), offset, bytes);
+    }
+}
+
+/// Puts the bytes of the sequence `start` from `offset` on.
+pub(super) fn fill(start: u64, offset: u64, bytes: &mut [u8]) {
+    let mut at = offset;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let word = split_mix(start, at / 8).to_le_bytes();
+        let word = &word[(at % 8) as usize..];
+        let len = word.len().min(rest.len());
+        rest[..len].copy_from_slice(&word[..len]);
+        rest = &mut rest[len..];
+        at += len as u64;
     }
 }
 

@@ -186,6 +186,7 @@ fn connect(
         messages_in_flight: shape.window,
         delivery: wanted.delivery.into(),
         timeout: CONNECT_MAX,
+        one_copy: wanted.one_copy,
         session: true,
         rate: wanted.rate,
     };

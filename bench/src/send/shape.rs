@@ -79,6 +79,12 @@ pub struct Options {
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     pub(super) rate: Option<NonZeroU64>,
 
+    /// Send by the one-copy path: without admission, and without a place of the receiver's landing queue
+    ///
+    /// The receiving host copies each fragment once more. For when others land there. Not with --wire ipfrag.
+    #[arg(long)]
+    pub(super) one_copy: bool,
+
     /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
     ///
     /// --wire ipfrag is without, unless the receiver lands in zero-copy mode.
@@ -123,6 +129,11 @@ impl Shape {
         if wire == Wire::IpFrag && options.integrity == Some(IntegrityOption::Manifest) {
             return Err(Failure::usage(
                 "--integrity manifest cannot be demanded with --wire ipfrag, whose receiver decides; leave it out, or take --wire lm",
+            ));
+        }
+        if wire == Wire::IpFrag && options.one_copy {
+            return Err(Failure::usage(
+                "--one-copy does not go with --wire ipfrag, whose datagrams any receiver's kernel copies; leave one of them out",
             ));
         }
         if input_len.is_none() && options.repeat > 1 {

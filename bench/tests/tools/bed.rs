@@ -170,6 +170,16 @@ impl Bed {
         command
     }
 
+    /// A command in a host's network namespace alone: with `ip netns exec` it would have a /sys of its own, and what a daemon pins
+    /// there would go with it.
+    pub(crate) fn network_command(&self, host: Host, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", self.host_name(host)))
+            .arg(program);
+        command
+    }
+
     /// Starts `lm-recv` and waits until it listens.
     pub(crate) fn recv(&self, arguments: &[&str]) -> Tool {
         let mut command = self.command(Host::Receiver, env!("CARGO_BIN_EXE_lm-recv"));
@@ -310,6 +320,10 @@ impl Tool {
             assert!(!ended || text.contains(words), "ended without {words:?}:\n{text}");
             text.contains(words)
         });
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

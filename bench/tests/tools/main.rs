@@ -1,5 +1,6 @@
 //! `lm-send`, `lm-recv` and `lm-bench` as processes on two hosts (network namespaces) on a veth pair. Needs root.
 
+mod admission;
 mod bad_input;
 mod bed;
 mod impairments;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::offset_of;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use loom::sync::atomic::{AtomicU32, AtomicU64};
@@ -68,7 +69,16 @@ impl SharedMemory {
         counter.store(value, weak::ordering(Some(access), ordering));
     }
 
-    // Counters of verdicts order nothing (Relaxed), and no model looks at them.
+    /// Only a gate of the kernel's has a map.
+    pub(crate) fn of_map(_: BorrowedFd<'_>, _: usize) -> io::Result<SharedMemory> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    // Counters order nothing (Relaxed), and no model looks at them.
+
+    pub(crate) fn add_one(&self, _: usize) {
+        panic!("not modelled");
+    }
 
     pub(crate) fn add_counters(&self, _: usize, _: &mut Counters) {
         panic!("not modelled");

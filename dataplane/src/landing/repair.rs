@@ -496,6 +496,8 @@ impl Inbound {
                     self.settle_trouble(umem);
                     None
                 }
+                // How far its sender has come is about to be known, and says which entries are not to be posted again.
+                _ if self.terms.zero_copy && self.claim.is_some() => None,
                 _ => Some(Remedy::Rebuild),
             };
         }
@@ -677,6 +679,7 @@ impl Inbound {
     /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
     pub(super) fn post_again(&mut self, umem: &Umem) {
         for message in &mut self.messages {
+            self.posts_again |= message.posted > message.consumed;
             message.posted = message.consumed;
         }
         let count = |message: &super::Arriving| message.geometry.fragment_count();
@@ -694,9 +697,11 @@ impl Inbound {
             .map_or(self.announced, |message| message.number)
     }
 
-    /// The gate has opened the session anew: it may admit what it admitted before.
-    pub(crate) fn resume(&self, log: &mut Log) {
-        log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
+    /// The gate may admit what is announced, now and when it has opened the session anew.
+    pub(crate) fn limit_messages(&self, log: &mut Log) {
+        if !self.terms.one_copy {
+            log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
+        }
     }
 
     /// The next request for what is missing and due: a message's number, and ranges of fragment indices. It counts as

@@ -19,8 +19,10 @@ use crate::frames::FramePool;
 use crate::memory::Umem;
 use crate::ring::FillRing;
 
-/// Sessions that a landing channel has place for.
-pub(crate) const PLACES: u8 = SessionAdmission::PLACES as u8;
+/// Sessions that the gate has place for.
+pub(super) const ADMITTED: u8 = SessionAdmission::PLACES as u8;
+/// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path.
+pub(crate) const PLACES: u8 = 2 * ADMITTED;
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
@@ -33,7 +35,7 @@ const TURN_QUIET_NS: u64 = 1_000_000;
 
 /// Places that have a session, ascending.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken(u16);
+pub(crate) struct Taken(u32);
 
 impl Iterator for Taken {
     type Item = u8;
@@ -126,8 +128,8 @@ impl Entries {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     /// A bit for each place that has a session: every round looks at them several times.
-    present: u16,
-    /// By place, which four bits of a session's key name.
+    present: u32,
+    /// By place, which four bits of a session's key name, among those that the gate admits or behind them.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
     /// What the channel counted since it was last looked at, beside what each session did.
@@ -202,6 +204,18 @@ impl Sessions {
         self.present == 0
     }
 
+    /// Places of the sessions that the gate admits, ascending.
+    #[inline]
+    pub(crate) fn admitted(&self) -> Taken {
+        Taken(self.present & ((1 << ADMITTED) - 1))
+    }
+
+    /// Whether the gate admits any session.
+    #[inline]
+    pub(crate) fn admits_any(&self) -> bool {
+        self.admitted().next().is_some()
+    }
+
     #[inline]
     pub(crate) fn at(&self, place: u8) -> Option<&Inbound> {
         self.places[usize::from(place % PLACES)].as_deref()
@@ -215,15 +229,23 @@ impl Sessions {
     /// The session with this key.
     #[inline]
     pub(crate) fn with_key(&self, key: u64) -> Option<&Inbound> {
-        self.at(SessionAdmission::place_of(key) as u8)
-            .filter(|inbound| inbound.terms.key == key)
+        let place = SessionAdmission::place_of(key) as u8;
+        let is_it = |inbound: &&Inbound| inbound.terms.key == key;
+        self.at(place)
+            .filter(is_it)
+            .or_else(|| self.at(place + ADMITTED).filter(is_it))
     }
 
     /// The session with this key.
     #[inline]
     pub(crate) fn keyed(&mut self, key: u64) -> Option<&mut Inbound> {
-        self.at_mut(SessionAdmission::place_of(key) as u8)
-            .filter(|inbound| inbound.terms.key == key)
+        let place = self.with_key(key)?.place();
+        self.at_mut(place)
+    }
+
+    /// A place for one more session that comes by the one-copy path: four bits of its key say it.
+    pub(crate) fn free_one_copy_place(&self) -> Option<u8> {
+        (0..ADMITTED).find(|place| self.at(place + ADMITTED).is_none())
     }
 
     /// A place for one more session. IP fragments carry no key, so theirs can only be the first.
@@ -232,7 +254,7 @@ impl Sessions {
         if ipfrag {
             return Some(0).filter(free);
         }
-        let in_turn = (1..=PLACES).map(|step| (self.last_place + step) % PLACES);
+        let in_turn = (1..=ADMITTED).map(|step| (self.last_place + step) % ADMITTED);
         // The first is for those that can use no other.
         in_turn
             .filter(|place| *place != 0)
@@ -245,7 +267,9 @@ impl Sessions {
         self.serial = self.serial.wrapping_add(1);
         inbound.serial = self.serial;
         let place = inbound.place();
-        self.last_place = place;
+        if place < ADMITTED {
+            self.last_place = place;
+        }
         self.turns.arrived(usize::from(place));
         self.present |= 1 << place;
         self.places[usize::from(place)] = Some(Box::new(inbound));
@@ -285,6 +309,9 @@ impl Sessions {
         if self.entries.keeps_zones() {
             self.entries.free_quarantined(arena);
         }
+        if self.present >> ADMITTED != 0 {
+            (self.iter_mut()).for_each(|inbound| inbound.take_memory(arena, chosen, now_ns));
+        }
         let mut total = 0;
         // Whose turn it is may have no use for it: memory may be short, or its next entry may have to wait (I5).
         for _ in 0..PLACES {
@@ -315,7 +342,7 @@ impl Sessions {
                 written += inbound.fill_lap(fill, written, &mut self.entries);
             }
             // The sender's time begins when it may send: until now the application had the memory.
-            if !awaited && inbound.awaits_packets() {
+            if !awaited && inbound.awaits_packets() && !std::mem::take(&mut inbound.posts_again) {
                 inbound.progress_ns = now_ns;
             }
             self.pass_skipped(umem);
@@ -335,9 +362,9 @@ impl Sessions {
         total
     }
 
-    /// Whether entries could be posted for another session than the one at `place`.
+    /// Whether another session than the one at `place`, whose turn it is, has a use for a turn.
     fn others_want(&self, place: u8) -> bool {
-        self.others(place).any(Inbound::wants_entries)
+        self.others(place).any(Inbound::wants_turn)
     }
 
     /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
@@ -373,7 +400,7 @@ impl Sessions {
     fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
         if self.entries.spare.is_some() {
             // In zero-copy mode there is one.
-            self.turn = self.taken().next();
+            self.turn = self.admitted().next();
             return self.turn;
         }
         if let Some(place) = self.turn {
@@ -391,7 +418,7 @@ impl Sessions {
         }
         let waiting = (self.places.iter().enumerate())
             .filter_map(|(place, inbound)| Some((place, inbound.as_deref()?)))
-            .filter(|(_, inbound)| inbound.wants_entries())
+            .filter(|(_, inbound)| inbound.wants_turn())
             .map(|(place, inbound)| (place, inbound.left()));
         let next = self.turns.next(waiting)? as u8;
         self.turn = Some(next);
@@ -411,6 +438,11 @@ impl Sessions {
     /// not more on the way than the path can hold; nothing new when it is not its turn.
     pub(crate) fn credit(&self, place: u8) -> u32 {
         let Some(inbound) = self.at(place) else { return 0 };
+        if inbound.terms.one_copy {
+            let ahead = inbound.provided().saturating_sub(inbound.accepted);
+            return (inbound.accepted_packets())
+                .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32);
+        }
         if self.turn != Some(place) {
             return inbound.allowed;
         }

@@ -96,7 +96,7 @@ impl Sessions {
         }
         self.entries.aims.pop_front();
         // The queue carries one session.
-        let place = self.taken().next();
+        let place = self.admitted().next();
         let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
             self.repair.stale += 1;
             if aim.spare {

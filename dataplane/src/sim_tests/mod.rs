@@ -9,6 +9,7 @@ mod flood;
 mod guard;
 mod hostile;
 mod integrity;
+mod one_copy;
 mod rate;
 mod resilience;
 mod restart;

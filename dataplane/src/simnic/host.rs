@@ -36,6 +36,8 @@ pub(super) struct Host {
     bounds: Vec<Option<Range<u64>>>,
     /// [`SimChannel::strayed`] of channels that are gone.
     strayed: u64,
+    /// As [`Nic::land_in_copy_mode`].
+    lands_in_copy_mode: bool,
 }
 
 impl Host {
@@ -46,6 +48,7 @@ impl Host {
             control: VecDeque::with_capacity(SOCKET_LEN),
             data: VecDeque::with_capacity(SOCKET_LEN),
             control_refused: VecDeque::new(),
+            lands_in_copy_mode: false,
             data_refused: VecDeque::new(),
             passed: 0,
             sent: 0,
@@ -151,8 +154,7 @@ impl Nic for SimNic {
         let (sim_completion, completion) = ring::in_memory::<Completion>(config.completion_len, start);
         sim_tx.set_needs_wakeup(true); // copy mode always wants it
         let semantics = match config.role {
-            // Its zero-copy counterpart is another role.
-            Role::Landing => Semantics::Copy,
+            Role::Landing if host.lands_in_copy_mode => Semantics::Copy,
             _ => host.shared.config.semantics[host.host.min(1)],
         };
         let bounds = host.bounds[queue as usize].clone();
@@ -338,6 +340,10 @@ impl Nic for SimNic {
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
+    }
+
+    fn land_in_copy_mode(&mut self) {
+        self.host().lands_in_copy_mode = true;
     }
 
     fn device(&self) -> Option<Device> {

@@ -37,6 +37,7 @@ pub(crate) fn lm_session() -> SessionAdmission {
         payload_len: 1448,
         window_fragments: 4,
         first_message: 10,
+        active_until_ns: 0,
     }
 }
 

@@ -7,7 +7,7 @@ use super::message::{Append, Message, Remove, Stage};
 use super::outgoing::{Outgoing, Ticket};
 use super::peers::{Arrival, Peers};
 use super::saying::Announced;
-use super::seal::{SealError, SealHeader};
+use super::seal::{ClusterKey, SealError, SealHeader};
 use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, TooMany};
 use crate::control::{
     ControlError, ControlMessage, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
@@ -72,6 +72,11 @@ impl Node {
             counters: Counters::default(),
             config,
         }
+    }
+
+    /// The cluster has another key from now on. Sessions go on; hosts that still use the old one are not understood.
+    pub fn set_key(&mut self, key: ClusterKey) {
+        self.config.key = key;
     }
 
     /// A program of this host receives on `port`, in these landing queues; one that takes several sessions is there several times.

@@ -1,8 +1,9 @@
-//! Interface features (offloads) through the `SIOCETHTOOL` ioctl, so that a bed needs no `ethtool` installed.
+//! Interface features (offloads) and statistics through the `SIOCETHTOOL` ioctl, so that a bed needs no `ethtool` installed.
 //!
 //! Names, bits and structures are those of `include/uapi/linux/ethtool.h`: `ETHTOOL_GSSET_INFO` tells how many
 //! features this kernel has, `ETHTOOL_GSTRINGS` their names, `ETHTOOL_GFEATURES` and `ETHTOOL_SFEATURES` read
-//! and switch them, 32 to a block. All act in the network namespace of the calling thread.
+//! and switch them, 32 to a block. `ETHTOOL_GSTATS` reads a driver's statistics, 64 bits each. All act in the network
+//! namespace of the calling thread.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd as _;
@@ -10,13 +11,15 @@ use std::os::fd::AsRawFd as _;
 use anyhow::{Context, Result, bail, ensure};
 
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSTATS: u32 = 0x1d;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_SFEATURES: u32 = 0x3b;
+const ETH_SS_STATS: u32 = 1;
 const ETH_SS_FEATURES: u32 = 4;
 const NAME_LEN: usize = 32; // ETH_GSTRING_LEN
-/// More than any kernel has (64 in 6.18): bounds what is believed of the kernel's answer.
-const MAX_FEATURES: u32 = 1024;
+/// More than any kernel has (64 features in 6.18, some ten statistics a queue): bounds what is believed of the kernel's answer.
+const MAX_NAMES: u32 = 4096;
 
 /// One feature as `ethtool -k` lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +47,7 @@ impl Feature {
 
 /// All features of `interface`.
 pub fn features(interface: &str) -> Result<Vec<Feature>> {
-    let names = names(interface)?;
+    let names = names(interface, ETH_SS_FEATURES)?;
     let blocks = names.len().div_ceil(32);
     // struct ethtool_gfeatures { cmd, size; { available, requested, active, never_changed } [size] }
     let mut request = vec![0_u32; 2 + 4 * blocks];
@@ -68,7 +71,7 @@ pub fn set_features(interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let names = names(interface)?;
+    let names = names(interface, ETH_SS_FEATURES)?;
     let blocks = names.len().div_ceil(32);
     // struct ethtool_sfeatures { cmd, size; { valid, requested } [size] }
     let mut request = vec![0_u32; 2 + 2 * blocks];
@@ -100,23 +103,35 @@ pub fn set_features(interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
     Ok(())
 }
 
-/// The names of this kernel's features, in the order of their bits.
-fn names(interface: &str) -> Result<Vec<String>> {
+/// The driver's statistics by name, as `ethtool -S` shows them.
+pub fn statistics(interface: &str) -> Result<Vec<(String, u64)>> {
+    let names = names(interface, ETH_SS_STATS)?;
+    // struct ethtool_stats { cmd, n_stats, u64 data[n_stats] }
+    let mut request = vec![0_u32; 2 + 2 * names.len()];
+    request[..2].copy_from_slice(&[ETHTOOL_GSTATS, names.len() as u32]);
+    ethtool(interface, &mut request).context("cannot read the interface's statistics")?;
+    let bytes: Vec<u8> = request[2..].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let values = bytes.as_chunks().0.iter().map(|&value| u64::from_ne_bytes(value));
+    Ok(names.into_iter().zip(values).collect())
+}
+
+/// The names of a set: this kernel's features in the order of their bits, or a driver's statistics.
+fn names(interface: &str, set: u32) -> Result<Vec<String>> {
     // struct ethtool_sset_info { cmd, reserved, u64 sset_mask, data[1] }
     let mut request = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
-    let mask = (1_u64 << ETH_SS_FEATURES).to_ne_bytes();
+    let mask = (1_u64 << set).to_ne_bytes();
     request[2] = u32::from_ne_bytes(mask[..4].try_into().expect("4 bytes"));
     request[3] = u32::from_ne_bytes(mask[4..].try_into().expect("4 bytes"));
-    ethtool(interface, &mut request).context("cannot ask for the number of interface features")?;
+    ethtool(interface, &mut request).context("cannot ask for the number of names")?;
     let count = request[4];
     ensure!(
-        count > 0 && count <= MAX_FEATURES,
-        "the kernel claims to have {count} interface features"
+        count > 0 && count <= MAX_NAMES,
+        "the kernel claims to have {count} names in set {set} of {interface}"
     );
     // struct ethtool_gstrings { cmd, string_set, len, u8 data[len * 32] }
     let mut request = vec![0_u32; 3 + count as usize * NAME_LEN / 4];
-    request[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count]);
-    ethtool(interface, &mut request).context("cannot ask for the names of interface features")?;
+    request[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, set, count]);
+    ethtool(interface, &mut request).context("cannot ask for the names")?;
     let bytes: Vec<u8> = request[3..].iter().flat_map(|word| word.to_ne_bytes()).collect();
     let name = |raw: &[u8]| {
         let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());

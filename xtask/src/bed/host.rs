@@ -7,7 +7,11 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::fs::{CWD, statfs};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
+    open_tree,
+};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::program::{Launch, Program};
@@ -127,6 +131,16 @@ impl Host {
         })
     }
 
+    /// Packets that came in on each receive queue of the veth interface while an XDP program was attached to it.
+    pub fn queue_packets(&self) -> Result<Vec<u64>> {
+        let statistics = self.enter(|| ethtool::statistics(INTERFACE))?;
+        // veth_get_strings in drivers/net/veth.c, by queue.
+        let of_queues = statistics
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("rx_queue_") && name.ends_with("_xdp_packets"));
+        Ok(of_queues.map(|(_, packets)| packets).collect())
+    }
+
     /// Whether an XDP program is attached to the interface, as `ip link` shows it.
     pub fn has_xdp_program(&self) -> Result<bool> {
         let output = ip::iproute2("ip")
@@ -146,11 +160,14 @@ pub(super) fn cpu_mask(mask: u64) -> String {
 }
 
 /// Moves the calling thread (or the only thread of a forked child) into a network namespace, with a `/sys` that
-/// shows it, as `ip netns exec` does. Allocates nothing, so it may run between `fork` and `exec`.
+/// shows it, as `ip netns exec` does, but with the machine's bpffs still in it: what is pinned there outlives whoever
+/// pinned it. Allocates nothing, so it may run between `fork` and `exec`.
 pub(super) fn enter_namespace(namespace: BorrowedFd<'_>) -> std::io::Result<()> {
     const ROOT: &CStr = c"/";
     const SYS: &CStr = c"/sys";
     const SYSFS: &CStr = c"sysfs";
+    const BPFFS: &CStr = c"/sys/fs/bpf";
+    const BPF_FS_MAGIC: u64 = 0xcafe_4a11; // include/uapi/linux/magic.h
     move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
     // SAFETY: `unshare_unsafe` is unsafe because CLONE_FILES and CLONE_FS can surprise code that shares
     // descriptors or the working folder between threads. CLONE_NEWNS implies CLONE_FS only: this thread gets its
@@ -161,6 +178,13 @@ pub(super) fn enter_namespace(namespace: BorrowedFd<'_>) -> std::io::Result<()> 
         ROOT,
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )?;
+    let bpffs = match statfs(BPFFS) {
+        Ok(found) if found.f_type as u64 == BPF_FS_MAGIC => {
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            Some(open_tree(CWD, BPFFS, flags)?)
+        }
+        _ => None,
+    };
     // sysfs shows the interfaces of the namespace it was mounted from: put a new one over the old.
     mount(
         SYSFS,
@@ -169,6 +193,9 @@ pub(super) fn enter_namespace(namespace: BorrowedFd<'_>) -> std::io::Result<()> 
         MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
         None,
     )?;
+    if let Some(bpffs) = bpffs {
+        move_mount(bpffs, c"", CWD, BPFFS, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    }
     Ok(())
 }
 

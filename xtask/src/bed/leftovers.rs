@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::host::NAMESPACE_DIR;
 use super::{INTERFACE, ip};
 
 /// Something to remove.
@@ -78,7 +80,7 @@ impl Leftover {
 }
 
 /// Waits until the process has ended; `false` when it has not within `limit`.
-pub(super) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
+pub(crate) fn wait_for_end(pidfd: &OwnedFd, limit: Duration) -> bool {
     let end = std::time::Instant::now() + limit;
     loop {
         let left = end.saturating_duration_since(std::time::Instant::now());
@@ -191,8 +193,21 @@ fn remove_everything() {
     }
 }
 
-/// Removes a namespace and the interface in it; quiet if there is none.
+/// Where admission daemons pin what outlives them: a folder for each interface, named `NAMESPACE-INDEX`.
+const PINS: &str = "/sys/fs/bpf/lm";
+
+/// Removes a namespace, the interface in it, and what a daemon pinned for that; quiet if there is none.
 pub(super) fn remove_namespace(name: &str) {
+    let inode = std::fs::metadata(Path::new(NAMESPACE_DIR).join(name)).map(|found| found.ino());
+    if let (Ok(inode), Ok(pins)) = (inode, std::fs::read_dir(PINS)) {
+        let is_of_it = |entry: &std::fs::DirEntry| {
+            let name = entry.file_name();
+            name.to_string_lossy().starts_with(&format!("{inode}-"))
+        };
+        for entry in pins.flatten().filter(is_of_it) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
     // The interface first: a namespace that is removed with a veth in it lives on until the kernel's own
     // clean-up has run, and the other end with it.
     for arguments in [

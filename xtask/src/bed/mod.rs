@@ -18,6 +18,8 @@
 //!
 //! The addresses are of 198.18.0.0/15, set aside for measurements between networks (RFC 2544, RFC 6890).
 
+pub mod cluster;
+pub mod daemons;
 pub mod ethtool;
 pub mod host;
 pub mod ip;
@@ -32,6 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
+pub use cluster::{Cluster, ClusterConfig};
 pub use host::Host;
 pub use lone::Lone;
 pub use middle::{Impairments, RunningBox};
@@ -231,7 +234,12 @@ impl Bed {
             _leftovers: leftovers,
         };
         if let Some(switch) = &switch {
-            switch::configure(switch, &bed.senders(), &bed.right, config.queues)?;
+            // Steering needs a choice.
+            let steered = |queue| (config.queues > 1).then_some(queue);
+            let ports: Vec<_> = (bed.senders().into_iter().map(|host| (host, steered(0))))
+                .chain([(&bed.right, steered(switch::RECEIVER_QUEUE))])
+                .collect();
+            switch::configure(switch, &ports)?;
         }
         if let Some(middle) = &bed.middle {
             middle
@@ -253,47 +261,12 @@ impl Bed {
         }
         let senders = bed.senders().into_iter().map(|host| (host, &config.rps_left));
         for (host, rps) in senders.chain([(&bed.right, &config.rps_right)]) {
-            bed.configure(host, config, rps)
-                .with_context(|| format!("cannot set up host {}", host.name()))?;
+            configure(host, config, rps).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
         if switch.is_some() {
-            switch::introduce(&bed.senders(), &bed.right).context("cannot introduce the hosts")?;
+            switch::introduce(&bed.senders(), &[&bed.right]).context("cannot introduce the hosts")?;
         }
         Ok(bed)
-    }
-
-    fn configure(&self, host: &Host, config: &BedConfig, rps: &[u64]) -> Result<()> {
-        // IPv6 would send router solicitations and multicast reports of its own into every measurement.
-        host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
-            .ok();
-        if !config.segmentation_offloads {
-            host.switch_segmentation_offloads(false)?;
-        }
-        if !config.checksum_offload {
-            host.set_features(&[("tx-checksum-ip-generic", false)])?;
-        }
-        let mut commands = vec![
-            "link set lo up".to_owned(),
-            format!("addr add {}/24 dev {INTERFACE}", host.address()),
-        ];
-        if let Some(len) = config.tx_queue_len {
-            commands.push(format!("link set {INTERFACE} txqueuelen {len}"));
-        }
-        commands.push(format!("link set {INTERFACE} up"));
-        ip::batch(Some(host.name()), &commands)?;
-        if let Some(on) = config.gro {
-            host.set_features(&[("rx-gro", on)])?;
-        }
-        if config.threaded_napi {
-            host.set_threaded_napi(true)?;
-        }
-        if let Some(packets) = config.pfifo_packets {
-            host.set_pfifo(packets)?;
-        }
-        for (queue, &mask) in (0..).zip(rps) {
-            host.set_rps(queue, mask)?;
-        }
-        Ok(())
     }
 
     /// The namespace of the box, with its interfaces [`middle::LEFT`] and [`middle::RIGHT`]; only a bed with a box has one.
@@ -330,6 +303,41 @@ impl Bed {
     }
 }
 
+/// Address, offloads and whatever else of `config` is about a host by itself.
+fn configure(host: &Host, config: &BedConfig, rps: &[u64]) -> Result<()> {
+    // IPv6 would send router solicitations and multicast reports of its own into every measurement.
+    host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
+        .ok();
+    if !config.segmentation_offloads {
+        host.switch_segmentation_offloads(false)?;
+    }
+    if !config.checksum_offload {
+        host.set_features(&[("tx-checksum-ip-generic", false)])?;
+    }
+    let mut commands = vec![
+        "link set lo up".to_owned(),
+        format!("addr add {}/24 dev {INTERFACE}", host.address()),
+    ];
+    if let Some(len) = config.tx_queue_len {
+        commands.push(format!("link set {INTERFACE} txqueuelen {len}"));
+    }
+    commands.push(format!("link set {INTERFACE} up"));
+    ip::batch(Some(host.name()), &commands)?;
+    if let Some(on) = config.gro {
+        host.set_features(&[("rx-gro", on)])?;
+    }
+    if config.threaded_napi {
+        host.set_threaded_napi(true)?;
+    }
+    if let Some(packets) = config.pfifo_packets {
+        host.set_pfifo(packets)?;
+    }
+    for (queue, &mask) in (0..).zip(rps) {
+        host.set_rps(queue, mask)?;
+    }
+    Ok(())
+}
+
 /// What making namespaces needs: privilege, iproute2, a watch for Ctrl-C, and no namespaces of the dead.
 fn prepare() -> Result<()> {
     require_root("make network namespaces")?;
@@ -359,16 +367,26 @@ pub fn require_root(to_do_what: &str) -> Result<()> {
 }
 
 /// Removes the namespaces of beds whose process is dead. Failures are left to the next bed.
-fn remove_stale() {
+pub(crate) fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(host::NAMESPACE_DIR) else {
         return;
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if owner_of(&name).is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+        if owner_of(&name).is_some_and(|pid| !is_alive(pid)) {
             leftovers::remove_namespace(&name);
         }
     }
+}
+
+/// Whether there is such a process and it has not ended; nobody may have waited for it yet.
+fn is_alive(pid: u32) -> bool {
+    // proc_pid_stat(5): the state follows the command's name, which may have any character in it.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.trim().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// The process id in a bed's namespace name; `None` for namespaces of others.
@@ -381,7 +399,8 @@ fn owner_of(name: &str) -> Option<u32> {
     let _number: u32 = parts.next()?.parse().ok()?;
     let side = parts.next()?;
     let ours = matches!(side, "left" | "right" | BOX | switch::SWITCH | lone::LONE)
-        || switch::is_further_sender(side);
+        || switch::is_further_sender(side)
+        || cluster::is_host(side);
     (ours && parts.next().is_none()).then_some(pid)
 }
 
@@ -397,6 +416,7 @@ mod tests {
         assert_eq!(owner_of("lmx-4711-0-switch"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-lone"), Some(4711));
         assert_eq!(owner_of("lmx-4711-0-left9"), Some(4711));
+        assert_eq!(owner_of("lmx-4711-0-host16"), Some(4711));
         for foreign in [
             "lmx",
             "lmx-4711",

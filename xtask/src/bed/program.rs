@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{
+    CpuSet, Gid, Uid, sched_setaffinity, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
 
 use super::Host;
 use super::host::{enter_namespace, udp_port_bound};
@@ -30,6 +32,7 @@ pub struct Launch {
     program: PathBuf,
     arguments: Vec<OsString>,
     core: Option<usize>,
+    user: Option<u32>,
     time_limit: Duration,
     stdout: Option<std::fs::File>,
 }
@@ -42,6 +45,7 @@ impl Launch {
             program: program.into(),
             arguments: Vec::new(),
             core: None,
+            user: None,
             time_limit,
             stdout: None,
         }
@@ -65,6 +69,13 @@ impl Launch {
     #[must_use]
     pub fn core(mut self, core: usize) -> Launch {
         self.core = Some(core);
+        self
+    }
+
+    /// Runs the program as this user and the group of the same number, in no other group and without capabilities.
+    #[must_use]
+    pub fn user(mut self, user: u32) -> Launch {
+        self.user = Some(user);
         self
     }
 
@@ -113,6 +124,7 @@ impl Launch {
             set
         });
         let parent = rustix::process::getpid();
+        let user = self.user;
         let mut command = Command::new(&self.program);
         // A process group of its own: Ctrl-C reaches this process alone, which then ends its programs.
         command
@@ -128,16 +140,25 @@ impl Launch {
         // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
         unsafe {
             command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // The parent may have ended before the line above: then nobody would ever send that signal.
-                if rustix::process::getppid() != Some(parent) {
-                    return Err(rustix::io::Errno::SRCH.into());
-                }
                 if let Some(namespace) = &namespace {
                     enter_namespace(namespace.as_fd())?;
                 }
                 if let Some(cores) = &cores {
                     sched_setaffinity(None, cores)?;
+                }
+                if let Some(user) = user {
+                    let (gid, uid) = (Gid::from_raw(user), Uid::from_raw(user));
+                    set_thread_groups(&[])?;
+                    set_thread_res_gid(gid, gid, gid)?;
+                    // The forked child has one thread. With its last user id that is 0 it loses every capability
+                    // (capabilities(7)).
+                    set_thread_res_uid(uid, uid, uid)?;
+                }
+                // After that change, which takes it back (prctl(2)).
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // The parent may have ended before the line above: then nobody would ever send that signal.
+                if rustix::process::getppid() != Some(parent) {
+                    return Err(rustix::io::Errno::SRCH.into());
                 }
                 Ok(())
             });
@@ -246,6 +267,11 @@ impl Program {
     /// Sends a signal; a program that has ended already does not mind.
     pub fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// What it has written to standard error so far.
+    pub fn said(&self) -> String {
+        self.stderr.text()
     }
 
     /// Whether the program has ended by itself.

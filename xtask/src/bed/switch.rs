@@ -23,9 +23,9 @@ use super::{Host, INTERFACE, Side, host, ip};
 /// The side of the bridge's namespace.
 pub(super) const SWITCH: &str = "switch";
 /// Most senders: the addresses of the network end there.
-const SENDERS_MAX: u32 = 64;
+pub(super) const SENDERS_MAX: u32 = 64;
 /// Receive queue for everything that goes to the receiver: LM's landing queue where there are two.
-const RECEIVER_QUEUE: u32 = 1;
+pub(super) const RECEIVER_QUEUE: u32 = 1;
 
 /// Side and address of the senders beyond the left host.
 pub(super) fn further_senders(senders: u32) -> Result<Vec<(String, Ipv4Addr)>> {
@@ -52,48 +52,47 @@ pub(super) fn port_of(host: &Host) -> String {
     format!("port{}", host.address().octets()[3])
 }
 
-/// Joins the ports to a bridge, once the links are there, and steers what goes to the hosts.
-pub(super) fn configure(switch: &Host, senders: &[&Host], receiver: &Host, queues: u32) -> Result<()> {
+/// Joins the ports to a bridge, once the links are there, and steers what goes to each host to the receive queue beside it; where
+/// none is, the kernel chooses.
+pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result<()> {
     switch
         .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
         .ok();
     let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
-    for host in senders.iter().copied().chain([receiver]) {
+    for (host, _) in hosts {
         let port = port_of(host);
         commands.push(format!("link set {port} master bridge"));
         commands.push(format!("link set {port} up"));
     }
     commands.push("link set bridge up".to_owned());
     ip::batch(Some(switch.name()), &commands).context("cannot make the bridge")?;
-    if queues > 1 {
-        for (host, queue) in senders
-            .iter()
-            .map(|&host| (host, 0))
-            .chain([(receiver, RECEIVER_QUEUE)])
-        {
+    let cpus = host::cpu_mask(all_cpus()?);
+    let steered = hosts.iter().filter_map(|&(host, queue)| Some((host, queue?)));
+    switch.enter(|| {
+        for (host, queue) in steered {
             let file = format!("/sys/class/net/{}/queues/tx-{queue}/xps_cpus", port_of(host));
-            switch.write_file(&file, &host::cpu_mask(all_cpus()?))?;
+            std::fs::write(&file, &cpus).with_context(|| format!("cannot write {cpus} to {file}"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to every port.
+pub(super) fn introduce(some: &[&Host], others: &[&Host]) -> Result<()> {
+    for (hosts, neighbours) in [(some, others), (others, some)] {
+        let lines = neighbours.iter().map(|of| {
+            let mac = of.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
+            let line = format!("neigh replace {} lladdr {mac} dev {INTERFACE}", of.address());
+            Ok((of.address(), line))
+        });
+        let lines: Vec<(Ipv4Addr, String)> = lines.collect::<Result<_>>()?;
+        for host in hosts {
+            let of_others = lines.iter().filter(|(address, _)| *address != host.address());
+            let of_others: Vec<String> = of_others.map(|(_, line)| line.clone()).collect();
+            ip::batch(Some(host.name()), &of_others)?;
         }
     }
     Ok(())
-}
-
-/// Tells senders and receiver each other's Ethernet address: a question to all would go to every port.
-pub(super) fn introduce(senders: &[&Host], receiver: &Host) -> Result<()> {
-    let neighbour = |of: &Host| -> Result<String> {
-        let mac = of.read_file(&format!("/sys/class/net/{INTERFACE}/address"))?;
-        Ok(format!(
-            "neigh replace {} lladdr {mac} dev {INTERFACE}",
-            of.address()
-        ))
-    };
-    let to_receiver = neighbour(receiver)?;
-    let mut to_senders = Vec::new();
-    for sender in senders {
-        ip::batch(Some(sender.name()), std::slice::from_ref(&to_receiver))?;
-        to_senders.push(neighbour(sender)?);
-    }
-    ip::batch(Some(receiver.name()), &to_senders)
 }
 
 /// Mask of all CPUs that the machine may have: packets are steered by the CPU that sends them.

@@ -5,6 +5,7 @@
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
+mod admission;
 mod congestion;
 pub mod delivery;
 mod distance;
@@ -53,6 +54,7 @@ enum Suite {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    Admission(admission::Arguments),
     Loss(loss::Arguments),
     Delivery(delivery::Arguments),
     Share(share::Arguments),
@@ -380,6 +382,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
             println!("{ABOUT_VETH}");
             keep("core", pairs, &measured, file)
         }
+        Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Loss(arguments) => loss::run(&arguments),
         Suite::Delivery(arguments) => delivery::run(&arguments),
         Suite::Share(arguments) => share::run(&arguments),

@@ -1,6 +1,7 @@
 //! `cargo xtask run`: the demonstration. A file crosses a real link through LM and is checked; then LM and kernel
 //! UDP are shown beside each other.
 
+pub(crate) mod cluster;
 mod interoperate;
 mod two_hosts;
 mod two_machines;
@@ -25,6 +26,9 @@ use crate::{bench, content, size, workspace};
 ///
 /// With --interface and --peer: the same to another machine; says what to start there at each step.
 ///
+/// With --hosts N: makes a cluster of N hosts on one switch with an admission daemon each, on which a program of every host sends to every
+/// other one at once, without privileges; compares every byte of every message, and prints a table.
+///
 /// With --wire ipfrag: LM sends plain IP fragments, and an ordinary UDP socket on a host without LM receives them.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -34,7 +38,7 @@ pub struct Arguments {
     /// Packets on the wire: LM's own, or IP fragments as in the paper.
     #[arg(long, value_enum, default_value_t = Wire::Lm)]
     wire: Wire,
-    /// Length of the messages that carry the file [default: what lm-send takes]
+    /// Length of the messages that carry the file [default: what lm-send takes], or that the hosts of a cluster send [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     message_size: Option<u64>,
     /// How often each figure of the table is measured.
@@ -49,6 +53,16 @@ pub struct Arguments {
     /// Between two real machines: the other machine's name or address.
     #[arg(long, value_name = "HOST", requires = "interface")]
     peer: Option<String>,
+    /// All to all on so many hosts.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(conflicts_with_all = ["interface", "peer", "size", "wire", "rounds"])]
+    hosts: Option<u32>,
+    /// With --hosts: seconds to send.
+    #[arg(long, default_value_t = 5.0, requires = "hosts", value_parser = cluster::parse_seconds)]
+    seconds: f64,
+    /// With --hosts: no daemons; each program embeds the admission, as root.
+    #[arg(long, requires = "hosts")]
+    embedded: bool,
     /// Also keep the results, with every single sample, in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -74,6 +88,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let programs = workspace::Programs::build()?;
+    if let Some(hosts) = arguments.hosts {
+        let result = cluster::run(arguments, hosts, &programs)?;
+        return result_file.map_or(Ok(()), |file| file.write(&result));
+    }
     let result = match (&arguments.interface, &arguments.peer, arguments.wire) {
         (Some(interface), Some(peer), Wire::Lm) => two_machines::run(arguments, interface, peer, &programs)?,
         (Some(_), Some(_), Wire::Ipfrag) => {

@@ -440,6 +440,7 @@ fn open_gate(args: &LandArgs, ifindex: u32, socket: &Socket, shape: &Shape) -> i
         payload_len: PAYLOAD_LEN,
         window_fragments: shape.windows.fragments(),
         first_message: FIRST_MESSAGE,
+        active_until_ns: 0,
     };
     gate.register_xsk(port.queue, xsk)
         .and_then(|()| gate.set_role(port.queue, Role::Landing))

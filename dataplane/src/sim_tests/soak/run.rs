@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 
 use lm_protocol::delivery::Delivery;
-use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
@@ -275,6 +275,7 @@ impl Run {
             ][(self.seed % 4) as usize],
             max_message_len: self.plan.max_message_len,
             messages_in_flight: self.plan.messages_in_flight,
+            one_copy: self.plan.mode == WireMode::Lm && (self.seed / 5).is_multiple_of(4),
             rate: NonZeroU64::new([0, 0, 0, 300_000_000, 2_000_000_000][(self.seed / 4 % 5) as usize]),
             ..ConnectOptions::default()
         };

@@ -1,0 +1,148 @@
+//! A status as tables, or as JSON.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use crate::daemon::status::{InterfaceStatus, Status};
+
+pub(super) fn print(status: &Status, json: bool) -> Result<(), String> {
+    let text = match json {
+        true => {
+            serde_json::to_string(status).map_err(|error| format!("cannot show the status: {error}"))? + "\n"
+        }
+        false => tables(status),
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => Ok(()),
+        // As with `| head`.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(format!("cannot show the status: {error}")),
+    }
+}
+
+/// Columns as wide as what is in them.
+fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
+    if rows.is_empty() {
+        return;
+    }
+    let head: Vec<String> = head.iter().map(|&name| name.to_owned()).collect();
+    let all = || std::iter::once(&head).chain(rows);
+    let widths: Vec<usize> = (0..head.len())
+        .map(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for row in all() {
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(out, "  {}", line.trim_end());
+    }
+}
+
+fn optional(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn tables(status: &Status) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "lm-admissiond {}, process {}, policy {}",
+        status.version, status.pid, status.policy
+    );
+    for interface in &status.interfaces {
+        show_interface(&mut out, interface);
+    }
+    let _ = writeln!(
+        out,
+        "programs ({} calls, {} refused)",
+        status.calls, status.refusals
+    );
+    let programs: Vec<Vec<String>> = (status.programs.iter())
+        .map(|program| {
+            vec![
+                program.pid.to_string(),
+                program.uid.to_string(),
+                program.interface.clone(),
+                program.data_port.to_string(),
+                format!("{} KiB", program.memory_bytes >> 10),
+                program.sent.to_string(),
+                match program.connected {
+                    true => "connected",
+                    false => "awaited",
+                }
+                .to_owned(),
+            ]
+        })
+        .collect();
+    table(
+        &mut out,
+        &["pid", "uid", "interface", "port", "memory", "sends", ""],
+        &programs,
+    );
+    out
+}
+
+fn show_interface(out: &mut String, interface: &InterfaceStatus) {
+    if let Some(why) = &interface.absent {
+        let _ = writeln!(out, "{}: not there: {why}", interface.name);
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "{}: {}, gate {}, {} hosts known, {} requests wait, {} sessions and requests as sender",
+        interface.name,
+        optional(interface.address),
+        interface.gate,
+        interface.hosts,
+        interface.waiting,
+        interface.outgoing
+    );
+    let queues: Vec<Vec<String>> = (interface.queues.iter())
+        .map(|queue| {
+            vec![
+                queue.queue.to_string(),
+                queue.role.clone(),
+                optional(queue.pid),
+                queue.open_places.to_string(),
+                queue.closing_places.to_string(),
+            ]
+        })
+        .collect();
+    table(out, &["queue", "role", "pid", "open", "closing"], &queues);
+    let sessions: Vec<Vec<String>> = (interface.sessions.iter())
+        .map(|session| {
+            vec![
+                session.session_key.clone(),
+                session.from.to_string(),
+                session.data_port.to_string(),
+                session.queue.to_string(),
+                session.delivered.to_string(),
+                format!("{:.1} s", session.expires_in_s),
+            ]
+        })
+        .collect();
+    table(
+        out,
+        &["session", "from", "port", "queue", "delivered", "lease"],
+        &sessions,
+    );
+    let list: Vec<Vec<String>> = (interface.recv_addrs.iter())
+        .map(|entry| {
+            let expires = format!("{:.1} s", entry.expires_in_s);
+            vec![entry.address.to_string(), entry.flag.clone(), expires]
+        })
+        .collect();
+    table(out, &["LM_RECV_ADDR", "flag", "lease"], &list);
+    for (what, counts) in [
+        ("datagrams", &interface.datagrams),
+        ("packets", &interface.packets),
+    ] {
+        let counts = counts.iter().filter(|(_, count)| **count > 0);
+        let counts: Vec<String> = counts.map(|(name, count)| format!("{name} {count}")).collect();
+        if !counts.is_empty() {
+            let _ = writeln!(out, "  {what}: {}", counts.join(", "));
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! What a daemon is told at its start: a command line, and a TOML file with the same words. Both become [`Settings`], and there is
+//! one way from there to a [`Config`].
+
+mod file;
+mod settings;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+pub use file::{line_of, load};
+pub use settings::{GateMode, PolicyName, Settings};
+
+/// The daemons' control port unless the configuration says another: the same at all hosts.
+pub const CONTROL_PORT: u16 = 7169;
+
+/// Where the cluster's key is unless the configuration says otherwise.
+pub const KEY_FILE: &str = "/etc/lm-admissiond/key";
+
+/// Where the daemon keeps what the next one needs, unless the configuration says otherwise.
+pub const STATE_DIR: &str = "/run/lm-admissiond";
+
+/// Programs that may be connected at the same time, unless the configuration says otherwise.
+pub const PROGRAMS_MAX: usize = 256;
+
+/// What a daemon does: valid, and complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Names of the interfaces.
+    pub interfaces: Vec<String>,
+    /// Path of the socket for programs.
+    pub socket: PathBuf,
+    /// File with the cluster's key.
+    pub key_file: PathBuf,
+    /// Directory of what the next daemon needs.
+    pub state_dir: PathBuf,
+    /// UDP port of the admission protocol.
+    pub control_port: u16,
+    /// Who may receive at the same time as whom; with the voters.
+    pub voters: Option<Vec<SocketAddrV4>>,
+    /// Users whose programs may connect.
+    pub allow_uids: Vec<u32>,
+    /// Primary groups whose programs may connect.
+    pub allow_gids: Vec<u32>,
+    /// Hosts that a broadcast does not reach.
+    pub peers: Vec<SocketAddrV4>,
+    /// Where the gate is attached.
+    pub mode: GateMode,
+    /// Never sleep.
+    pub spin: bool,
+    /// User to become.
+    pub user: Option<String>,
+    /// Where to serve metrics.
+    pub metrics: Option<SocketAddr>,
+    /// What to log, as `RUST_LOG` says it.
+    pub log: String,
+    /// Programs that may be connected at the same time.
+    pub programs_max: usize,
+    /// Memory that a program may have registered, in bytes.
+    pub memory_max_bytes: u64,
+}
+
+/// Another host, as the configuration names it: an address, and a port where it is not the control port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HostName {
+    ip: Ipv4Addr,
+    port: Option<u16>,
+}
+
+impl HostName {
+    fn at(self, control_port: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(self.ip, self.port.unwrap_or(control_port))
+    }
+}
+
+impl FromStr for HostName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<HostName, String> {
+        let parsed = match text.parse::<SocketAddrV4>() {
+            Ok(host) => Some((*host.ip(), Some(host.port()))),
+            Err(_) => text.parse().ok().map(|ip| (ip, None)),
+        };
+        match parsed {
+            Some((ip, port)) if !ip.is_unspecified() && !ip.is_multicast() && port != Some(0) => {
+                Ok(HostName { ip, port })
+            }
+            _ => Err(format!(
+                "\"{text}\" is no host: write 192.0.2.7 or 192.0.2.7:7169"
+            )),
+        }
+    }
+}
+
+impl TryFrom<String> for HostName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<HostName, String> {
+        text.parse()
+    }
+}
+
+/// A number of bytes, as `512M`, `4G` or plain digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        let (digits, shift) = match text.as_bytes().last() {
+            Some(b'K') => (&text[..text.len() - 1], 10),
+            Some(b'M') => (&text[..text.len() - 1], 20),
+            Some(b'G') => (&text[..text.len() - 1], 30),
+            Some(b'T') => (&text[..text.len() - 1], 40),
+            _ => (text, 0),
+        };
+        let number: Option<u64> = digits.parse().ok();
+        number
+            .filter(|number| {
+                digits.starts_with(|first: char| first.is_ascii_digit()) && *number <= u64::MAX >> shift
+            })
+            .map(|number| Bytes(number << shift))
+            .ok_or_else(|| format!("\"{text}\" is no number of bytes: write 512M or 4G"))
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Bytes, String> {
+        text.parse()
+    }
+}
+
+/// What is wrong with a configuration: one line, with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The setting, as the file calls it; empty when it is none in particular.
+    pub key: &'static str,
+    /// What, and what to do.
+    pub what: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.key {
+            "" => f.write_str(&self.what),
+            key => write!(f, "{key}: {}", self.what),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+fn fault(key: &'static str, what: impl Into<String>) -> ConfigError {
+    ConfigError {
+        key,
+        what: what.into(),
+    }
+}
+
+impl Config {
+    /// Checks what was set and adds what was not. Nothing outside is looked at.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn new(settings: Settings) -> Result<Config, ConfigError> {
+        let control_port = settings.control_port.unwrap_or(CONTROL_PORT);
+        if control_port == 0 {
+            return Err(fault("control-port", "0 is no port; 7169 is the usual one"));
+        }
+        if settings.interface.is_empty() {
+            return Err(fault("interface", "none is named: add --interface NAME"));
+        }
+        let mut names = settings.interface.clone();
+        names.sort();
+        names.dedup();
+        if names.len() != settings.interface.len() {
+            return Err(fault("interface", "one is named twice: name each once"));
+        }
+        if let Some(name) = names.iter().find(|name| name.is_empty() || name.len() > 15) {
+            return Err(fault(
+                "interface",
+                format!("\"{name}\" is no name of an interface: `ip link` shows them"),
+            ));
+        }
+        let socket = settings.socket.unwrap_or_else(|| PathBuf::from(SOCKET));
+        if socket.as_os_str().len() > 100 {
+            return Err(fault(
+                "socket",
+                "the path is longer than 100 bytes: choose a shorter one",
+            ));
+        }
+        if !socket.is_absolute() {
+            return Err(fault("socket", "the path must begin with /"));
+        }
+        let state_dir = settings.state_dir.unwrap_or_else(|| PathBuf::from(STATE_DIR));
+        if !state_dir.is_absolute() {
+            return Err(fault("state-dir", "the path must begin with /"));
+        }
+        let voters = voters(settings.policy, &settings.voter, control_port)?;
+        let programs_max = settings.programs_max.unwrap_or(PROGRAMS_MAX);
+        if !(1..=4096).contains(&programs_max) {
+            return Err(fault("programs-max", "must be 1 to 4096"));
+        }
+        let log = settings.log.unwrap_or_else(|| "info".to_owned());
+        if let Err(error) = log.parse::<tracing_subscriber::filter::Targets>() {
+            return Err(fault(
+                "log",
+                format!("{error}; write info, or lm_admission=debug,warn"),
+            ));
+        }
+        Ok(Config {
+            interfaces: settings.interface,
+            socket,
+            key_file: settings.key_file.unwrap_or_else(|| PathBuf::from(KEY_FILE)),
+            state_dir,
+            control_port,
+            voters,
+            allow_uids: settings.allow_uid,
+            allow_gids: settings.allow_gid,
+            peers: settings.peer.iter().map(|peer| peer.at(control_port)).collect(),
+            mode: settings.mode.unwrap_or_default(),
+            spin: settings.spin,
+            user: settings.user,
+            metrics: settings.metrics,
+            log,
+            programs_max,
+            memory_max_bytes: settings.memory_max.map_or(4 << 30, |bytes| bytes.0),
+        })
+    }
+
+    /// Whether programs of this user and primary group may connect.
+    pub fn allows(&self, uid: u32, gid: u32) -> bool {
+        self.allow_uids.contains(&uid) || self.allow_gids.contains(&gid)
+    }
+
+    /// Settings that a running daemon cannot change, and that differ.
+    pub fn fixed_differences(&self, other: &Config) -> Vec<&'static str> {
+        let differ = [
+            ("interface", self.interfaces != other.interfaces),
+            ("socket", self.socket != other.socket),
+            ("state-dir", self.state_dir != other.state_dir),
+            ("control-port", self.control_port != other.control_port),
+            ("policy", self.voters != other.voters),
+            ("mode", self.mode != other.mode),
+            ("spin", self.spin != other.spin),
+            ("user", self.user != other.user),
+            ("metrics", self.metrics != other.metrics),
+        ];
+        differ
+            .iter()
+            .filter(|(_, differs)| *differs)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+}
+
+const SOCKET: &str = lm_dataplane::daemon::ipc::SOCKET_PATH;
+
+fn voters(
+    policy: Option<PolicyName>,
+    voters: &[HostName],
+    control_port: u16,
+) -> Result<Option<Vec<SocketAddrV4>>, ConfigError> {
+    match policy.unwrap_or_default() {
+        PolicyName::Concurrent if !voters.is_empty() => Err(fault(
+            "voter",
+            "only the policy exclusive has voters: add --policy exclusive, or leave them out",
+        )),
+        PolicyName::Concurrent => Ok(None),
+        PolicyName::Exclusive => {
+            let hosts: Vec<SocketAddrV4> = voters.iter().map(|voter| voter.at(control_port)).collect();
+            let mut different = hosts.clone();
+            different.sort();
+            different.dedup();
+            if different.len() != hosts.len() {
+                return Err(fault("voter", "one is named twice: name each once"));
+            }
+            match hosts.len() {
+                1 | 3 | 5 | 7 => Ok(Some(hosts)),
+                count => Err(fault(
+                    "voter",
+                    format!(
+                        "{count} voters: the policy exclusive needs 3 or 5, the same in the same order at all hosts (1 for a trial)"
+                    ),
+                )),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

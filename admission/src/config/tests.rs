@@ -1,0 +1,130 @@
+use super::*;
+use clap::Parser;
+use proptest::prelude::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+fn from_line(line: &str) -> Settings {
+    Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace()))
+        .unwrap_or_else(|error| panic!("{error}"))
+        .settings
+}
+
+const BOTH: &str = "
+interface = [\"lm0\", \"lm1\"]
+socket = \"/run/x/socket\"
+key-file = \"/etc/key\"
+allow-uid = [1000]
+allow-gid = [100, 101]
+control-port = 7000
+policy = \"exclusive\"
+voter = [\"10.0.0.1\", \"10.0.0.2:7001\", \"10.0.0.3\"]
+peer = [\"10.1.0.1\"]
+mode = \"generic\"
+spin = true
+user = \"lm\"
+metrics = \"127.0.0.1:9100\"
+state-dir = \"/run/x\"
+log = \"debug\"
+programs-max = 7
+memory-max = \"1G\"
+";
+
+#[test]
+fn file_and_command_line_have_the_same_words() {
+    let line = from_line(
+        "--interface lm0 --interface lm1 --socket /run/x/socket --key-file /etc/key --allow-uid 1000 --allow-gid 100 \
+         --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter 10.0.0.3 \
+         --peer 10.1.0.1 --mode generic --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --log debug \
+         --programs-max 7 --memory-max 1G",
+    );
+    let file: Settings = toml::from_str(BOTH).unwrap();
+    assert_eq!(line, file);
+    let config = Config::new(file).unwrap();
+    let voters = config.voters.as_ref().unwrap();
+    assert_eq!(voters[0], "10.0.0.1:7000".parse().unwrap());
+    assert_eq!(voters[1], "10.0.0.2:7001".parse().unwrap());
+    assert_eq!(config.memory_max_bytes, 1 << 30);
+    assert!(config.allows(1000, 5) && config.allows(5, 101) && !config.allows(5, 5));
+}
+
+#[test]
+fn the_command_line_goes_before_the_file() {
+    let file: Settings = toml::from_str(BOTH).unwrap();
+    let both = from_line("--interface other --control-port 9 --memory-max 1M").over(file);
+    assert_eq!(both.interface, ["other"]);
+    assert_eq!(
+        (both.control_port, both.memory_max),
+        (Some(9), Some(Bytes(1 << 20)))
+    );
+    assert_eq!(both.allow_uid, [1000]);
+}
+
+#[test]
+fn nobody_is_allowed_by_default() {
+    let config = Config::new(from_line("--interface lm0")).unwrap();
+    assert!(!config.allows(0, 0) && !config.allows(1000, 1000));
+    assert_eq!(config.control_port, CONTROL_PORT);
+}
+
+#[test]
+fn what_makes_no_sense_is_named() {
+    for (line, key) in [
+        ("", "interface"),
+        ("-i a -i a", "interface"),
+        ("-i 0123456789abcdef", "interface"),
+        ("-i a --control-port 0", "control-port"),
+        ("-i a --voter 10.0.0.1", "voter"),
+        ("-i a --policy exclusive", "voter"),
+        (
+            "-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2",
+            "voter",
+        ),
+        (
+            "-i a --policy exclusive --voter 10.0.0.1 --voter 10.0.0.1 --voter 10.0.0.2",
+            "voter",
+        ),
+        ("-i a --socket relative", "socket"),
+        ("-i a --state-dir relative", "state-dir"),
+        ("-i a --programs-max 0", "programs-max"),
+        ("-i a --log lm=nonsense", "log"),
+    ] {
+        let error = Config::new(from_line(line)).unwrap_err();
+        assert_eq!(error.key, key, "{line}: {error}");
+        assert!(!error.to_string().contains('\n'));
+    }
+}
+
+#[test]
+fn a_bad_line_of_a_file_is_named() {
+    let path = std::env::temp_dir().join(format!("lm-admissiond-config-{}", std::process::id()));
+    for (text, line) in [
+        ("interface = [\"a\"]\nunknown = 1\n", 2),
+        ("\n\ncontrol-port = \"x\"\n", 3),
+        ("\nvoter = [\n  \"10.0.0.1\",\n  \"ten\"]\n", 2),
+        ("spin = maybe\n", 1),
+        ("memory-max = \"-1G\"\n", 1),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = load(&path).unwrap_err();
+        let place = format!("{}:{line}: ", path.display());
+        assert!(error.starts_with(&place), "{text:?}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(line_of("a = 1\n  voter=[]\n", "voter"), Some(2));
+    assert_eq!(line_of("voters = 1\n", "voter"), None);
+}
+
+proptest! {
+    #[test]
+    fn text_never_panics(text in ".{0,30}") {
+        let _ = text.parse::<HostName>();
+        let _ = text.parse::<Bytes>();
+        let _ = toml::from_str::<Settings>(&text);
+    }
+}

@@ -1,0 +1,247 @@
+//! One interface while it is there: its gate, its control port, and the node that speaks for its address.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
+
+use lm_dataplane::interface::Interface;
+use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
+use lm_protocol::admission::{self, Action, ClusterKey, Limits, Local, Node, Outcome, Policy, Ticket};
+use lm_protocol::session::Permit;
+use lm_protocol::time::Time;
+
+use super::ground::Ground;
+use super::worker::Stay;
+use crate::clock;
+use crate::config::{Config, GateMode};
+use crate::policy::LEASE;
+use crate::ports::Ports;
+use crate::privileges;
+
+/// Queues of the gate.
+const QUEUES_MAX: u32 = 64;
+
+/// Smallest MTU on which a session is possible, in bytes.
+const MTU_MIN: u32 = 576;
+
+/// An interface that is there.
+pub(crate) struct Attachment {
+    pub(crate) stay: Stay,
+    pub(crate) name: String,
+    pub(crate) index: u32,
+    pub(crate) address: SocketAddrV4,
+    pub(crate) prefix_len: u8,
+    pub(crate) node: Node,
+    pub(crate) ground: Ground,
+    pub(crate) ports: Ports,
+    pub(crate) told: Vec<(Ticket, Outcome, admission::Fallback)>,
+    /// Whether the gate was taken over from an earlier daemon.
+    pub(crate) reopened: bool,
+    /// Nobody else's daemon uses the interface while this is bound.
+    _lock: std::os::fd::OwnedFd,
+    actions: Vec<Action>,
+}
+
+/// Where the gate of an interface is pinned: a name that is never used for another interface while the machine runs.
+fn pin_dir(config: &Config, index: u32) -> Result<PathBuf, String> {
+    let user = config.user.as_deref().map(privileges::find_user).transpose()?;
+    Ok(privileges::pins(user).join(format!("{}-{index}", namespace())))
+}
+
+/// The network namespace's number.
+pub(crate) fn namespace() -> u64 {
+    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |found| found.st_ino)
+}
+
+impl Attachment {
+    /// Checks what can be checked without changing anything.
+    pub(crate) fn check(name: &str, config: &Config) -> Result<(Interface, SocketAddrV4, u8), String> {
+        let interface = Interface::by_name(name).map_err(|error| error.to_string())?;
+        interface.check(MTU_MIN).map_err(|error| error.to_string())?;
+        let primary = (interface.addresses.first())
+            .ok_or_else(|| format!("{name} has no IPv4 address: give it one"))?;
+        let address = SocketAddrV4::new(primary.ip, config.control_port);
+        let prefix_len = primary.prefix_len;
+        for (kind, host) in (config.peers.iter().map(|host| ("peer", host)))
+            .chain(config.voters.iter().flatten().map(|host| ("voter", host)))
+        {
+            reachable(name, primary.ip, prefix_len, *host).map_err(|what| format!("{kind}: {what}"))?;
+        }
+        Ok((interface, address, prefix_len))
+    }
+
+    /// Attaches the gate, or takes it over, and opens the control port.
+    ///
+    /// # Errors
+    /// One line with the remedy.
+    pub(crate) fn new(
+        stay: Stay,
+        name: &str,
+        config: &Config,
+        key: &ClusterKey,
+    ) -> Result<Attachment, String> {
+        let (interface, address, prefix_len) = Attachment::check(name, config)?;
+        let lock = lock(interface.index).map_err(|error| match error {
+            rustix::io::Errno::ADDRINUSE => format!(
+                "another daemon serves {name}: end it (`lm-admissiond status` shows its sockets), or choose another interface"
+            ),
+            error => format!("{name}: cannot lock it: {error}"),
+        })?;
+        let ports = Ports::bind(address, prefix_len, &config.peers)?;
+        let dir = pin_dir(config, interface.index)?;
+        let gate_config = GateConfig {
+            local_ip: Some(*address.ip()),
+            control_port: config.control_port,
+            several_programs: true,
+            ..GateConfig::default()
+        };
+        let wanted = match config.mode {
+            GateMode::Auto => None,
+            GateMode::Copy => Some(EffectiveMode::Native),
+            GateMode::Generic => Some(EffectiveMode::Generic),
+        };
+        let told = |error: lm_ebpf::AttachError| format!("{name}: {error}");
+        let mut reopened = Gate::reopen(interface.index, &gate_config, &dir).map_err(told)?;
+        if let Some(gate) = &mut reopened
+            && wanted.is_some_and(|wanted| wanted != gate.mode())
+        {
+            tracing::warn!(
+                interface = name,
+                "the gate of the last daemon is in another mode: it is replaced"
+            );
+            gate.unpin()
+                .map_err(|error| format!("{name}: cannot remove the pins: {error}"))?;
+            reopened = None;
+        }
+        let is_reopened = reopened.is_some();
+        let gate = match reopened {
+            Some(gate) => gate,
+            None => {
+                let mode = match config.mode {
+                    GateMode::Auto => AttachMode::Auto,
+                    GateMode::Copy => AttachMode::Native,
+                    GateMode::Generic => AttachMode::Generic,
+                };
+                let mut gate = Gate::attach(interface.index, &gate_config, mode).map_err(told)?;
+                gate.pin(&dir)
+                    .map_err(|error| format!("{name}: cannot pin the gate in {}: {error}", dir.display()))?;
+                gate
+            }
+        };
+        for warning in gate.warnings() {
+            tracing::warn!(interface = name, "{warning}");
+        }
+        let policy = match &config.voters {
+            None => Policy::Concurrent,
+            Some(voters) => Policy::Exclusive {
+                voters: voters.clone(),
+            },
+        };
+        let node = Node::new(
+            admission::Config {
+                address,
+                boot_id: super::random_u64(),
+                key: key.clone(),
+                policy,
+                limits: Limits::default(),
+            },
+            clock::now(),
+        );
+        let queues = interface.rx_queues.min(interface.tx_queues).clamp(1, QUEUES_MAX);
+        let is_veth = interface.kind.as_deref() == Some("veth");
+        let mtu = interface.mtu.min(u32::from(u16::MAX)) as u16;
+        let ground = Ground::new(gate, *address.ip(), mtu, is_veth, queues as usize);
+        tracing::info!(
+            interface = name,
+            %address,
+            queues,
+            mode = ?ground.gate.mode(),
+            taken_over = is_reopened,
+            "serving"
+        );
+        Ok(Attachment {
+            stay,
+            name: name.to_owned(),
+            index: interface.index,
+            address,
+            prefix_len,
+            node,
+            ground,
+            ports,
+            told: Vec::new(),
+            reopened: is_reopened,
+            _lock: lock,
+            actions: Vec::new(),
+        })
+    }
+
+    /// Lets the node do something, and sends what it says. What programs are to be told is kept.
+    pub(crate) fn drive<R>(
+        &mut self,
+        work: impl FnOnce(&mut Node, Time, &mut Local<'_>, &mut Vec<Action>) -> R,
+    ) -> R {
+        // How long a message may be is the program's to say: `Ground` knows it.
+        let mut policy = Permit {
+            max_message_len: u64::MAX,
+            lease: LEASE,
+        };
+        let mut local = Local {
+            policy: &mut policy,
+            landing: &mut self.ground,
+        };
+        let result = work(&mut self.node, clock::now(), &mut local, &mut self.actions);
+        for action in self.actions.drain(..) {
+            match action {
+                Action::Send { to, datagram } => self.ports.send(to, datagram.as_bytes()),
+                Action::SendToAll { datagram } => self.ports.send_to_all(datagram.as_bytes()),
+                Action::Tell {
+                    ticket,
+                    outcome,
+                    fallback,
+                } => self.told.push((ticket, outcome, fallback)),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// Whether a host can be asked for a session.
+    pub(crate) fn reachable(&self, host: SocketAddrV4) -> Result<(), String> {
+        if host.ip() == self.address.ip() {
+            return Err(format!("{} is this host: name another", host.ip()));
+        }
+        reachable(&self.name, *self.address.ip(), self.prefix_len, host)
+    }
+
+    /// Ends everything here cleanly; the gate goes.
+    pub(crate) fn end(mut self) {
+        if let Err(error) = self.ground.gate.unpin() {
+            tracing::warn!(interface = self.name, "cannot remove the pins: {error}");
+        }
+    }
+}
+
+/// Whether a host is on the subnet, or there is a route to it.
+fn reachable(name: &str, own: Ipv4Addr, prefix_len: u8, host: SocketAddrV4) -> Result<(), String> {
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix_len)).unwrap_or(0);
+    let network = Ipv4Addr::from(u32::from(own) & mask);
+    if u32::from(*host.ip()) & mask == u32::from(network) {
+        return Ok(());
+    }
+    let routed = std::net::UdpSocket::bind((own, 0)).and_then(|socket| socket.connect(host));
+    routed.map_err(|error| {
+        format!(
+            "{} is not on the subnet of {name}, {network}/{prefix_len}, and cannot be reached otherwise ({error}): name a host of the \
+             subnet, or add a route",
+            host.ip()
+        )
+    })
+}
+
+/// A name that only one socket of a network namespace can have; it goes with the process.
+fn lock(index: u32) -> Result<std::os::fd::OwnedFd, rustix::io::Errno> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let name = format!("lm-admissiond/{index}");
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(fd)
+}

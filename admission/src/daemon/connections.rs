@@ -1,0 +1,161 @@
+//! Programs' connections: who may connect, and who is read next.
+
+use std::os::fd::RawFd;
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+
+use super::program::{Program, ProgramId};
+use super::{Daemon, PROGRAMS};
+use crate::socket::Credentials;
+
+/// Work in a turn, at most.
+const CALLS_PER_TURN: usize = 16;
+const PROGRAMS_PER_TURN: usize = 64;
+
+/// Programs that may not join, and are connected all the same, at most.
+const STRANGERS_MAX: usize = 16;
+
+impl Daemon {
+    /// Programs that could not take all that they were told are watched until they can; the others would wake the loop for nothing.
+    pub(super) fn watch_deaf(&mut self) {
+        for (id, program) in &mut self.programs {
+            let Some(connection) = &program.connection else {
+                continue;
+            };
+            let has_waiting = connection.has_waiting();
+            if has_waiting == program.is_deaf {
+                continue;
+            }
+            let interests = match has_waiting {
+                true => Interest::READABLE | Interest::WRITABLE,
+                false => Interest::READABLE,
+            };
+            let (token, fd) = (Token(PROGRAMS + id.0), connection.raw_fd());
+            match self
+                .poll
+                .registry()
+                .reregister(&mut SourceFd(&fd), token, interests)
+            {
+                Ok(()) => program.is_deaf = has_waiting,
+                Err(error) => tracing::warn!("cannot watch a program: {error}"),
+            }
+        }
+    }
+
+    pub(super) fn accept(&mut self) {
+        if !std::mem::take(&mut self.accepting) {
+            return;
+        }
+        let own = rustix::process::getuid().as_raw();
+        for _ in 0..CALLS_PER_TURN {
+            let Some(listener) = &self.listener else { return };
+            let (connection, credentials) = match listener.accept() {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!("cannot accept a program: {error}");
+                    return;
+                }
+            };
+            // Strangers are told so, but cannot take the places of those that may come.
+            let may_come =
+                |who: Credentials| who.uid == 0 || who.uid == own || self.config.allows(who.uid, who.gid);
+            let is_friend = may_come(credentials);
+            let others = self
+                .programs
+                .values()
+                .filter(|program| program.connection.is_some());
+            let connected = others
+                .filter(|program| may_come(program.credentials) == is_friend)
+                .count();
+            let (max, what) = match is_friend {
+                true => (
+                    self.config.programs_max,
+                    "programs are connected: no more than --programs-max are",
+                ),
+                false => (
+                    STRANGERS_MAX,
+                    "programs are connected that may not join: no more are",
+                ),
+            };
+            if connected >= max {
+                tracing::warn!(pid = credentials.pid, uid = credentials.uid, "{connected} {what}");
+                continue;
+            }
+            let id = ProgramId(self.next_program);
+            self.next_program += 1;
+            let interests = Interest::READABLE;
+            let token = Token(PROGRAMS + id.0);
+            let fd = connection.raw_fd();
+            match self
+                .poll
+                .registry()
+                .register(&mut SourceFd(&fd), token, interests)
+            {
+                Ok(()) => {
+                    self.programs
+                        .insert(id, Program::connected(connection, credentials));
+                }
+                Err(error) => tracing::warn!("cannot watch a program: {error}"),
+            }
+        }
+        // Perhaps there are more.
+        self.accepting = true;
+    }
+
+    pub(super) fn on_program_event(&mut self, id: ProgramId) {
+        let Some(program) = self.programs.get_mut(&id) else {
+            return;
+        };
+        program.readable = true;
+        let flushed = program.connection.as_mut().map(crate::socket::Connection::flush);
+        if let Some(Err(broken)) = flushed {
+            self.drop_program(id, &broken.to_string());
+        }
+    }
+
+    /// Takes calls of some programs, and of the others in the next turn.
+    pub(super) fn read_programs(&mut self) {
+        let can_read = |(id, program): (&ProgramId, &Program)| {
+            (program.readable && program.pending.is_none()).then_some(*id)
+        };
+        let behind = self
+            .programs
+            .range(ProgramId(self.last_read.0 + 1)..)
+            .filter_map(can_read);
+        let before = self.programs.range(..=self.last_read).filter_map(can_read);
+        let turn: Vec<ProgramId> = behind.chain(before).take(PROGRAMS_PER_TURN).collect();
+        for id in turn {
+            self.last_read = id;
+            for _ in 0..CALLS_PER_TURN {
+                let Some(program) = self.programs.get_mut(&id) else {
+                    break;
+                };
+                if program.pending.is_some() {
+                    break;
+                }
+                let received = program
+                    .connection
+                    .as_ref()
+                    .map(crate::socket::Connection::receive);
+                match received {
+                    Some(Ok(Some(packet))) => self.on_packet(id, &packet.bytes, packet.descriptors),
+                    Some(Ok(None)) | None => {
+                        program.readable = false;
+                        break;
+                    }
+                    Some(Err(broken)) => {
+                        self.drop_program(id, &broken.to_string());
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection is closed: the poll forgets it.
+    pub(super) fn forget(&self, fd: RawFd) {
+        let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+    }
+}

@@ -1,0 +1,436 @@
+//! One interface's gate, and who has which of its queues: what the admission protocol's grants act on ([`Landing`]).
+//!
+//! A place of the gate goes from free to open to closing, and is free again when its program has done with the session *and* no CPU
+//! can be inside the gate with it (I4). Nothing here waits for the latter: [`Ground::start_quiesce`] gives out what another thread
+//! can wait for.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use lm_dataplane::daemon::ipc::{Offer, Role};
+use lm_dataplane::terms::LandingTerms;
+use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
+use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
+use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
+use lm_protocol::time::Time;
+
+use super::program::ProgramId;
+
+/// Places of a landing queue.
+pub(crate) const PLACES: usize = SessionAdmission::PLACES as usize;
+
+/// When to ask again where every place is taken or closing.
+const PLACE_RETRY: Duration = Duration::from_millis(50);
+
+/// When to ask again for a program whose daemon was restarted.
+const AWAY_RETRY: Duration = Duration::from_millis(200);
+
+/// What programs are to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// A session was granted.
+    Opened {
+        program: ProgramId,
+        session_key: u64,
+        place: u16,
+    },
+    /// A session is over.
+    Closed {
+        program: ProgramId,
+        session_key: u64,
+        messages: Option<u32>,
+    },
+}
+
+/// One of the gate's places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Free,
+    Open {
+        session_key: u64,
+        /// As far as its program has said.
+        delivered: u32,
+        /// The sender's data address.
+        from: SocketAddrV4,
+        /// What the gate was told, to be told again.
+        admission: SessionAdmission,
+    },
+    Closing {
+        session_key: u64,
+        /// Its program has done with it.
+        released: bool,
+    },
+}
+
+/// Who has a queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Holder {
+    pub(crate) program: ProgramId,
+    pub(crate) data_port: u16,
+    /// What the gate redirects; `None` before there is a channel.
+    pub(crate) role: Option<Role>,
+    pub(crate) offer: Option<Offer>,
+    /// Its daemon was restarted, and it has not come back yet.
+    pub(crate) away: bool,
+    pub(crate) places: [Place; PLACES],
+}
+
+impl Holder {
+    pub(crate) fn new(program: ProgramId, data_port: u16) -> Holder {
+        Holder {
+            program,
+            data_port,
+            role: None,
+            offer: None,
+            away: false,
+            places: [Place::Free; PLACES],
+        }
+    }
+
+    fn place_of(&self, session_key: u64) -> Option<usize> {
+        self.places.iter().position(|place| match place {
+            Place::Free => false,
+            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => {
+                *key == session_key
+            }
+        })
+    }
+}
+
+/// One interface's gate and queues.
+pub(crate) struct Ground {
+    pub(crate) gate: Gate,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mtu: u16,
+    /// Whether the device is a veth.
+    pub(crate) is_veth: bool,
+    pub(crate) queues: Vec<Option<Holder>>,
+    pub(crate) news: Vec<News>,
+    /// Under the policy `exclusive`: until when the gate admits anything.
+    active_until_ns: u64,
+    /// The session that its program ends itself.
+    aborting: Option<u64>,
+    /// Queues, a bit each, that must become quiet, and those for which somebody waits.
+    wanted: u64,
+    waiting: u64,
+}
+
+impl Ground {
+    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, is_veth: bool, queues: usize) -> Ground {
+        Ground {
+            gate,
+            address,
+            mtu,
+            is_veth,
+            queues: vec![None; queues],
+            news: Vec::new(),
+            active_until_ns: 0,
+            aborting: None,
+            wanted: 0,
+            waiting: 0,
+        }
+    }
+
+    pub(crate) fn holder(&mut self, queue: u16) -> Option<&mut Holder> {
+        self.queues.get_mut(usize::from(queue))?.as_mut()
+    }
+
+    /// The holder, if it is that program.
+    pub(crate) fn held_by(&mut self, queue: u16, program: ProgramId) -> Option<&mut Holder> {
+        self.holder(queue).filter(|holder| holder.program == program)
+    }
+
+    pub(crate) fn is_free(&self, queue: u16) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(Option::is_none)
+    }
+
+    /// Gives a free queue to a program. The gate's log for it is made meanwhile.
+    pub(crate) fn take(&mut self, queue: u16, program: ProgramId, data_port: u16) {
+        self.queues[usize::from(queue)] = Some(Holder::new(program, data_port));
+        if !self.gate.is_ready(queue.into()) {
+            self.want_quiet(queue);
+        }
+    }
+
+    /// Takes a queue back: its XSK, role and port go from the gate, and its sessions are closed. They must be over for the node.
+    pub(crate) fn vacate(&mut self, queue: u16) {
+        self.queues[usize::from(queue)] = None;
+        self.clear(queue);
+    }
+
+    /// A channel goes; its queue stays its program's.
+    pub(crate) fn clear(&mut self, queue: u16) {
+        if let Err(error) = self.gate.vacate(queue.into()) {
+            tracing::error!(queue, "cannot close a queue: {error}");
+        }
+        if let Some(holder) = self.holder(queue) {
+            holder.role = None;
+            holder.offer = None;
+        }
+        self.want_quiet(queue);
+    }
+
+    pub(crate) fn want_quiet(&mut self, queue: u16) {
+        self.wanted |= 1 << queue;
+    }
+
+    /// A program goes on under another number.
+    pub(crate) fn renumber(&mut self, from: ProgramId, to: ProgramId) {
+        for holder in self
+            .queues
+            .iter_mut()
+            .flatten()
+            .filter(|holder| holder.program == from)
+        {
+            holder.program = to;
+            holder.away = false;
+        }
+    }
+
+    /// Finds a session of a program: its queue and place.
+    pub(crate) fn session_of(&mut self, program: ProgramId, session_key: u64) -> Option<(u16, usize)> {
+        let mut holders = (0u16..).zip(&self.queues);
+        holders.find_map(|(queue, holder)| {
+            let holder = holder.as_ref().filter(|holder| holder.program == program)?;
+            Some((queue, holder.place_of(session_key)?))
+        })
+    }
+
+    pub(crate) fn place(&mut self, queue: u16, place: usize) -> Option<&mut Place> {
+        Some(&mut self.holder(queue)?.places[place])
+    }
+
+    /// How many messages its program says were delivered in a session.
+    pub(crate) fn set_delivered(&mut self, program: ProgramId, session_key: u64, messages: u32) -> bool {
+        let Some((queue, place)) = self.session_of(program, session_key) else {
+            return false;
+        };
+        match self.place(queue, place) {
+            Some(Place::Open { delivered, .. }) => {
+                *delivered = messages;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The next session that closes is closed by its program: it is not told, and has done with it.
+    pub(crate) fn expect_abort(&mut self, session_key: Option<u64>) {
+        self.aborting = session_key;
+    }
+
+    /// Its program has done with a session that is closed.
+    pub(crate) fn release(&mut self, program: ProgramId, session_key: u64) -> bool {
+        let found = self.session_of(program, session_key);
+        let Some((queue, place)) = found else { return false };
+        if let Some(Place::Closing { released, .. }) = self.place(queue, place) {
+            *released = true;
+            self.settle(queue);
+            return true;
+        }
+        false
+    }
+
+    /// Closes the gate to a session that goes on.
+    pub(crate) fn shut(&mut self, queue: u16, place: usize) -> Result<(), GateError> {
+        self.gate.close_session(queue.into(), place as u32)?;
+        self.want_quiet(queue);
+        Ok(())
+    }
+
+    /// Whether no CPU can be inside the gate with a session of the queue that was closed.
+    pub(crate) fn is_quiet(&self, queue: u16) -> bool {
+        (0..PLACES as u32).all(|place| !self.gate.is_closing(queue.into(), place))
+    }
+
+    /// Takes over a session that an earlier daemon granted.
+    pub(crate) fn adopt(&mut self, queue: u16, place: usize, session: &Session, admission: SessionAdmission) {
+        if let Some(slot) = self.place(queue, place) {
+            *slot = Place::Open {
+                session_key: session.grant.session_key,
+                delivered: 0,
+                from: session.data_peer(),
+                admission,
+            };
+        }
+    }
+
+    /// What another thread is to wait for. Each is given back to [`Ground::finish_quiesce`].
+    pub(crate) fn start_quiesce(&mut self) -> Vec<Quiesce> {
+        let mut starting = Vec::new();
+        for queue in 0..self.queues.len() as u32 {
+            let bit = 1 << queue;
+            if self.wanted & bit == 0 || self.waiting & bit != 0 {
+                continue;
+            }
+            self.wanted &= !bit;
+            match self.gate.start_quiesce(queue) {
+                Ok(quiesce) => {
+                    self.waiting |= bit;
+                    starting.push(quiesce);
+                }
+                Err(error) => tracing::error!(queue, "cannot wait for the gate: {error}"),
+            }
+        }
+        starting
+    }
+
+    /// The wait is over: places that were only waiting for it are free.
+    pub(crate) fn finish_quiesce(&mut self, queue: u32, quiet: std::io::Result<Quiet>) {
+        self.waiting &= !(1 << queue);
+        match quiet {
+            Ok(quiet) => {
+                if let Err(error) = self.gate.finish_quiesce(quiet) {
+                    tracing::error!(queue, "cannot go on with a queue: {error}");
+                }
+            }
+            Err(error) => tracing::error!(queue, "cannot wait for the gate: {error}"),
+        }
+        self.settle(queue as u16);
+    }
+
+    fn settle(&mut self, queue: u16) {
+        for place in 0..PLACES {
+            let is_quiet = !self.gate.is_closing(queue.into(), place as u32);
+            if let Some(slot) = self.place(queue, place)
+                && is_quiet
+                && matches!(slot, Place::Closing { released: true, .. })
+            {
+                *slot = Place::Free;
+            }
+        }
+    }
+}
+
+impl Landing for Ground {
+    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+        let active_until_ns = self.active_until_ns;
+        let (address, mtu, is_veth) = (self.address, self.mtu, self.is_veth);
+        let is_generic = self.gate.mode() == EffectiveMode::Generic;
+        // After a restart also places that were free before: opening one of them would wait.
+        let closing: u32 = (0..PLACES as u32)
+            .map(|place| u32::from(self.gate.is_closing(queue.into(), place)) << place)
+            .sum();
+        let Some(holder) = self.holder(queue) else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        let Some(offer) = holder
+            .offer
+            .as_ref()
+            .filter(|_| holder.role == Some(Role::Landing))
+        else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if !allows(&offer.allow, *application.from.ip()) {
+            return Err(RejectReason::NotAllowed.into());
+        }
+        if holder.away {
+            return Err(Refusal::busy(AWAY_RETRY));
+        }
+        let from = SocketAddrV4::new(*application.from.ip(), application.request.data_port);
+        // One session for each sender: one that began anew waits for the lease of its old one.
+        let is_from = |place: &Place| matches!(place, Place::Open { from: other, .. } if *other == from);
+        if holder.places.iter().any(is_from) {
+            return Err(Refusal::busy(PLACE_RETRY));
+        }
+        let request = application.request;
+        let local = SocketAddrV4::new(address, holder.data_port);
+        let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
+        // It may have become smaller since the offer.
+        terms.mtu = terms.mtu.min(mtu);
+        terms.max_message_len = terms.max_message_len.min(permit.max_message_len);
+        let fit = terms.fit(request)?;
+        // IP fragments carry no key that could say another place.
+        let places = match request.wire {
+            Wire::IpFrag => 0..1,
+            Wire::Lm => 0..PLACES,
+        };
+        let Some(place) = places
+            .into_iter()
+            .find(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
+        else {
+            return Err(Refusal::busy(PLACE_RETRY));
+        };
+        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None);
+        admission.active_until_ns = active_until_ns;
+        let (program, session_key) = (holder.program, terms.session_key);
+        if let Err(error) = self.gate.open_session(queue.into(), &admission) {
+            tracing::error!(queue, %from, "cannot open the gate: {error}");
+            return Err(RejectReason::NoMemory.into());
+        }
+        if let Some(slot) = self.place(queue, place) {
+            *slot = Place::Open {
+                session_key,
+                delivered: 0,
+                from,
+                admission,
+            };
+        }
+        self.news.push(News::Opened {
+            program,
+            session_key,
+            place: place as u16,
+        });
+        Ok(terms)
+    }
+
+    fn active_until(&mut self, until: Time) {
+        // The node's time is CLOCK_MONOTONIC, as the gate's.
+        self.active_until_ns = until.as_nanos();
+        for (queue, holder) in (0u32..).zip(&self.queues) {
+            let places = holder.iter().flat_map(|holder| (0u32..).zip(&holder.places));
+            for (place, _) in places.filter(|(_, place)| matches!(place, Place::Open { .. })) {
+                if let Err(error) = self.gate.extend_session(queue, place, self.active_until_ns) {
+                    tracing::error!(queue, "cannot extend a session: {error}");
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
+        let queue = session.grant.landing_queue;
+        let session_key = session.grant.session_key;
+        let by_program = self.aborting == Some(session_key);
+        let Some(holder) = self.holder(queue) else {
+            return 0;
+        };
+        let program = holder.program;
+        let Some(place) = holder.place_of(session_key) else {
+            return 0;
+        };
+        let Place::Open { delivered, .. } = holder.places[place] else {
+            return 0;
+        };
+        // Nobody is there who could say that it has done with it; its new life is told which sessions it still has.
+        let released = by_program || holder.away;
+        holder.places[place] = Place::Closing {
+            session_key,
+            released,
+        };
+        if let Err(error) = self.shut(queue, place) {
+            tracing::error!(queue, "cannot close the gate: {error}");
+        }
+        if !released {
+            let messages = match reason {
+                CloseReason::Ended { messages } => Some(messages),
+                _ => None,
+            };
+            self.news.push(News::Closed {
+                program,
+                session_key,
+                messages,
+            });
+        }
+        delivered
+    }
+}
+
+/// Whether a list of ranges has the address; an empty one has every address.
+fn allows(ranges: &[(Ipv4Addr, u8)], address: Ipv4Addr) -> bool {
+    ranges.is_empty()
+        || ranges.iter().any(|&(network, len)| {
+            let mask = u32::MAX.checked_shl(32 - u32::from(len.min(32))).unwrap_or(0);
+            u32::from(network) & mask == u32::from(address) & mask
+        })
+}

@@ -1,0 +1,206 @@
+//! Programs that come, and those that come back after a restart.
+
+use std::os::fd::OwnedFd;
+
+use lm_dataplane::daemon::ipc::{Joined, Mode, Reply};
+use lm_ebpf::EffectiveMode;
+use rustix::net::SocketType;
+
+use super::attachment::Attachment;
+use super::calls::Answer;
+use super::program::{Member, Program, ProgramId};
+use super::{Daemon, random_u64};
+
+impl Daemon {
+    pub(super) fn join(
+        &mut self,
+        id: ProgramId,
+        name: &str,
+        landing: bool,
+        mode: Mode,
+        beside: &[OwnedFd],
+    ) -> Answer {
+        let Some(position) = self.config.interfaces.iter().position(|known| known == name) else {
+            return Err(format!(
+                "this daemon does not serve {name}: it serves {}; start it with --interface {name}",
+                self.config.interfaces.join(", ")
+            ));
+        };
+        if self
+            .programs
+            .get(&id)
+            .is_some_and(|program| program.member.is_some())
+        {
+            return Err("this connection has an endpoint already: open another one".to_owned());
+        }
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return Err(format!("{name} is gone: wait for it to come back"));
+        };
+        let generic = attachment.ground.gate.mode() == EffectiveMode::Generic;
+        match (mode, generic) {
+            (Mode::ZeroCopy, _) => {
+                return Err(
+                    "zero-copy mode is not for programs without privileges, whose ring entries some drivers believe: run it with \
+                     privileges and --admission embedded, or without --mode zero-copy"
+                        .to_owned(),
+                );
+            }
+            (Mode::Copy, true) => {
+                return Err(format!(
+                    "the gate of {name} is in the network stack: start the daemon with --mode copy, or use --mode generic"
+                ));
+            }
+            (Mode::Generic, false) => {
+                return Err(format!(
+                    "the gate of {name} is in the driver: start the daemon with --mode generic, or use --mode copy"
+                ));
+            }
+            _ => {}
+        }
+        let data_port = data_port(attachment, beside)?;
+        let is_taken = |other: &Program| {
+            let member = other.member.as_ref();
+            member.is_some_and(|member| member.interface == position && member.data_port == data_port)
+        };
+        if self.programs.values().any(is_taken) {
+            return Err(format!(
+                "port {data_port} of {name} is another program's: bind another one"
+            ));
+        }
+        let ground = &mut attachment.ground;
+        let queues = 0..ground.queues.len() as u16;
+        let free: Vec<u16> = queues.filter(|&queue| ground.is_free(queue)).collect();
+        let landing_queue = free.last().copied().filter(|_| landing);
+        let general_queue = free
+            .first()
+            .copied()
+            .filter(|&queue| Some(queue) != landing_queue);
+        if landing_queue.or(general_queue).is_none() {
+            return Err(format!(
+                "all {} queues of {name} are taken (`lm-admissiond status` shows by whom): end a program, or give the interface more \
+                 queues (ethtool -L)",
+                ground.queues.len()
+            ));
+        }
+        for queue in landing_queue.into_iter().chain(general_queue) {
+            ground.take(queue, id, data_port);
+        }
+        let token = random_u64();
+        let joined = Joined {
+            token,
+            interface_index: attachment.index,
+            general_queue,
+            landing_queue,
+            generic,
+            control_port: attachment.address.port(),
+            received: Vec::new(),
+            sent: Vec::new(),
+        };
+        if let Some(program) = self.programs.get_mut(&id) {
+            tracing::info!(
+                interface = name,
+                pid = program.credentials.pid,
+                uid = program.credentials.uid,
+                data_port,
+                ?general_queue,
+                ?landing_queue,
+                "joined"
+            );
+            program.member = Some(Member {
+                token,
+                interface: position,
+                data_port,
+                general_queue,
+                landing_queue,
+                memory: Default::default(),
+                sent: Default::default(),
+            });
+        }
+        self.is_changed = true;
+        Ok(Some((Reply::Joined(joined), Vec::new())))
+    }
+
+    /// A program of an earlier daemon comes back.
+    pub(super) fn rejoin(&mut self, id: ProgramId, token: u64, beside: &[OwnedFd]) -> Answer {
+        let uid = self.programs.get(&id).map(|program| program.credentials.uid);
+        let is_it = |program: &Program| {
+            program.connection.is_none()
+                && Some(program.credentials.uid) == uid
+                && program
+                    .member
+                    .as_ref()
+                    .is_some_and(|member| member.token == token)
+        };
+        let found = self
+            .programs
+            .iter()
+            .find(|(_, program)| is_it(program))
+            .map(|(&id, _)| id);
+        let Some(old) = found else {
+            return Err("nothing is left of what an earlier daemon gave: join anew".to_owned());
+        };
+        let member = self.programs[&old].member.clone();
+        let Some(member) = member else { return Ok(None) };
+        let Some(attachment) = self.attachments[member.interface].as_mut() else {
+            return Err("the interface is gone".to_owned());
+        };
+        if data_port(attachment, beside)? != member.data_port {
+            return Err(format!(
+                "the socket is not bound to the program's port {}",
+                member.data_port
+            ));
+        }
+        attachment.ground.renumber(old, id);
+        let sessions = attachment.node.sessions();
+        let received = sessions
+            .filter(|(port, _)| *port == member.data_port)
+            .map(|(_, session)| session.grant.session_key)
+            .collect();
+        let joined = Joined {
+            token,
+            interface_index: attachment.index,
+            general_queue: member.general_queue,
+            landing_queue: member.landing_queue,
+            generic: attachment.ground.gate.mode() == EffectiveMode::Generic,
+            control_port: attachment.address.port(),
+            received,
+            sent: member.sent.keys().copied().collect(),
+        };
+        self.programs.remove(&old);
+        if let Some(program) = self.programs.get_mut(&id) {
+            tracing::info!(
+                pid = program.credentials.pid,
+                data_port = member.data_port,
+                "came back"
+            );
+            program.member = Some(member);
+        }
+        self.is_changed = true;
+        Ok(Some((Reply::Joined(joined), Vec::new())))
+    }
+}
+
+/// The port of the socket beside a call, if it shows that the port is the program's.
+fn data_port(attachment: &Attachment, beside: &[OwnedFd]) -> Result<u16, String> {
+    let own = attachment.address.ip();
+    let wanted = || format!("beside the call must be a UDP socket that is bound to {own}");
+    let [socket] = beside else { return Err(wanted()) };
+    if rustix::net::sockopt::socket_type(socket) != Ok(SocketType::DGRAM) {
+        return Err(wanted());
+    }
+    let bound = rustix::net::getsockname(socket).ok();
+    let bound = bound.and_then(|address| std::net::SocketAddrV4::try_from(address).ok());
+    match bound {
+        Some(bound) if bound.ip() == own && bound.port() != 0 => {
+            match bound.port() == attachment.address.port() {
+                true => Err("that is the control port: bind another one".to_owned()),
+                false => Ok(bound.port()),
+            }
+        }
+        Some(bound) => Err(format!(
+            "the socket is bound to {bound}, not to {own} of {}",
+            attachment.name
+        )),
+        None => Err(wanted()),
+    }
+}

@@ -1,0 +1,425 @@
+//! The daemon: one thread, one loop, bounded work for everybody in each turn.
+//!
+//! ```text
+//!  control port ──▶ Attachment::drive ─▶ Node ─▶ Ground (gate)   one for each interface
+//!  programs ─────▶ calls.rs ──────────────┘
+//!  other threads ▶ worker.rs: the gate is quiet, an XSK is bound
+//!  signals, interfaces that come and go, timers
+//! ```
+//!
+//! A turn takes what is there from each of them, up to a bound, and only then looks again: a flood on the control port does not keep
+//! programs waiting, nor a program the others. What programs are to be told is delivered after each part; the state file is written
+//! last, after every answer.
+
+mod attachment;
+mod calls;
+mod channels;
+mod connections;
+mod ground;
+mod interfaces;
+mod joining;
+mod program;
+mod state;
+pub mod status;
+mod takeover;
+mod telling;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lm_protocol::admission::ClusterKey;
+use lm_protocol::time::Time;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use netlink_sys::Socket as Netlink;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook_mio::v1_0::Signals;
+
+use crate::clock;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::ports::Received;
+use crate::socket::Listener;
+use attachment::Attachment;
+use program::{Program, ProgramId};
+use state::State;
+use worker::Workers;
+
+/// Work in a turn, at most.
+const DATAGRAMS_PER_TURN: usize = 256;
+
+/// The state file is not written more often: it costs as much as some requests.
+const STATE_PERIOD: Duration = Duration::from_millis(20);
+
+/// How long an interface that cannot be served waits before it is tried again.
+const ATTACH_RETRY: Duration = Duration::from_secs(1);
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+const SIGNALS: Token = Token(2);
+const LINKS: Token = Token(3);
+/// From here on: two tokens for each interface.
+const PORTS: usize = 16;
+/// From here on: programs.
+const PROGRAMS: usize = 1 << 16;
+
+/// How a daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// Sessions end, everybody is told, nothing is left.
+    Clean,
+    /// Everything stays for the next daemon.
+    HandOver,
+}
+
+/// Where the configuration comes from, to read it again.
+pub type Reload = Box<dyn Fn() -> Result<(Config, ClusterKey), String>>;
+
+/// Changes what is logged.
+pub type SetLog = Box<dyn Fn(&str)>;
+
+/// A running daemon.
+pub struct Daemon {
+    config: Config,
+    key: ClusterKey,
+    reload: Reload,
+    set_log: SetLog,
+    poll: Poll,
+    listener: Option<Listener>,
+    links: Netlink,
+    signals: Signals,
+    workers: Workers,
+    metrics: Option<Metrics>,
+    /// By position in the configuration; none while it is not there.
+    attachments: Vec<Option<Attachment>>,
+    /// Why it is not there, and when to look again.
+    absent: Vec<(String, Time)>,
+    /// Counts an interface's times.
+    stays: Vec<u32>,
+    programs: BTreeMap<ProgramId, Program>,
+    next_program: usize,
+    /// Where the last turn stopped reading from programs.
+    last_read: ProgramId,
+    is_changed: bool,
+    written: Time,
+    /// Connections may wait that could not be accepted.
+    accepting: bool,
+    calls: u64,
+    refusals: u64,
+}
+
+/// Random bits from the kernel.
+fn random_u64() -> u64 {
+    let mut bytes = [0u8; 8];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("the kernel gives no random numbers: {error}"),
+        }
+    }
+    u64::from_ne_bytes(bytes)
+}
+
+/// Looks whether a daemon could start, without changing anything.
+///
+/// # Errors
+/// One line with the remedy.
+pub fn check(config: &Config) -> Result<(), String> {
+    if let Some(user) = &config.user {
+        crate::privileges::find_user(user)?;
+    }
+    for name in &config.interfaces {
+        Attachment::check(name, config)?;
+    }
+    Ok(())
+}
+
+impl Daemon {
+    /// Starts: drops privileges, attaches the gates or takes them over, listens.
+    ///
+    /// # Errors
+    /// One line with the remedy.
+    pub fn start(config: Config, key: ClusterKey, reload: Reload, set_log: SetLog) -> Result<Daemon, String> {
+        let user = config
+            .user
+            .as_deref()
+            .map(crate::privileges::find_user)
+            .transpose()?;
+        crate::privileges::check()?;
+        let mut directories = vec![config.state_dir.clone()];
+        directories.extend(config.socket.parent().map(ToOwned::to_owned));
+        let mut files = State::files(&config.state_dir).to_vec();
+        files.push(Listener::lock_path(&config.socket));
+        crate::privileges::prepare(&directories, &files, user)?;
+        crate::privileges::drop_rest(user)?;
+        crate::privileges::check_writable(&directories)?;
+        let listener = Listener::bind(&config.socket)?;
+        if let Err(error) = lm_ebpf::remove_defunct_pins(&crate::privileges::pins(user)) {
+            tracing::debug!("cannot look at what is pinned: {error}");
+        }
+
+        let told = |what: &'static str| move |error: io::Error| format!("cannot {what}: {error}");
+        let poll = Poll::new().map_err(told("make an epoll instance"))?;
+        let registry = poll.registry();
+        let waker = Waker::new(registry, WAKER).map_err(told("make an epoll instance"))?;
+        let mut signals =
+            Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(told("watch for signals"))?;
+        registry
+            .register(&mut signals, SIGNALS, Interest::READABLE)
+            .map_err(told("watch for signals"))?;
+        let links = interfaces::watch().map_err(told("watch interfaces"))?;
+        let watched = registry.register(&mut SourceFd(&links.as_raw_fd()), LINKS, Interest::READABLE);
+        watched.map_err(told("watch interfaces"))?;
+        let listening = registry.register(&mut SourceFd(&listener.raw_fd()), LISTENER, Interest::READABLE);
+        listening.map_err(told("watch the socket"))?;
+        let waker = Arc::new(waker);
+        let workers = Workers::start(Arc::clone(&waker)).map_err(told("start a thread"))?;
+        let metrics = match config.metrics {
+            Some(address) => Some(Metrics::serve(address, waker)?),
+            None => None,
+        };
+        let mut daemon = Daemon {
+            attachments: config.interfaces.iter().map(|_| None).collect(),
+            absent: vec![(String::new(), Time::ZERO); config.interfaces.len()],
+            stays: vec![0; config.interfaces.len()],
+            config,
+            key,
+            reload,
+            set_log,
+            poll,
+            listener: Some(listener),
+            links,
+            signals,
+            workers,
+            metrics,
+            programs: BTreeMap::new(),
+            next_program: 0,
+            last_read: ProgramId(0),
+            is_changed: true,
+            written: Time::ZERO,
+            accepting: true,
+            calls: 0,
+            refusals: 0,
+        };
+        let state = State::read(&daemon.config.state_dir);
+        // At the start each of them must be there.
+        for position in 0..daemon.attachments.len() {
+            daemon.attach(position)?;
+            daemon.take_over(position, &state);
+        }
+        Ok(daemon)
+    }
+
+    /// Works until a signal ends it.
+    ///
+    /// # Errors
+    /// One line: epoll failed.
+    pub fn run(mut self) -> Result<(), String> {
+        notify(&[sd_notify::NotifyState::Ready]);
+        let mut events = Events::with_capacity(1024);
+        let ending = loop {
+            let timeout = self.timeout();
+            if let Err(error) = self.poll.poll(&mut events, timeout)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                return Err(format!("cannot wait for events: {error}"));
+            }
+            if let Some(ending) = self.turn(&events) {
+                break ending;
+            }
+        };
+        self.end(ending);
+        Ok(())
+    }
+
+    /// How long nothing is to be done.
+    fn timeout(&self) -> Option<Duration> {
+        let can_go_on = |program: &Program| program.readable && program.pending.is_none();
+        let is_behind = self
+            .attachments
+            .iter()
+            .flatten()
+            .any(|attachment| attachment.ports.more);
+        if self.config.spin || is_behind || self.accepting || self.programs.values().any(can_go_on) {
+            return Some(Duration::ZERO);
+        }
+        let now = clock::now();
+        let nodes = self
+            .attachments
+            .iter()
+            .flatten()
+            .map(|attachment| attachment.node.next_deadline());
+        let awaited = self.programs.values().map(|program| program.awaited_until);
+        let absent = self.attachments.iter().zip(&self.absent);
+        let absent = absent.map(|(attachment, (_, again))| attachment.is_none().then_some(*again));
+        let state = self.is_changed.then_some(self.written + STATE_PERIOD);
+        let deadline = nodes.chain(awaited).chain(absent).flatten().chain(state).min();
+        // Rounded up: epoll's milliseconds would wake the loop too early, and again and again.
+        deadline.map(|deadline| deadline.since(now))
+    }
+
+    fn turn(&mut self, events: &Events) -> Option<Ending> {
+        let mut ending = None;
+        for event in events {
+            match event.token() {
+                LISTENER => self.accepting = true,
+                WAKER => {}
+                SIGNALS => ending = ending.or(self.on_signals()),
+                LINKS => self.on_links(),
+                // Looked at in each turn, whether there is an event or not: reading costs no more than asking.
+                Token(token) if token < PROGRAMS => {}
+                Token(token) => self.on_program_event(ProgramId(token - PROGRAMS)),
+            }
+        }
+        self.receive();
+        self.deliver();
+        while let Some(done) = self.workers.next() {
+            self.on_done(done);
+        }
+        self.accept();
+        self.read_programs();
+        self.deliver();
+        let now = clock::now();
+        for attachment in self.attachments.iter_mut().flatten() {
+            if attachment
+                .node
+                .next_deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
+                attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
+            }
+        }
+        self.give_up_awaited(now);
+        self.try_absent(now);
+        self.deliver();
+        for attachment in self.attachments.iter_mut().flatten() {
+            for quiesce in attachment.ground.start_quiesce() {
+                self.workers.wait(attachment.stay, quiesce);
+            }
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.answer(|| self.status());
+        }
+        self.watch_deaf();
+        self.write_state(now);
+        ending
+    }
+
+    /// Takes datagrams from the control ports.
+    fn receive(&mut self) {
+        let mut buffer: Received = [0; _];
+        for attachment in self.attachments.iter_mut().flatten() {
+            for _ in 0..DATAGRAMS_PER_TURN {
+                let Some((from, len)) = attachment.ports.receive(&mut buffer) else {
+                    attachment.ports.more = false;
+                    break;
+                };
+                attachment.ports.more = true;
+                attachment
+                    .drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
+            }
+        }
+    }
+
+    fn on_signals(&mut self) -> Option<Ending> {
+        let signals: Vec<i32> = self.signals.pending().collect();
+        let mut ending = None;
+        for signal in signals {
+            match signal {
+                SIGHUP => self.reload(),
+                SIGUSR1 => ending = Some(Ending::HandOver),
+                _ => return Some(Ending::Clean),
+            }
+        }
+        ending
+    }
+
+    /// SIGHUP: allow lists, limits, peers, key and log level are read again; what is wrong leaves all as it was.
+    fn reload(&mut self) {
+        let usec = clock::now().as_nanos() as i128 / 1000;
+        notify(&[
+            sd_notify::NotifyState::Reloading,
+            sd_notify::NotifyState::MonotonicUsec(usec),
+        ]);
+        match (self.reload)() {
+            Ok((config, key)) => {
+                for name in self.config.fixed_differences(&config) {
+                    tracing::warn!("{name} has changed: restart the daemon for it");
+                }
+                self.config.allow_uids = config.allow_uids;
+                self.config.allow_gids = config.allow_gids;
+                self.config.programs_max = config.programs_max;
+                self.config.memory_max_bytes = config.memory_max_bytes;
+                self.config.peers = config.peers;
+                self.config.key_file = config.key_file;
+                (self.set_log)(&config.log);
+                self.config.log = config.log;
+                self.key = key;
+                for attachment in self.attachments.iter_mut().flatten() {
+                    attachment.node.set_key(self.key.clone());
+                    attachment.ports.set_peers(attachment.address, &self.config.peers);
+                }
+                // Who is not on the list any more goes.
+                let gone: Vec<ProgramId> = (self.programs.iter())
+                    .filter(|(_, program)| {
+                        let who = program.credentials;
+                        program.member.is_some() && !self.config.allows(who.uid, who.gid)
+                    })
+                    .map(|(&id, _)| id)
+                    .collect();
+                for id in gone {
+                    self.drop_program(id, "it is not on the list any more");
+                }
+                tracing::info!("the configuration was read again");
+            }
+            Err(what) => tracing::error!("nothing has changed: {what}"),
+        }
+        notify(&[sd_notify::NotifyState::Ready]);
+    }
+
+    fn write_state(&mut self, now: Time) {
+        if !self.is_changed || now < self.written + STATE_PERIOD {
+            return;
+        }
+        self.is_changed = false;
+        self.written = now;
+        if let Err(error) = self.state().write(&self.config.state_dir) {
+            tracing::error!("cannot write the state: {error}");
+        }
+    }
+
+    fn end(mut self, ending: Ending) {
+        notify(&[sd_notify::NotifyState::Stopping]);
+        if ending == Ending::HandOver {
+            tracing::info!("everything stays for the next daemon");
+            self.is_changed = true;
+            self.write_state(Time::MAX);
+            if let Some(listener) = self.listener.take() {
+                listener.leave();
+            }
+            return;
+        }
+        tracing::info!("ending: sessions end, and their hosts are told");
+        let programs: Vec<ProgramId> = self.programs.keys().copied().collect();
+        for id in programs {
+            self.drop_program(id, "the daemon ends");
+        }
+        for attachment in self.attachments.drain(..).flatten() {
+            attachment.end();
+        }
+        State::remove(&self.config.state_dir);
+    }
+}
+
+/// Tells systemd, where it asked for that.
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!("cannot tell systemd: {error}");
+    }
+}

@@ -1,0 +1,363 @@
+//! What `lm-admissiond status` and the metrics show.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+
+use lm_dataplane::daemon::ipc::Role;
+use lm_protocol::admission::Counters;
+use serde::{Deserialize, Serialize};
+
+use super::ground::Place;
+use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
+use super::{Attachment, Daemon, attachment};
+use crate::clock;
+use lm_dataplane::daemon::ipc::Control;
+use lm_protocol::control::ControlMessage;
+
+/// A daemon at one moment. Times are seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// `concurrent` or `exclusive`.
+    pub policy: String,
+    /// The interfaces that it serves.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Programs that have an endpoint here, or are awaited after a restart.
+    pub programs: Vec<ProgramStatus>,
+    /// Calls of programs.
+    pub calls: u64,
+    /// Calls that were refused.
+    pub refusals: u64,
+}
+
+/// One interface.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InterfaceStatus {
+    /// Its name.
+    pub name: String,
+    /// Why it is not there, where it is not: everything else is empty then.
+    pub absent: Option<String>,
+    /// Address and control port.
+    pub address: Option<SocketAddrV4>,
+    /// `native` or `generic`: where the gate is.
+    pub gate: String,
+    /// Its queues.
+    pub queues: Vec<QueueStatus>,
+    /// Sessions of its receivers.
+    pub sessions: Vec<SessionStatus>,
+    /// The LM_RECV_ADDR list.
+    pub recv_addrs: Vec<RecvAddrStatus>,
+    /// Requests that wait for a place.
+    pub waiting: usize,
+    /// Sessions of its senders, and their requests.
+    pub outgoing: usize,
+    /// Other hosts that are known.
+    pub hosts: usize,
+    /// Datagrams on the control port, by what became of them.
+    pub datagrams: BTreeMap<String, u64>,
+    /// Packets at the gate, by verdict.
+    pub packets: BTreeMap<String, u64>,
+}
+
+/// One queue.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueueStatus {
+    /// Its number.
+    pub queue: u16,
+    /// `free`, `resting` (the gate is not quiet yet), `taken` (no channel yet), `general`, `landing`, `transmit`.
+    pub role: String,
+    /// The process of the program that has it.
+    pub pid: Option<i32>,
+    /// Places of the gate that have a session, and those that had one and are not free yet.
+    pub open_places: usize,
+    /// See there.
+    pub closing_places: usize,
+}
+
+/// One session as receiver.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Its key.
+    pub session_key: String,
+    /// The sender's data address.
+    pub from: SocketAddrV4,
+    /// The receiver's data port.
+    pub data_port: u16,
+    /// Landing queue.
+    pub queue: u16,
+    /// Longest message, in bytes.
+    pub max_message_len: u64,
+    /// Messages that were delivered, as far as the program has said.
+    pub delivered: u32,
+    /// When its lease ends.
+    pub expires_in_s: f64,
+}
+
+/// One entry of the LM_RECV_ADDR list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecvAddrStatus {
+    /// The host whose DLD is active.
+    pub address: Ipv4Addr,
+    /// The paper's flag: 00, 01 or 10.
+    pub flag: String,
+    /// When the entry goes.
+    pub expires_in_s: f64,
+}
+
+/// One program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProgramStatus {
+    /// Its process, when it connected.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Its primary group.
+    pub gid: u32,
+    /// Whether it is connected; else it is awaited after a restart.
+    pub connected: bool,
+    /// Its interface.
+    pub interface: String,
+    /// Its data port.
+    pub data_port: u16,
+    /// Memory that it has registered, in bytes.
+    pub memory_bytes: u64,
+    /// Sessions and requests as sender.
+    pub sent: usize,
+}
+
+impl Daemon {
+    pub(super) fn status(&self) -> Status {
+        let interfaces = (self.config.interfaces.iter().zip(&self.attachments))
+            .zip(&self.absent)
+            .map(|((name, attachment), (why, _))| match attachment {
+                Some(attachment) => self.interface_status(attachment),
+                None => absent(name, why),
+            });
+        let programs = self.programs.values().filter_map(|program| {
+            let member = program.member.as_ref()?;
+            Some(ProgramStatus {
+                pid: program.credentials.pid,
+                uid: program.credentials.uid,
+                gid: program.credentials.gid,
+                connected: program.connection.is_some(),
+                interface: self.config.interfaces[member.interface].clone(),
+                data_port: member.data_port,
+                memory_bytes: member.memory_bytes(),
+                sent: member.sent.len(),
+            })
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            policy: match self.config.voters {
+                None => "concurrent",
+                Some(_) => "exclusive",
+            }
+            .to_owned(),
+            interfaces: interfaces.collect(),
+            programs: programs.collect(),
+            calls: self.calls,
+            refusals: self.refusals,
+        }
+    }
+
+    fn interface_status(&self, attachment: &Attachment) -> InterfaceStatus {
+        let now = clock::now();
+        let ground = &attachment.ground;
+        let queues = (0u16..).zip(&ground.queues).map(|(queue, holder)| {
+            let count = |wanted: fn(&Place) -> bool| {
+                let places = holder.iter().flat_map(|holder| &holder.places);
+                places.filter(|place| wanted(place)).count()
+            };
+            QueueStatus {
+                queue,
+                role: match holder {
+                    None if ground.is_quiet(queue) => "free",
+                    None => "resting",
+                    Some(holder) => match holder.role {
+                        None => "taken",
+                        Some(Role::General) => "general",
+                        Some(Role::Landing) => "landing",
+                        Some(Role::Transmit) => "transmit",
+                    },
+                }
+                .to_owned(),
+                pid: holder
+                    .as_ref()
+                    .and_then(|holder| self.programs.get(&holder.program))
+                    .map(|program| program.credentials.pid),
+                open_places: count(|place| matches!(place, Place::Open { .. })),
+                closing_places: count(|place| matches!(place, Place::Closing { .. })),
+            }
+        });
+        let sessions = attachment.node.sessions().map(|(data_port, session)| {
+            let key = session.grant.session_key;
+            let places = ground.queues.iter().flatten().flat_map(|holder| &holder.places);
+            let delivered = places.filter_map(|place| match place {
+                Place::Open {
+                    session_key,
+                    delivered,
+                    ..
+                } if *session_key == key => Some(*delivered),
+                _ => None,
+            });
+            SessionStatus {
+                session_key: format!("{key:#018x}"),
+                from: session.data_peer(),
+                data_port,
+                queue: session.grant.landing_queue,
+                max_message_len: session.grant.max_message_len,
+                delivered: delivered.max().unwrap_or(0),
+                expires_in_s: session.expires.since(now).as_secs_f64(),
+            }
+        });
+        let recv_addrs = attachment
+            .node
+            .recv_addrs(now)
+            .into_iter()
+            .map(|entry| RecvAddrStatus {
+                address: entry.address,
+                flag: entry.flag.to_string(),
+                expires_in_s: entry.expires.since(now).as_secs_f64(),
+            });
+        let usage = attachment.node.usage(now);
+        let packets = match ground.gate.counters() {
+            Ok(counters) => counters
+                .iter()
+                .map(|(verdict, count)| (verdict.name().to_owned(), count))
+                .collect(),
+            Err(_) => BTreeMap::new(),
+        };
+        let mut datagrams = datagrams(&attachment.node.counters());
+        datagrams.insert("not_sent".to_owned(), attachment.ports.send_errors);
+        InterfaceStatus {
+            name: attachment.name.clone(),
+            absent: None,
+            address: Some(attachment.address),
+            gate: match ground.gate.mode() {
+                lm_ebpf::EffectiveMode::Native => "native",
+                lm_ebpf::EffectiveMode::Generic => "generic",
+            }
+            .to_owned(),
+            queues: queues.collect(),
+            sessions: sessions.collect(),
+            recv_addrs: recv_addrs.collect(),
+            waiting: usage.waiting,
+            outgoing: usage.outgoing,
+            hosts: usage.hosts,
+            datagrams,
+            packets,
+        }
+    }
+
+    /// The status as JSON, in a file that is nowhere.
+    pub(super) fn status_file(&self) -> Result<OwnedFd, String> {
+        let told = |error: &dyn std::fmt::Display| format!("cannot show the status: {error}");
+        let json = serde_json::to_vec(&self.status()).map_err(|error| told(&error))?;
+        let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|error| told(&error))?;
+        let mut file = std::fs::File::from(fd);
+        file.write_all(&json).map_err(|error| told(&error))?;
+        std::io::Seek::rewind(&mut file).map_err(|error| told(&error))?;
+        Ok(file.into())
+    }
+
+    /// What the next daemon needs.
+    pub(super) fn state(&self) -> State {
+        let namespace = attachment::namespace();
+        let interfaces = (0..).zip(&self.attachments).filter_map(|(position, attachment)| {
+            let attachment = attachment.as_ref()?;
+            let programs = self.programs.values().filter_map(|program| {
+                let member = program
+                    .member
+                    .as_ref()
+                    .filter(|member| member.interface == position)?;
+                let queues = (0u16..).zip(&attachment.ground.queues);
+                let own = queues.filter_map(|(queue, holder)| Some((queue, holder.as_ref()?)));
+                let own = own.filter(|(_, holder)| holder.data_port == member.data_port);
+                let channels = own.clone().map(|(queue, holder)| {
+                    let memory = member.memory.get(&queue).copied().unwrap_or(0);
+                    (queue, (holder.role, memory))
+                });
+                let sessions = attachment
+                    .node
+                    .sessions()
+                    .filter(|(port, _)| *port == member.data_port);
+                let received = sessions.map(|(_, session)| ReceivedState {
+                    peer: session.peer,
+                    request: Control::new(session.request_id, &ControlMessage::Request(session.request)),
+                    grant: Control::new(session.request_id, &ControlMessage::Grant(session.grant)),
+                });
+                let sent = member.sent.iter().filter_map(|(&ticket, sent)| {
+                    Some(SentState {
+                        ticket,
+                        to: sent.to,
+                        request: Control::new(ticket, &ControlMessage::Request(sent.request)),
+                        grant: Control::new(ticket, &ControlMessage::Grant(sent.grant?)),
+                    })
+                });
+                Some(ProgramState {
+                    token: member.token,
+                    pid: program.credentials.pid,
+                    uid: program.credentials.uid,
+                    gid: program.credentials.gid,
+                    data_port: member.data_port,
+                    general_queue: member.general_queue,
+                    landing_queue: member.landing_queue,
+                    channels: channels.collect(),
+                    offer: own.filter_map(|(_, holder)| holder.offer.clone()).next(),
+                    received: received.collect(),
+                    sent: sent.collect(),
+                })
+            });
+            Some(InterfaceState {
+                name: attachment.name.clone(),
+                index: attachment.index,
+                namespace,
+                address: attachment.address,
+                programs: programs.collect(),
+            })
+        });
+        State::new(interfaces.collect())
+    }
+}
+
+fn absent(name: &str, why: &str) -> InterfaceStatus {
+    InterfaceStatus {
+        name: name.to_owned(),
+        absent: Some(why.to_owned()),
+        address: None,
+        gate: String::new(),
+        queues: Vec::new(),
+        sessions: Vec::new(),
+        recv_addrs: Vec::new(),
+        waiting: 0,
+        outgoing: 0,
+        hosts: 0,
+        datagrams: BTreeMap::new(),
+        packets: BTreeMap::new(),
+    }
+}
+
+fn datagrams(counters: &Counters) -> BTreeMap<String, u64> {
+    let counts = [
+        ("accepted", counters.accepted),
+        ("malformed", counters.malformed),
+        ("not_sealed", counters.not_sealed),
+        ("other_version", counters.other_version),
+        ("unauthenticated", counters.unauthenticated),
+        ("replayed", counters.replayed),
+        ("strangers", counters.strangers),
+        ("impossible", counters.impossible),
+        ("own", counters.own),
+    ];
+    counts
+        .into_iter()
+        .map(|(name, count)| (name.to_owned(), count))
+        .collect()
+}

@@ -1,0 +1,205 @@
+//! Going on where an earlier daemon stopped: its gate is pinned, its programs run, its sessions flow.
+//!
+//! What both the gate and the state file have goes on: the sessions are adopted, for their receivers' programs have their lease to come
+//! back; those that this host's programs send in are renewed. What only one of them has is over.
+
+use std::time::Duration;
+
+use lm_dataplane::daemon::ipc::{Control, Role};
+use lm_ebpf::SessionAdmission;
+use lm_protocol::admission::Ticket;
+use lm_protocol::control::{ControlMessage, Grant, Request};
+use lm_protocol::geometry::Wire;
+use lm_protocol::session::Session;
+
+use super::Daemon;
+use super::ground::{Holder, PLACES};
+use super::program::{Member, Program, ProgramId, Sent};
+use super::state::{InterfaceState, ProgramState, ReceivedState, State};
+use crate::clock;
+use crate::socket::Credentials;
+
+/// How long programs have to come back.
+pub(crate) const AWAITED_FOR: Duration = Duration::from_secs(5);
+
+impl Daemon {
+    /// Takes over what the state has of an interface, as far as the gate agrees.
+    pub(super) fn take_over(&mut self, position: usize, state: &State) {
+        let namespace = super::attachment::namespace();
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
+        if !attachment.reopened {
+            return;
+        }
+        let is_it = |known: &&InterfaceState| {
+            known.index == attachment.index
+                && known.namespace == namespace
+                && known.address == attachment.address
+        };
+        let programs = state
+            .interfaces
+            .iter()
+            .find(is_it)
+            .map_or(&[][..], |known| &known.programs);
+        for program in programs {
+            let id = ProgramId(self.next_program);
+            self.next_program += 1;
+            self.await_program(position, id, program);
+        }
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
+        // What the gate lets through and nobody answers for.
+        let known: Vec<u64> = (attachment.node.sessions())
+            .map(|(_, session)| session.grant.session_key)
+            .collect();
+        for open in attachment.ground.gate.open_sessions() {
+            if !known.contains(&open.key) {
+                tracing::warn!(queue = open.queue, "a session that nobody knows is closed");
+                let closed = attachment.ground.gate.close_session(open.queue, open.place);
+                closed.unwrap_or_else(|error| tracing::error!("cannot close it: {error}"));
+            }
+        }
+        for queue in 0..attachment.ground.queues.len() as u16 {
+            match attachment.ground.is_free(queue) {
+                // A queue whose program is not known: as after its end.
+                true => attachment.ground.vacate(queue),
+                false => attachment.ground.want_quiet(queue),
+            }
+        }
+        attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
+    }
+
+    fn await_program(&mut self, position: usize, id: ProgramId, state: &ProgramState) {
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return;
+        };
+        let now = clock::now();
+        let queues = attachment.ground.queues.len();
+        if state
+            .channels
+            .keys()
+            .any(|&queue| usize::from(queue) >= queues || !attachment.ground.is_free(queue))
+        {
+            tracing::warn!(
+                pid = state.pid,
+                "a program's queues are not there any more: it is not awaited"
+            );
+            return;
+        }
+        let mut member = Member {
+            token: state.token,
+            interface: position,
+            data_port: state.data_port,
+            general_queue: state.general_queue,
+            landing_queue: state.landing_queue,
+            memory: Default::default(),
+            sent: Default::default(),
+        };
+        for (&queue, &(role, memory)) in &state.channels {
+            let mut holder = Holder::new(id, state.data_port);
+            holder.role = role;
+            holder.away = true;
+            if role == Some(Role::Landing) {
+                holder.offer.clone_from(&state.offer);
+            }
+            attachment.ground.queues[usize::from(queue)] = Some(holder);
+            member.memory.insert(queue, memory);
+        }
+        let offering = state.offer.as_ref().map(|offer| offer.queue);
+        if let Some(queue) = offering {
+            let port = state.data_port;
+            attachment
+                .drive(|node, now, local, out| node.add_receiver(now, port, &[queue; PLACES], local, out));
+        }
+        let open = attachment.ground.gate.open_sessions();
+        let mut adopted = 0;
+        for received in &state.received {
+            let Some((session, admission)) = session_of(received, *attachment.address.ip()) else {
+                continue;
+            };
+            let queue = session.grant.landing_queue;
+            let is_open = open.iter().any(|open| {
+                open.queue == u32::from(queue) && open.place == admission.place() && open.key == admission.key
+            });
+            // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
+            if attachment.node.adopt(now, state.data_port, session) {
+                attachment
+                    .ground
+                    .adopt(queue, admission.place() as usize, &session, admission);
+                adopted += 1;
+                if !is_open {
+                    tracing::debug!(queue, "a session's gate is shut");
+                }
+            }
+        }
+        for sent in &state.sent {
+            let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else {
+                continue;
+            };
+            let control = std::net::SocketAddrV4::new(*sent.to.ip(), attachment.address.port());
+            let ticket = Ticket(sent.ticket);
+            if attachment
+                .node
+                .resume(now, control, sent.to.port(), ticket, request, grant)
+            {
+                let (to, grant) = (sent.to, Some(grant));
+                member.sent.insert(sent.ticket, Sent { to, request, grant });
+            }
+        }
+        tracing::info!(
+            pid = state.pid,
+            data_port = state.data_port,
+            received = adopted,
+            sent = member.sent.len(),
+            "a program is awaited"
+        );
+        let credentials = Credentials {
+            pid: state.pid,
+            uid: state.uid,
+            gid: state.gid,
+        };
+        let program = Program::awaited(credentials, member, now + AWAITED_FOR);
+        self.programs.insert(id, program);
+    }
+}
+
+fn request_of(control: &Control) -> Option<Request> {
+    match control.parse().ok()?.1 {
+        ControlMessage::Request(request) => Some(request),
+        _ => None,
+    }
+}
+
+fn grant_of(control: &Control) -> Option<Grant> {
+    match control.parse().ok()?.1 {
+        ControlMessage::Grant(grant) => Some(grant),
+        _ => None,
+    }
+}
+
+/// A session as the earlier daemon granted it, and what it told the gate.
+fn session_of(state: &ReceivedState, local_ip: std::net::Ipv4Addr) -> Option<(Session, SessionAdmission)> {
+    let (request_id, _) = state.request.parse().ok()?;
+    let (request, grant) = (request_of(&state.request)?, grant_of(&state.grant)?);
+    let session = Session::granted_before(state.peer, request_id, request, grant);
+    let admission = SessionAdmission {
+        key: grant.session_key,
+        wire: match grant.layout.wire() {
+            Wire::Lm => lm_ebpf::Wire::Lm,
+            Wire::IpFrag => lm_ebpf::Wire::IpFrag,
+        },
+        peer_ip: *state.peer.ip(),
+        peer_port: grant
+            .landing_port
+            .map_or(request.data_port, std::num::NonZeroU16::get),
+        local_ip,
+        header_len: grant.layout.header_len(),
+        payload_len: grant.layout.payload_len(),
+        window_fragments: grant.window.fragments(),
+        first_message: grant.first_message,
+        active_until_ns: 0,
+    };
+    Some((session, admission))
+}

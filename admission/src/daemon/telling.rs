@@ -1,0 +1,175 @@
+//! What programs are told unasked, and what becomes of what they had when they go.
+
+use lm_dataplane::daemon::ipc::{self, Control, Event};
+use lm_protocol::admission::{self, Ticket};
+use lm_protocol::control::ControlMessage;
+use lm_protocol::time::Time;
+
+use super::Daemon;
+use super::ground::Place;
+use super::program::{Program, ProgramId};
+
+impl Daemon {
+    /// Tells programs what the nodes and gates have for them.
+    pub(super) fn deliver(&mut self) {
+        use super::ground::News;
+        let mut telling: Vec<(ProgramId, Event)> = Vec::new();
+        for position in 0..self.attachments.len() {
+            let Some(attachment) = self.attachments[position].as_mut() else {
+                continue;
+            };
+            for news in std::mem::take(&mut attachment.ground.news) {
+                self.is_changed = true;
+                match news {
+                    News::Opened {
+                        program,
+                        session_key,
+                        place,
+                    } => {
+                        let session = attachment
+                            .node
+                            .sessions()
+                            .find(|(_, session)| session.grant.session_key == session_key)
+                            .map(|(_, session)| *session);
+                        // One that ended in the same turn: its program never heard of it.
+                        let Some(session) = session else {
+                            attachment.ground.release(program, session_key);
+                            continue;
+                        };
+                        let request_id = session.request_id;
+                        let event = Event::Opened {
+                            from: session.data_peer(),
+                            place,
+                            request: Control::new(request_id, &ControlMessage::Request(session.request)),
+                            grant: Control::new(request_id, &ControlMessage::Grant(session.grant)),
+                        };
+                        telling.push((program, event));
+                    }
+                    News::Closed {
+                        program,
+                        session_key,
+                        messages,
+                    } => {
+                        let is_released = attachment.ground.session_of(program, session_key).is_none_or(
+                            |(queue, place)| {
+                                matches!(
+                                    attachment.ground.place(queue, place),
+                                    Some(Place::Free | Place::Closing { released: true, .. })
+                                )
+                            },
+                        );
+                        if !is_released {
+                            let event = Event::Closed {
+                                session_key,
+                                messages,
+                            };
+                            telling.push((program, event));
+                        }
+                    }
+                }
+            }
+            for (Ticket(ticket), outcome, fallback) in std::mem::take(&mut attachment.told) {
+                let has_ticket = |program: &Program| {
+                    let member = program.member.as_ref();
+                    member.is_some_and(|member| {
+                        member.interface == position && member.sent.contains_key(&ticket)
+                    })
+                };
+                let found = self.programs.iter_mut().find(|(_, program)| has_ticket(program));
+                let Some((&id, program)) = found else { continue };
+                self.is_changed = true;
+                let control = |message| Control::new(ticket, &message);
+                let mut goes_on = None;
+                let outcome = match outcome {
+                    admission::Outcome::Granted(grant) => {
+                        goes_on = Some(grant);
+                        ipc::Outcome::Granted(control(ControlMessage::Grant(grant)))
+                    }
+                    admission::Outcome::Rejected(reject) => ipc::Outcome::Rejected(
+                        control(ControlMessage::Reject(reject)),
+                        fallback == admission::Fallback::OneCopy,
+                    ),
+                    admission::Outcome::Unreachable => ipc::Outcome::Unreachable,
+                    admission::Outcome::Incompatible(_) => ipc::Outcome::Incompatible,
+                    admission::Outcome::Lost => ipc::Outcome::Lost,
+                    admission::Outcome::Ended { delivered } => ipc::Outcome::Ended { delivered },
+                    _ => ipc::Outcome::Unconfirmed,
+                };
+                if let Some(member) = &mut program.member {
+                    match goes_on {
+                        Some(grant) => {
+                            if let Some(sent) = member.sent.get_mut(&ticket) {
+                                sent.grant = Some(grant);
+                            }
+                        }
+                        None => {
+                            member.sent.remove(&ticket);
+                        }
+                    }
+                }
+                telling.push((id, Event::Told { ticket, outcome }));
+            }
+        }
+        for (id, event) in telling {
+            let told = self.programs.get_mut(&id).map(|program| program.tell(event));
+            if let Some(Err(broken)) = told {
+                self.drop_program(id, &broken.to_string());
+            }
+        }
+    }
+
+    /// A program is gone, or is treated as if it were: everything that it had goes.
+    pub(super) fn drop_program(&mut self, id: ProgramId, why: &str) {
+        let Some(program) = self.programs.remove(&id) else {
+            return;
+        };
+        if let Some(connection) = &program.connection {
+            self.forget(connection.raw_fd());
+        }
+        let Some(member) = program.member else { return };
+        tracing::info!(
+            pid = program.credentials.pid,
+            data_port = member.data_port,
+            "a program ends: {why}"
+        );
+        self.is_changed = true;
+        let Some(attachment) = self.attachments[member.interface].as_mut() else {
+            return;
+        };
+        for holder in attachment
+            .ground
+            .queues
+            .iter_mut()
+            .flatten()
+            .filter(|holder| holder.program == id)
+        {
+            // Nobody is left to be told of sessions that end now.
+            holder.away = true;
+        }
+        attachment.drive(|node, now, local, out| {
+            node.remove_receiver(now, member.data_port, local, out);
+            for &ticket in member.sent.keys() {
+                node.end(now, Ticket(ticket), 0, local, out);
+            }
+        });
+        for queue in 0..attachment.ground.queues.len() as u16 {
+            if attachment.ground.held_by(queue, id).is_some() {
+                attachment.ground.vacate(queue);
+            }
+        }
+    }
+
+    /// Programs that did not come back to the new daemon in time.
+    pub(super) fn give_up_awaited(&mut self, now: Time) {
+        let late = |program: &Program| {
+            program.connection.is_none() && program.awaited_until.is_some_and(|until| until <= now)
+        };
+        let late: Vec<ProgramId> = (self.programs.iter())
+            .filter(|(_, program)| late(program))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in late {
+            self.drop_program(id, "it did not come back");
+        }
+    }
+}

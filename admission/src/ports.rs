@@ -1,0 +1,162 @@
+//! The UDP sockets of the control port on one interface: one at its address, and one that hears what is said to all.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use lm_protocol::admission::seal::MAX_SEALED_LEN;
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_broadcast, set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// Datagrams that may wait for the daemon, in bytes: some ten thousand.
+const BUFFER_LEN: usize = 8 << 20;
+
+/// The control port of one interface.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    unicast: UdpSocket,
+    /// Bound to the subnet's broadcast address, where there is one.
+    broadcast: Option<(UdpSocket, SocketAddrV4)>,
+    /// Hosts that a broadcast does not reach.
+    peers: Vec<SocketAddrV4>,
+    /// Datagrams that could not be sent: as good as lost.
+    pub(crate) send_errors: u64,
+    /// Whether datagrams may be left that came.
+    pub(crate) more: bool,
+    broadcast_next: bool,
+}
+
+/// The broadcast address of a subnet; `None` where it has none (RFC 3021).
+pub(crate) fn broadcast_of(address: Ipv4Addr, prefix_len: u8) -> Option<Ipv4Addr> {
+    match prefix_len {
+        1..=30 => Some(Ipv4Addr::from(u32::from(address) | u32::MAX >> prefix_len)),
+        _ => None,
+    }
+}
+
+impl Ports {
+    /// Binds them.
+    ///
+    /// # Errors
+    /// One line: who may have the port.
+    pub(crate) fn bind(
+        address: SocketAddrV4,
+        prefix_len: u8,
+        peers: &[SocketAddrV4],
+    ) -> Result<Ports, String> {
+        let unicast = bind(address).map_err(|error| told(address, error))?;
+        let broadcast = match broadcast_of(*address.ip(), prefix_len) {
+            Some(ip) => {
+                let all = SocketAddrV4::new(ip, address.port());
+                Some((bind(all).map_err(|error| told(all, error))?, all))
+            }
+            None => None,
+        };
+        let mut ports = Ports {
+            unicast,
+            broadcast,
+            peers: Vec::new(),
+            send_errors: 0,
+            more: false,
+            broadcast_next: false,
+        };
+        ports.set_peers(address, peers);
+        Ok(ports)
+    }
+
+    /// Names the hosts that a broadcast does not reach.
+    pub(crate) fn set_peers(&mut self, own: SocketAddrV4, peers: &[SocketAddrV4]) {
+        self.peers = peers.iter().copied().filter(|peer| *peer != own).collect();
+    }
+
+    /// The next datagram, if one is there, and where it came from. A datagram longer than any of ours is cut, so that it is none.
+    pub(crate) fn receive(&mut self, buffer: &mut Received) -> Option<(SocketAddrV4, usize)> {
+        // By turns: a flood at one must not silence the other.
+        self.broadcast_next = !self.broadcast_next;
+        let broadcast = self.broadcast.as_ref().map(|(socket, _)| socket);
+        let (first, second) = match self.broadcast_next {
+            true => (broadcast, Some(&self.unicast)),
+            false => (Some(&self.unicast), broadcast),
+        };
+        for socket in first.into_iter().chain(second) {
+            loop {
+                match socket.recv_from(buffer) {
+                    Ok((len, SocketAddr::V4(from))) => return Some((from, len)),
+                    Ok((_, SocketAddr::V6(_))) => {}
+                    // ICMP said that nobody listens there; the message is repeated, or its lease ends.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        None
+    }
+
+    /// Sends to one host.
+    pub(crate) fn send(&mut self, to: SocketAddrV4, bytes: &[u8]) {
+        // What cannot be sent now is as good as lost on the way: what matters is repeated.
+        if self.unicast.send_to(bytes, to).is_err() {
+            self.send_errors += 1;
+        }
+    }
+
+    /// Sends to all hosts.
+    pub(crate) fn send_to_all(&mut self, bytes: &[u8]) {
+        let all = self.broadcast.as_ref().map(|(_, all)| *all);
+        for to in self.peers.clone().into_iter().chain(all) {
+            self.send(to, bytes);
+        }
+    }
+
+    pub(crate) fn raw_fds(&self) -> impl Iterator<Item = RawFd> {
+        let broadcast = self.broadcast.iter().map(|(socket, _)| socket);
+        std::iter::once(&self.unicast)
+            .chain(broadcast)
+            .map(AsRawFd::as_raw_fd)
+    }
+}
+
+/// Room for a datagram, and a byte more.
+pub(crate) type Received = [u8; MAX_SEALED_LEN + 1];
+
+fn bind(address: SocketAddrV4) -> Result<UdpSocket, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd: OwnedFd = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+    set_socket_broadcast(&fd, true)?;
+    // Less than wished for is no reason not to work.
+    set_socket_recv_buffer_size_force(&fd, BUFFER_LEN).ok();
+    set_socket_send_buffer_size_force(&fd, BUFFER_LEN).ok();
+    rustix::net::bind(&fd, &address)?;
+    Ok(UdpSocket::from(fd))
+}
+
+fn told(address: SocketAddrV4, error: Errno) -> String {
+    match error {
+        Errno::ADDRINUSE => format!(
+            "{address} is taken: another daemon or an endpoint with admission of its own runs here (ss -ulpn \"sport = :{}\"); \
+             end it, or choose another --control-port at all hosts",
+            address.port()
+        ),
+        error => format!("cannot listen on {address}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broadcast_addresses() {
+        let of = |text: &str, len| broadcast_of(text.parse().unwrap(), len).map(|ip| ip.to_string());
+        assert_eq!(of("198.18.0.1", 24).as_deref(), Some("198.18.0.255"));
+        assert_eq!(of("10.1.2.3", 8).as_deref(), Some("10.255.255.255"));
+        assert_eq!(of("10.1.2.3", 30).as_deref(), Some("10.1.2.3"));
+        assert_eq!(of("10.1.2.3", 31), None);
+        assert_eq!(of("10.1.2.3", 32), None);
+        assert_eq!(of("10.1.2.3", 0), None);
+    }
+}

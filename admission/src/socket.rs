@@ -1,0 +1,247 @@
+//! The Unix `SOCK_SEQPACKET` socket for programs: packets, descriptors beside them, and who is at the other end.
+//!
+//! Nothing here waits. What a program does not take is kept for it, up to a bound; one that lets it come so far is dropped.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use lm_dataplane::daemon::ipc::{DESCRIPTORS_MAX, MESSAGE_LEN_MAX, Said};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// Packets that wait for a program, at most.
+const WAITING_MAX: usize = 512;
+
+/// Who is at the other end, as the kernel says (`SO_PEERCRED`): when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// The socket that programs connect to. Its path goes with it.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+    // Held for its lock: nobody else listens on the path meanwhile.
+    _lock: File,
+}
+
+impl Listener {
+    /// Listens on `path`, which a daemon that is dead may have left behind.
+    pub(crate) fn bind(path: &Path) -> Result<Listener, String> {
+        let name = path.display();
+        let lock = lock(&Listener::lock_path(path)).map_err(|error| match error {
+            Errno::WOULDBLOCK => {
+                format!("another daemon listens on {name}: end it, or choose another --socket")
+            }
+            error => format!("cannot make {name}: {error}"),
+        })?;
+        match rustix::fs::unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(format!("cannot replace {name}: {error}")),
+        }
+        let bound = || -> Result<OwnedFd, Errno> {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+            // Everybody may connect, to be told why it is not allowed.
+            rustix::fs::chmod(path, Mode::from_raw_mode(0o666))?;
+            rustix::net::listen(&fd, 64)?;
+            Ok(fd)
+        };
+        let fd = bound().map_err(|error| format!("cannot listen on {name}: {error}"))?;
+        Ok(Listener {
+            fd,
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// The file whose lock says that somebody listens.
+    pub(crate) fn lock_path(path: &Path) -> PathBuf {
+        path.with_extension("lock")
+    }
+
+    /// The next program that wants to connect.
+    pub(crate) fn accept(&self) -> io::Result<Option<(Connection, Credentials)>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = match rustix::net::accept_with(&self.fd, flags) {
+            Ok(fd) => fd,
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let peer = socket_peercred(&fd)?;
+        let credentials = Credentials {
+            pid: peer.pid.as_raw_nonzero().get(),
+            uid: peer.uid.as_raw(),
+            gid: peer.gid.as_raw(),
+        };
+        let waiting = VecDeque::new();
+        Ok(Some((Connection { fd, waiting }, credentials)))
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Leaves the path for the next daemon to replace.
+    pub(crate) fn leave(mut self) {
+        self.path = PathBuf::new();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Locks a file that is made for that; the lock goes with the file's descriptor, and so with the process.
+fn lock(path: &Path) -> Result<File, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
+    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(File::from(fd))
+}
+
+/// A packet that came.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Why a connection is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The program closed it, or is dead.
+    Ended,
+    /// A packet that is longer than any call, or with more descriptors than any.
+    TooLong,
+    /// It does not take what it is told.
+    Deaf,
+    /// What the kernel says.
+    System(Errno),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Ended => f.write_str("it is gone"),
+            Broken::TooLong => f.write_str("it sent a packet that is longer than any call"),
+            Broken::Deaf => f.write_str("it does not take what it is told"),
+            Broken::System(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// One program's connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    fd: OwnedFd,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+}
+
+impl Connection {
+    /// The next packet, if one is there.
+    pub(crate) fn receive(&self) -> Result<Option<Packet>, Broken> {
+        let mut bytes = vec![0; MESSAGE_LEN_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = rustix::net::recvmsg(
+            &self.fd,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            flags,
+        );
+        let received = match received {
+            Ok(received) => received,
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
+            Err(Errno::CONNRESET) => return Err(Broken::Ended),
+            Err(error) => return Err(Broken::System(error)),
+        };
+        // Taken in any case, so that they are closed.
+        let descriptors: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if received.bytes == 0 {
+            return Err(Broken::Ended);
+        }
+        if received
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(Broken::TooLong);
+        }
+        bytes.truncate(received.bytes);
+        Ok(Some(Packet { bytes, descriptors }))
+    }
+
+    /// Tells the program something, with descriptors beside it; later, if it cannot take it now.
+    pub(crate) fn say(&mut self, said: &Said, descriptors: Vec<OwnedFd>) -> Result<(), Broken> {
+        let Ok(bytes) = postcard::to_stdvec(said) else {
+            return Err(Broken::TooLong);
+        };
+        if bytes.len() > MESSAGE_LEN_MAX {
+            return Err(Broken::TooLong);
+        }
+        self.waiting.push_back((bytes, descriptors));
+        self.flush()?;
+        match self.waiting.len() > WAITING_MAX {
+            true => Err(Broken::Deaf),
+            false => Ok(()),
+        }
+    }
+
+    /// Sends what waits, as far as it can be taken.
+    pub(crate) fn flush(&mut self) -> Result<(), Broken> {
+        while let Some((bytes, descriptors)) = self.waiting.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !borrowed.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+                Ok(_) => {
+                    self.waiting.pop_front();
+                }
+                Err(Errno::WOULDBLOCK) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::Ended),
+                Err(error) => return Err(Broken::System(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something waits until the program can take it.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}

@@ -1,0 +1,214 @@
+//! Two hosts with a daemon each.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lm_admission::daemon::status::{InterfaceStatus, Status};
+use rustix::process::Signal;
+use xtask::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Output, Program, Side};
+
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Looks until it is so.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Two hosts, a key, and a folder for sockets.
+pub(crate) struct Hosts {
+    pub(crate) bed: Bed,
+    pub(crate) folder: PathBuf,
+}
+
+impl Hosts {
+    /// `None`, after saying why, where there is no privilege.
+    pub(crate) fn new(name: &str) -> Option<Hosts> {
+        Hosts::with(name, &BedConfig::default())
+    }
+
+    pub(crate) fn with(name: &str, config: &BedConfig) -> Option<Hosts> {
+        if !rustix::process::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
+            println!("SKIPPED: network namespaces need root");
+            return None;
+        }
+        let folder = std::env::temp_dir().join(format!("lm-admissiond-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let bed = Bed::new(config).unwrap();
+        bed.introduce().unwrap();
+        let hosts = Hosts { bed, folder };
+        let made = hosts.tool(Side::Left, ["keygen".as_ref(), hosts.key().as_os_str()]);
+        assert!(made.finish().unwrap().status.success());
+        Some(hosts)
+    }
+
+    pub(crate) fn host(&self, side: Side) -> &Host {
+        match side {
+            Side::Left => self.bed.left(),
+            Side::Right => self.bed.right(),
+        }
+    }
+
+    pub(crate) fn key(&self) -> PathBuf {
+        self.folder.join("key")
+    }
+
+    pub(crate) fn socket(&self, side: Side) -> PathBuf {
+        self.folder.join(format!("{side:?}")).join("socket")
+    }
+
+    /// The arguments of a daemon that lets root in.
+    pub(crate) fn arguments(&self, side: Side) -> Vec<String> {
+        let socket = self.socket(side);
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        let key = text(&self.key());
+        let folder = text(socket.parent().unwrap());
+        let pairs = [
+            ("--interface", INTERFACE.to_owned()),
+            ("--key-file", key),
+            ("--socket", text(&socket)),
+            ("--state-dir", folder),
+            ("--allow-uid", "0".to_owned()),
+        ];
+        pairs
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect()
+    }
+
+    /// `lm-admissiond` with these arguments on a host. In the network namespace alone, so that what it pins stays when it ends.
+    pub(crate) fn tool(
+        &self,
+        side: Side,
+        arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString>>,
+    ) -> Program {
+        let namespace = format!("--net=/run/netns/{}", self.host(side).name());
+        Launch::new("nsenter")
+            .arg(namespace)
+            .arg(env!("CARGO_BIN_EXE_lm-admissiond"))
+            .args(arguments)
+            .spawn()
+            .unwrap()
+    }
+
+    /// Starts a daemon, and waits until it serves.
+    pub(crate) fn daemon(&self, side: Side) -> Daemon {
+        self.daemon_with(side, &[])
+    }
+
+    pub(crate) fn daemon_with(&self, side: Side, further: &[&str]) -> Daemon {
+        let further = further.iter().map(|&argument| argument.to_owned());
+        let program = self.tool(side, self.arguments(side).into_iter().chain(further));
+        let mut daemon = Daemon {
+            program,
+            socket: self.socket(side),
+        };
+        wait_until("the daemon serves", || {
+            daemon.try_status().is_some() || daemon.program.has_ended().unwrap()
+        });
+        if daemon.program.has_ended().unwrap() {
+            panic!("no daemon: {}", daemon.program.outcome().unwrap().stderr);
+        }
+        daemon
+    }
+
+    /// A daemon that cannot start: what it says, in one line.
+    pub(crate) fn refused(&self, side: Side, arguments: &[String]) -> String {
+        let output = self.tool(side, arguments).outcome().unwrap();
+        assert!(!output.status.success(), "{arguments:?} did not fail");
+        let lines: Vec<&str> = output.stderr.lines().collect();
+        assert_eq!(lines.len(), 1, "not one line: {}", output.stderr);
+        lines[0].to_owned()
+    }
+
+    /// Folders in which gates are pinned for a host's interface.
+    pub(crate) fn pins(&self, side: Side) -> Vec<PathBuf> {
+        let name = format!("/run/netns/{}", self.host(side).name());
+        let number = rustix::fs::stat(&name).unwrap().st_ino;
+        let prefix = format!("{number}-");
+        // A daemon of another user has a folder of its own.
+        let folders = ["/sys/fs/bpf/lm", "/sys/fs/bpf/lm/user-65534"];
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+        let paths = entries.flatten().flatten().map(|entry| entry.path());
+        paths
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix))
+            .collect()
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        // After a kill -9 the pins stay, and with them the gate.
+        for side in [Side::Left, Side::Right] {
+            for path in self.pins(side) {
+                let _ = std::fs::remove_dir_all(path);
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A daemon that runs.
+pub(crate) struct Daemon {
+    program: Program,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    fn try_status(&self) -> Option<Status> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lm-admissiond"));
+        let asked = command
+            .args(["status", "--json", "--socket"])
+            .arg(&self.socket)
+            .output()
+            .unwrap();
+        asked
+            .status
+            .success()
+            .then(|| serde_json::from_slice(&asked.stdout).unwrap())
+    }
+
+    /// What it says of itself.
+    pub(crate) fn status(&self) -> Status {
+        self.try_status().expect("the daemon answers")
+    }
+
+    /// Of its one interface.
+    pub(crate) fn interface(&self) -> InterfaceStatus {
+        self.status().interfaces.remove(0)
+    }
+
+    pub(crate) fn datagrams(&self, outcome: &str) -> u64 {
+        self.interface().datagrams[outcome]
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.program.id()
+    }
+
+    /// Ends it without a warning.
+    pub(crate) fn kill(self) -> Output {
+        self.program.signal(Signal::KILL);
+        self.program.outcome().unwrap()
+    }
+
+    /// Ends it; it must say that all went well.
+    pub(crate) fn stop(self) -> Output {
+        let output = self.program.stop().unwrap();
+        assert!(output.status.success(), "{}", output.stderr);
+        output
+    }
+
+    /// Leaves everything to the next one.
+    pub(crate) fn hand_over(self) {
+        self.program.signal(Signal::USR1);
+        let output = self.program.outcome().unwrap();
+        assert!(output.status.success(), "{}", output.stderr);
+    }
+}

@@ -1,0 +1,277 @@
+//! Grants between two daemons.
+
+use std::net::SocketAddrV4;
+
+use lm_dataplane::daemon::ipc::*;
+use lm_protocol::control::ControlMessage;
+use xtask::bed::{BedConfig, Side};
+
+use crate::bed::{Hosts, wait_until};
+use crate::program::{Client, grant};
+
+fn at(hosts: &Hosts, side: Side, port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(hosts.host(side).address(), port)
+}
+
+#[test]
+fn a_session_from_request_to_end() {
+    let Some(hosts) = Hosts::new("session") else {
+        return;
+    };
+    let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    sender.open(1, Role::Transmit);
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+    let granted = sender.granted(ticket);
+    let Event::Opened {
+        from,
+        place,
+        request,
+        grant: told,
+    } = receiver.event()
+    else {
+        panic!("not opened")
+    };
+    assert_eq!(from, at(&hosts, Side::Left, 9000));
+    assert_eq!(grant(&told), granted);
+    assert_eq!(granted.data_port, 7168);
+    assert_eq!((granted.landing_queue, granted.tx_queue_hint), (1, Some(1)));
+    assert!(
+        matches!(request.parse().unwrap().1, ControlMessage::Request(request) if request.data_port == 9000)
+    );
+
+    let interface = right.interface();
+    assert_eq!(interface.sessions.len(), 1);
+    assert_eq!(interface.sessions[0].from, from);
+    assert_eq!(
+        (interface.queues[1].role.as_str(), interface.queues[1].open_places),
+        ("landing", 1)
+    );
+    let list = |daemon: &crate::bed::Daemon| {
+        let list = daemon.interface().recv_addrs;
+        list.iter()
+            .map(|entry| format!("{} {}", entry.address, entry.flag))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(list(&right), ["198.18.0.2 10"]);
+    // Told to all hosts of the subnet.
+    wait_until("the other host knows", || list(&left) == ["198.18.0.2 01"]);
+
+    // The same again is another session, of another program.
+    assert!(
+        sender
+            .refused(
+                Call::End {
+                    ticket: ticket + 1,
+                    messages: 0
+                },
+                &[]
+            )
+            .contains("ticket")
+    );
+    let session_key = granted.session_key;
+    receiver.done(Call::Touched {
+        sessions: vec![(session_key, 3)],
+    });
+    assert_eq!(right.interface().sessions[0].delivered, 3);
+    sender.done(Call::End { ticket, messages: 4 });
+    assert_eq!(sender.outcome(ticket), Outcome::Ended { delivered: 3 });
+    let messages = Some(4);
+    assert_eq!(
+        receiver.event(),
+        Event::Closed {
+            session_key,
+            messages
+        }
+    );
+    assert_eq!(right.interface().queues[1].open_places, 0);
+    receiver.done(Call::Released { session_key });
+    wait_until("nothing is left of it", || {
+        let queue = right.interface().queues.remove(1);
+        queue.closing_places == 0
+    });
+    assert_eq!(
+        usize::from(place),
+        lm_ebpf::SessionAdmission::place_of(session_key) as usize
+    );
+    left.stop();
+    right.stop();
+}
+
+#[test]
+fn who_may_not_and_who_is_not_there() {
+    let Some(hosts) = Hosts::new("refusals") else {
+        return;
+    };
+    let left = hosts.daemon(Side::Left);
+    let right = hosts.daemon(Side::Right);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    let reason = |outcome: Outcome| match outcome {
+        Outcome::Rejected(control, _) => match control.parse().unwrap().1 {
+            ControlMessage::Reject(reject) => format!("{:?} {}", reject.reason, reject.limit),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("not rejected: {other:?}"),
+    };
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+    assert_eq!(reason(sender.outcome(ticket)), "NoReceiver 0");
+
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut offer = receiver.offer();
+    offer.max_message_len = 1000;
+    receiver.done(Call::Receive(offer.clone()));
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1001);
+    assert_eq!(reason(sender.outcome(ticket)), "TooLarge 1000");
+    offer.allow = vec![("192.0.2.0".parse().unwrap(), 24)];
+    receiver.done(Call::Receive(offer.clone()));
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1000);
+    assert_eq!(reason(sender.outcome(ticket)), "NotAllowed 0");
+    offer.allow.push(("198.18.0.1".parse().unwrap(), 32));
+    receiver.done(Call::Receive(offer));
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1000);
+    let key = sender.granted(ticket).session_key;
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+
+    // The receiver ends it: its sender is told, and how much was delivered is said.
+    receiver.done(Call::Abort {
+        session_key: key,
+        delivered: 9,
+    });
+    assert_eq!(sender.outcome(ticket), Outcome::Lost);
+    wait_until("its place is free", || {
+        right.interface().queues[1].closing_places == 0
+    });
+    right.stop();
+
+    // A host without a daemon.
+    let request = sender.request(1000);
+    let call = Call::Request {
+        to: at(&hosts, Side::Right, 7168),
+        request,
+        patience_ms: 300,
+    };
+    let Reply::Requested(Decision::Requested(ticket)) = sender.call(call) else {
+        panic!("not requested")
+    };
+    assert_eq!(sender.outcome(ticket), Outcome::Unreachable);
+    left.stop();
+}
+
+#[test]
+fn a_gate_is_shut_and_opened_under_its_session() {
+    let Some(hosts) = Hosts::new("gate") else { return };
+    let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+    let session_key = sender.granted(ticket).session_key;
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    let queue = receiver.landing_queue();
+    receiver.done(Call::CloseGate { session_key });
+    receiver.done(Call::Quiesce { queue });
+    // The channel is built anew; the kernel lets the old one go when its descriptor is closed.
+    receiver.channels.clear();
+    receiver.open(queue, Role::Landing);
+    receiver.done(Call::OpenGate {
+        session_key,
+        first_message: 5,
+    });
+    assert_eq!(right.interface().sessions.len(), 1);
+    sender.done(Call::End { ticket, messages: 0 });
+    assert!(matches!(sender.outcome(ticket), Outcome::Ended { .. }));
+    left.stop();
+    right.stop();
+}
+
+#[test]
+fn more_senders_than_places() {
+    let config = BedConfig {
+        queues: 24,
+        ..BedConfig::default()
+    };
+    let Some(hosts) = Hosts::with("places", &config) else {
+        return;
+    };
+    let (left, right) = (hosts.daemon(Side::Left), hosts.daemon(Side::Right));
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    assert_eq!(receiver.landing_queue(), 23);
+    let mut senders: Vec<(Client, u32)> = (0..17)
+        .map(|number| {
+            let host = hosts.host(Side::Left);
+            let mut sender = Client::sender(&hosts.socket(Side::Left), host, 9000 + number);
+            let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+            (sender, ticket)
+        })
+        .collect();
+    for (sender, ticket) in &mut senders[..16] {
+        sender.granted(*ticket);
+    }
+    for _ in 0..16 {
+        assert!(matches!(receiver.event(), Event::Opened { .. }));
+    }
+    assert_eq!(right.interface().waiting, 1);
+    // A place is free when the session in it is over, its program has done with it, and the gate is quiet: the last one gets it then.
+    let (mut first, ticket) = senders.remove(0);
+    first.done(Call::End { ticket, messages: 0 });
+    let Event::Closed { session_key, .. } = receiver.event() else {
+        panic!("not closed")
+    };
+    assert_eq!(right.interface().waiting, 1);
+    receiver.done(Call::Released { session_key });
+    let (last, ticket) = senders.last_mut().unwrap();
+    last.granted(*ticket);
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    left.stop();
+    right.stop();
+}
+
+#[test]
+fn one_receiver_in_the_cluster_under_exclusive() {
+    let Some(hosts) = Hosts::new("exclusive") else {
+        return;
+    };
+    let policy = ["--policy", "exclusive", "--voter", "198.18.0.1"];
+    let (left, right) = (
+        hosts.daemon_with(Side::Left, &policy),
+        hosts.daemon_with(Side::Right, &policy),
+    );
+    assert_eq!(left.status().policy, "exclusive");
+    let mut here = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    // A voter that has just started abstains: it may have promised something in its life before.
+    let granted = (0..50).find_map(|_| {
+        let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+        match sender.outcome(ticket) {
+            Outcome::Granted(_) => Some(ticket),
+            _ => {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                None
+            }
+        }
+    });
+    let ticket = granted.expect("granted after the voter's silence");
+    assert!(matches!(here.event(), Event::Opened { .. }));
+    // Everybody knows, so nobody asks: neither the same receiver nor another one.
+    wait_until("the sender's host knows", || {
+        !left.interface().recv_addrs.is_empty()
+    });
+    let request = sender.request(1 << 20);
+    let patience_ms = 1000;
+    let call = |to| Call::Request {
+        to,
+        request: request.clone(),
+        patience_ms,
+    };
+    let decision = sender.call(call(at(&hosts, Side::Right, 7168)));
+    assert_eq!(decision, Reply::Requested(Decision::Cancel));
+    let decision = sender.call(call("198.18.0.9:7168".parse().unwrap()));
+    assert_eq!(decision, Reply::Requested(Decision::OneCopy));
+    // It stays so for longer than any promise, which is renewed.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(right.interface().sessions.len(), 1);
+    sender.done(Call::End { ticket, messages: 0 });
+    assert!(matches!(sender.outcome(ticket), Outcome::Ended { .. }));
+    left.stop();
+    right.stop();
+}

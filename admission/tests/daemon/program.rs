@@ -1,0 +1,356 @@
+//! A program that speaks with a daemon by hand.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use lm_dataplane::daemon::ipc::*;
+use lm_protocol::control::{ControlMessage, Grant, Request};
+use lm_protocol::geometry::{LinkShape, Wire};
+use lm_protocol::window::WindowShape;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use xtask::bed::{Host, INTERFACE};
+
+use crate::bed::PATIENCE;
+
+/// Bytes that it registers for a channel.
+pub(crate) const MEMORY_LEN: u64 = 1 << 20;
+
+/// A connection to a daemon, and what it got.
+pub(crate) struct Client {
+    socket: OwnedFd,
+    number: u32,
+    pub(crate) events: Vec<Event>,
+    pub(crate) udp: Option<UdpSocket>,
+    pub(crate) joined: Option<Joined>,
+    pub(crate) channels: Vec<OwnedFd>,
+}
+
+/// A UDP socket on a host.
+pub(crate) fn udp(host: &Host, port: u16) -> UdpSocket {
+    let address = SocketAddrV4::new(host.address(), port);
+    host.enter(|| Ok(UdpSocket::bind(address)?)).unwrap()
+}
+
+/// Memory as the daemon wants it.
+pub(crate) fn memory(len: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    fd
+}
+
+impl Client {
+    pub(crate) fn connect(path: &Path) -> Client {
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Client {
+            socket,
+            number: 0,
+            events: Vec::new(),
+            udp: None,
+            joined: None,
+            channels: Vec::new(),
+        }
+    }
+
+    /// Connects as somebody else.
+    pub(crate) fn connect_as(path: &Path, uid: u32) -> Client {
+        std::thread::scope(|scope| {
+            let connected = scope.spawn(|| {
+                let gid = rustix::thread::Gid::from_raw(uid);
+                let uid = rustix::thread::Uid::from_raw(uid);
+                rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                Client::connect(path)
+            });
+            connected.join().unwrap()
+        })
+    }
+
+    pub(crate) fn send_bytes(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) {
+        assert!(self.try_send_beside(bytes, beside), "the daemon has hung up");
+    }
+
+    /// Waits for a reply, whatever it says; `false` when the daemon has hung up.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        loop {
+            match self.receive() {
+                Some((Said::Reply(..), _)) => return true,
+                Some((Said::Event(_), _)) => {}
+                None => return false,
+            }
+        }
+    }
+
+    /// Whether the daemon has not hung up.
+    pub(crate) fn try_send_beside(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !beside.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(beside));
+        }
+        let flags = SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags).is_ok()
+    }
+
+    /// Whether the daemon answers, and does not hang up.
+    pub(crate) fn is_let_in(&mut self) -> bool {
+        let call = Call::Hello { version: VERSION };
+        let bytes = postcard::to_stdvec(&Asked { number: 1, call }).unwrap();
+        // It may have hung up already.
+        let sent = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+        sent.is_ok() && self.receive().is_some()
+    }
+
+    /// Sends without taking any answer; whether the daemon is still there.
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match rustix::net::send(&self.socket, bytes, flags) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    pub(crate) fn send(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> u32 {
+        self.number += 1;
+        let number = self.number;
+        let bytes = postcard::to_stdvec(&Asked { number, call }).unwrap();
+        self.send_bytes(&bytes, beside);
+        number
+    }
+
+    /// The next packet; `None` when the daemon has closed the connection.
+    pub(crate) fn receive(&mut self) -> Option<(Said, Vec<OwnedFd>)> {
+        let mut bytes = vec![0; MESSAGE_LEN_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let slices = &mut [IoSliceMut::new(&mut bytes)];
+        let received =
+            match rustix::net::recvmsg(&self.socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) if received.bytes > 0 => received,
+                Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
+                Err(error) => panic!("nothing came: {error}"),
+            };
+        let rights = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let beside = rights.flatten().collect();
+        Some((postcard::from_bytes(&bytes[..received.bytes]).unwrap(), beside))
+    }
+
+    pub(crate) fn call_beside(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> (Reply, Vec<OwnedFd>) {
+        let number = self.send(call, beside);
+        loop {
+            match self.receive().expect("the daemon answers") {
+                (Said::Reply(of, reply), beside) => {
+                    assert_eq!(of, number);
+                    return (reply, beside);
+                }
+                (Said::Event(event), _) => self.events.push(event),
+            }
+        }
+    }
+
+    pub(crate) fn call(&mut self, call: Call) -> Reply {
+        self.call_beside(call, &[]).0
+    }
+
+    /// Calls; what it gets told when it is refused.
+    pub(crate) fn refused(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> String {
+        match self.call_beside(call, beside).0 {
+            Reply::Refused(what) => {
+                assert!(!what.contains('\n'), "{what}");
+                what
+            }
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    pub(crate) fn done(&mut self, call: Call) {
+        assert_eq!(self.call(call), Reply::Done);
+    }
+
+    pub(crate) fn hello(mut self) -> Client {
+        self.done(Call::Hello { version: VERSION });
+        self
+    }
+
+    pub(crate) fn join_call(landing: bool) -> Call {
+        Call::Join {
+            interface: INTERFACE.to_owned(),
+            landing,
+            mode: Mode::Auto,
+        }
+    }
+
+    /// Joins with a socket of its own on `port`.
+    pub(crate) fn join(mut self, host: &Host, port: u16, landing: bool) -> Client {
+        let udp = udp(host, port);
+        let (reply, _) = self.call_beside(Client::join_call(landing), &[udp.as_fd()]);
+        let Reply::Joined(joined) = reply else {
+            panic!("not joined: {reply:?}")
+        };
+        self.udp = Some(udp);
+        self.joined = Some(joined);
+        self
+    }
+
+    pub(crate) fn rejoin(mut self, old: &mut Client) -> Client {
+        let token = old.joined().token;
+        let udp = old.udp.take().unwrap();
+        let (reply, _) = self.call_beside(Call::Rejoin { token }, &[udp.as_fd()]);
+        let Reply::Joined(joined) = reply else {
+            panic!("not joined: {reply:?}")
+        };
+        self.udp = Some(udp);
+        self.joined = Some(joined);
+        self.channels = std::mem::take(&mut old.channels);
+        self
+    }
+
+    pub(crate) fn joined(&self) -> &Joined {
+        self.joined.as_ref().unwrap()
+    }
+
+    pub(crate) fn landing_queue(&self) -> u16 {
+        self.joined().landing_queue.unwrap()
+    }
+
+    pub(crate) fn channel_call(queue: u16, role: Role, registered_len: u64) -> Call {
+        Call::OpenChannel {
+            queue,
+            role,
+            registered_len,
+            chunk_len: 2048,
+            ring_lens: [64; 4],
+        }
+    }
+
+    /// Opens a channel over memory of its own.
+    pub(crate) fn open(&mut self, queue: u16, role: Role) {
+        let memory = memory(MEMORY_LEN);
+        let call = Client::channel_call(queue, role, MEMORY_LEN);
+        let (reply, beside) = self.call_beside(call, &[memory.as_fd()]);
+        assert_eq!(reply, Reply::ChannelOpened { zero_copy: false });
+        assert_eq!(beside.len(), if role == Role::Transmit { 1 } else { 2 });
+        self.channels.extend(beside);
+    }
+
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            queue: self.landing_queue(),
+            mtu: 1500,
+            chunk_len: 2048,
+            max_message_len: 1 << 30,
+            window_max: 256,
+            allow: Vec::new(),
+        }
+    }
+
+    /// A program that receives on `port`.
+    pub(crate) fn receiver(path: &Path, host: &Host, port: u16) -> Client {
+        let mut client = Client::connect(path).hello().join(host, port, true);
+        client.open(client.landing_queue(), Role::Landing);
+        client.done(Call::Receive(client.offer()));
+        client
+    }
+
+    /// A program that sends from `port`.
+    pub(crate) fn sender(path: &Path, host: &Host, port: u16) -> Client {
+        Client::connect(path).hello().join(host, port, false)
+    }
+
+    pub(crate) fn request(&self, max_message_len: u64) -> Control {
+        let request = Request {
+            sender_id: 7,
+            data_port: self.udp.as_ref().unwrap().local_addr().unwrap().port(),
+            mtu: 1500,
+            wire: Wire::Lm,
+            link: LinkShape::IPV4,
+            max_message_len,
+            window: WindowShape::DEFAULT,
+            messages_in_flight: 2,
+            paced: false,
+            delivery: Default::default(),
+            integrity: Default::default(),
+        };
+        Control::new(1, &ControlMessage::Request(request))
+    }
+
+    /// Asks for a session; gives its ticket.
+    pub(crate) fn ask(&mut self, to: SocketAddrV4, max_message_len: u64) -> u32 {
+        let request = self.request(max_message_len);
+        let patience_ms = 5000;
+        let call = Call::Request {
+            to,
+            request,
+            patience_ms,
+        };
+        match self.call(call) {
+            Reply::Requested(Decision::Requested(ticket)) => ticket,
+            other => panic!("not requested: {other:?}"),
+        }
+    }
+
+    /// The next event.
+    pub(crate) fn event(&mut self) -> Event {
+        if !self.events.is_empty() {
+            return self.events.remove(0);
+        }
+        match self.receive().expect("the daemon is there").0 {
+            Said::Event(event) => event,
+            other => panic!("no event: {other:?}"),
+        }
+    }
+
+    /// What became of a request.
+    pub(crate) fn outcome(&mut self, ticket: u32) -> Outcome {
+        match self.event() {
+            Event::Told { ticket: of, outcome } if of == ticket => outcome,
+            other => panic!("not the outcome: {other:?}"),
+        }
+    }
+
+    pub(crate) fn granted(&mut self, ticket: u32) -> Grant {
+        match self.outcome(ticket) {
+            Outcome::Granted(control) => grant(&control),
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    /// Whether nothing comes for a while.
+    pub(crate) fn hears_nothing(&mut self, wait: Duration) -> bool {
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(wait)).unwrap();
+        let mut byte = [0u8; 1];
+        let heard = rustix::net::recv(&self.socket, &mut byte, RecvFlags::PEEK);
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(PATIENCE)).unwrap();
+        self.events.is_empty() && heard == Err(rustix::io::Errno::WOULDBLOCK)
+    }
+}
+
+pub(crate) fn grant(control: &Control) -> Grant {
+    match control.parse().unwrap().1 {
+        ControlMessage::Grant(grant) => grant,
+        other => panic!("no grant: {other:?}"),
+    }
+}

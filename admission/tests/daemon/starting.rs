@@ -1,0 +1,250 @@
+//! What a daemon says before it serves, and how it ends.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt;
+
+use rustix::process::Signal;
+use xtask::bed::{INTERFACE, Side};
+
+use crate::bed::{Hosts, wait_until};
+use crate::program::Client;
+
+fn replace(arguments: &mut [String], name: &str, value: &str) {
+    let at = arguments.iter().position(|argument| argument == name).unwrap();
+    arguments[at + 1] = value.to_owned();
+}
+
+#[test]
+fn bad_starts_are_told_in_a_line() {
+    let Some(hosts) = Hosts::new("starts") else { return };
+    let side = Side::Left;
+    let with = |name: &str, value: &str| {
+        let mut arguments = hosts.arguments(side);
+        replace(&mut arguments, name, value);
+        arguments
+    };
+    let plus = |further: &[&str]| {
+        let mut arguments = hosts.arguments(side);
+        arguments.extend(further.iter().map(|&argument| argument.to_owned()));
+        arguments
+    };
+    let key = hosts.folder.join("other");
+    let path = key.to_str().unwrap();
+    assert!(hosts.refused(side, &with("--key-file", path)).contains("keygen"));
+    std::fs::write(&key, "0011").unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(
+        hosts
+            .refused(side, &with("--key-file", path))
+            .contains("chmod 600")
+    );
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    assert!(
+        hosts
+            .refused(side, &with("--key-file", path))
+            .contains("too short")
+    );
+
+    assert!(hosts.refused(side, &with("--interface", "lm7")).contains("lm7"));
+    assert!(
+        hosts
+            .refused(side, &plus(&["--peer", "192.0.2.7"]))
+            .contains("not on the subnet")
+    );
+    let voter = &["--policy", "exclusive", "--voter", "192.0.2.7"];
+    assert!(
+        hosts
+            .refused(side, &plus(voter))
+            .contains("voter: 192.0.2.7 is not on the subnet")
+    );
+    assert!(
+        hosts
+            .refused(side, &plus(&["--user", "no-such-user"]))
+            .contains("no user")
+    );
+
+    // The control port is somebody else's.
+    let taken = crate::program::udp(hosts.host(side), 7169);
+    assert!(hosts.refused(side, &hosts.arguments(side)).contains("is taken"));
+    drop(taken);
+
+    // A file says file and line.
+    let file = hosts.folder.join("toml");
+    let file_text = file.to_str().unwrap();
+    std::fs::write(&file, "interface = [\"lm0\"]\nspin = 3\n").unwrap();
+    let told = hosts.refused(side, &["--config".to_owned(), file_text.to_owned()]);
+    assert!(told.contains(&format!("{file_text}:2: ")), "{told}");
+    std::fs::write(&file, "interface = [\"lm0\"]\n\nvoter = [\"198.18.0.2\"]\n").unwrap();
+    let told = hosts.refused(
+        side,
+        &["--config".to_owned(), file_text.to_owned(), "--check".to_owned()],
+    );
+    assert!(told.contains(&format!("{file_text}:3: voter: ")), "{told}");
+
+    // Nothing of that has attached anything.
+    assert!(hosts.pins(side).is_empty());
+    let checked = hosts.tool(side, plus(&["--check"])).finish().unwrap();
+    assert!(checked.stdout.contains("right"), "{}", checked.stdout);
+    assert!(!hosts.host(side).has_xdp_program().unwrap());
+}
+
+#[test]
+fn one_daemon_for_an_interface_and_a_socket() {
+    let Some(hosts) = Hosts::new("second") else { return };
+    let daemon = hosts.daemon(Side::Left);
+    let told = hosts.refused(Side::Left, &hosts.arguments(Side::Left));
+    assert!(told.contains("another daemon listens on"), "{told}");
+    let mut elsewhere = hosts.arguments(Side::Left);
+    let other = hosts.folder.join("other");
+    replace(&mut elsewhere, "--socket", other.join("socket").to_str().unwrap());
+    replace(&mut elsewhere, "--state-dir", other.to_str().unwrap());
+    let told = hosts.refused(Side::Left, &elsewhere);
+    assert!(told.contains("another daemon serves lm0"), "{told}");
+    // The first one has noticed nothing.
+    assert_eq!(daemon.interface().queues.len(), 2);
+    assert_eq!(hosts.pins(Side::Left).len(), 1);
+    daemon.stop();
+    assert!(hosts.pins(Side::Left).is_empty());
+    assert!(!hosts.host(Side::Left).has_xdp_program().unwrap());
+    assert!(!hosts.socket(Side::Left).exists());
+}
+
+#[test]
+fn four_capabilities_and_another_user() {
+    let Some(hosts) = Hosts::new("caps") else { return };
+    // The user of that number is nobody; it cannot read the key any more, and need not.
+    let folder = hosts.socket(Side::Left);
+    let folder = folder.parent().unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    let mut arguments = hosts.arguments(Side::Left);
+    arguments.extend(["--user", "65534"].map(str::to_owned));
+    let told = hosts.refused(Side::Left, &arguments);
+    assert!(told.contains("chown 65534"), "{told}");
+    std::fs::remove_dir(folder).unwrap();
+    let daemon = hosts.daemon_with(Side::Left, &["--user", "65534"]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let value = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    // CAP_NET_ADMIN 12, CAP_NET_RAW 13, CAP_IPC_LOCK 14, CAP_BPF 39.
+    let kept = format!("{:016x}", 1u64 << 12 | 1 << 13 | 1 << 14 | 1 << 39);
+    assert_eq!((value("CapEff:"), value("CapPrm:")), (kept.clone(), kept));
+    let none = "0".repeat(16);
+    for set in ["CapInh:", "CapBnd:", "CapAmb:"] {
+        assert_eq!(value(set), none, "{set}");
+    }
+    assert_eq!(value("Uid:"), "65534");
+    assert_eq!(value("NoNewPrivs:"), "1");
+    // It is enough: a program gets what it wants.
+    Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
+    wait_until("the program's queue is free again", || {
+        daemon.interface().queues.iter().all(|queue| queue.role == "free")
+    });
+    daemon.stop();
+    assert!(hosts.pins(Side::Left).is_empty());
+}
+
+#[test]
+fn a_reload_changes_who_may_come() {
+    let Some(hosts) = Hosts::new("reload") else { return };
+    let file = hosts.folder.join("toml");
+    let text = |uids: &str| {
+        format!(
+            "interface = [\"{INTERFACE}\"]\nkey-file = {:?}\nsocket = {:?}\nstate-dir = {:?}\nallow-uid = [{uids}]\n",
+            hosts.key(),
+            hosts.socket(Side::Left),
+            hosts.folder.join("Left")
+        )
+    };
+    std::fs::write(&file, text("")).unwrap();
+    let mut program = hosts.tool(Side::Left, ["--config".as_ref(), file.as_os_str()]);
+    program.await_text("serving").unwrap();
+    wait_until("the socket is there", || hosts.socket(Side::Left).exists());
+    let udp = crate::program::udp(hosts.host(Side::Left), 7168);
+    let join = || Client::connect(&hosts.socket(Side::Left)).hello();
+    let beside = [std::os::fd::AsFd::as_fd(&udp)];
+    assert!(
+        join()
+            .refused(Client::join_call(true), &beside)
+            .contains("--allow-uid 0")
+    );
+
+    std::fs::write(&file, text("0")).unwrap();
+    program.signal(Signal::HUP);
+    program.await_text("read again").unwrap();
+    let mut client = join();
+    let (reply, _) = client.call_beside(Client::join_call(true), &beside);
+    assert!(
+        matches!(reply, lm_dataplane::daemon::ipc::Reply::Joined(_)),
+        "{reply:?}"
+    );
+
+    // What is wrong changes nothing.
+    std::fs::write(&file, "nonsense").unwrap();
+    program.signal(Signal::HUP);
+    program.await_text("nothing has changed").unwrap();
+    assert_eq!(
+        client.call(lm_dataplane::daemon::ipc::Call::Touched { sessions: Vec::new() }),
+        lm_dataplane::daemon::ipc::Reply::Done
+    );
+
+    // Off the list, and out.
+    std::fs::write(&file, text("1")).unwrap();
+    program.signal(Signal::HUP);
+    assert!(client.receive().is_none());
+    program.stop().unwrap();
+}
+
+#[test]
+fn metrics_and_tables() {
+    let Some(hosts) = Hosts::new("metrics") else {
+        return;
+    };
+    let address = "127.0.0.1:9169";
+    let daemon = hosts.daemon_with(Side::Left, &["--metrics", address]);
+    let _program = Client::receiver(&hosts.socket(Side::Left), hosts.host(Side::Left), 7168);
+    let get = |path: &str| {
+        let asked = hosts.host(Side::Left).enter(|| {
+            let mut stream = std::net::TcpStream::connect(address)?;
+            write!(
+                stream,
+                "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            )?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        });
+        asked.unwrap()
+    };
+    let metrics = get("/metrics");
+    assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
+    for line in [
+        "lm_admissiond_interface_up{interface=\"lm0\"} 1",
+        "lm_admissiond_programs 1",
+        "lm_admissiond_queues_free{interface=\"lm0\"} 0",
+        "lm_admissiond_memory_bytes 1048576",
+        "lm_admissiond_datagrams_total{interface=\"lm0\",outcome=\"unauthenticated\"} 0",
+        "# EOF",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    assert!(get("/").starts_with("HTTP/1.1 404"));
+
+    let socket = hosts.socket(Side::Left);
+    let arguments = ["status".as_ref(), "--socket".as_ref(), socket.as_os_str()];
+    let shown = hosts.tool(Side::Left, arguments).finish().unwrap().stdout;
+    for part in [
+        "policy concurrent",
+        "lm0: 198.18.0.1:7169, gate native",
+        "landing",
+        "1024 KiB",
+        "connected",
+    ] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    daemon.stop();
+    let asked = hosts.tool(Side::Left, arguments).outcome().unwrap();
+    assert!(!asked.status.success());
+    assert!(asked.stderr.contains("no daemon listens on"), "{}", asked.stderr);
+}

@@ -1,0 +1,365 @@
+//! `lm-send` and `lm-recv` as an ordinary user without capabilities, by the admission daemons of their hosts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, wait_until};
+use crate::measuring::lm_bench;
+
+/// An ordinary user.
+const USER: u32 = 65534;
+
+/// Two hosts with a daemon each.
+struct Hosts {
+    bed: Bed,
+    program: PathBuf,
+    sender: Option<Tool>,
+    receiver: Option<Tool>,
+}
+
+/// Beside the tools, where `cargo xtask test` and every build of the workspace put it.
+fn daemon() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_BIN_EXE_lm-send")).with_file_name("lm-admissiond");
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(
+        std::env::var_os("CI").is_none(),
+        "lm-admissiond is not built: cargo build -p lm-admission"
+    );
+    println!("SKIPPED: lm-admissiond is not built: cargo build -p lm-admission");
+    None
+}
+
+impl Hosts {
+    /// Daemons on both hosts that let `uid` in.
+    fn new(uid: u32) -> Option<Hosts> {
+        Hosts::on(Bed::new()?, uid)
+    }
+
+    /// The same with the impairment box's interfaces between them.
+    fn with_box(uid: u32) -> Option<Hosts> {
+        Hosts::on(Bed::with_box()?, uid)
+    }
+
+    fn on(bed: Bed, uid: u32) -> Option<Hosts> {
+        let program = daemon()?;
+        let mut hosts = Hosts {
+            bed,
+            program,
+            sender: None,
+            receiver: None,
+        };
+        let made = Command::new(&hosts.program)
+            .arg("keygen")
+            .arg(hosts.bed.path("key"))
+            .status();
+        assert!(made.unwrap().success());
+        for host in [Host::Sender, Host::Receiver] {
+            hosts.start(host, uid);
+        }
+        Some(hosts)
+    }
+
+    fn socket(&self, host: Host) -> PathBuf {
+        self.bed.path(&format!("{host:?}")).join("socket")
+    }
+
+    /// Starts the host's daemon, and waits until it serves.
+    fn start(&mut self, host: Host, uid: u32) {
+        let socket = self.socket(host);
+        let mut command = self.bed.network_command(host, &self.program);
+        command
+            .args(["--interface", INTERFACE, "--allow-uid", &uid.to_string()])
+            .arg("--key-file")
+            .arg(self.bed.path("key"))
+            .arg("--socket")
+            .arg(&socket)
+            .arg("--state-dir")
+            .arg(socket.parent().unwrap());
+        let daemon = Tool::start(command);
+        wait_until("the daemon serves", || self.try_status(host).is_some());
+        match host {
+            Host::Sender => self.sender = Some(daemon),
+            _ => self.receiver = Some(daemon),
+        }
+    }
+
+    /// `kill -9`.
+    fn kill(&mut self, host: Host) {
+        let daemon = match host {
+            Host::Sender => self.sender.take(),
+            _ => self.receiver.take(),
+        };
+        let daemon = daemon.unwrap();
+        daemon.signal(Signal::KILL);
+        daemon.end();
+    }
+
+    fn try_status(&self, host: Host) -> Option<serde_json::Value> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["status", "--json", "--socket"])
+            .arg(self.socket(host));
+        let output = command.output().unwrap();
+        let read = || serde_json::from_slice(&output.stdout).unwrap();
+        output.status.success().then(read)
+    }
+
+    fn status(&self, host: Host) -> serde_json::Value {
+        self.try_status(host).expect("the daemon answers")
+    }
+
+    /// A tool on a host, as the user, without a capability.
+    fn tool(&self, host: Host, program: &str, arguments: &[&str]) -> Tool {
+        let mut command = self.bed.network_command(host, "setpriv");
+        command
+            .args([format!("--reuid={USER}"), format!("--regid={USER}")])
+            .args(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"])
+            .arg(program)
+            .arg("--admission")
+            .arg(self.socket(host))
+            .args(arguments);
+        Tool::start(command)
+    }
+
+    fn recv(&self, output: &Path, arguments: &[&str]) -> Tool {
+        let output = ["--interface", INTERFACE, "--output", output.to_str().unwrap()];
+        let tool = self.tool(
+            Host::Receiver,
+            env!("CARGO_BIN_EXE_lm-recv"),
+            &[&output, arguments].concat(),
+        );
+        tool.wait_for_line("listening on");
+        tool
+    }
+
+    fn send(&self, arguments: &[&str]) -> Tool {
+        let to = ["--json", "--to", RECEIVER];
+        self.tool(
+            Host::Sender,
+            env!("CARGO_BIN_EXE_lm-send"),
+            &[&to, arguments].concat(),
+        )
+    }
+
+    /// A directory that the user may write.
+    fn directory(&self, name: &str) -> PathBuf {
+        let path = self.bed.directory(name);
+        std::os::unix::fs::chown(&path, Some(USER), Some(USER)).unwrap();
+        path
+    }
+
+    /// Waits until neither daemon has a program, a session or a queue that is not free.
+    fn wait_until_nothing_is_left(&self) {
+        for host in [Host::Sender, Host::Receiver] {
+            wait_until("something is left", || is_empty(&self.status(host)));
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        // Those that end by a signal remove what they pinned.
+        for daemon in [self.sender.take(), self.receiver.take()].into_iter().flatten() {
+            daemon.signal(Signal::TERM);
+            daemon.end();
+        }
+    }
+}
+
+fn is_empty(status: &serde_json::Value) -> bool {
+    let programs = status["programs"].as_array().expect("a list of programs");
+    let interface = &status["interfaces"][0];
+    let queues = interface["queues"].as_array().expect("a list of queues");
+    let sessions = interface["sessions"].as_array().expect("a list of sessions");
+    let is_free = |queue: &serde_json::Value| {
+        queue["role"] == "free" && queue["open_places"] == 0 && queue["closing_places"] == 0
+    };
+    programs.is_empty() && sessions.is_empty() && queues.iter().all(is_free) && interface["outgoing"] == 0
+}
+
+/// What the kernel says of a running program.
+fn kernel_says(tool: &Tool, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", tool.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field));
+    line.unwrap().split_whitespace().nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn a_transfer_without_privileges() {
+    let Some(hosts) = Hosts::new(USER) else { return };
+    const LEN: usize = 64 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    assert_eq!(kernel_says(&receiver, "Uid:"), USER.to_string());
+    assert_eq!(kernel_says(&receiver, "CapEff:"), "0000000000000000");
+    let sent = hosts.send(&[file.to_str().unwrap()]).end();
+    sent.expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    for report in [sent.json(), received.json()] {
+        assert_eq!(report["bytes"], LEN);
+        assert_eq!(report["mode"], "copy-native");
+        // By the landing queue, and not by the kernel's socket.
+        assert_eq!(report["user_copied_bytes"], 0, "{report}");
+    }
+    hosts.wait_until_nothing_is_left();
+}
+
+#[test]
+fn daemons_that_are_killed_do_not_interrupt_a_transfer() {
+    let Some(mut hosts) = Hosts::new(USER) else { return };
+    const LEN: usize = 64 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    // A second and a half at least.
+    let sender = hosts.send(&["--rate", "300M", file.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&hosts.bed.path("out")));
+    hosts.kill(Host::Receiver);
+    hosts.kill(Host::Sender);
+    // Both gates go on, and both programs with them; then the next daemons take everything over.
+    hosts.start(Host::Receiver, USER);
+    hosts.start(Host::Sender, USER);
+    let sent = sender.end();
+    sent.expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    for ended in [&sent, &received] {
+        assert!(
+            ended.stderr.contains("the admission daemon is gone"),
+            "{}",
+            ended.stderr
+        );
+    }
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    assert_eq!(sent.json()["failed_transfers"], 0);
+    hosts.wait_until_nothing_is_left();
+}
+
+/// Whether a partial file there has some bytes.
+fn is_filling(directory: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return false;
+    };
+    let lens = entries.flatten().filter_map(|entry| entry.metadata().ok());
+    lens.into_iter().any(|metadata| metadata.len() > 1 << 20)
+}
+
+#[test]
+fn a_program_that_is_killed_leaves_nothing() {
+    let Some(hosts) = Hosts::new(USER) else { return };
+    const LEN: usize = 32 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let directory = hosts.directory("out");
+    let receiver = hosts.recv(&directory.join("first"), &["--count", "1"]);
+    let sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&directory));
+    receiver.signal(Signal::KILL);
+    receiver.end();
+    // The sender learns that its session is over, and not only by silence.
+    let sent = sender.end();
+    assert_ne!(sent.status.code(), Some(0), "{}", sent.stderr);
+    hosts.wait_until_nothing_is_left();
+    // Queues, port and sockets can be had again.
+    let out = directory.join("second");
+    let receiver = hosts.recv(&out, &["--count", "1"]);
+    let sender = hosts.send(&[file.to_str().unwrap()]);
+    sender.end().expect_code(0);
+    receiver.end().expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    // A sender that dies frees the place of its session.
+    let receiver = hosts.recv(&directory.join("third"), &["--count", "1"]);
+    let sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&directory));
+    sender.signal(Signal::KILL);
+    sender.end();
+    wait_until("the sender is gone", || {
+        let status = hosts.status(Host::Sender);
+        status["programs"].as_array().is_some_and(Vec::is_empty)
+    });
+    receiver.signal(Signal::INT);
+    receiver.end();
+    hosts.wait_until_nothing_is_left();
+}
+
+#[test]
+fn what_a_daemon_does_not_give() {
+    // It lets root in, and nobody else.
+    let Some(hosts) = Hosts::new(0) else { return };
+    let file = hosts.bed.file("file", 1 << 20);
+    let sent = hosts.send(&[file.to_str().unwrap()]).end();
+    sent.expect_code(1);
+    assert!(sent.stderr.contains("--allow-uid"), "{}", sent.stderr);
+    let run = |admission: &Path, interface: &str| {
+        let mut command = hosts
+            .bed
+            .network_command(Host::Sender, env!("CARGO_BIN_EXE_lm-send"));
+        command.args(["--interface", interface, "--to", RECEIVER, "--admission"]);
+        command.arg(admission).arg(&file);
+        let ended = Tool::start(command).end();
+        ended.expect_code(1);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        ended.stderr
+    };
+    let socket = hosts.socket(Host::Sender);
+    // An interface that is not the daemon's.
+    hosts
+        .bed
+        .ip(Host::Sender, "link add other0 type veth peer name other1");
+    hosts.bed.ip(Host::Sender, "address add 10.79.0.1/24 dev other0");
+    hosts.bed.ip(Host::Sender, "link set other0 up");
+    hosts.bed.ip(Host::Sender, "link set other1 up");
+    let error = run(&socket, "other0");
+    assert!(error.contains("does not serve other0"), "{error}");
+    // No daemon here.
+    let error = run(&hosts.bed.path("nothing"), INTERFACE);
+    assert!(error.contains("start lm-admissiond"), "{error}");
+    // None there.
+    let mut hosts = hosts;
+    hosts.kill(Host::Receiver);
+    let error = {
+        let mut command = hosts
+            .bed
+            .network_command(Host::Sender, env!("CARGO_BIN_EXE_lm-send"));
+        command.args(["--to", RECEIVER, "--admission"]);
+        command.arg(&socket).arg(&file);
+        Tool::start(command).end().stderr
+    };
+    assert!(
+        error.contains("start lm-admissiond there with the same key"),
+        "{error}"
+    );
+    // What the one that was killed has pinned goes with the next one.
+    hosts.start(Host::Receiver, 0);
+}
+
+#[test]
+fn losses_are_repaired_by_the_daemon() {
+    // Messages that need more landing memory than there is, and entries that a loss left unused: the daemon builds the channel anew.
+    let Some(hosts) = Hosts::with_box(USER) else {
+        return;
+    };
+    let options = "impair --left left --right right --seed 7 --loss 1%";
+    let middle = Tool::start(lm_bench(&hosts.bed, Host::Box, options));
+    middle.wait_for_line("ready");
+    const LEN: usize = 48 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    let sent = hosts
+        .send(&["--message-size", "12M", file.to_str().unwrap()])
+        .end();
+    sent.expect_code(0);
+    receiver.end().expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    middle.signal(Signal::TERM);
+    middle.end();
+    hosts.wait_until_nothing_is_left();
+}

@@ -1,0 +1,148 @@
+//! Who holds the gate: the endpoint itself, or the admission daemon of its host, which is asked for what the gate and its sockets
+//! need privileges for. What it gave is used without it.
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+
+use lm_ebpf::{Counters, Gate, Log, Role, SessionAdmission};
+
+use crate::daemon::ipc::{Call, Reply, Role as Asked};
+use crate::daemon::{Client, DaemonError};
+use crate::nic::NicError;
+use crate::xsk::{Rings, Xsk, XskConfig};
+
+/// Who holds the gate.
+pub(super) enum Authority {
+    Own(Box<Gate>),
+    Daemon(Box<Steward>),
+}
+
+/// The daemon, as a NIC's channels and sessions need it.
+pub(super) struct Steward {
+    pub(super) client: Client,
+    /// The gate is in the network stack.
+    pub(super) generic: bool,
+    /// Keys of the sessions that land here and that the daemon has not ended, by place.
+    keys: [Option<u64>; SessionAdmission::PLACES as usize],
+    /// Without a log nothing says that the data socket has something.
+    looks: Cell<u64>,
+}
+
+impl Steward {
+    pub(super) fn new(client: Client, generic: bool) -> Steward {
+        Steward {
+            client,
+            generic,
+            keys: [None; SessionAdmission::PLACES as usize],
+            looks: Cell::new(0),
+        }
+    }
+
+    /// Has the daemon open a channel, and takes it over.
+    pub(super) fn open_channel(
+        &mut self,
+        config: &XskConfig<'_>,
+        role: Role,
+    ) -> Result<(Xsk, Rings, Option<Log>), NicError> {
+        let memory = config
+            .mapping
+            .file()
+            .ok_or(DaemonError::Nonsense("private memory"))?;
+        let call = Call::OpenChannel {
+            queue: config.queue as u16,
+            role: match role {
+                Role::None => Asked::Transmit,
+                role if role.lands() => Asked::Landing,
+                _ => Asked::General,
+            },
+            registered_len: config.registered_len,
+            chunk_len: config.chunk_len,
+            ring_lens: [
+                config.fill_len,
+                config.rx_len,
+                config.tx_len,
+                config.completion_len,
+            ],
+        };
+        let (reply, beside) = self.client.insist(&call, &[memory])?;
+        let Reply::ChannelOpened { .. } = reply else {
+            return Err(DaemonError::Nonsense("no channel").into());
+        };
+        let mut beside = beside.into_iter();
+        let lacks = || DaemonError::Nonsense("a channel without its descriptors");
+        let xsk: OwnedFd = beside.next().ok_or_else(lacks)?;
+        let (xsk, rings) = Xsk::adopt(xsk, config)?;
+        if xsk.zero_copy() {
+            return Err(DaemonError::Nonsense("zero-copy mode").into());
+        }
+        let log = match role {
+            Role::None => None,
+            _ => {
+                let map = beside.next().ok_or_else(lacks)?;
+                let log = Log::of_map(std::os::fd::AsFd::as_fd(&map));
+                Some(log.map_err(|_| DaemonError::Nonsense("a log that is none"))?)
+            }
+        };
+        Ok((xsk, rings, log))
+    }
+
+    /// The daemon granted a session at a place of the landing queue; the gate is open to it.
+    pub(super) fn opened(&mut self, place: u32, key: u64) {
+        self.keys[(place % SessionAdmission::PLACES) as usize] = Some(key);
+    }
+
+    /// The session is over.
+    pub(super) fn ended(&mut self, key: u64) {
+        for slot in self.keys.iter_mut().filter(|slot| **slot == Some(key)) {
+            *slot = None;
+        }
+    }
+
+    pub(super) fn open_session(&mut self, session: &SessionAdmission) -> Result<(), NicError> {
+        let call = Call::OpenGate {
+            session_key: session.key,
+            first_message: session.first_message,
+        };
+        Ok(self.client.insist(&call, &[]).map(drop)?)
+    }
+
+    /// Closes the gate, if the daemon has not done so when the session ended.
+    pub(super) fn close_session(&mut self, place: u32) -> Result<(), NicError> {
+        match self.keys.get(place as usize).copied().flatten() {
+            Some(session_key) => Ok(self
+                .client
+                .insist(&Call::CloseGate { session_key }, &[])
+                .map(drop)?),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
+        let queue = queue as u16;
+        Ok(self.client.insist(&Call::Quiesce { queue }, &[]).map(drop)?)
+    }
+
+    pub(super) fn close_channel(&mut self, queue: u32) -> Result<(), NicError> {
+        let queue = queue as u16;
+        Ok(self.client.done(Call::CloseChannel { queue }, &[])?)
+    }
+
+    /// As [`Nic::passed_count`](crate::nic::Nic::passed_count): of our own queues, and what came for us on others.
+    pub(super) fn passed_count<'a>(&self, logs: impl Iterator<Item = &'a Log>) -> u64 {
+        let mut any = false;
+        let count = logs.inspect(|_| any = true).fold(0u64, |sum, log| {
+            sum.wrapping_add(log.passed())
+                .wrapping_add(log.passed_elsewhere())
+        });
+        if any {
+            return count;
+        }
+        self.looks.set(self.looks.get() + 1);
+        self.looks.get()
+    }
+
+    /// What the gate counted on our own queues.
+    pub(super) fn counters<'a>(logs: impl Iterator<Item = &'a Log>) -> Counters {
+        logs.fold(Counters::default(), |sum, log| sum.plus(&log.counters()))
+    }
+}

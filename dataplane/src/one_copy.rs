@@ -1,0 +1,107 @@
+//! Sessions by the one-copy path (LM §3.3: what a sender uses that was not admitted, or not yet): a message's fragments come to the
+//! kernel's data socket, and each is copied to its place in contiguous memory.
+//!
+//! Such a session takes no place of the gate, no entry of the landing queue and no admission between hosts; it is asked for on the
+//! data port. Memory for its messages comes from the landing arena.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire;
+use lm_protocol::session::{Application, Permit, Refusal, Terms};
+
+use crate::config::IN_FLIGHT_MESSAGES_MAX;
+use crate::engine::Engine;
+use crate::granting::{NEIGHBOUR_RETRY, Retired};
+use crate::landing::{Inbound, InboundTerms};
+use crate::nic::Nic;
+use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
+
+/// Stands for a landing queue in the grants of such sessions.
+pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
+
+/// Packets that a sender may have on the way: the socket's buffer has room for those of several.
+const ON_THE_WAY: u32 = 64;
+
+impl<N: Nic> Engine<N> {
+    pub(crate) fn open_one_copy(
+        &mut self,
+        application: &Application<'_>,
+        permit: &Permit,
+    ) -> Result<Terms, Refusal> {
+        let request = application.request;
+        let Some(landing) = &self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        if request.wire != Wire::Lm {
+            return Err(RejectReason::Unsupported.into());
+        }
+        let Some(place) = landing.sessions.free_one_copy_place() else {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        };
+        // Nothing of the landing queue matters.
+        let offered = LandingTerms {
+            window_fragments: (1, WINDOW_FRAGMENTS_MAX),
+            tx_queue_hint: None,
+            zero_copy: false,
+            prefix: 0,
+            ..self.landing_terms(permit.max_message_len)
+        };
+        let fit = offered.fit(request)?;
+        let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
+        // As for sessions that land: whoever asks may have forged its address.
+        let peers = &mut self.peers;
+        let is_from = |inbound: &Inbound| {
+            inbound.terms.one_copy && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
+        };
+        if landing.sessions.iter().any(is_from) {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+            return Err(Refusal::busy(NEIGHBOUR_RETRY));
+        };
+        let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
+        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
+        let addressing = self.addressing_to(from, mac);
+        let now_ns = self.now_ns;
+        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
+            return Err(Refusal::busy(Duration::from_millis(100)));
+        };
+        self.peers.at(index).addressing = addressing;
+        let peer = self.peers.id_of(index);
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None);
+        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);
+        let Some(landing) = &mut self.landing else {
+            return Err(RejectReason::Unsupported.into());
+        };
+        let terms = InboundTerms {
+            prefix: 0,
+            zero_copy: false,
+            registered_len: landing.registered_len,
+            one_processor: false,
+            one_copy: true,
+            ..terms
+        };
+        (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
+        self.peers.at(index).inbound += 1;
+        self.counters.sessions_granted += 1;
+        Ok(granted)
+    }
+
+    pub(crate) fn close_one_copy(&mut self, key: u64) -> u32 {
+        let place = (self.landing.as_ref())
+            .and_then(|landing| landing.sessions.with_key(key))
+            .map(Inbound::place);
+        let Some(Retired { delivered, zones, .. }) = place.and_then(|place| self.retire(place)) else {
+            return 0;
+        };
+        // No entry was ever posted there.
+        if let Some(landing) = &mut self.landing {
+            for zone in zones {
+                landing.arena.free(zone.start, zone.len);
+            }
+        }
+        delivered
+    }
+}

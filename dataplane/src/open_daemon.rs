@@ -1,0 +1,119 @@
+//! Opening an endpoint without privileges, by the admission daemon of this host: queues, sockets and logs come from it.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Admission, EndpointConfig};
+use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
+use crate::daemon::{Client, DaemonError};
+use crate::error::OpenError;
+use crate::kernel::{KernelNic, KernelNicConfig};
+use crate::memory::Umem;
+use crate::nic::{ModeRequest, Nic as _};
+use crate::open::{Opened, Site};
+use crate::opening::{MemoryPlan, Queues};
+use crate::platform::chunk_len_for;
+use crate::terms::WINDOW_FRAGMENTS_MAX;
+use crate::udp::UdpPair;
+
+/// Names the daemon's socket, where it is not at [`SOCKET_PATH`].
+const SOCKET_VARIABLE: &str = "LM_ADMISSION_SOCKET";
+
+/// A connection to the daemon that `config` asks for; `None`: the endpoint holds its gate itself.
+///
+/// # Errors
+/// A daemon that was asked for by path and cannot be used, or one that is there and cannot be used.
+pub(crate) fn daemon_for(config: &EndpointConfig) -> Result<Option<Client>, OpenError> {
+    match &config.admission {
+        Admission::Embedded => Ok(None),
+        Admission::Daemon(path) => Ok(Some(Client::connect(path)?)),
+        Admission::Auto => {
+            let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
+            match Client::connect(named.as_deref().unwrap_or(Path::new(SOCKET_PATH))) {
+                Ok(client) => Ok(Some(client)),
+                // Who names a socket wants that daemon.
+                Err(DaemonError::Absent { .. }) if named.is_none() => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Opened {
+    /// In copy mode, by the daemon, on the queues that it gives, which `site` names from then on.
+    pub(crate) fn by_daemon(
+        config: &EndpointConfig,
+        mut client: Client,
+        site: &mut Site,
+    ) -> Result<Opened, OpenError> {
+        let local_ip = site.local_ip();
+        let udp = UdpPair::bind_data(local_ip, config.port).map_err(crate::nic::NicError::from)?;
+        let mode = match config.mode {
+            ModeRequest::Auto => Mode::Auto,
+            ModeRequest::ZeroCopy => Mode::ZeroCopy,
+            ModeRequest::Copy => Mode::Copy,
+            ModeRequest::Generic => Mode::Generic,
+        };
+        let lands = config.landing_len > 0;
+        let joined = client.join(&site.interface.name, lands, mode, udp.fd(crate::udp::Port::Data))?;
+        if joined.interface_index != site.interface.index {
+            return Err(OpenError::Config(format!(
+                "the admission daemon has another {} than this program: run both in one network namespace",
+                site.interface.name
+            )));
+        }
+        site.queues = queues_of(&joined, lands)?;
+        let mut config = config.clone();
+        config.general_queue = site.queues.general.unwrap_or(0);
+        config.landing_queue = site.queues.landing;
+        let chunk_len = chunk_len_for(None, u32::from(site.mtu));
+        let plan = MemoryPlan::new(&config, &site.layout, chunk_len, None)?;
+        let umem = Umem::shared(plan.total_len()).map_err(|source| OpenError::Memory {
+            len: plan.total_len(),
+            source,
+        })?;
+        let nic = KernelNic::joined(
+            &KernelNicConfig {
+                interface_index: site.interface.index,
+                local_ip,
+                port: config.port,
+                mode: ModeRequest::Copy,
+                landing_queues: site.queues.landing.as_slice(),
+                cpu_check: lm_ebpf::CpuCheck::Rps,
+                mapping: umem.mapping(),
+                chunk_len,
+                device: None,
+                poll_queues: config.poll_queues && site.veth,
+            },
+            client,
+            &joined,
+            udp,
+        );
+        let offer = joined.landing_queue.map(|queue| Offer {
+            queue,
+            mtu: site.mtu,
+            chunk_len,
+            max_message_len: config.max_message_len,
+            window_max: WINDOW_FRAGMENTS_MAX,
+            allow: config.allow.clone(),
+        });
+        let mut opened = Opened::assemble(config, plan, umem, nic, site)?;
+        if let (Some(offer), Some(client)) = (offer, opened.nic.steward()) {
+            client.done(Call::Receive(offer), &[])?;
+        }
+        Ok(opened)
+    }
+}
+
+fn queues_of(joined: &Joined, lands: bool) -> Result<Queues, OpenError> {
+    let queues = Queues {
+        general: joined.general_queue.map(u32::from),
+        landing: joined.landing_queue.map(u32::from),
+    };
+    let is_absurd = queues.landing.is_some() != lands
+        || queues.general == queues.landing
+        || (queues.general.is_none() && queues.landing.is_none());
+    match is_absurd {
+        true => Err(DaemonError::Nonsense("queues that were not asked for").into()),
+        false => Ok(queues),
+    }
+}

@@ -1,0 +1,442 @@
+//! Sessions by the admission daemon: what it grants to others on our landing queue, and what it asks of others for us. Where there is
+//! no daemon none of this runs, and `granting.rs` and `control.rs` do it on the control port.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use lm_protocol::control::{ControlMessage, Grant, Reject, RejectReason, Request};
+use lm_protocol::session::{Applicant, Terms};
+
+use crate::daemon::ipc::{Call, Control, Decision, Event, Outcome as Told, Reply};
+use crate::daemon::{DaemonError, News};
+use crate::engine::{Engine, time};
+use crate::error::ConnectError;
+use crate::nic::Nic;
+use crate::notices::Fault;
+use crate::outbound::Outcome;
+use crate::xsk::WakeError;
+
+/// How often the daemon hears in which sessions something came.
+const TOUCH_EVERY_NS: u64 = 1_000_000_000;
+/// For so long a granted session waits until its sender's neighbour address is known.
+const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
+/// The daemon may say so much later than the deadline that it is over.
+const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
+/// A sender that must not ask now asks again after this time.
+const ASK_AGAIN_NS: u64 = 50_000_000;
+/// How long the receiver is asked at least for a session by the one-copy path.
+const ONE_COPY_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Our side of what the daemon does for us.
+#[derive(Debug, Default)]
+pub(crate) struct Stewarded {
+    pub(crate) looked_ns: u64,
+    touched_ns: u64,
+    /// A bit for each place whose session said something since the daemon heard of it.
+    pub(crate) touched: u16,
+    /// Sessions that we have as sender.
+    tickets: Vec<Ticket>,
+    /// A granted session whose sender's neighbour address is being looked up, and since when.
+    waiting: Option<(Opened, u64)>,
+}
+
+impl Stewarded {
+    /// A session waits for its sender's neighbour address.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    ticket: u32,
+    key: u64,
+    peer: u16,
+}
+
+/// What [`Event::Opened`] says.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    from: SocketAddrV4,
+    place: u16,
+    request: Request,
+    grant: Grant,
+}
+
+/// A request that the daemon makes for us.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    to: SocketAddrV4,
+    request: Request,
+    request_id: u32,
+    deadline_ns: u64,
+    ticket: Option<u32>,
+    again_ns: u64,
+    outcome: Option<Told>,
+    error: Option<ConnectError>,
+    /// There is no place for it, and the receiver may be asked for a session by the one-copy path.
+    one_copy: bool,
+}
+
+impl Asking {
+    /// What the receiver itself is to be asked, where the daemons said that this session is to be one by the one-copy path.
+    pub(crate) fn one_copy(&self, now_ns: u64) -> Option<Applicant> {
+        // However late the answer came, it is asked once.
+        let patience = Duration::from_nanos(self.deadline_ns.saturating_sub(now_ns)).max(ONE_COPY_PATIENCE);
+        (self.one_copy).then(|| Applicant::new(self.request, self.request_id, time(now_ns), patience))
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Takes the daemon's news. Gives their number.
+    pub(crate) fn look_at_daemon(&mut self, now_ns: u64) -> usize {
+        let mut count = 0;
+        if let Some((opened, since_ns)) = self.stewarded.waiting.take() {
+            self.opened(&opened, since_ns, now_ns);
+        }
+        // Nothing overtakes a session that waits.
+        while self.stewarded.waiting.is_none() {
+            let Some(client) = self.nic.steward() else {
+                return 0;
+            };
+            let Some(news) = client.look(count == 0) else {
+                break;
+            };
+            count += 1;
+            match news {
+                News::Event(Event::Opened {
+                    from,
+                    place,
+                    request,
+                    grant,
+                }) => match (request.parse(), grant.parse()) {
+                    (Ok((_, ControlMessage::Request(request))), Ok((_, ControlMessage::Grant(grant)))) => {
+                        let opened = Opened {
+                            from,
+                            place,
+                            request,
+                            grant,
+                        };
+                        self.nic.session_opened(u32::from(place), grant.session_key);
+                        self.opened(&opened, now_ns, now_ns);
+                    }
+                    _ => tracing::warn!(%from, "the admission daemon granted what is no session"),
+                },
+                News::Event(Event::Closed { session_key, .. }) => {
+                    self.nic.session_ended(session_key);
+                    self.close_landing(session_key, false);
+                    self.tell_daemon(Call::Released { session_key });
+                }
+                News::Event(Event::Told { ticket, outcome }) => self.told(ticket, outcome, now_ns),
+                News::Disowned(what) => {
+                    tracing::error!(
+                        "the admission daemon gives nothing back ({what}): start this program again"
+                    );
+                    self.wake_error = Some(WakeError::Gone);
+                }
+            }
+        }
+        self.stewarded.looked_ns = now_ns;
+        count
+    }
+
+    /// A packet of a session that we do not know came: the daemon may have granted it.
+    #[cold]
+    pub(crate) fn ask_for_session(&mut self, now_ns: u64) {
+        if self.nic.steward().is_some() && !self.stewarded.is_waiting() {
+            self.look_at_daemon(now_ns);
+        }
+    }
+
+    /// Nothing lands on `queue` any more: the daemon is to refuse who asks.
+    pub(crate) fn withdraw_offer(&mut self, queue: u32) {
+        self.tell_daemon(Call::CloseChannel { queue: queue as u16 });
+    }
+
+    fn tell_daemon(&mut self, call: Call) {
+        if let Some(client) = self.nic.steward() {
+            client.tell(call);
+        }
+    }
+
+    /// The daemon granted a session on our landing queue.
+    fn opened(&mut self, opened: &Opened, since_ns: u64, now_ns: u64) {
+        let from = opened.from;
+        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+            if now_ns.saturating_sub(since_ns) < NEIGHBOUR_PATIENCE_NS {
+                self.stewarded.waiting = Some((*opened, since_ns));
+            } else {
+                tracing::warn!(%from, "no session: its neighbour address cannot be found");
+                self.abort_at_daemon(opened.grant.session_key, 0);
+            }
+            return;
+        };
+        if let Err(reason) = self.land(opened, mac, now_ns) {
+            tracing::warn!(%from, "no session: {reason}");
+            self.abort_at_daemon(opened.grant.session_key, 0);
+        }
+    }
+
+    fn land(&mut self, opened: &Opened, mac: [u8; 6], now_ns: u64) -> Result<(), &'static str> {
+        let &Opened {
+            from,
+            place,
+            request,
+            grant,
+        } = opened;
+        let landing = self.landing.as_ref().ok_or("nothing lands here")?;
+        let queue = landing.queue;
+        let key = grant.session_key;
+        let is_ours = u32::from(grant.landing_queue) == queue
+            && u32::from(place) == lm_ebpf::SessionAdmission::place_of(key)
+            && landing.sessions.at(place as u8).is_none();
+        let offered = self.landing_terms(self.config.max_message_len);
+        let fit = offered.fit(&request).ok();
+        let fit = fit.filter(|fit| {
+            is_ours
+                && fit.layout == grant.layout
+                && grant.max_message_len <= request.max_message_len
+                && grant.window.fragments() <= offered.window_fragments.1
+        });
+        let fit = fit.ok_or("the daemon granted what was not offered")?;
+        let terms = Terms {
+            session_key: key,
+            data_port: grant.data_port,
+            layout: grant.layout,
+            tx_queue_hint: grant.tx_queue_hint,
+            prefix: grant.prefix,
+            frames_per_packet: grant.frames_per_packet,
+            repeats_apart: grant.repeats_apart,
+            landing_port: grant.landing_port,
+            max_message_len: grant.max_message_len,
+            window: grant.window,
+            packet_limit: grant.packet_limit,
+            first_message: grant.first_message,
+        };
+        let admission = offered.admission(&terms, from);
+        let had = landing.arena.len();
+        self.grow_landing(self.landing_len_for(fit.zone_len, request.messages_in_flight))
+            .map_err(|_| "not enough landing memory")?;
+        let has = self.landing.as_ref().map_or(had, |landing| landing.arena.len());
+        if has != had && self.nic.open_session(queue, &admission).is_err() {
+            // The gate was closed while the channel was built anew.
+            return Err("the gate cannot be opened again");
+        }
+        let addressing = self.addressing_to(from, mac);
+        let index = (self.peers.find_or_add(from, &addressing, now_ns)).ok_or("too many peers at once")?;
+        self.peers.at(index).addressing = addressing;
+        match self.install_session(index, &request, &terms, fit.integrity, admission, now_ns) {
+            Ok(()) => Ok(()),
+            Err(_) => Err("the landing channel is not to be trusted"),
+        }
+    }
+
+    /// Has the daemon end a session that lands here, and waits until the gate is closed.
+    pub(crate) fn abort_at_daemon(&mut self, session_key: u64, delivered: u32) {
+        self.nic.session_ended(session_key);
+        let Some(client) = self.nic.steward() else {
+            return;
+        };
+        client.gave_up(session_key);
+        let call = Call::Abort {
+            session_key,
+            delivered,
+        };
+        if client.done(call.clone(), &[]).is_err() {
+            // It is away; the next one hears of it.
+            client.tell(call);
+        }
+    }
+
+    /// Tells the daemon once a second in which sessions something came.
+    pub(crate) fn touch_sessions(&mut self, now_ns: u64) {
+        if self.stewarded.touched == 0 || now_ns.saturating_sub(self.stewarded.touched_ns) < TOUCH_EVERY_NS {
+            return;
+        }
+        self.stewarded.touched_ns = now_ns;
+        let touched = std::mem::take(&mut self.stewarded.touched);
+        let Some(landing) = &self.landing else { return };
+        let heard = (landing.sessions.iter())
+            .filter(|inbound| !inbound.terms.one_copy && touched & 1 << inbound.place() != 0);
+        let sessions = heard
+            .map(|inbound| {
+                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                (inbound.terms.key, delivered)
+            })
+            .collect();
+        self.tell_daemon(Call::Touched { sessions });
+    }
+
+    /// The endpoint goes: the daemon tells the senders how much was delivered.
+    pub(crate) fn shut_down_at_daemon(&mut self) {
+        let Some(landing) = &self.landing else { return };
+        let sessions: Vec<(u64, u32)> = (landing.sessions.iter())
+            .filter(|inbound| !inbound.terms.one_copy)
+            .map(|inbound| {
+                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+                (inbound.terms.key, delivered)
+            })
+            .collect();
+        for (key, delivered) in sessions {
+            self.tell_daemon(Call::Abort {
+                session_key: key,
+                delivered,
+            });
+        }
+    }
+
+    /// Has the daemon ask for a session; `None` without a daemon.
+    pub(crate) fn ask_daemon(
+        &mut self,
+        to: SocketAddrV4,
+        request: Request,
+        request_id: u32,
+        deadline_ns: u64,
+    ) -> Option<Asking> {
+        self.nic.steward()?;
+        let mut asking = Asking {
+            to,
+            request,
+            request_id,
+            deadline_ns,
+            ticket: None,
+            again_ns: 0,
+            outcome: None,
+            error: None,
+            one_copy: false,
+        };
+        let now_ns = self.now_ns;
+        self.drive_asking(&mut asking, now_ns);
+        Some(asking)
+    }
+
+    /// Asks the daemon, or asks it again, where that is due.
+    pub(crate) fn drive_asking(&mut self, asking: &mut Asking, now_ns: u64) {
+        if asking.ticket.is_some() && now_ns > asking.deadline_ns.saturating_add(DAEMON_PATIENCE_NS) {
+            // It was to say something by then.
+            asking.error = Some(DaemonError::Gone.into());
+        }
+        if asking.ticket.is_some() || asking.error.is_some() || asking.one_copy || now_ns < asking.again_ns {
+            return;
+        }
+        let left_ms = asking.deadline_ns.saturating_sub(now_ns) / 1_000_000;
+        if left_ms == 0 {
+            // Others receive, and went on doing so.
+            asking.error = Some(ConnectError::Rejected {
+                peer: asking.to,
+                reason: RejectReason::Busy,
+                limit: 0,
+                version: lm_protocol::wire::lm::VERSION,
+            });
+            return;
+        }
+        let Some(client) = self.nic.steward() else {
+            return;
+        };
+        let call = Call::Request {
+            to: asking.to,
+            request: Control::new(asking.request_id, &ControlMessage::Request(asking.request)),
+            patience_ms: left_ms.min(u32::MAX.into()) as u32,
+        };
+        match client.call(call, &[]) {
+            Ok((Reply::Requested(Decision::Requested(ticket)), _)) => {
+                client.asked(ticket);
+                asking.ticket = Some(ticket);
+            }
+            // LM §3.3, under exclusive admission: others receive, and the receiver does not.
+            Ok((Reply::Requested(Decision::OneCopy), _)) => asking.one_copy = true,
+            // It receives from others: not to be disturbed until it is done.
+            Ok((Reply::Requested(Decision::Cancel), _)) => asking.again_ns = now_ns + ASK_AGAIN_NS,
+            Ok(_) => asking.error = Some(DaemonError::Nonsense("no decision").into()),
+            Err(error) => asking.error = Some(error.into()),
+        }
+    }
+
+    /// What the daemon says of a request or session of ours.
+    fn told(&mut self, ticket: u32, outcome: Told, now_ns: u64) {
+        let asked = self
+            .applying
+            .iter_mut()
+            .filter_map(|applying| applying.asking.as_mut());
+        if let Some(asking) = { asked }.find(|asking| asking.ticket == Some(ticket)) {
+            asking.outcome = Some(outcome);
+            return;
+        }
+        if let Told::Granted(_) = outcome {
+            // Nobody waits for it any more.
+            return self.tell_daemon(Call::End { ticket, messages: 0 });
+        }
+        let Some(position) = (self.stewarded.tickets.iter()).position(|known| known.ticket == ticket) else {
+            return;
+        };
+        let Ticket { key, peer, .. } = self.stewarded.tickets.swap_remove(position);
+        let outbound = self.peers.at(peer).outbound.as_mut();
+        let Some(outbound) = outbound.filter(|outbound| outbound.terms.key == key) else {
+            return;
+        };
+        if let Told::Ended { delivered } = outcome
+            && outbound.ended(delivered).is_err()
+        {
+            let from = self.peers.at(peer).data;
+            self.reject(Fault::Ended, from);
+        }
+        self.drop_outbound(peer, &Outcome::SessionEnded, now_ns);
+    }
+
+    /// A session of ours ended: the daemon tells its receiver.
+    pub(crate) fn end_ticket(&mut self, session_key: u64, messages: u32) {
+        let tickets = &mut self.stewarded.tickets;
+        if let Some(position) = tickets.iter().position(|known| known.key == session_key) {
+            let ticket = tickets.swap_remove(position).ticket;
+            self.tell_daemon(Call::End { ticket, messages });
+        }
+    }
+
+    /// The grant of a request, or why there is none; `None` while it is under way.
+    pub(crate) fn asking_outcome(
+        &mut self,
+        peer: u16,
+        asking: &mut Asking,
+    ) -> Option<Result<Grant, ConnectError>> {
+        if let Some(error) = asking.error.take() {
+            return Some(Err(error));
+        }
+        let outcome = asking.outcome.take()?;
+        let ticket = asking.ticket.take()?;
+        let to = asking.to;
+        if let Told::Rejected(control, true) = &outcome
+            && let Ok((_, ControlMessage::Reject(reject))) = control.parse()
+            && reject.reason == RejectReason::Busy
+        {
+            asking.one_copy = true;
+            return None;
+        }
+        let rejected = |reject: &Reject| ConnectError::Rejected {
+            peer: to,
+            reason: reject.reason,
+            limit: reject.limit,
+            version: reject.version,
+        };
+        Some(match outcome {
+            Told::Granted(control) => match control.parse() {
+                Ok((_, ControlMessage::Grant(grant))) => {
+                    self.stewarded.tickets.push(Ticket {
+                        ticket,
+                        key: grant.session_key,
+                        peer,
+                    });
+                    Ok(grant)
+                }
+                _ => Err(DaemonError::Nonsense("a grant that is none").into()),
+            },
+            Told::Rejected(control, _) => match control.parse() {
+                Ok((_, ControlMessage::Reject(reject))) => Err(rejected(&reject)),
+                _ => Err(DaemonError::Nonsense("a rejection that is none").into()),
+            },
+            Told::Unreachable => Err(ConnectError::NoDaemon { peer: to }),
+            Told::Incompatible => Err(ConnectError::Incompatible { peer: to }),
+            Told::Lost | Told::Ended { .. } | Told::Unconfirmed => Err(DaemonError::Gone.into()),
+        })
+    }
+}

@@ -1,0 +1,254 @@
+//! Pins: a gate that outlives its process, and is taken over by the next one.
+//!
+//! A folder of a bpffs has the program, the maps, each log as `log-QUEUE`, and the link, pinned last: what is there without a link
+//! was not finished. The link's name says what the program was loaded with, so that nobody takes over another one.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, MapError, XskMap};
+
+use super::{CHANNELS_LEN, Gate, GateError, LogArray, Progress, SESSIONS_LEN};
+use crate::attach::{AttachError, EffectiveMode, GateConfig, object_digest};
+use crate::layout::{QUEUES, SESSIONS};
+use crate::shared::SharedMemory;
+use crate::sys;
+use crate::verdict::Counters;
+
+const PROGRAM: &str = "program";
+pub(super) const MAPS: [&str; 5] = ["lm_channels", "lm_sessions", "lm_xsks", "lm_logs", "lm_ports"];
+
+/// No dots: bpffs keeps them for itself.
+fn link_name(config: &GateConfig, mode: EffectiveMode) -> String {
+    format!(
+        "link-{}-{}-{:08x}-{}-{}",
+        match mode {
+            EffectiveMode::Native => "native",
+            EffectiveMode::Generic => "generic",
+        },
+        if config.several_programs { "several" } else { "one" },
+        config.local_ip.unwrap_or(Ipv4Addr::UNSPECIFIED).to_bits(),
+        config.control_port,
+        object_digest(config)
+    )
+}
+
+fn log_path(dir: &Path, queue: u32) -> PathBuf {
+    dir.join(format!("log-{queue}"))
+}
+
+/// Removes what is pinned in `dir`, and the folder. Where nobody else holds it the gate goes from its interface, as after
+/// [`Gate::unpin`]; no error where there is nothing.
+///
+/// # Errors
+/// What unlink(2) and rmdir(2) say.
+pub fn remove_pins(dir: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let mut names: Vec<PathBuf> = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<_>>()?;
+    // The link first: a gate without maps must not stay.
+    names.sort_by_key(|path| !is_link(path));
+    names.iter().try_for_each(fs::remove_file)?;
+    fs::remove_dir(dir)
+}
+
+/// Removes what is pinned in the folders of `parent` for interfaces that are gone, of whichever network namespace.
+///
+/// # Errors
+/// What readdir(3), unlink(2) and rmdir(2) say; no error where there is no `parent`.
+pub fn remove_defunct_pins(parent: &Path) -> io::Result<()> {
+    let folders = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for folder in folders {
+        let folder = folder?.path();
+        let entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+        for link in entries.filter(|path| is_link(path)) {
+            // The kernel shows no interface where the link has none any more.
+            if sys::open_pin(&link)
+                .and_then(|link| sys::link_interface(link.as_fd()))
+                .is_ok_and(|index| index == 0)
+            {
+                remove_pins(&folder)?;
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_link(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"link-"))
+}
+
+impl Gate {
+    /// Pins the gate in `dir`, a folder of a bpffs (made where it is not there): it stays attached then when the process ends, in whatever
+    /// way, with its sessions open, and [`Gate::reopen`] takes it over. Logs made later are pinned too. What was pinned there before is
+    /// removed.
+    ///
+    /// # Errors
+    /// What bpf(2) and mkdir(2) say; nothing is pinned then.
+    pub fn pin(&mut self, dir: &Path) -> io::Result<()> {
+        remove_pins(dir)?;
+        fs::create_dir_all(dir)?;
+        let pinned = self.pin_all(dir);
+        if pinned.is_err() {
+            // The first error is the one to tell.
+            let _ = remove_pins(dir);
+        }
+        pinned
+    }
+
+    fn pin_all(&mut self, dir: &Path) -> io::Result<()> {
+        sys::pin(self.program.as_fd(), &dir.join(PROGRAM))?;
+        for (name, map) in MAPS.iter().zip(&self.maps) {
+            sys::pin(map.as_fd(), &dir.join(name))?;
+        }
+        self.pins = Some(dir.to_owned());
+        let queues = (0..QUEUES).filter(|&queue| !self.needs_log(queue));
+        let logs = queues.map(|queue| self.pin_log(queue).map_err(io::Error::other));
+        let pinned = logs
+            .collect::<io::Result<Vec<()>>>()
+            .and_then(|_| sys::pin(self.link.as_fd(), &dir.join(link_name(&self.config, self.mode))));
+        if pinned.is_err() {
+            self.pins = None;
+        }
+        pinned
+    }
+
+    /// Removes the pins: the gate goes with this process again.
+    ///
+    /// # Errors
+    /// What unlink(2) and rmdir(2) say.
+    pub fn unpin(&mut self) -> io::Result<()> {
+        match self.pins.take() {
+            Some(dir) => remove_pins(&dir),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over the gate that an earlier process attached to the interface and pinned in `dir`. Its sessions are open still
+    /// ([`Gate::open_sessions`]); roles and ports are as they were. Every place without an open session counts as closing, and a
+    /// queue without a role as left by its program: a CPU may be inside the gate with what the earlier process closed last.
+    ///
+    /// `None`: there is none, or it cannot be used any more (its interface is gone, it was loaded with another configuration or by
+    /// another version); then it is removed.
+    ///
+    /// # Errors
+    /// [`AttachError::NotPrivileged`], [`AttachError::NoInterface`], and what keeps unusable pins from being removed.
+    pub fn reopen(ifindex: u32, config: &GateConfig, dir: &Path) -> Result<Option<Gate>, AttachError> {
+        if !dir.exists() {
+            return Ok(None);
+        }
+        let interface = sys::interface(ifindex).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => AttachError::NoInterface(ifindex),
+            _ => AttachError::System(error),
+        });
+        let gate = interface.and_then(|interface| {
+            for mode in [EffectiveMode::Native, EffectiveMode::Generic] {
+                let path = dir.join(link_name(config, mode));
+                if path.exists() {
+                    let link = sys::open_pin(&path)?;
+                    return match sys::link_interface(link.as_fd())? == ifindex {
+                        true => Gate::open_pins(link, interface.name, config, mode, dir),
+                        false => Err(AttachError::System(io::ErrorKind::NotFound.into())),
+                    };
+                }
+            }
+            Err(AttachError::System(io::ErrorKind::NotFound.into()))
+        });
+        match gate {
+            Ok(gate) => Ok(Some(gate)),
+            Err(AttachError::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(AttachError::NotPrivileged {
+                    action: "opening the pinned gate",
+                    capabilities: "CAP_BPF and CAP_NET_ADMIN",
+                })
+            }
+            Err(error) => {
+                remove_pins(dir)?;
+                match error {
+                    AttachError::NoInterface(_) => Err(error),
+                    _ => Ok(None),
+                }
+            }
+        }
+    }
+
+    fn open_pins(
+        link: OwnedFd,
+        interface: String,
+        config: &GateConfig,
+        mode: EffectiveMode,
+        dir: &Path,
+    ) -> Result<Gate, AttachError> {
+        let other = |error: MapError| AttachError::System(io::Error::other(error));
+        let fds: Vec<OwnedFd> = MAPS
+            .iter()
+            .map(|name| sys::open_pin(&dir.join(name)))
+            .collect::<io::Result<_>>()?;
+        let maps: [OwnedFd; 5] = fds.try_into().expect("as many as names");
+        let map = |fd: &OwnedFd| -> Result<Map, AttachError> {
+            let data = MapData::from_fd(fd.try_clone()?).map_err(other)?;
+            Map::from_map_data(data).map_err(other)
+        };
+        let [channels, sessions, xsks, logs, ports] = &maps;
+        let mut gate = Gate {
+            link,
+            program: sys::open_pin(&dir.join(PROGRAM))?,
+            channels: SharedMemory::of_map(channels.as_fd(), CHANNELS_LEN)?,
+            sessions: SharedMemory::of_map(sessions.as_fd(), SESSIONS_LEN)?,
+            closing: [0; QUEUES as usize],
+            progress: Progress::default(),
+            xsks: XskMap::try_from(map(xsks)?).map_err(other)?,
+            logs_fd: logs.try_clone()?,
+            ports: HashMap::try_from(map(ports)?).map_err(other)?,
+            channel_logs: (0..QUEUES).map(|_| None).collect(),
+            mapped_logs: (0..QUEUES).map(|_| None).collect(),
+            retired: Counters::default(),
+            mode,
+            interface,
+            config: config.clone(),
+            warnings: Vec::new(),
+            pins: Some(dir.to_owned()),
+            maps,
+        };
+        // Who made it said so by its type; asked here, because nobody uses it as one.
+        ArrayOfMaps::<MapData, LogArray>::try_from(map(&gate.maps[3])?).map_err(other)?;
+        for queue in 0..QUEUES {
+            let open = (0..SESSIONS).filter(|&place| gate.is_open(queue, place));
+            gate.closing[queue as usize] = !open.fold(0, |places, place| places | 1u16 << place);
+            let path = log_path(dir, queue);
+            if gate.role(queue) != 0 || path.exists() {
+                let data = MapData::from_fd(sys::open_pin(&path)?).map_err(other)?;
+                let log = Map::from_map_data(data).map_err(other)?;
+                gate.channel_logs[queue as usize] = Some(LogArray::try_from(log).map_err(other)?);
+                gate.progress.vacated |= u64::from(gate.role(queue) == 0) << queue;
+            }
+        }
+        Ok(gate)
+    }
+
+    pub(super) fn pin_log(&self, queue: u32) -> Result<(), GateError> {
+        if let Some(dir) = &self.pins {
+            sys::pin(self.log_fd(queue)?, &log_path(dir, queue))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn unpin_log(&self, queue: u32) {
+        if let Some(dir) = &self.pins {
+            // It may never have been pinned.
+            let _ = fs::remove_file(log_path(dir, queue));
+        }
+    }
+}

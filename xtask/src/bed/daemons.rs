@@ -1,0 +1,143 @@
+//! Admission daemons on the hosts of a bed, one each, with one key for all.
+//!
+//! Sockets and state of all of them lie in a folder that goes with them. What they pin in bpffs goes with the hosts.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::leftovers::{Leftover, Registered, register};
+use super::{Host, INTERFACE, Launch, Program};
+use crate::workspace::Programs;
+
+/// The user of a bed's programs without privileges: by tradition nobody.
+pub const NOBODY: u32 = 65534;
+/// How long a daemon may take until it answers.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// A bed lives as long as it likes, and its daemons with it.
+const LIFE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The daemons' folder, and how they are started.
+#[derive(Debug)]
+pub struct Daemons {
+    folder: PathBuf,
+    options: Vec<String>,
+    _leftover: Registered,
+}
+
+impl Daemons {
+    /// A folder for daemons, at `folder`, with a key for them and the tools that users without privileges may start.
+    /// `options`: of every daemon, beside what it needs.
+    pub fn new(programs: &Programs, folder: &Path, options: &[&str]) -> Result<Daemons> {
+        let leftover = register(Leftover::Folder(folder.to_owned()))?;
+        let made = || -> std::io::Result<()> {
+            std::fs::create_dir_all(folder)?;
+            std::fs::set_permissions(folder, Permissions::from_mode(0o755))
+        };
+        made().with_context(|| format!("cannot make {}", folder.display()))?;
+        // The folder that programs are built in may be closed to other users.
+        for tool in ["lm-admissiond", "lm-bench", "lm-send", "lm-recv"] {
+            std::fs::copy(programs.path(tool), folder.join(tool))
+                .with_context(|| format!("cannot copy {tool} to {}", folder.display()))?;
+        }
+        let daemons = Daemons {
+            folder: folder.to_owned(),
+            options: options.iter().map(|&option| option.to_owned()).collect(),
+            _leftover: leftover,
+        };
+        let output = Command::new(daemons.tool("lm-admissiond"))
+            .arg("keygen")
+            .arg(daemons.key_file())
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start lm-admissiond")?;
+        ensure!(output.status.success(), "{}", said(&output.stderr));
+        Ok(daemons)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// One of the tools, where everybody may start it.
+    pub fn tool(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The key of the cluster.
+    pub fn key_file(&self) -> PathBuf {
+        self.folder.join("key")
+    }
+
+    /// Where the host's daemon listens for programs.
+    pub fn socket(&self, host: &Host) -> PathBuf {
+        socket_in(&self.folder, host)
+    }
+
+    /// Starts the host's daemon, or starts it again; does not wait until it answers. `core`: the only one that it has.
+    pub fn spawn(&self, host: &Host, core: Option<usize>) -> Result<Program> {
+        let mut launch = Launch::new(self.tool("lm-admissiond"))
+            .args(["--interface", INTERFACE, "--allow-uid", &NOBODY.to_string()])
+            .arg("--socket")
+            .arg(self.socket(host))
+            .arg("--state-dir")
+            .arg(self.folder.join(host.name()))
+            .arg("--key-file")
+            .arg(self.key_file())
+            .args(&self.options)
+            .time_limit(LIFE_MAX);
+        if let Some(core) = core {
+            launch = launch.core(core);
+        }
+        host.spawn(launch)
+    }
+
+    /// Waits until the host's daemon answers.
+    pub fn await_ready(&self, host: &Host, program: &mut Program) -> Result<()> {
+        let end = Instant::now() + START_LIMIT;
+        while let Err(error) = self.status(host) {
+            if program.has_ended()? || Instant::now() >= end {
+                let words = program.said();
+                let last = words.lines().last().unwrap_or("nothing");
+                bail!(
+                    "the daemon on {} does not answer ({error:#}), and said {last}",
+                    host.address()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// What `lm-admissiond status` says.
+    pub fn status(&self, host: &Host) -> Result<Value> {
+        status(&self.tool("lm-admissiond"), &self.socket(host))
+    }
+}
+
+/// Where a host's daemon listens, in the daemons' folder.
+pub fn socket_in(folder: &Path, host: &Host) -> PathBuf {
+    folder.join(host.name()).join("socket")
+}
+
+/// What `lm-admissiond status --json` says.
+pub fn status(daemon: &Path, socket: &Path) -> Result<Value> {
+    let output = Command::new(daemon)
+        .args(["status", "--json", "--socket"])
+        .arg(socket)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start lm-admissiond")?;
+    ensure!(output.status.success(), "{}", said(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("lm-admissiond status says no JSON")
+}
+
+fn said(stderr: &[u8]) -> String {
+    String::from_utf8_lossy(stderr).trim().to_owned()
+}

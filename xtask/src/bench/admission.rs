@@ -1,0 +1,351 @@
+//! `cargo xtask bench admission`: how long LM_ACQ_OK takes, and what a daemon bears.
+//!
+//! Two hosts on a veth pair, with a daemon on each. On the right host a program receives, as a user without privileges, so that a
+//! grant opens a place in the gate. On the left host `lm-bench admission-ask` speaks the daemons' protocol itself, so that what is
+//! measured is LM_REQ to LM_ACQ_OK without the hop between a program and its own daemon; that one is measured by a program of the
+//! left daemon, which waits for the whole of it. The daemon that is asked has a core of its own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::bed::daemons::{Daemons, NOBODY};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
+use crate::machine::{ResultFile, describe, two_cores};
+use crate::table::Table;
+use crate::workspace::Programs;
+
+/// LM_REQ to LM_ACQ_OK between two daemons on a veth pair, the gate opened for each.
+///
+/// Prints latencies with a sleeping daemon and with one that spins, the way from a program to its own daemon apart, what becomes of
+/// 10,000 requests a second, and what a flood of messages that must not be believed does to honest ones. Takes some two minutes and
+/// both of two cores; leave the machine alone meanwhile. A target that is missed is no error; a session that was granted and lost is.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Requests of each latency.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..))]
+    requests: u32,
+    /// Requests a second of each latency: a place of the gate rests for some ten milliseconds after its session.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rate: u32,
+    /// Requests a second that are offered.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    load: u32,
+    /// For so many seconds.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+    /// Datagrams a second of the flood.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    flood: u32,
+    /// Also keep everything in this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// LM_REQ to LM_ACQ_OK, 99 of 100: with a sleeping daemon, and with one that spins, in microseconds.
+const P99_MAX_US: [f64; 2] = [300.0, 60.0];
+/// What a flood may make of honest requests' p99.
+const FLOOD_MAX: f64 = 2.0;
+const RECEIVER_PORT: u16 = 7168;
+const CONTROL_PORT: u16 = 7169;
+const HOP_PORT: u16 = 9000;
+
+/// Two daemons, and a program that receives.
+struct Ground {
+    bed: Bed,
+    daemons: Daemons,
+    right: Program,
+    _left: Program,
+    receiver: Program,
+}
+
+impl Ground {
+    fn new(programs: &Programs, spin: bool) -> Result<Ground> {
+        let bed = Bed::new(&BedConfig::default())?;
+        let folder = PathBuf::from(format!("/run/lm-bench-admission-{}", std::process::id()));
+        let daemons = Daemons::new(programs, &folder, if spin { &["--spin"] } else { &[] })?;
+        let [asking, answering] = two_cores();
+        let mut left = daemons.spawn(bed.left(), Some(asking))?;
+        let mut right = daemons.spawn(bed.right(), Some(answering))?;
+        daemons.await_ready(bed.left(), &mut left)?;
+        daemons.await_ready(bed.right(), &mut right)?;
+        let host = bed.right();
+        let receive = Launch::new(daemons.tool("lm-bench"))
+            .args([
+                "--time-limit",
+                "3600",
+                "admission-receive",
+                "--interface",
+                INTERFACE,
+            ])
+            .arg("--socket")
+            .arg(daemons.socket(host))
+            .args(["--bind", &format!("{}:{RECEIVER_PORT}", host.address())])
+            .user(NOBODY)
+            .core(asking)
+            .time_limit(Duration::from_secs(3600));
+        let mut receiver = host.spawn(receive)?;
+        receiver.await_text("ready")?;
+        Ok(Ground {
+            bed,
+            daemons,
+            right,
+            _left: left,
+            receiver,
+        })
+    }
+
+    fn launch(&self, host: &Host, program: &str) -> Launch {
+        let to = format!("{}:{CONTROL_PORT}", self.bed.right().address());
+        Launch::new(self.daemons.tool("lm-bench"))
+            .args(["--time-limit", "3600", program, "--to", &to])
+            .args(["--bind", &host.address().to_string()])
+            .arg("--key-file")
+            .arg(self.daemons.key_file())
+            .core(two_cores()[0])
+            .time_limit(Duration::from_secs(3600))
+    }
+
+    /// Asks the right host's daemon; nothing that was granted may be lost.
+    fn ask(&self, requests: u32, rate: u32, spin: bool) -> Result<Value> {
+        let mut launch = self.launch(self.bed.left(), "admission-ask");
+        launch = launch.args(["--requests", &requests.to_string(), "--rate", &rate.to_string()]);
+        if spin {
+            launch = launch.arg("--spin");
+        }
+        let finished = self.bed.left().spawn(launch)?.finish();
+        let report = finished
+            .with_context(|| {
+                let last = |program: &Program| program.said().lines().last().unwrap_or("nothing").to_owned();
+                let (receiver, daemon) = (last(&self.receiver), last(&self.right));
+                format!("the receiver said {receiver:?} last, its daemon {daemon:?}")
+            })?
+            .json()?;
+        let number = |name: &str| report[name].as_u64().unwrap_or(u64::MAX);
+        ensure!(
+            number("lost") == 0 && number("open") == 0 && number("ended") == number("granted"),
+            "sessions that were granted were lost: {report}"
+        );
+        Ok(report)
+    }
+
+    /// Asks by a program of the left host's daemon.
+    fn hop(&self, requests: u32, rate: u32) -> Result<Value> {
+        let host = self.bed.left();
+        let launch = Launch::new(self.daemons.tool("lm-bench"))
+            .args(["--time-limit", "3600", "admission-hop", "--interface", INTERFACE])
+            .arg("--socket")
+            .arg(self.daemons.socket(host))
+            .args(["--bind", &format!("{}:{HOP_PORT}", host.address())])
+            .args(["--to", &format!("{}:{RECEIVER_PORT}", self.bed.right().address())])
+            .args(["--requests", &requests.to_string(), "--rate", &rate.to_string()])
+            .user(NOBODY)
+            .core(two_cores()[0])
+            .time_limit(Duration::from_secs(3600));
+        host.spawn(launch)?.finish()?.json()
+    }
+
+    /// Processor time that the right host's daemon has used, in seconds.
+    fn daemon_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.right.id());
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        processor_seconds(&stat).with_context(|| format!("{path} says {stat:?}"))
+    }
+
+    fn datagrams(&self) -> Result<Value> {
+        let status = self.daemons.status(self.bed.right())?;
+        Ok(status["interfaces"][0]["datagrams"].clone())
+    }
+}
+
+/// User's and system's time in a line of `/proc/PID/stat`.
+fn processor_seconds(stat: &str) -> Option<f64> {
+    // proc_pid_stat(5): fields 14 and 15; the second field, a name in parentheses, may have spaces.
+    let rest = stat.rsplit_once(')')?.1;
+    let mut fields = rest.split_whitespace().skip(11);
+    let [user, system] = [
+        fields.next()?.parse::<f64>().ok()?,
+        fields.next()?.parse::<f64>().ok()?,
+    ];
+    Some((user + system) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    crate::bed::require_root("make network namespaces")?;
+    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let programs = Programs::build()?;
+    let mut latencies = Table::new(&[
+        "LM_REQ to LM_ACQ_OK",
+        "granted",
+        "p50 µs",
+        "p90 µs",
+        "p99 µs",
+        "target",
+    ]);
+    let mut result = json!({"suite": "admission", "machine": describe()});
+    for (at, (name, spin)) in [("sleeping", false), ("spinning", true)].into_iter().enumerate() {
+        let ground = Ground::new(&programs, spin)?;
+        eprintln!("  daemons {name}: latency");
+        let report = ground.ask(arguments.requests, arguments.rate, spin)?;
+        let target = P99_MAX_US[at];
+        let met = p99(&report).is_some_and(|p99| p99 <= target);
+        row(
+            &mut latencies,
+            &format!("daemons {name}"),
+            &report,
+            verdict(met, &format!("p99 ≤ {target} µs")),
+        );
+        result[name]["ask"] = report;
+        let hop = ground.hop(arguments.requests.min(1000), arguments.rate)?;
+        row(
+            &mut latencies,
+            &format!("  with the program's hop, {name}"),
+            &hop,
+            String::new(),
+        );
+        result[name]["hop"] = hop;
+        if !spin {
+            let [load, flood] = [load(&ground, arguments)?, flood(&ground, arguments)?];
+            (result["load"], result["flood"]) = (load, flood);
+        }
+    }
+    println!("\n{latencies}");
+    print_load(&result["load"]);
+    print_flood(&result["flood"]);
+    file.map_or(Ok(()), |file| file.write(&result))
+}
+
+/// So many requests a second, whatever becomes of them.
+fn load(ground: &Ground, arguments: &Arguments) -> Result<Value> {
+    eprintln!("  load");
+    let before = ground.daemon_seconds()?;
+    let report = ground.ask(arguments.load * arguments.seconds, arguments.load, false)?;
+    let used = ground.daemon_seconds()? - before;
+    Ok(json!({
+        "ask": report,
+        "offered_per_s": report["asked"].as_f64().unwrap_or(0.0) / report["seconds"].as_f64().unwrap_or(1.0),
+        "daemon_processor_seconds": used,
+    }))
+}
+
+/// Honest requests with and without a flood beside them, in turns.
+fn flood(ground: &Ground, arguments: &Arguments) -> Result<Value> {
+    eprintln!("  flood");
+    let requests = (arguments.requests / 5).max(100);
+    let seconds = f64::from(requests) / f64::from(arguments.rate) + 3.0;
+    let before = ground.datagrams()?;
+    let mut rounds = Vec::new();
+    let mut floods = Vec::new();
+    for _ in 0..3 {
+        let alone = ground.ask(requests, arguments.rate, false)?;
+        let launch = ground.launch(ground.bed.left(), "admission-flood").args([
+            "--rate",
+            &arguments.flood.to_string(),
+            "--seconds",
+            &seconds.to_string(),
+        ]);
+        let mut flooding = ground.bed.left().spawn(launch)?;
+        flooding.await_text("ready")?;
+        let beside = ground.ask(requests, arguments.rate, false)?;
+        floods.push(flooding.finish()?.json()?);
+        rounds.push(json!({"alone": alone, "beside": beside}));
+    }
+    let mut ratios: Vec<f64> = rounds
+        .iter()
+        .filter_map(|round| Some(p99(&round["beside"])? / p99(&round["alone"])?))
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    Ok(json!({
+        "rounds": rounds,
+        "floods": floods,
+        "p99_ratio": ratios.get(ratios.len() / 2),
+        "daemon_datagrams_before": before,
+        "daemon_datagrams_after": ground.datagrams()?,
+    }))
+}
+
+fn row(table: &mut Table, name: &str, report: &Value, target: String) {
+    let latency = |quantile: &str| {
+        let us = report["latency_us"][quantile].as_f64();
+        us.map_or_else(|| "–".to_owned(), |us| format!("{us:.0}"))
+    };
+    table.row([
+        name.to_owned(),
+        report["granted"].to_string(),
+        latency("p50"),
+        latency("p90"),
+        latency("p99"),
+        target,
+    ]);
+}
+
+fn p99(report: &Value) -> Option<f64> {
+    report["latency_us"]["p99"].as_f64()
+}
+
+fn verdict(met: bool, target: &str) -> String {
+    format!("{target}: {}", if met { "met" } else { "missed" })
+}
+
+fn print_load(load: &Value) {
+    let ask = &load["ask"];
+    println!(
+        "load       {:.0} requests a second offered for {:.1} s: {} granted, all of them honoured; {} refused in time, {} without an \
+         answer; {:.2} s of processor time of the daemon",
+        load["offered_per_s"].as_f64().unwrap_or(f64::NAN),
+        ask["seconds"].as_f64().unwrap_or(f64::NAN),
+        ask["granted"],
+        ask["rejected"],
+        ask["unreachable"],
+        load["daemon_processor_seconds"].as_f64().unwrap_or(f64::NAN),
+    );
+}
+
+fn print_flood(flood: &Value) {
+    let ratio = flood["p99_ratio"].as_f64().unwrap_or(f64::NAN);
+    let sent = |name: &str| -> u64 {
+        let floods = flood["floods"].as_array().into_iter().flatten();
+        floods.filter_map(|one| one[name].as_u64()).sum()
+    };
+    let counted = |name: &str| {
+        let at = |when: &str| flood[when][name].as_u64().unwrap_or(0);
+        at("daemon_datagrams_after") - at("daemon_datagrams_before")
+    };
+    println!(
+        "flood      {} altered, {} cut and {} replayed messages beside honest ones: their p99 × {ratio:.2} in the median of three rounds \
+         ({})",
+        sent("altered"),
+        sent("truncated"),
+        sent("replayed"),
+        verdict(ratio <= FLOOD_MAX, &format!("≤ {FLOOD_MAX}")),
+    );
+    println!(
+        "           the daemon counts {} unauthenticated, {} malformed, {} not sealed, {} of another version, {} replayed, {} of \
+         unknown lives",
+        counted("unauthenticated"),
+        counted("malformed"),
+        counted("not_sealed"),
+        counted("other_version"),
+        counted("replayed"),
+        counted("strangers"),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_read_behind_any_name() {
+        let ticks = rustix::param::clock_ticks_per_second();
+        let line = format!(
+            "7 (a) b) S 1 7 7 0 -1 4194560 99 0 0 0 {} {ticks} 0 0 20 0 3 0",
+            2 * ticks
+        );
+        assert_eq!(processor_seconds(&line), Some(3.0));
+        assert_eq!(processor_seconds("7"), None);
+    }
+}

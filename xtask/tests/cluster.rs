@@ -1,0 +1,175 @@
+//! A cluster with daemons: programs without privileges send to each other, a host that speaks the daemons' protocol is granted
+//! sessions, and what must not be believed is not.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use xtask::bed::daemons::{Daemons, NOBODY};
+use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use xtask::workspace::Programs;
+
+/// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
+fn skipped(why: &str) {
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "{why}, and CI=true allows no skipped test"
+    );
+    println!("SKIPPED: {why}");
+}
+
+/// A folder that goes when the test ends, in whatever way.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Ground {
+    cluster: Cluster,
+    daemons: Daemons,
+    _running: Vec<Program>,
+    _folder: Folder,
+}
+
+impl Ground {
+    /// Hosts with daemons, of the programs that `cargo xtask test` builds before the tests.
+    fn new(purpose: &str, hosts: u32) -> Option<Ground> {
+        if !rustix::process::geteuid().is_root() {
+            skipped("not root; network namespaces need it");
+            return None;
+        }
+        let built = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
+        if !["lm-admissiond", "lm-bench"]
+            .iter()
+            .all(|tool| built.join(tool).exists())
+        {
+            skipped("the tools are not built; cargo build -p lm-bench -p lm-admission --bins");
+            return None;
+        }
+        let config = ClusterConfig {
+            hosts,
+            ..ClusterConfig::default()
+        };
+        let cluster = Cluster::new(&config).unwrap();
+        let folder = PathBuf::from(format!("/run/lm-test-{purpose}-{}", std::process::id()));
+        let daemons = Daemons::new(&Programs::in_folder(built), &folder, &[]).unwrap();
+        let start = |host| daemons.spawn(host, None).unwrap();
+        let mut running: Vec<Program> = cluster.hosts().iter().map(start).collect();
+        for (host, program) in cluster.hosts().iter().zip(&mut running) {
+            daemons.await_ready(host, program).unwrap();
+        }
+        Some(Ground {
+            cluster,
+            daemons,
+            _running: running,
+            _folder: Folder(folder),
+        })
+    }
+
+    fn spawn(&self, host: &Host, line: &str) -> Program {
+        let launch = Launch::new(self.daemons.tool("lm-bench")).args(line.split_whitespace());
+        host.spawn(launch.user(NOBODY)).unwrap()
+    }
+
+    /// A program that has the key, which is root's alone.
+    fn run_with_key(&self, host: &Host, line: &str) -> Value {
+        let launch = Launch::new(self.daemons.tool("lm-bench")).args(line.split_whitespace());
+        let launch = launch.arg("--key-file").arg(self.daemons.key_file());
+        host.spawn(launch).unwrap().finish().unwrap().json().unwrap()
+    }
+
+    fn socket(&self, host: &Host) -> String {
+        self.daemons.socket(host).display().to_string()
+    }
+
+    fn interface(&self, host: &Host) -> Value {
+        self.daemons.status(host).unwrap()["interfaces"][0].clone()
+    }
+}
+
+#[test]
+fn every_host_sends_to_every_other_one_without_privileges() {
+    let Some(ground) = Ground::new("exchange", 3) else {
+        return;
+    };
+    let hosts = ground.cluster.hosts();
+    let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
+    let start = |host: &Host| {
+        let line = format!(
+            "lm-exchange --interface {INTERFACE} --idle default --peers {} --seconds 0.5 --admission {}",
+            peers.join(","),
+            ground.socket(host)
+        );
+        ground.spawn(host, &line)
+    };
+    let mut programs: Vec<Program> = hosts.iter().map(start).collect();
+    for program in &mut programs {
+        program.await_text("done").unwrap();
+    }
+    for program in programs {
+        let report = program.stop().unwrap().json().unwrap();
+        assert_eq!(report["faults"], 0, "{report}");
+        assert!(report["fragments_landed"].as_u64().unwrap() > 0, "{report}");
+        for way in ["to", "from"] {
+            let of_peers = report[way].as_array().unwrap();
+            assert_eq!(of_peers.len(), 2, "{report}");
+            assert!(
+                of_peers.iter().all(|peer| peer["messages"].as_u64().unwrap() > 0),
+                "{report}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
+    let Some(ground) = Ground::new("asking", 2) else {
+        return;
+    };
+    let [asking, asked] = [&ground.cluster.hosts()[0], &ground.cluster.hosts()[1]];
+    let receive = |port: u16| {
+        format!(
+            "admission-receive --interface {INTERFACE} --socket {} --bind {}:{port}",
+            ground.socket(asked),
+            asked.address()
+        )
+    };
+    let mut receiver = ground.spawn(asked, &receive(7168));
+    receiver.await_text("ready").unwrap();
+    let to = format!("--to {}:7169 --bind {}", asked.address(), asking.address());
+    let flood = ground.run_with_key(asking, &format!("admission-flood {to} --seconds 0.2 --rate 5000"));
+    let replayed = flood["replayed"].as_u64().unwrap();
+    assert!(replayed > 0, "{flood}");
+    let datagrams = ground.interface(asked)["datagrams"].clone();
+    assert!(datagrams["unauthenticated"].as_u64().unwrap() > 0, "{datagrams}");
+    assert!(datagrams["replayed"].as_u64().unwrap() <= replayed, "{datagrams}");
+
+    let report = ground.run_with_key(asking, &format!("admission-ask {to} --requests 40 --rate 100"));
+    assert_eq!(report["granted"], 40, "{report}");
+    assert_eq!(
+        (&report["ended"], &report["lost"]),
+        (&report["granted"], &0.into()),
+        "{report}"
+    );
+    assert!(report["latency_us"]["p99"].as_f64().unwrap() > 0.0, "{report}");
+
+    let hop = format!(
+        "admission-hop --interface {INTERFACE} --socket {} --bind {}:9000 --to {}:7168 --requests 10 --rate 100",
+        ground.socket(asking),
+        asking.address(),
+        asked.address()
+    );
+    let hop = ground.spawn(asking, &hop).finish().unwrap().json().unwrap();
+    assert_eq!(
+        (&hop["granted"], &hop["refused"]),
+        (&10.into(), &0.into()),
+        "{hop}"
+    );
+    assert_eq!(
+        ground.interface(asked)["sessions"].as_array().map(Vec::len),
+        Some(0)
+    );
+    receiver.stop().unwrap();
+}
