@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, content, wait_until};
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
 use crate::measuring::lm_bench;
 
 /// An ordinary user.
@@ -16,6 +16,8 @@ const USER: u32 = 65534;
 struct Hosts {
     bed: Bed,
     program: PathBuf,
+    /// Options of both daemons.
+    policy: &'static [&'static str],
     sender: Option<Tool>,
     receiver: Option<Tool>,
 }
@@ -46,10 +48,15 @@ impl Hosts {
     }
 
     fn on(bed: Bed, uid: u32) -> Option<Hosts> {
+        Hosts::with_policy(bed, uid, &[])
+    }
+
+    fn with_policy(bed: Bed, uid: u32, policy: &'static [&'static str]) -> Option<Hosts> {
         let program = daemon()?;
         let mut hosts = Hosts {
             bed,
             program,
+            policy,
             sender: None,
             receiver: None,
         };
@@ -74,6 +81,7 @@ impl Hosts {
         let mut command = self.bed.network_command(host, &self.program);
         command
             .args(["--interface", INTERFACE, "--allow-uid", &uid.to_string()])
+            .args(self.policy)
             .arg("--key-file")
             .arg(self.bed.path("key"))
             .arg("--socket")
@@ -286,6 +294,71 @@ fn a_program_that_is_killed_leaves_nothing() {
     });
     receiver.signal(Signal::INT);
     receiver.end();
+    hosts.wait_until_nothing_is_left();
+}
+
+/// The paper's second case (LM §3.3): while one host receives, who sends to another does so by the one-copy path.
+#[test]
+fn under_exclusive_admission_others_send_by_the_one_copy_path() {
+    // Each host receives and sends.
+    let Some(bed) = Bed::with_queues(4) else { return };
+    let policy = &["--policy", "exclusive", "--voter", SENDER];
+    let Some(hosts) = Hosts::with_policy(bed, USER, policy) else {
+        return;
+    };
+    const LEN: usize = 32 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let (there, back) = (hosts.directory("there"), hosts.directory("back"));
+    let receiver = hosts.recv(&there, &["--json"]);
+    // A voter that has just started abstains: it may have promised something in its life before.
+    let first = hosts.bed.file("first", 100_000);
+    wait_until("the voter says yes", || {
+        let sent = hosts.send(&[first.to_str().unwrap()]).end();
+        sent.status.success()
+    });
+    // Four seconds.
+    let sender = hosts.send(&["--rate", "60M", file.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&there));
+    let small = hosts.bed.file("small", 4 << 20);
+    let output = back.join("small");
+    let other = hosts.tool(
+        Host::Sender,
+        env!("CARGO_BIN_EXE_lm-recv"),
+        &[
+            "--interface",
+            INTERFACE,
+            "--output",
+            output.to_str().unwrap(),
+            "--count",
+            "1",
+            "--json",
+        ],
+    );
+    other.wait_for_line("listening on");
+    let sent = hosts
+        .tool(
+            Host::Receiver,
+            env!("CARGO_BIN_EXE_lm-send"),
+            &["--json", "--to", SENDER, small.to_str().unwrap()],
+        )
+        .end();
+    sent.expect_code(0);
+    let came = other.end();
+    came.expect_code(0);
+    assert!(fs::read(&output).unwrap() == content(4 << 20), "the bytes differ");
+    assert!(
+        came.json()["user_copied_bytes"].as_u64() >= Some(4 << 20),
+        "{}",
+        came.json()
+    );
+    // The one that was there first went on landing.
+    sender.end().expect_code(0);
+    let received = receiver.interrupt().json();
+    assert_eq!(received["user_copied_bytes"], 0, "{received}");
+    assert!(
+        fs::read(there.join("transfer-000002")).unwrap() == content(LEN),
+        "the bytes differ"
+    );
     hosts.wait_until_nothing_is_left();
 }
 

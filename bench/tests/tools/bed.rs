@@ -37,16 +37,21 @@ pub(crate) struct Bed {
 impl Bed {
     /// A fresh bed. `None`, after saying why, where there is no privilege to make one; in CI that is an error.
     pub(crate) fn new() -> Option<Bed> {
-        Bed::make(false)
+        Bed::make(false, 2)
+    }
+
+    /// One whose hosts have so many queues each way.
+    pub(crate) fn with_queues(queues: u32) -> Option<Bed> {
+        Bed::make(false, queues)
     }
 
     /// A bed with a third namespace between the hosts, [`Host::Box`], whose interfaces are `left` (towards the sender) and
     /// `right`. The hosts send nothing by themselves: they know each other's Ethernet address, and there is no IPv6.
     pub(crate) fn with_box() -> Option<Bed> {
-        Bed::make(true)
+        Bed::make(true, 2)
     }
 
-    fn make(with_box: bool) -> Option<Bed> {
+    fn make(with_box: bool, queues: u32) -> Option<Bed> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
             println!("SKIPPED: network namespaces need root");
@@ -66,7 +71,7 @@ impl Bed {
         };
         let (a, b) = (bed.host_name(Host::Sender), bed.host_name(Host::Receiver));
         let join = |[(host, interface), (other, other_interface)]: [(&str, &str); 2]| {
-            let queues = "numrxqueues 2 numtxqueues 2";
+            let queues = format!("numrxqueues {queues} numtxqueues {queues}");
             ip(&format!(
                 "link add {interface} netns {host} {queues} type veth peer name {other_interface} netns {other} {queues}"
             ));

@@ -174,6 +174,25 @@ fn ip_fragments_to_lm() {
     assert!(fs::read(out).unwrap() == content(150_000));
 }
 
+/// Without admission and without a place of the landing queue.
+#[test]
+fn by_the_one_copy_path() {
+    let Some(bed) = Bed::new() else { return };
+    const LEN: usize = 5_000_000;
+    let out = bed.path("out");
+    let file = bed.file("file", LEN);
+    let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
+    bed.send_to_end(&["--one-copy", file.to_str().unwrap()])
+        .expect_code(0);
+    let report = receiver.end().expect_code(0).json();
+    // The user space copy into the message's place: the gate let nothing land.
+    assert!(
+        report["user_copied_bytes"].as_u64() >= Some(LEN as u64),
+        "{report}"
+    );
+    assert!(fs::read(out).unwrap() == content(LEN));
+}
+
 /// The paper's wire mode is plain IP: the kernel of a host without LM reassembles each message to one datagram.
 #[test]
 fn ip_fragments_to_an_ordinary_socket() {
