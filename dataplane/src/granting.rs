@@ -26,7 +26,7 @@ use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 use crate::udp::Port;
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
-pub(crate) const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
+const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
 
 /// How long an applicant waits while its answers show what the device writes.
 const PROBE_RETRY: Duration = Duration::from_millis(2);
@@ -228,6 +228,40 @@ impl<N: Nic> Engine<N> {
 }
 
 impl<N: Nic> Engine<N> {
+    /// A peer and landing memory for the session of the sender whose data address is `from`, with messages in zones of up to
+    /// `zone_len` bytes. Gives the peer's index.
+    pub(crate) fn make_room_for(
+        &mut self,
+        from: SocketAddrV4,
+        one_copy: bool,
+        zone_len: u64,
+        messages_in_flight: u32,
+    ) -> Result<u16, Refusal> {
+        let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
+        // One session of a kind for each sender. A sender that began anew waits for the lease of the old one: whoever asks may
+        // have forged its address.
+        let peers = &mut self.peers;
+        let is_from = |inbound: &Inbound| {
+            inbound.terms.one_copy == one_copy
+                && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
+        };
+        if landing.sessions.iter().any(is_from) {
+            return Err(Refusal::busy(Duration::from_millis(50)));
+        }
+        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+            return Err(Refusal::busy(NEIGHBOUR_RETRY));
+        };
+        let messages_in_flight = messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
+        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        let addressing = self.addressing_to(from, mac);
+        let Some(index) = self.peers.find_or_add(from, &addressing, self.now_ns) else {
+            return Err(Refusal::busy(Duration::from_millis(100)));
+        };
+        // An earlier peer at this address may have had another neighbour.
+        self.peers.at(index).addressing = addressing;
+        Ok(index)
+    }
+
     /// What our landing queue brings to the terms of a session.
     pub(crate) fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
         let shortest = match self.fixed.lap {
@@ -398,27 +432,8 @@ impl<N: Nic> Landing for Engine<N> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
-        // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may have
-        // forged its address.
-        let peers = &mut self.peers;
-        let is_from = |inbound: &Inbound| {
-            !inbound.terms.one_copy && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
-        };
-        if landing.sessions.iter().any(is_from) {
-            return Err(Refusal::busy(Duration::from_millis(50)));
-        }
-        let Some(mac) = self.nic.neighbour(*from.ip()) else {
-            return Err(Refusal::busy(NEIGHBOUR_RETRY));
-        };
-        let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
-        let addressing = self.addressing_to(from, mac);
+        let index = self.make_room_for(from, false, fit.zone_len, request.messages_in_flight)?;
         let now_ns = self.now_ns;
-        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
-            return Err(Refusal::busy(Duration::from_millis(100)));
-        };
-        // An earlier peer at this address may have had another neighbour.
-        self.peers.at(index).addressing = addressing;
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         self.led_ns = Some(now_ns);
         let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {

@@ -11,9 +11,8 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, Permit, Refusal, Terms};
 
-use crate::config::IN_FLIGHT_MESSAGES_MAX;
 use crate::engine::Engine;
-use crate::granting::{NEIGHBOUR_RETRY, Retired};
+use crate::granting::Retired;
 use crate::landing::{Inbound, InboundTerms};
 use crate::nic::Nic;
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
@@ -50,25 +49,8 @@ impl<N: Nic> Engine<N> {
         };
         let fit = offered.fit(request)?;
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
-        // As for sessions that land: whoever asks may have forged its address.
-        let peers = &mut self.peers;
-        let is_from = |inbound: &Inbound| {
-            inbound.terms.one_copy && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
-        };
-        if landing.sessions.iter().any(is_from) {
-            return Err(Refusal::busy(Duration::from_millis(50)));
-        }
-        let Some(mac) = self.nic.neighbour(*from.ip()) else {
-            return Err(Refusal::busy(NEIGHBOUR_RETRY));
-        };
-        let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(fit.zone_len, messages_in_flight))?;
-        let addressing = self.addressing_to(from, mac);
+        let index = self.make_room_for(from, true, fit.zone_len, request.messages_in_flight)?;
         let now_ns = self.now_ns;
-        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
-            return Err(Refusal::busy(Duration::from_millis(100)));
-        };
-        self.peers.at(index).addressing = addressing;
         let peer = self.peers.id_of(index);
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None);
         let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);

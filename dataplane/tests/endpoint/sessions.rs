@@ -160,6 +160,14 @@ fn two_senders_share_the_landing_queue() {
                 let counters = b.counters();
                 assert_eq!(counters.violations.total(), 0);
                 assert_eq!((counters.messages_incomplete, counters.messages_stalled), (0, 0));
+                let repaired = ["fragment_duplicate", "fragment_stale", "fragment_no_room"];
+                let honest = ["eager_duplicate", "late", "request_refused"];
+                let dropped: Vec<_> = (counters.drops())
+                    .filter(|(reason, count)| {
+                        *count > 0 && !repaired.contains(reason) && !honest.contains(reason)
+                    })
+                    .collect();
+                assert_eq!(dropped, [], "{counters:?}");
             });
         });
         let other = scope.spawn(|| send_all(second, EACH));
