@@ -13,7 +13,7 @@
 use std::path::{Path, PathBuf};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::unistd::{Gid, Uid, User, chown};
+use nix::unistd::{Gid, Uid, chown};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -50,19 +50,33 @@ pub(crate) fn check_writable(directories: &[PathBuf]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the user exists.
+/// Where users of this machine are (passwd(5)). The C library's own search would load its modules, which crashes a program that is
+/// linked statically, as those of the tarball are.
+const USERS: &str = "/etc/passwd";
+
+/// Finds a user by name or number.
 pub(crate) fn find_user(name: &str) -> Result<(Uid, Gid), String> {
-    let found = match name.parse::<u32>() {
-        Ok(number) => User::from_uid(Uid::from_raw(number)),
-        Err(_) => User::from_name(name),
-    };
-    match found {
-        Ok(Some(user)) => Ok((user.uid, user.gid)),
-        Ok(None) => Err(format!(
-            "user: there is no user {name}: make one with `useradd --system {name}`, or name another"
-        )),
-        Err(error) => Err(format!("user: cannot look up {name}: {error}")),
-    }
+    let users =
+        std::fs::read_to_string(USERS).map_err(|error| format!("user: cannot read {USERS}: {error}"))?;
+    user_in(&users, name).ok_or_else(|| {
+        format!(
+            "user: there is no user {name} in {USERS}: make one with `useradd --system {name}`, or name another"
+        )
+    })
+}
+
+fn user_in(users: &str, name: &str) -> Option<(Uid, Gid)> {
+    users.lines().find_map(|line| {
+        let [its_name, _, uid, gid] = first_fields(line)?;
+        let is_it = its_name == name || uid == name;
+        let number = |text: &str| text.parse().ok();
+        is_it.then_some((Uid::from_raw(number(uid)?), Gid::from_raw(number(gid)?)))
+    })
+}
+
+fn first_fields(line: &str) -> Option<[&str; 4]> {
+    let mut fields = line.split(':');
+    Some([fields.next()?, fields.next()?, fields.next()?, fields.next()?])
 }
 
 /// Whether the capabilities are there.
@@ -168,4 +182,18 @@ pub(crate) fn drop_rest(user: Option<(Uid, Gid)>) -> Result<(), String> {
 fn is_bpffs(path: &Path) -> bool {
     const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
     rustix::fs::statfs(path).is_ok_and(|found| found.f_type as u64 == BPF_FS_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_name_and_number() {
+        let users = "root:x:0:0:root:/root:/bin/bash\n# none\n\nlm:x:998:997::/nonexistent:/usr/sbin/nologin\nodd:x:y:1\n";
+        let lm = Some((Uid::from_raw(998), Gid::from_raw(997)));
+        assert_eq!((user_in(users, "lm"), user_in(users, "998")), (lm, lm));
+        assert_eq!((user_in(users, "odd"), user_in(users, "x")), (None, None));
+        assert_eq!(user_in(users, ""), None);
+    }
 }

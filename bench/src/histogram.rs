@@ -62,6 +62,27 @@ impl LatencyHistogram {
         self.inner.saturating_record(latency_ns.max(1));
     }
 
+    /// Counts `count` latencies of the same length, as [`LatencyHistogram::counts`] gives them.
+    pub fn record_counts(&mut self, counts: impl IntoIterator<Item = (u64, u64)>) {
+        for (latency_ns, count) in counts {
+            self.inner.saturating_record_n(latency_ns.max(1), count);
+        }
+    }
+
+    /// The latencies that were recorded, in nanoseconds and ascending, each with how many there were: what a histogram on another host is
+    /// made of again without loss.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.inner
+            .iter_recorded()
+            .map(|step| (step.value_iterated_to(), step.count_at_value()))
+    }
+
+    /// Mean of the latencies in nanoseconds; 0 when empty.
+    #[must_use]
+    pub fn mean_ns(&self) -> f64 {
+        self.inner.mean()
+    }
+
     /// Number of recorded latencies.
     #[must_use]
     pub fn count(&self) -> u64 {

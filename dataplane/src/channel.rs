@@ -1,4 +1,4 @@
-//! The transmit side of a channel: how many packets are in flight, what is on the ring and not yet handed to
+//! The transmit side of a channel: how much is in flight, what is on the ring and not yet handed to
 //! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
 
 use crate::config::TRANSMIT_BURST;
@@ -14,7 +14,7 @@ pub(crate) struct Transmit {
     tx: TxRing,
     completion: CompletionRing,
     in_flight_max: u32,
-    /// Handed over (or about to be) and not completed.
+    /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
     in_flight: u32,
     /// Written to the ring, not yet visible to the kernel.
     written: u32,
@@ -40,7 +40,7 @@ impl Transmit {
         }
     }
 
-    /// Packets that can be written now.
+    /// Descriptors that can be written now.
     #[inline]
     pub(crate) fn room(&mut self) -> u32 {
         let allowed = self.in_flight_max - self.in_flight;
@@ -54,7 +54,7 @@ impl Transmit {
         }
     }
 
-    /// Writes one packet. The caller has asked for [`room`](Transmit::room).
+    /// Writes one packet in one piece. The caller has asked for [`room`](Transmit::room).
     #[inline]
     pub(crate) fn push(&mut self, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
@@ -63,6 +63,30 @@ impl Transmit {
         self.written += 1;
         self.in_flight += 1;
         self.packets += 1;
+    }
+
+    /// Writes one packet as pieces of `piece_len` bytes, an even number, the last of which may be shorter; how many they are. `None`:
+    /// there is no room for all of them.
+    #[cold]
+    pub(crate) fn push_pieces(&mut self, address: u64, len: u32, piece_len: u32) -> Option<u32> {
+        debug_assert!(address & 1 == 0 && piece_len & 1 == 0, "TX addresses are even");
+        let pieces = len.div_ceil(piece_len);
+        if self.room() < pieces {
+            return None;
+        }
+        for piece in 0..pieces {
+            let skipped = piece * piece_len;
+            let start = address + u64::from(skipped);
+            let descriptor = match piece + 1 < pieces {
+                true => Descriptor::new(start, piece_len).continued(),
+                false => Descriptor::new(start, len - skipped),
+            };
+            self.tx.write(self.written + piece, descriptor);
+        }
+        self.written += pieces;
+        self.in_flight += pieces;
+        self.packets += 1;
+        Some(pieces)
     }
 
     /// Whether enough is written for a wake-up of its own.
@@ -94,7 +118,7 @@ impl Transmit {
     }
 
     /// Takes completions, when there is reason to: little room is left, or `all` asks for it. Calls `done`
-    /// with the UMEM address of each packet that the kernel will not read any more.
+    /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more.
     #[inline]
     pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
         if self.in_flight == 0 || (!all && self.in_flight < self.in_flight_max / 2) {
@@ -131,7 +155,7 @@ impl Transmit {
         (self.tx, self.completion)
     }
 
-    /// Packets not completed.
+    /// Descriptors not completed.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }

@@ -47,9 +47,13 @@ pub(crate) const RECEIVE_BURST: u32 = 256;
 /// Landing memory that several messages in flight may take together; a single larger message takes what it
 /// needs.
 pub(crate) const LANDING_LEN_SHARED: u64 = 48 << 20;
-/// The largest MTU used. A packet must fit into a chunk of 4096 bytes behind 256 bytes of headroom; veth and
-/// several drivers keep another 320 at its end (`skb_shared_info`), so 3500 works and 3520 does not.
-pub(crate) const MTU_MAX: u16 = 3498;
+/// The largest MTU used: with an Ethernet header a packet is 65,535 bytes long.
+pub(crate) const MTU_MAX: u16 = u16::MAX - 14;
+/// The largest at which a packet goes in one frame whatever the driver does: a chunk of 4096 bytes has 256 bytes of headroom, and veth and
+/// several drivers keep another 320 at its end (`skb_shared_info`). Messages of one fragment are no longer than that.
+pub(crate) const MTU_IN_ONE_FRAME: u16 = 3498;
+/// Where datagrams of the kernel's socket are received that are longer than a frame: one of the longest, in whole pages.
+pub(crate) const DATAGRAM_LEN_MAX: u64 = 1 << 16;
 
 /// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
 /// cache.

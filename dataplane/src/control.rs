@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_ebpf::Role;
-use lm_protocol::control::{ControlError, ControlMessage, Ended, Grant, MAX_CONTROL_LEN, Request};
+use lm_protocol::control::{ControlError, ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Request};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Applicant, ApplicantState, Farewell, FarewellState};
@@ -99,7 +99,7 @@ impl<N: Nic> Engine<N> {
                     return;
                 };
                 let is_for_nothing = match &message {
-                    ControlMessage::End(end) => (grants.of(port))
+                    ControlMessage::End(end) if *end != End::WITHDRAWN => (grants.of(port))
                         .and_then(|grantor| grantor.session(end.session_key))
                         .is_none_or(|session| session.peer != from),
                     _ => false,

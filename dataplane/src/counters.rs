@@ -165,8 +165,12 @@ pub struct Counters {
     pub completions_discarded: u64,
     /// Sessions granted to senders.
     pub sessions_granted: u64,
+    /// Those of them that were by the one-copy path.
+    pub sessions_one_copy: u64,
     /// Sessions of senders that ended.
     pub sessions_ended: u64,
+    /// Sessions that were to land and go on by the one-copy path, because their fragments never reached the landing queue.
+    pub sessions_astray: u64,
     /// Times that the landing channel could not be built anew after a session was given up.
     pub landing_lost: u64,
     /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for another

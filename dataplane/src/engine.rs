@@ -136,9 +136,13 @@ pub(crate) struct Fixed {
     pub(crate) tx_queue_hint: Option<u16>,
     pub(crate) link: LinkShape,
     pub(crate) mtu: u16,
-    /// Layout of one-fragment messages and of what we propose.
+    /// Layout of messages of one fragment that go without a session: as `mtu` has it, as far as that fits one frame.
     pub(crate) layout: Layout,
     pub(crate) chunk_len: u32,
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub(crate) capacity: u32,
+    /// Where datagrams longer than a frame are received, in that case.
+    pub(crate) datagram: u64,
     pub(crate) window: WindowShape,
     pub(crate) one_processor: bool,
     /// Messages land in zero-copy mode, and so many bytes the device writes before a packet.
@@ -544,12 +548,14 @@ impl<N: Nic> Engine<N> {
         // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
         // general channel.
         self.round = self.round.wrapping_add(1);
-        let repairs = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.any_needs_care());
+        let repairs = (self.landing.as_ref())
+            .is_some_and(|landing| landing.sessions.any_needs_care() || landing.sessions.awaits_datagrams());
         if self.general.is_some() && !repairs && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
             return 0;
         }
         let passed = self.nic.passed_count();
         if passed == self.passed_seen && now_ns.saturating_sub(self.udp_looked_ns) < UDP_LOOK_EVERY_NS {
+            self.found_socket_empty(now_ns);
             return 0;
         }
         self.passed_seen = passed;
@@ -560,7 +566,17 @@ impl<N: Nic> Engine<N> {
             // More may wait, and the gate's counter does not move for them again.
             self.udp_looked_ns = 0;
         }
+        if datagrams < DATAGRAMS_PER_LOOK {
+            self.found_socket_empty(now_ns);
+        }
         datagrams + control
+    }
+
+    /// Nothing waits in the data socket, and the gate has passed nothing on since it was read.
+    fn found_socket_empty(&mut self, now_ns: u64) {
+        if let Some(landing) = &mut self.landing {
+            landing.sessions.entries.drained_ns = now_ns;
+        }
     }
 
     /// Stage 6.
@@ -643,6 +659,8 @@ impl<N: Nic> Engine<N> {
             let mut way = Way {
                 channel: &mut self.transmit[outbound.terms.channel],
                 umem: &self.umem,
+                piece_len: self.fixed.chunk_len,
+                more_pieces: 0,
                 frames: &mut self.transmit_frames,
                 device_reads: self.fixed.device_moves,
                 copied: Copied::default(),

@@ -297,6 +297,7 @@ impl<N: Nic> Engine<N> {
             layout: granted.layout,
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
+            capacity: self.fixed.capacity,
             prefix: self.fixed.prefix,
             zero_copy: self.fixed.zero_copy,
             first_message: granted.first_message,

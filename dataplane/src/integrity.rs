@@ -13,7 +13,7 @@
 
 use std::net::SocketAddrV4;
 
-use lm_protocol::geometry::Wire;
+use lm_protocol::geometry::{Layout, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::manifest::{DIGEST_LEN, MIN_PAYLOAD_LEN};
 use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange, has_digests};
@@ -83,6 +83,12 @@ impl<N: Nic> Engine<N> {
     /// Longest message that goes in one packet, without a session, in bytes.
     pub(crate) fn eager_max_len(&self) -> u64 {
         u64::from(self.fixed.layout.payload_len()) - u64::from(self.eager_digest_len())
+    }
+
+    /// Longest message in one packet that is no longer than those of a session with this layout, in bytes.
+    pub(crate) fn eager_len_in(&self, session: &Layout) -> u64 {
+        let overhead = u32::from(self.fixed.layout.header_len()) + self.eager_digest_len();
+        u64::from(session.max_frame_len()).saturating_sub(overhead.into())
     }
 
     /// What our messages have in a session with this wire and key: as IP fragments digests, where the receiver wants them.

@@ -23,7 +23,7 @@ use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic
 use crate::queue_poll::QueuePoller;
 use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
-use crate::xsk::{BindMode, WakeError, XdpStatistics, Xsk, XskConfig};
+use crate::xsk::{BindMode, WakeError, XdpStatistics, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
 
 /// The daemon's socket is looked at this often without a sign that it has something.
@@ -48,6 +48,8 @@ pub struct KernelNicConfig<'a> {
     pub mapping: &'a Arc<Mapping>,
     /// Length of a chunk in bytes, 2048 to 4096.
     pub chunk_len: u32,
+    /// Whether packets may be longer than a chunk holds, in copy mode: they take several then.
+    pub multi_buffer: bool,
     /// What is known of the device, for zero-copy mode.
     pub device: Option<Device>,
     /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
@@ -76,6 +78,7 @@ pub struct KernelNic {
     udp: UdpPair,
     mapping: Arc<Mapping>,
     chunk_len: u32,
+    multi_buffer: bool,
     interface_index: u32,
     mode: ModeRequest,
     device: Option<Device>,
@@ -132,6 +135,7 @@ impl KernelNic {
             udp,
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,
+            multi_buffer: config.multi_buffer,
             interface_index: config.interface_index,
             mode: config.mode,
             device: config.device,
@@ -291,7 +295,11 @@ impl Nic for KernelNic {
         };
         let (xsk, rings, log) = match &mut self.authority {
             Authority::Own(gate) => {
-                let (xsk, rings) = Xsk::open(&xsk_config)?;
+                let options = XskOptions {
+                    multi_buffer: self.multi_buffer,
+                    ..XskOptions::default()
+                };
+                let (xsk, rings) = Xsk::open_with(&xsk_config, &options)?;
                 let mut log = None;
                 if config.role != Role::None {
                     gate.register_xsk(queue, xsk.as_fd())?;
@@ -300,7 +308,9 @@ impl Nic for KernelNic {
                 }
                 (xsk, rings, log)
             }
-            Authority::Daemon(steward) => steward.open_channel(&xsk_config, config.role)?,
+            Authority::Daemon(steward) => {
+                steward.open_channel(&xsk_config, self.multi_buffer, config.role)?
+            }
         };
         let poller = match config.role != Role::None && self.poll_queues && !self.is_generic() {
             true => QueuePoller::new(*self.udp.local().ip()).ok(),

@@ -23,13 +23,20 @@
 //! A lost packet shifts those behind it by a slot (*displacement*). The log says which fragment is where, so
 //! [`repair`] moves it to its place, and entries that are posted from then on are aimed where they will be met.
 //!
+//! A packet that is longer than a frame takes several, each of which begins where the one before it ends, so that it lies there in one
+//! piece. The gate lets a packet land only where as many are posted as it takes ([`Log::set_slot`]): otherwise those behind it would begin
+//! in the middle of a slot. What it does not let land takes the one-copy path.
+//!
 //! In zero-copy mode there is no log: [`zero_copy`] says what takes its place, and [`relocation`] finds by their digests what a loss
 //! has shifted.
 
+mod astray;
 mod integrity;
 mod pairing;
+mod posting;
 mod relocation;
 mod repair;
+mod run;
 mod sessions;
 mod strays;
 mod zero_copy;
@@ -46,15 +53,14 @@ use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::SETTLED_KEPT;
-use lm_protocol::zone::ZoneShape;
+use lm_protocol::zone::{ZoneShape, frames_of};
 
 use crate::arena::Arena;
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
 use crate::engine::time;
-use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
 use crate::peer::PeerId;
-use crate::ring::FillRing;
 
+use astray::Astray;
 use integrity::{Evidence, Proof};
 use repair::Held;
 pub(crate) use repair::{Remedy, RepairCounters};
@@ -281,6 +287,8 @@ pub(crate) struct InboundTerms {
     pub(crate) layout: Layout,
     pub(crate) window: WindowShape,
     pub(crate) chunk_len: u32,
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub(crate) capacity: u32,
     pub(crate) prefix: u8,
     /// The device writes packets before anybody looks at them.
     pub(crate) zero_copy: bool,
@@ -305,7 +313,18 @@ pub(crate) struct InboundTerms {
     pub(crate) admission: SessionAdmission,
 }
 
-/// A posted fill entry, or positions that will never have one.
+impl InboundTerms {
+    /// Frames that the packet of fragment `index` takes.
+    #[inline]
+    fn frames_of(&self, geometry: &Geometry, index: u32) -> u32 {
+        match self.capacity {
+            0 => 1,
+            capacity => frames_of(geometry.fragment(index).frame_len(), capacity),
+        }
+    }
+}
+
+/// What is posted for one packet, or positions that will never have anything.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
     /// UMEM address at which its packet will begin; [`Aim::SKIPPED`]: none was posted.
@@ -319,6 +338,8 @@ struct Aim {
     until: u32,
     /// The entry is a spare frame: zero-copy mode.
     spare: bool,
+    /// Fill entries, each one frame further than the last.
+    frames: u8,
 }
 
 impl Aim {
@@ -336,6 +357,9 @@ pub(crate) struct Inbound {
     pub(crate) terms: InboundTerms,
     /// Tells it from others that had the same place.
     serial: u32,
+    /// Entries are posted for it. If not, all its fragments come by the kernel's socket.
+    lands: bool,
+    astray: Astray,
     /// What the sender was last told.
     pub(crate) told: Told,
     /// Packets that it may have sent (cumulative, mod 2^32) while it is another session's turn.
@@ -406,19 +430,26 @@ pub(crate) struct Burst {
     pub(crate) window_ended: bool,
 }
 
+/// What bounds the packets on the way to `ceiling`, and to fewer after losses.
+fn backoff_below(ceiling: u32) -> Backoff {
+    let shape = BackoffShape {
+        floor: BACKOFF_FLOOR.min(ceiling),
+        ceiling,
+        increase: BACKOFF_INCREASE,
+        kept_eighths: 7,
+    };
+    Backoff::new(shape).expect("a ceiling that is not below the floor")
+}
+
 impl Inbound {
     /// `arena`: where its landing zones will be.
     pub(crate) fn new(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
         let ceiling = terms.on_the_way.clamp(1, terms.posted_max.max(1));
-        let shape = BackoffShape {
-            floor: BACKOFF_FLOOR.min(ceiling),
-            ceiling,
-            increase: BACKOFF_INCREASE,
-            kept_eighths: 7,
-        };
         Inbound {
             terms,
             serial: 0,
+            lands: !terms.one_copy,
+            astray: Astray::default(),
             told: Told {
                 delivered: terms.first_message,
                 announced: terms.first_message,
@@ -438,7 +469,7 @@ impl Inbound {
             last: None,
             troubled: false,
             held: Held::default(),
-            backoff: Backoff::new(shape).expect("a ceiling that is not below the floor"),
+            backoff: backoff_below(ceiling),
             confirmed: 0,
             broken: VecDeque::new(),
             answer_ns: 0,
@@ -512,109 +543,9 @@ impl Inbound {
         }
     }
 
-    /// A session without entries: finds memory for its messages, which may be written there at once.
-    fn take_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>, now_ns: u64) {
-        if !self.terms.one_copy {
-            return;
-        }
-        self.confirm();
-        while self.posting < self.messages.len() && self.find_memory(arena, chosen) {
-            if self.posting == 0 {
-                // The sender's time begins when it may send: until now the application had the memory.
-                self.progress_ns = now_ns;
-            }
-            let message = &mut self.messages[self.posting];
-            message.posted = message.geometry.fragment_count();
-            message.consumed = message.posted;
-            self.posting += 1;
-        }
-    }
-
-    /// Writes up to `room` fill entries, as far as memory and I5 allow, in the session's packet order, and puts them to
-    /// `aims`; gives their number. Its packets will use `ahead` entries before. Regions that the application chose (`chosen`) are
-    /// used before the arena.
-    fn write_entries(
-        &mut self,
-        fill: &mut FillRing,
-        room: u32,
-        ahead: u32,
-        aims: &mut VecDeque<Aim>,
-        arena: &mut Arena,
-        chosen: &mut VecDeque<Zone>,
-    ) -> u32 {
-        let window_len = self.terms.window.fragments();
-        let (place, serial) = (self.place(), self.serial);
-        let mut written = 0;
-        'messages: while written < room && self.posting < self.messages.len() {
-            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
-                break;
-            }
-            let message = &mut self.messages[self.posting];
-            let count = message.geometry.fragment_count();
-            while message.posted < count && written < room {
-                let position = message.posted;
-                // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
-                // than the next to be posted for, and the places in between are left out.
-                let met_by = self.accepted + u64::from(ahead + written);
-                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
-                if position < left_out {
-                    aims.push_back(Aim {
-                        start: Aim::SKIPPED,
-                        serial,
-                        place,
-                        number: message.number,
-                        position,
-                        until: left_out,
-                        spare: false,
-                    });
-                    message.posted = left_out;
-                    continue;
-                }
-                let window = position / window_len;
-                let window_end = count.min((window + 1) * window_len);
-                let lowest = position + 1 == window_end;
-                // I5: the tail of the window before must have arrived and been saved first. The fragment it
-                // belongs to is the first of that window to arrive, so posting runs up to two windows ahead.
-                if lowest && !message.rule.may_post_lowest(window) {
-                    break 'messages;
-                }
-                let index = self.terms.window.index_at(position, count);
-                let start = message
-                    .payload
-                    .wrapping_add_signed(message.geometry.rx_frame_start(index));
-                fill.write(written, start - PACKET_HEADROOM);
-                aims.push_back(Aim {
-                    start,
-                    serial,
-                    place,
-                    number: message.number,
-                    position,
-                    until: position + 1,
-                    spare: false,
-                });
-                written += 1;
-                message.posted += 1;
-            }
-            if message.posted == count {
-                self.posting += 1;
-            }
-        }
-        written
-    }
-
     /// Packets that the sender may have on the way now.
     pub(crate) fn on_the_way(&self) -> u32 {
         self.backoff.allowed()
-    }
-
-    /// Entries that may be posted at once. After losses they are few: what is posted when a packet is lost is met by the one
-    /// behind it, and each of those is copied to its place.
-    fn posted_max(&self) -> u32 {
-        let allowed = self.on_the_way();
-        match allowed < self.terms.on_the_way {
-            true => (allowed + POSTED_SLACK).min(self.terms.posted_max),
-            false => self.terms.posted_max,
-        }
     }
 
     /// Packets were found to be lost.
@@ -630,60 +561,6 @@ impl Inbound {
         let arrived = self.accepted.saturating_sub(self.confirmed);
         self.confirmed = self.confirmed.max(self.accepted);
         self.backoff.confirmed(arrived.min(u64::from(u32::MAX)) as u32);
-    }
-
-    /// Whether entries may be posted for more packets, memory permitting.
-    fn wants_entries(&self) -> bool {
-        self.posting < self.messages.len() && !self.terms.one_copy
-    }
-
-    /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
-    /// posted for it, credit alone. Asked while it is not its turn.
-    fn wants_turn(&self) -> bool {
-        self.wants_entries()
-            || (self.left() > 0 && serial::precedes(self.allowed, self.announced_packets as u32))
-    }
-
-    /// Packets of the session up to the last that an entry was posted for, or left out.
-    fn provided(&self) -> u64 {
-        match self.messages.get(self.posting) {
-            Some(message) => message.base + u64::from(message.posted),
-            None => self.announced_packets,
-        }
-    }
-
-    /// Packets of announced messages that have not come.
-    fn left(&self) -> u64 {
-        self.announced_packets.saturating_sub(self.accepted)
-    }
-
-    /// Finds memory for the message at `posting`.
-    fn find_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>) -> bool {
-        let geometry = self.messages[self.posting].geometry;
-        let (zone_len, front_margin) = self.zone_of(&geometry);
-        let zone = match chosen.front() {
-            Some(zone) if zone.len >= zone_len => chosen.pop_front(),
-            _ => arena
-                .allocate(zone_len)
-                .map(|start| Zone { start, len: zone_len }),
-        };
-        let Some(zone) = zone else { return false };
-        let payload = zone.start + front_margin;
-        // I2: every entry of this message is valid and writes inside the zone. The lowest and the highest
-        // bound all others.
-        for index in [0, geometry.fragment_count() - 1] {
-            let entry = payload.wrapping_add_signed(geometry.rx_frame_start(index)) - PACKET_HEADROOM;
-            assert!(
-                entry >= zone.start
-                    && entry + u64::from(self.terms.chunk_len) <= zone.start + zone.len
-                    && fill_address_is_valid(entry, self.terms.chunk_len, self.terms.registered_len),
-                "fill entry outside its landing zone"
-            );
-        }
-        let message = &mut self.messages[self.posting];
-        message.zone = Some(zone);
-        message.payload = payload;
-        true
     }
 
     /// Where the message with this number is in `messages`, if it is not settled.
@@ -778,7 +655,7 @@ impl Inbound {
         match self.messages.front() {
             Some(message)
                 if message.posted > message.consumed
-                    || (self.terms.one_copy && message.posted > 0)
+                    || (!self.lands && message.posted > 0)
                     || message.missing_ns.is_some()
                     || self.awaits_digests() =>
             {

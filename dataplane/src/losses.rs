@@ -55,6 +55,7 @@ impl<N: Nic> Engine<N> {
                     let registered_len = landing.registered_len;
                     self.rebuild_under_sessions(registered_len);
                 }
+                Some(Remedy::StopLanding) => self.stop_landing(place, now_ns),
                 None => {}
             }
             if landed {

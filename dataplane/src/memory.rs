@@ -423,6 +423,29 @@ impl Umem {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 
+    /// As [`Umem::copy_to`], with `field` in place of the bytes from `field_at` on.
+    ///
+    /// # Panics
+    ///
+    /// When the range leaves the mapping, or the field the bytes.
+    #[inline]
+    #[track_caller]
+    pub fn copy_to_with<const N: usize, const F: usize>(
+        &self,
+        addr: u64,
+        bytes: &[u8; N],
+        field_at: usize,
+        field: [u8; F],
+    ) {
+        assert!(F <= N && field_at <= N - F, "a field behind the bytes");
+        let to = self.mapping.pointer(addr, N as u64);
+        // SAFETY: `to` has N bytes of the mapping behind it, and the field lies in them, by the assertion; the rest as in `copy_to`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), N);
+            std::ptr::copy_nonoverlapping(field.as_ptr(), to.as_ptr().add(field_at), F);
+        }
+    }
+
     /// Fills `bytes` from `addr`.
     ///
     /// # Panics

@@ -88,6 +88,8 @@ faults! {
         "dropped; this is a fault of the kernel's driver, report it";
     Violation(): "fragments in an order or at addresses that cannot be (invariant I3)",
         "the session is given up and its messages are reported; if it happens again, use another mode or interface";
+    Astray(): "fragments that never reach the landing queue",
+        "each is copied once more; have the device or the switch bring them to that queue, or leave it so";
     Stalled(): "nothing more of a message that was begun",
         "the session is given up and its messages are reported; see whether the sender lives and packets pass";
 }

@@ -15,13 +15,14 @@ use crate::engine::Engine;
 use crate::granting::Retired;
 use crate::landing::{Inbound, InboundTerms};
 use crate::nic::Nic;
+use crate::notices::Fault;
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// Stands for a landing queue in the grants of such sessions.
 pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
 
 /// Packets that a sender may have on the way: the socket's buffer has room for those of several.
-const ON_THE_WAY: u32 = 64;
+pub(crate) const ON_THE_WAY: u32 = 64;
 
 impl<N: Nic> Engine<N> {
     pub(crate) fn open_one_copy(
@@ -68,7 +69,35 @@ impl<N: Nic> Engine<N> {
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
         self.counters.sessions_granted += 1;
+        self.counters.sessions_one_copy += 1;
         Ok(granted)
+    }
+
+    /// Nothing of the landing session at `place` reaches the landing queue: it goes on by the one-copy path.
+    pub(crate) fn stop_landing(&mut self, place: u8, now_ns: u64) {
+        let Some(landing) = &self.landing else { return };
+        // What landed and was not looked at speaks for it.
+        if !self.fixed.zero_copy && landing.log.producer() != landing.sessions.entries.received {
+            return;
+        }
+        let registered_len = landing.registered_len;
+        if !self.rebuild_under_sessions(registered_len) {
+            return;
+        }
+        let Some(landing) = &mut self.landing else { return };
+        landing
+            .sessions
+            .stop_landing(place, &mut landing.arena, &mut landing.chosen, &self.umem, now_ns);
+        let Some(inbound) = landing.sessions.at(place) else {
+            return;
+        };
+        inbound.limit_messages(&mut landing.log);
+        self.counters.sessions_astray += 1;
+        let peer = inbound.terms.peer;
+        if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+            self.notices.tell(Fault::Astray, from);
+        }
+        self.show_landed(now_ns);
     }
 
     pub(crate) fn close_one_copy(&mut self, key: u64) -> u32 {

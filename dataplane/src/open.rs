@@ -12,8 +12,8 @@ use lm_protocol::wire::lm::with_digests;
 
 use crate::capture::Capture;
 use crate::config::{
-    EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_MAX, ON_THE_WAY_PACED, ON_THE_WAY_VETH,
-    PREFIX_LEN_MAX,
+    EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_IN_ONE_FRAME, MTU_MAX, ON_THE_WAY_PACED,
+    ON_THE_WAY_VETH, PREFIX_LEN_MAX,
 };
 use crate::control::random_u64;
 use crate::endpoint::Endpoint;
@@ -85,7 +85,9 @@ impl Endpoint {
 pub(crate) struct Site {
     pub(crate) interface: Interface,
     link: LinkShape,
+    /// Of the longest packets, and of those that go in one frame.
     pub(crate) layout: Layout,
+    layout_in_one_frame: Layout,
     pub(crate) mtu: u16,
     window: WindowShape,
     pub(crate) queues: Queues,
@@ -102,6 +104,7 @@ impl Site {
         interface.check(u32::from(link.ip.min_mtu()))?;
         let (mtu, mut warnings) = effective_mtu(config, &interface)?;
         let layout = Layout::new(Wire::Lm, mtu, link)?;
+        let layout_in_one_frame = Layout::new(Wire::Lm, mtu.min(MTU_IN_ONE_FRAME), link)?;
         let window = WindowShape::new(config.window_fragments)
             .map_err(|error| OpenError::Config(format!("{error}; choose a power of two, for example 256")))?;
         let queues = Queues::choose(config, &interface)?;
@@ -117,6 +120,7 @@ impl Site {
             interface,
             link,
             layout,
+            layout_in_one_frame,
             mtu,
             window,
             queues,
@@ -246,6 +250,7 @@ impl Opened {
             cpu_check: CpuCheck::Rps,
             mapping: umem.mapping(),
             chunk_len: plan.chunk_len,
+            multi_buffer: plan.is_multi_buffer(),
             device,
             poll_queues: config.poll_queues && site.veth,
         })?;
@@ -265,7 +270,7 @@ impl Opened {
             false => LANDING_RING_LEN,
         };
         if site.veth {
-            config.tx_in_flight = config.tx_in_flight.min(ON_THE_WAY_VETH);
+            config.tx_in_flight = plan.in_flight(config.tx_in_flight.min(ON_THE_WAY_VETH));
         }
         let parts = Parts::open(&mut nic, &config, &plan, site.queues, landing_ring_len)?;
         Ok(Opened {
@@ -305,8 +310,10 @@ impl Opened {
                 .map(|queue| queue as u16 + u16::from(generic)),
             link: site.link,
             mtu: site.mtu,
-            layout: site.layout,
+            layout: site.layout_in_one_frame,
             chunk_len: plan.chunk_len,
+            capacity: plan.capacity,
+            datagram: plan.datagram,
             window: site.window,
             one_processor: generic,
             zero_copy: plan.is_zero_copy(),
@@ -379,7 +386,7 @@ fn effective_mtu(config: &EndpointConfig, interface: &Interface) -> Result<(u16,
     }
     if wanted > MTU_MAX {
         warnings.push(format!(
-            "{} has an MTU of {wanted}; LM uses {MTU_MAX}, the most that fits an AF_XDP frame",
+            "{} has an MTU of {wanted}; LM uses {MTU_MAX}, so that no packet is longer than 65,535 bytes with its Ethernet header",
             interface.name
         ));
     }

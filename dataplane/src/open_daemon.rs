@@ -81,6 +81,7 @@ impl Opened {
                 cpu_check: lm_ebpf::CpuCheck::Rps,
                 mapping: umem.mapping(),
                 chunk_len,
+                multi_buffer: plan.is_multi_buffer(),
                 device: None,
                 poll_queues: config.poll_queues && site.veth,
             },

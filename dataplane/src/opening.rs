@@ -7,13 +7,13 @@ use std::sync::Arc;
 use lm_ebpf::{Role, SessionAdmission};
 use lm_protocol::geometry::Layout;
 use lm_protocol::session::{Admit, Grantor};
-use lm_protocol::zone::ZoneShape;
+use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
 use crate::arena::{Arena, pages_len};
 use crate::channel::Transmit;
 use crate::config::{
-    EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX, SPARE_FRAMES,
-    TRANSMIT_FRAMES, TRANSMIT_RING_LEN, ZONES_MAX,
+    DATAGRAM_LEN_MAX, EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX,
+    SPARE_FRAMES, TRANSMIT_FRAMES, TRANSMIT_RING_LEN, ZONES_MAX,
 };
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
@@ -52,6 +52,12 @@ pub(crate) struct MemoryPlan {
     /// As [`Device::kept_frames`] and [`Device::lap`].
     pub(crate) kept_frames: u32,
     pub(crate) lap: u32,
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub(crate) capacity: u32,
+    /// Where long datagrams are received, in that case.
+    pub(crate) datagram: u64,
+    /// Descriptors that the longest packet takes on a TX ring.
+    pub(crate) pieces_max: u32,
 }
 
 impl MemoryPlan {
@@ -59,13 +65,18 @@ impl MemoryPlan {
     ///  | general frames | transmit frames | send arena | landing arena ...            |
     ///  |<----- registered by every channel ----------->|<- by the landing channel ->|
     /// ```
-    /// In zero-copy mode, where `writes` says what the device writes, spare frames lie before the landing arena.
+    /// In zero-copy mode, where `writes` says what the device writes, spare frames lie before the landing arena; in copy mode room for one
+    /// datagram, where packets may be longer than a frame. `layout`: of the longest packets that are sent or land.
     pub(crate) fn new(
         config: &EndpointConfig,
         layout: &Layout,
         chunk_len: u32,
         writes: Option<Device>,
     ) -> Result<MemoryPlan, OpenError> {
+        // A layout's payload is a multiple of 8: a packet of another wire may be longer by less than that.
+        let packet_len = u32::from(layout.max_frame_len()) + 7;
+        let frame_capacity = chunk_len - XDP_PACKET_HEADROOM;
+        let several = writes.is_none() && packet_len > frame_capacity;
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
         let send_len = pages_len(config.send_len);
@@ -75,7 +86,12 @@ impl MemoryPlan {
             false => 0,
         };
         let prefix = writes.map_or(0, |writes| writes.prefix_len);
-        let landing_arena = spare_frames + pages_len(u64::from(spare_count) * u64::from(chunk_len));
+        let datagram = spare_frames + pages_len(u64::from(spare_count) * u64::from(chunk_len));
+        let landing_arena = datagram
+            + match several {
+                true => DATAGRAM_LEN_MAX,
+                false => 0,
+            };
         let (landing_len, landing_len_max) = match config.landing_len {
             0 => (0, 0),
             len => {
@@ -102,12 +118,28 @@ impl MemoryPlan {
             prefix,
             kept_frames: writes.map_or(0, |device| device.kept_frames),
             lap: writes.map_or(1, |device| device.lap),
+            capacity: match several {
+                true => frame_capacity,
+                false => 0,
+            },
+            datagram,
+            pieces_max: packet_len.div_ceil(chunk_len),
         })
     }
 
     /// Whether messages land in zero-copy mode.
     pub(crate) fn is_zero_copy(&self) -> bool {
         self.spare_count > 0
+    }
+
+    /// Packets in several frames, where some are longer than one.
+    pub(crate) fn is_multi_buffer(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Descriptors on a TX ring and not completed, of as many as asked for: the longest packet must be possible.
+    pub(crate) fn in_flight(&self, wanted: u32) -> u32 {
+        wanted.max(self.pieces_max)
     }
 
     pub(crate) fn total_len(&self) -> u64 {
@@ -207,7 +239,8 @@ impl Parts {
                 tx_len: TRANSMIT_RING_LEN,
                 completion_len: TRANSMIT_RING_LEN,
             })?;
-            let log = nic.log(queue)?;
+            let mut log = nic.log(queue)?;
+            log.set_capacity(plan.capacity);
             general = Some(General {
                 posted: log.producer(),
                 log,
@@ -221,7 +254,7 @@ impl Parts {
                 queue,
                 channel.tx,
                 channel.completion,
-                config.tx_in_flight,
+                plan.in_flight(config.tx_in_flight),
             ));
         }
         let mut landing = None;
@@ -233,7 +266,8 @@ impl Parts {
                 landing_ring_len,
                 plan.is_zero_copy(),
             ))?;
-            let log = nic.log(queue)?;
+            let mut log = nic.log(queue)?;
+            log.set_capacity(plan.capacity);
             let at = log.producer();
             let spare = (plan.is_zero_copy())
                 .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
@@ -254,7 +288,7 @@ impl Parts {
                 queue,
                 channel.tx,
                 channel.completion,
-                config.tx_in_flight,
+                plan.in_flight(config.tx_in_flight),
             ));
         }
         Ok(Parts {
@@ -270,7 +304,7 @@ impl Parts {
     pub(crate) fn into_engine<N: Nic>(
         self,
         mut nic: N,
-        config: EndpointConfig,
+        mut config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
@@ -278,6 +312,7 @@ impl Parts {
     ) -> Engine<N> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
+        config.tx_in_flight = plan.in_flight(config.tx_in_flight);
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.

@@ -6,6 +6,7 @@
 //! entries posted) and the number of packets in flight bound what is sent.
 
 mod digests;
+mod run;
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU16, NonZeroU64};
@@ -99,7 +100,7 @@ pub(crate) struct Outgoing {
     pub(crate) submitted_ns: u64,
     /// Next position in transmit order.
     position: u32,
-    /// Packets on the ring and not completed.
+    /// Descriptors on the ring and not completed: one for each packet but long ones.
     in_flight: u32,
     /// Index of the channel that they are on.
     channel: usize,
@@ -116,8 +117,8 @@ impl Outgoing {
         self.len
     }
 
-    /// Puts the packet of fragment `index` on the ring, where there is room. Returns its length in bytes; `None` when a frame is
-    /// needed and there is none now.
+    /// Puts the packet of fragment `index` on the ring, where there is room for a descriptor. Returns its length in bytes; `None` when a
+    /// frame is needed, or more room, and there is none now.
     #[inline]
     fn put_packet(
         &mut self,
@@ -138,9 +139,17 @@ impl Outgoing {
         } else {
             self.in_flight += 1;
         }
-        // The hole lies before the payload, inside the region that the application handed over.
+        if frame_len > way.piece_len {
+            // The packet is contiguous, but a descriptor is for no more than a chunk.
+            self.in_flight -= 1;
+            let pieces = way.channel.push_pieces(address, frame_len, way.piece_len)?;
+            self.in_flight += pieces;
+            way.more_pieces += pieces - 1;
+        } else {
+            way.channel.push(address, frame_len);
+        }
+        // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
         way.umem.copy_to(address, &header[..header_len]);
-        way.channel.push(address, frame_len);
         sent(way.umem, address, frame_len);
         Some(frame_len)
     }
@@ -166,6 +175,10 @@ impl Outgoing {
 pub(crate) struct Way<'a> {
     pub(crate) channel: &'a mut Transmit,
     pub(crate) umem: &'a Umem,
+    /// Longest piece of a packet for one descriptor, in bytes: a chunk.
+    pub(crate) piece_len: u32,
+    /// Descriptors beyond one for each packet, of what goes to the ring now: they are part of the room, and of what one wake-up takes.
+    pub(crate) more_pieces: u32,
     /// For what must be copied, because the device reads packets itself (zero-copy mode) and takes none that crosses the end of a
     /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
     pub(crate) frames: &'a mut TransmitFrames,
@@ -237,7 +250,10 @@ impl OutgoingTable {
         let slot = *self.owner.get(page)?;
         let outgoing = self.slots.get_mut(usize::from(slot))?.as_mut()?;
         outgoing.in_flight -= 1;
-        self.free_if_done(slot)
+        match outgoing.in_flight > 0 || !outgoing.settled {
+            true => None,
+            false => self.free_if_done(slot),
+        }
     }
 
     /// A channel was closed: its packets will have no completion. Returns memory that nobody needs any more.
@@ -429,7 +445,7 @@ impl Outbound {
         })
     }
 
-    /// Puts up to `budget` packets on the ring, in the session's order, as far as credit and room allow.
+    /// Puts up to `budget` packets on the ring, or fewer of several descriptors, in the session's order, as far as credit and room allow.
     pub(crate) fn transmit(
         &mut self,
         table: &mut OutgoingTable,
@@ -450,12 +466,31 @@ impl Outbound {
             return repaired;
         }
         let allowed = allowed.min(way.channel.room());
+        way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
-        'messages: while packets < allowed && self.sending < self.queue.len() {
+        'messages: while packets + way.more_pieces < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
             let count = outgoing.geometry.fragment_count();
-            while outgoing.position < count && packets < allowed {
+            while outgoing.position < count && packets + way.more_pieces < allowed {
+                let has_digests = self.terms.integrity.has_digests();
+                let hasher = &self.digests.hasher;
+                let (run, each) = outgoing.put_run(
+                    self.terms.window,
+                    allowed - packets - way.more_pieces,
+                    way,
+                    &mut sent,
+                    |outgoing, index, umem| {
+                        if has_digests {
+                            outgoing.note_digest(index, digests, umem, hasher);
+                        }
+                    },
+                );
+                packets += run;
+                bytes += u64::from(run) * u64::from(each);
+                if run > 0 {
+                    continue;
+                }
                 let index = self.terms.window.index_at(outgoing.position, count);
                 let Some(len) = outgoing.put_packet(index, way, &mut header, &mut sent) else {
                     break 'messages;
@@ -492,9 +527,10 @@ impl Outbound {
             return 0;
         }
         let allowed = budget.min(way.channel.room());
+        way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
-        while packets < allowed
+        while packets + way.more_pieces < allowed
             && let Some((number, range)) = self.repairs.front_mut()
         {
             let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);

@@ -13,7 +13,7 @@ use lm_protocol::wire::lm::{AnnounceEntry, LmPacket, MessageDigest, MissingRange
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, broken_messages};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::config::GENERAL_FRAMES_FOR_SOCKET;
+use crate::config::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::message::Message;
@@ -59,7 +59,8 @@ impl<N: Nic> Engine<N> {
         self.take_lm(frame, addressing, &packet, now_ns);
     }
 
-    /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame.
+    /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame, or, where fragments may
+    /// be longer than that, into memory for one of the longest.
     pub(crate) fn receive_data_datagrams(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         while count < DATAGRAMS_PER_LOOK {
@@ -67,8 +68,12 @@ impl<N: Nic> Engine<N> {
                 self.counters.frames_exhausted += 1;
                 break;
             };
-            let start = crate::engine::packet_start(frame.address());
-            let space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
+            let in_frame = crate::engine::packet_start(frame.address());
+            let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
+            let (start, space) = match self.fixed.capacity {
+                0 => (in_frame, frame_space),
+                _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
+            };
             let event = self.nic.udp_recv_into(Port::Data, &self.umem, start, space);
             let (from, len) = match event {
                 Ok(Some(UdpEvent::Datagram { from, len })) => (from, len),
@@ -119,6 +124,23 @@ impl<N: Nic> Engine<N> {
                 self.frames.put(frame);
                 continue;
             }
+            let packet = match start == in_frame {
+                true => Some(packet),
+                // It may be kept as a message: in a frame of its own.
+                false if len as u64 <= frame_space => {
+                    self.umem.copy_within(start, in_frame, len as u64);
+                    let pointer = self.loaned.pointer(in_frame, len as u64);
+                    // SAFETY: as above.
+                    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+                    parse_packet(bytes).ok()
+                }
+                false => None,
+            };
+            let Some(packet) = packet else {
+                self.reject(Fault::Malformed, from);
+                self.frames.put(frame);
+                continue;
+            };
             // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
             // it, and until then answers go through the socket.
             let Some(addressing) = self.addressing_of_sender(from) else {

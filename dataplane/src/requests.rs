@@ -31,7 +31,9 @@ impl<N: Nic> Engine<N> {
         let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
         let plain = peer.plain;
         let terms = peer.outbound.as_ref().map(|outbound| outbound.terms);
-        if !plain && len <= self.eager_max_len() {
+        // What the receiver's interface takes is known from the session.
+        let path_max_len = terms.map_or(u64::MAX, |terms| self.eager_len_in(&terms.layout));
+        if !plain && len <= self.eager_max_len().min(path_max_len) {
             // One fragment: eager.
             let geometry = layout
                 .message(len)

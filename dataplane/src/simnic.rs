@@ -5,7 +5,8 @@
 //!
 //! 1. A TX descriptor is checked and its packet crosses the wire; the completion bears its address, with bit 0 cleared.
 //! 2. The receiver's gate ([`lm_ebpf::model`]) judges the packet *before* it takes a frame, and logs what it redirects.
-//! 3. A redirected packet takes the oldest fill entry (invalid ones are skipped uncounted) and is copied 256 bytes behind it.
+//! 3. A redirected packet takes the oldest fill entry (invalid ones are skipped uncounted) and is copied 256 bytes behind it; one that
+//!    is longer than a frame takes as many as it needs, where the host has multi-buffer mode.
 //! 4. It is lost, and counted as `XDP_STATISTICS` would, when it is too long (its entry stays), when there is no entry, or when
 //!    the RX ring is full; in that last case its entry moves to a list that is used, last in first out, before new entries.
 //! 5. Everything else goes to the host's stack: a datagram for the data or control port reaches that socket.
@@ -48,6 +49,9 @@ use crate::memory::{CHUNK_LEN_RANGE, Mapping};
 
 /// Packets that one wake-up sends: `TX_BATCH_SIZE` of `net/xdp/xsk.c`.
 const TX_BATCH: u32 = 32;
+
+/// Descriptors of a packet at most: `MAX_SKB_FRAGS` and one for what is before the fragments.
+const PIECES_MAX: u32 = 18;
 
 /// Datagrams that a socket holds; more are lost and counted.
 const SOCKET_LEN: usize = 4096;
@@ -103,6 +107,8 @@ pub struct HostConfig {
     pub mapping: Arc<Mapping>,
     /// Length of a chunk in bytes, 2048 to 4096.
     pub chunk_len: u32,
+    /// Whether packets may take several chunks, as [`XskOptions::multi_buffer`](crate::xsk::XskOptions::multi_buffer): in copy mode.
+    pub multi_buffer: bool,
     /// Where the indices of its rings begin: just below 2³² to test the wrap.
     pub ring_start: u32,
 }
@@ -259,7 +265,7 @@ impl Wire {
                 queue -= shared.hosts[from].channels.len();
                 from += 1;
             }
-            if shared.transmit(from, queue as u32, 1) == 1 {
+            if shared.transmit(from, queue as u32, 1) > 0 {
                 moved += 1;
                 idle = 0;
             } else {
@@ -268,6 +274,11 @@ impl Wire {
         }
         shared.run_written();
         moved
+    }
+
+    /// Says when packets cross from now on.
+    pub fn set_delivery(&self, delivery: Delivery) {
+        lock(&self.0).config.delivery = delivery;
     }
 
     /// Says what time it is: packets that were held back until now arrive.
@@ -373,7 +384,7 @@ impl WireCounters {
 }
 
 impl Shared {
-    /// Sends up to `max` packets of one TX ring; how many descriptors it took.
+    /// Sends up to `max` packets of one TX ring; how many descriptors it took. The last packet may end behind them.
     fn transmit(&mut self, from: usize, queue: u32, max: u32) -> u32 {
         let mut taken = 0;
         while taken < max {
@@ -381,48 +392,57 @@ impl Shared {
             let Some(channel) = host.channels.get_mut(queue as usize).and_then(Option::as_mut) else {
                 break;
             };
-            // As `xsk_cq_reserve_addr_locked`: no room for the completion, no transmission.
-            if channel.completion.free(1) == 0 {
-                break;
-            }
             if channel.tx.available(1) == 0 {
                 channel.statistics.tx_ring_empty += 1;
                 break;
             }
-            let descriptor = channel.tx.read(0);
-            let valid = channel.accepts(descriptor, host.config.chunk_len);
-            if valid {
+            // A packet goes on in the next descriptor while its own says so; its sender shows all of them at once.
+            let on_ring = channel.tx.available(PIECES_MAX);
+            let multi_buffer = host.config.multi_buffer;
+            let goes_on = |&piece: &u32| multi_buffer && channel.tx.read(piece).continues();
+            let pieces = 1 + (0..on_ring - 1).take_while(goes_on).count() as u32;
+            let is_whole = !goes_on(&(pieces - 1));
+            // As `xsk_cq_reserve_addr_locked`: no room for the completion, no transmission.
+            if channel.completion.free(pieces) < pieces {
+                break;
+            }
+            let is_legal = |piece: u32| {
+                let descriptor = channel.tx.read(piece);
+                channel.accepts(descriptor, host.config.chunk_len, multi_buffer)
+            };
+            let valid = is_whole && (0..pieces).all(is_legal);
+            self.packet.clear();
+            for descriptor in (0..pieces).map(|piece| channel.tx.read(piece)).filter(|_| valid) {
                 let frame = host
                     .config
                     .mapping
                     .pointer(descriptor.start(), u64::from(descriptor.len));
-                self.packet.resize(descriptor.len as usize, 0);
-                // SAFETY: the frame lies inside the mapping and the packet has its length; its sender put it on the TX ring
-                // and leaves it alone until the completion.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        frame.as_ptr(),
-                        self.packet.as_mut_ptr(),
-                        self.packet.len(),
-                    );
-                }
+                // SAFETY: the frame lies inside the mapping; its sender put it on the TX ring and leaves it alone until the
+                // completion.
+                let piece = unsafe { std::slice::from_raw_parts(frame.as_ptr(), descriptor.len as usize) };
+                self.packet.extend_from_slice(piece);
             }
-            // Copied: the packet needs the frame no more.
-            channel.tx.release(1);
-            taken += 1;
+            if valid {
+                for piece in 0..pieces {
+                    let address = channel.tx.read(piece).addr & !1;
+                    channel.completion.write(piece, address);
+                }
+                channel.completion.submit(pieces);
+            }
+            // Copied: the packet needs the frames no more.
+            channel.tx.release(pieces);
+            taken += pieces;
             if !valid {
-                channel.statistics.tx_invalid_descriptors += 1;
+                channel.statistics.tx_invalid_descriptors += u64::from(pieces);
                 continue;
             }
-            channel.completion.write(0, descriptor.addr & !1);
-            channel.completion.submit(1);
             let place = Place {
-                first: taken == 1,
-                last: taken == max || channel.tx.available(1) == 0,
+                first: taken == pieces,
+                last: taken >= max || channel.tx.available(1) == 0,
             };
             host.sent += 1;
             self.counters.sent += 1;
-            if descriptor.len > self.config.mtu + LINK_LEN {
+            if self.packet.len() as u32 > self.config.mtu + LINK_LEN {
                 self.counters.too_long += 1;
                 continue;
             }
@@ -531,8 +551,7 @@ impl Shared {
         let config = &host.config;
         match host.channels[queue as usize].as_mut() {
             Some(channel) => channel.receive(
-                &config.mapping,
-                config.chunk_len,
+                (&config.mapping, config.chunk_len, config.multi_buffer),
                 &self.packet,
                 exhaustion,
                 &mut self.counters,

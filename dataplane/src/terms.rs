@@ -11,7 +11,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::session::{Refusal, Terms};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::with_digests;
-use lm_protocol::zone::ZoneShape;
+use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape, frames_of};
 
 use crate::config::LANDING_RING_LEN;
 use crate::control::random_u64;
@@ -141,7 +141,8 @@ impl LandingTerms {
             layout: fit.layout,
             tx_queue_hint: self.tx_queue_hint,
             prefix: self.prefix,
-            frames_per_packet: 1,
+            frames_per_packet: frames_of(fit.layout.max_frame_len(), self.chunk_len - XDP_PACKET_HEADROOM)
+                as u8,
             repeats_apart: self.zero_copy,
             landing_port,
             max_message_len: request.max_message_len,

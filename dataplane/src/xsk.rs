@@ -140,16 +140,15 @@ impl Xsk {
         Ok((Xsk::of(fd, config, zero_copy), rings))
     }
 
-    /// As [`Xsk::open`], for another process: it gets the descriptor, and takes it over with [`Xsk::adopt`]. Nothing of it stays here; the
+    /// As [`Xsk::open_with`], for another process: it gets the descriptor, and takes it over with [`Xsk::adopt`]. Nothing of it stays here; the
     /// mapping may go. Gives the descriptor, and whether the kernel moves packets without a copy.
     ///
     /// # Errors
     ///
-    /// Those of [`Xsk::open`].
-    pub fn bind_for(config: &XskConfig<'_>) -> Result<(OwnedFd, bool), XskError> {
-        let options = XskOptions::default();
-        let fd = prepare(config, &options)?;
-        bind(&fd, config, &options)?;
+    /// Those of [`Xsk::open_with`].
+    pub fn bind_for(config: &XskConfig<'_>, options: &XskOptions) -> Result<(OwnedFd, bool), XskError> {
+        let fd = prepare(config, options)?;
+        bind(&fd, config, options)?;
         let zero_copy = is_zero_copy(&fd)?;
         Ok((fd, zero_copy))
     }

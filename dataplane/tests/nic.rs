@@ -391,6 +391,7 @@ fn simulated(config: WireConfig, ring_start: u32) -> (Wire, Host<SimNic>, Host<S
         queues: 3,
         mapping: umem.mapping().clone(),
         chunk_len: 4096,
+        multi_buffer: false,
         ring_start,
     };
     let shifted = config.queue_shift != 0;
@@ -430,6 +431,7 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
         mapping: umem.mapping(),
         device: None,
         chunk_len: 4096,
+        multi_buffer: false,
         poll_queues: false,
     }
 }

@@ -42,6 +42,7 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
         queues: 2,
         mapping: umem.mapping().clone(),
         chunk_len: CHUNK_LEN,
+        multi_buffer: false,
         ring_start: u32::MAX - 7,
     };
     let wire_config = WireConfig {
@@ -518,6 +519,7 @@ fn packets_moved_by_hand_run_the_program_once() {
         queues: 1,
         mapping: umem.mapping().clone(),
         chunk_len: CHUNK_LEN,
+        multi_buffer: false,
         ring_start: 0,
     };
     let wire_config = WireConfig {

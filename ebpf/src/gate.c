@@ -218,7 +218,8 @@ INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *
 {
 	__u32 padding_len = packet->frame_len - packet->link_len - packet->ip_len;
 	__u64 position = channel->accepted;
-	struct lm_log_entry *entry;
+	struct lm_log_entry *entry = &log->entries[position & (LM_LOG_ENTRIES - 1)];
+	__u32 capacity;
 
 	/* A frame is never longer than header and payload of a full fragment (I2), but for the padding of a short one. */
 	if (padding_len && packet->frame_len > LM_SHORT_FRAME)
@@ -229,6 +230,17 @@ INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *
 		return LM_PASS_ORDER;
 	if (position >= READ_ONCE(log->posted))
 		return LM_PASS_UNPOSTED;
+	capacity = READ_ONCE(log->capacity);
+	if (capacity) {
+		/* One load: a word that is older than `posted` says 0 frames, because the gate wrote it. */
+		__u32 word = READ_ONCE(*(const __u32 *)entry), held;
+		struct lm_slot slot;
+
+		__builtin_memcpy(&slot, &word, sizeof(slot));
+		held = slot.frames * capacity;
+		if (packet->frame_len > slot.longest || packet->frame_len > held || packet->frame_len + capacity <= held)
+			return LM_PASS_SLOT;
+	}
 	/* The entry follows the verdict (I3b): a packet that no socket takes must not be in the log. */
 	if (bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
 		return LM_PASS_NO_SOCKET;
@@ -239,9 +251,9 @@ INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (STRIP_HEADERS && bpf_xdp_adjust_head(md, header_len))
 		return LM_PASS_LENGTH;
 
-	entry = &log->entries[position & (LM_LOG_ENTRIES - 1)];
 	entry->sequence = (__u16)position;
 	entry->session = fragment->place;
+	entry->frames = 0;
 	entry->message = fragment->message;
 	entry->index = fragment->index;
 	entry->frame_len = packet->frame_len;
@@ -410,6 +422,9 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	} else if (channel->role != LM_ROLE_GENERAL) {
 		return LM_PASS_ONE_COPY;
 	}
+	/* What comes there is in one frame. */
+	if (log && READ_ONCE(log->capacity) && frame_len > READ_ONCE(log->capacity))
+		return LM_PASS_ONE_COPY;
 	if (bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
 		return LM_PASS_ONE_COPY;
 	if (channel->role == LM_ROLE_GENERAL_ZERO_COPY)
@@ -449,7 +464,8 @@ static __attribute__((noinline, used)) int lm_log_type(const struct lm_log *log)
 	return log != 0;
 }
 
-SEC("xdp") int lm_gate(struct xdp_md *md)
+/* Several frames to a packet: what is in the first part holds all headers, the length is that of all parts. */
+SEC("xdp.frags") int lm_gate(struct xdp_md *md)
 {
 	__u32 queue = md->rx_queue_index, row = queue < LM_QUEUES ? queue : LM_STRAY_ROW, first = 0;
 	struct lm_channel *channel = bpf_map_lookup_elem(&lm_channels, &row);

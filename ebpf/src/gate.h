@@ -53,6 +53,7 @@ enum lm_verdict {
 	LM_PASS_LIMIT,	     /* beyond the highest announced message */
 	LM_PASS_ORDER,	     /* not after the last accepted fragment: duplicate or late (monotone rule) */
 	LM_PASS_UNPOSTED,    /* user space has posted no frame for it (I3c) */
+	LM_PASS_SLOT,	     /* the frames that come next are posted for a packet of another length (lm_slot) */
 	LM_PASS_NO_SOCKET,   /* everything right, but the queue has no XSK */
 	LM_VERDICTS,
 };
@@ -127,11 +128,11 @@ struct lm_session {
 	__u8 reserved1[16];
 };
 
-/* One accepted packet; the n-th entry describes the n-th RX descriptor of the channel (I3). */
+/* One accepted packet; the n-th entry describes the n-th packet of the channel's RX ring (I3). */
 struct lm_log_entry {
 	__u16 sequence; /* n, low 16 bits: twice as many as the log has entries */
 	__u8 session;	/* its place, below LM_SESSIONS */
-	__u8 reserved;
+	__u8 frames;	/* 0: accepted, no lm_slot any more */
 	__u32 message;
 	__u32 index;
 	__u16 frame_len;  /* bytes from the Ethernet header to the end, padding included */
@@ -139,12 +140,23 @@ struct lm_log_entry {
 	__u8 cpu;	  /* that ran the gate, low 8 bits */
 };
 
+/*
+ * What the client says of the n-th packet's frames before it may be accepted, in the first word of its entry, where packets may take
+ * several frames. A packet that took more or fewer than were posted for it would leave the next one in the middle of a slot.
+ */
+struct lm_slot {
+	__u16 longest; /* bytes of the longest packet that may be written there (I2) */
+	__u8 reserved;
+	__u8 frames; /* how many it has to take; 0: none is posted */
+};
+
 /* One map of this value per channel, mapped by the channel's client. */
 struct lm_log {
 	__u64 producer; /* gate: entries written; zero-copy: packets redirected, without entries */
 	__u8 reserved0[56];
 	__u64 posted;	     /* client: packets that may be accepted, counted like lm_channel.accepted */
-	__u8 reserved1[56];
+	__u32 capacity; /* client: bytes of a packet that one frame holds, where packets may take several; 0: each takes one */
+	__u8 reserved1[52];
 	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */
 	__u64 passed_elsewhere; /* gate, with LM_FLAG_SEVERAL_PROGRAMS: packets to the client's port on queues that are not its own */

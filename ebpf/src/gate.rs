@@ -504,5 +504,5 @@ const _: () = {
     is_send::<Gate>();
     is_send::<Log>();
     // `Counters` and the maps' rows agree on the number of verdicts.
-    assert!(Verdict::ALL.len() == 21);
+    assert!(Verdict::ALL.len() == 22);
 };

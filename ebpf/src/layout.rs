@@ -109,8 +109,8 @@ pub struct LogEntryRow {
     pub sequence: u16,
     /// The session's place, below [`SESSIONS`].
     pub session: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// Zero: accepted. Until then the first word is a [`SlotRow`].
+    pub frames: u8,
     /// Message number.
     pub message: u32,
     /// Fragment index.
@@ -123,6 +123,18 @@ pub struct LogEntryRow {
     pub cpu: u8,
 }
 
+/// `struct lm_slot`: what the client says of a packet's frames before it may be accepted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SlotRow {
+    /// Bytes of the longest packet that may be written there.
+    pub longest: u16,
+    /// Zero.
+    pub reserved: u8,
+    /// How many frames the packet has to take; 0: none is posted.
+    pub frames: u8,
+}
+
 /// `struct lm_log`: the value of a channel's own map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -133,8 +145,10 @@ pub struct LogMap {
     pub reserved0: [u8; 56],
     /// Entries that may be accepted (written by the client).
     pub posted: u64,
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one (written by the client).
+    pub capacity: u32,
     /// Zero.
-    pub reserved1: [u8; 56],
+    pub reserved1: [u8; 52],
     /// Highest announced message number of each session (written by the client).
     pub message_limits: [u32; SESSIONS as usize],
     /// Counts of the queue (written by the gate).
@@ -153,6 +167,8 @@ const _: () = {
     assert!(size_of::<ChannelRow>() == 384);
     assert!(size_of::<SessionRow>() == 64);
     assert!(size_of::<LogEntryRow>() == 16);
+    assert!(size_of::<SlotRow>() == 4);
+    assert!(std::mem::offset_of!(LogEntryRow, frames) == std::mem::offset_of!(SlotRow, frames));
     assert!(std::mem::offset_of!(LogMap, entries) == 4096);
     assert!(size_of::<LogMap>() == 4096 + 16 * LOG_ENTRIES as usize);
     assert!(LOG_ENTRIES.is_power_of_two() && SESSIONS.is_power_of_two() && VERDICT_ROW.is_power_of_two());

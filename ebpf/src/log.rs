@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS};
+use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS, SlotRow};
 use crate::shared::SharedMemory;
 use crate::verdict::{Counters, Verdict};
 
@@ -19,7 +19,8 @@ const COUNTERS: usize = offset_of!(LogMap, counters);
 /// One accepted packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Position, low 16 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a).
+    /// Position, low 16 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a), or when no packet was
+    /// accepted there.
     pub sequence: u16,
     /// The place of its session ([`SessionAdmission::place`](crate::SessionAdmission::place)).
     pub session: u8,
@@ -34,6 +35,9 @@ pub struct LogEntry {
     /// CPU that ran the gate, low 8 bits.
     pub cpu: u8,
 }
+
+/// Words of an entry.
+const ENTRY_WORDS: usize = size_of::<LogEntryRow>() / size_of::<u32>();
 
 fn entry_offset(position: u64) -> usize {
     offset_of!(LogMap, entries) + (position % u64::from(LOG_ENTRIES)) as usize * size_of::<LogEntryRow>()
@@ -102,17 +106,21 @@ impl Log {
     }
 
     /// The entry at `position`, copied. Meaningful for `producer - ENTRIES <= position < producer`.
+    #[inline]
     pub fn entry(&self, position: u64) -> LogEntry {
         // Relaxed: ordered by the acquire load of `producer` that made this position known.
-        let word = |at| {
-            self.memory
-                .load_u32(entry_offset(position) + at, Ordering::Relaxed)
-        };
+        let words: [u32; ENTRY_WORDS] = self.memory.load_u32s(entry_offset(position), Ordering::Relaxed);
+        let word = |at: usize| words[at / size_of::<u32>()];
         // The first and the fourth word hold several fields in the machine's own order of bytes.
         let head = word(offset_of!(LogEntryRow, sequence)).to_ne_bytes();
         let tail = word(offset_of!(LogEntryRow, frame_len)).to_ne_bytes();
+        let sequence = match head[offset_of!(LogEntryRow, frames)] {
+            0 => u16::from_ne_bytes([head[0], head[1]]),
+            // Still what `set_slot` wrote.
+            _ => !(position as u16),
+        };
         LogEntry {
-            sequence: u16::from_ne_bytes([head[0], head[1]]),
+            sequence,
             session: head[2],
             message: word(offset_of!(LogEntryRow, message)),
             index: word(offset_of!(LogEntryRow, index)),
@@ -136,6 +144,28 @@ impl Log {
         // gate's load and the kernel's later read of the ring run on one CPU with a control dependency between them.
         self.memory
             .store_u64(offset_of!(LogMap, posted), position, Ordering::Release);
+    }
+
+    /// Says that packets may take several frames of `capacity` bytes each, so that the gate accepts one only where [`Log::set_slot`] said
+    /// how many it takes; and that on a general queue none is longer. 0, as it is at first: each takes one.
+    pub fn set_capacity(&mut self, capacity: u32) {
+        // Relaxed: nothing is posted yet.
+        self.memory
+            .store_u32(offset_of!(LogMap, capacity), capacity, Ordering::Relaxed);
+    }
+
+    /// Says of the frames that the packet at `position` will take, before that is posted: how many there are, and the longest packet in
+    /// bytes that may be written there.
+    pub fn set_slot(&mut self, position: u64, frames: u8, longest: u16) {
+        let longest = longest.to_ne_bytes();
+        let slot = u32::from_ne_bytes([longest[0], longest[1], 0, frames]);
+        // Relaxed: ordered by the release store of `posted`. Where the machine lets the gate read this before `posted`, it finds
+        // what it wrote there itself, 0 frames, and passes the packet.
+        self.memory.store_u32(
+            entry_offset(position) + offset_of!(LogEntryRow, sequence),
+            slot,
+            Ordering::Relaxed,
+        );
     }
 
     /// The highest message number that the gate may accept in the session at `place`.
@@ -189,6 +219,28 @@ impl LogWriter {
         // Acquire: pairs with the release store in `Log::set_posted`.
         self.memory
             .load_u64(offset_of!(LogMap, posted), Ordering::Acquire)
+    }
+
+    /// As [`Log::set_capacity`].
+    pub fn capacity(&self) -> u32 {
+        self.memory
+            .load_u32(offset_of!(LogMap, capacity), Ordering::Relaxed)
+    }
+
+    /// As [`Log::set_slot`]: frames, and the longest packet in bytes.
+    pub fn slot(&self, position: u64) -> (u8, u16) {
+        // Relaxed: `posted` was loaded with acquire before.
+        let slot = self
+            .memory
+            .load_u32(
+                entry_offset(position) + offset_of!(LogEntryRow, sequence),
+                Ordering::Relaxed,
+            )
+            .to_ne_bytes();
+        (
+            slot[offset_of!(SlotRow, frames)],
+            u16::from_ne_bytes([slot[0], slot[1]]),
+        )
     }
 
     /// The highest message number that user space expects in the session at `place`.

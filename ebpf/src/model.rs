@@ -317,7 +317,12 @@ impl ModelGate {
                     }
                     _ => false,
                 };
-                if !may || !channel.has_xsk {
+                let one_frame = |log: &LogWriter| match log.capacity() {
+                    0 => true,
+                    capacity => packet.frame_len <= capacity as usize,
+                };
+                let fits = channel.log.as_ref().is_none_or(one_frame);
+                if !may || !fits || !channel.has_xsk {
                     return Verdict::PassOneCopy;
                 }
                 channel.accepted += u64::from(is_limited);
@@ -439,6 +444,14 @@ impl ModelGate {
         }
         if channel.accepted >= log.posted() {
             return Verdict::PassUnposted;
+        }
+        let capacity = log.capacity() as usize;
+        if capacity > 0 {
+            let (frames, longest) = log.slot(channel.accepted);
+            let taken = packet.frame_len.div_ceil(capacity);
+            if taken != usize::from(frames) || packet.frame_len > usize::from(longest) {
+                return Verdict::PassSlot;
+            }
         }
         if !channel.has_xsk {
             return Verdict::PassNoSocket;

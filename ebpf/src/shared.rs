@@ -55,27 +55,44 @@ impl SharedMemory {
         Ok(SharedMemory { base, len })
     }
 
-    fn address<T>(&self, offset: usize) -> *mut T {
+    /// Where `count` values of type `T` from `offset` on are.
+    #[inline]
+    fn address<T>(&self, offset: usize, count: usize) -> *mut T {
         assert!(
-            offset.is_multiple_of(size_of::<T>()) && offset <= self.len - size_of::<T>(),
+            offset.is_multiple_of(size_of::<T>()) && offset <= self.len - count * size_of::<T>(),
             "offset {offset}"
         );
         // SAFETY: inside the mapping, by the assertion.
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
+    #[inline]
     fn u32_at(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: aligned and inside the mapping (`address`), which lives as long as `self`; all accesses are atomic.
-        unsafe { AtomicU32::from_ptr(self.address(offset)) }
+        unsafe { AtomicU32::from_ptr(self.address(offset, 1)) }
     }
 
     fn u64_at(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as in `u32_at`.
-        unsafe { AtomicU64::from_ptr(self.address(offset)) }
+        unsafe { AtomicU64::from_ptr(self.address(offset, 1)) }
     }
 
+    #[inline]
     pub(crate) fn load_u32(&self, offset: usize, ordering: Ordering) -> u32 {
         self.u32_at(offset).load(ordering)
+    }
+
+    /// The `N` words from `offset` on.
+    #[inline]
+    pub(crate) fn load_u32s<const N: usize>(&self, offset: usize, ordering: Ordering) -> [u32; N] {
+        let first: *mut u32 = self.address(offset, N);
+        let mut words = [0; N];
+        for (at, word) in words.iter_mut().enumerate() {
+            // SAFETY: aligned and inside the mapping (`address`, asked for all of them), which lives as long as `self`; all accesses are
+            // atomic.
+            *word = unsafe { AtomicU32::from_ptr(first.add(at)) }.load(ordering);
+        }
+        words
     }
 
     pub(crate) fn load_u64(&self, offset: usize, ordering: Ordering) -> u64 {

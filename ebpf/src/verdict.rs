@@ -67,6 +67,8 @@ verdicts! {
     PassOrder = "gate_pass_order",
     /// User space has posted no frame for it (I3c).
     PassUnposted = "gate_pass_unposted",
+    /// The frames that come next are posted for a packet of another length: where packets take several.
+    PassSlot = "gate_pass_slot",
     /// Everything right, but the queue has no XSK.
     PassNoSocket = "gate_pass_no_socket",
 }

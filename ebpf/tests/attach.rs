@@ -80,10 +80,14 @@ fn a_foreign_program_is_named() {
 #[test]
 fn fallback_needs_one_cpu_per_landing_queue() {
     bed::in_namespace(|| {
-        let (ifindex, _) = bed::veth_pair();
-        // Too long for native mode without multi-buffer: the driver refuses.
-        bed::ip("link set veth1 mtu 9000");
-        bed::ip("link set veth0 mtu 9000");
+        // The driver refuses: its peer has more transmit queues than it has receive queues (`veth_xdp_set`).
+        let queues = |count| format!("numrxqueues {count} numtxqueues {count}");
+        bed::ip(&format!(
+            "link add veth0 {} type veth peer name veth1 {}",
+            queues(2),
+            queues(3)
+        ));
+        let ifindex = bed::ifindex("veth0");
         let mask = "class/net/veth0/queues/rx-1/rps_cpus";
         let error = Gate::attach(ifindex, &with_landing(1), AttachMode::Native).unwrap_err();
         assert!(matches!(error, AttachError::NoNative { .. }), "{error}");

@@ -84,7 +84,7 @@ fn structures() {
         structure!(LogEntryRow {
             sequence,
             session,
-            reserved,
+            frames,
             message,
             index,
             frame_len,
@@ -98,6 +98,7 @@ fn structures() {
             producer,
             reserved0,
             posted,
+            capacity,
             reserved1,
             message_limits,
             counters,

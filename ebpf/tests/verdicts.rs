@@ -775,3 +775,63 @@ fn a_zero_copy_landing_queue_takes_everything_unread() {
         assert_eq!((pair.log.producer(), pair.log.entry(12).message), (13, 10));
     });
 }
+
+#[test]
+fn a_packet_of_several_frames_lands_where_as_many_are_posted() {
+    const CAPACITY: u32 = 3840;
+    bed::in_namespace(|| {
+        let mut pair = Pair::new(Some(LOCAL));
+        let session = SessionAdmission {
+            payload_len: 8944,
+            window_fragments: 64,
+            ..lm_session()
+        };
+        pair.set_capacity(CAPACITY);
+        let first = session.first_message;
+        pair.open(&session, 8, 0);
+        let at = pair.log.producer();
+        // A full fragment is 9010 bytes, in three frames.
+        let full = |message: u32, index| Packet::data(first + message, index, 8, 8944);
+        let last = |message: u32, payload_len| Packet::data(first + message, 7, 8, payload_len);
+        // Posted, but nothing is said of the frames.
+        pair.post(at + 1);
+        expect(&mut pair, LANDING, &full(0, 6), PassSlot);
+        pair.set_slot(at, 3, 9010);
+        expect(&mut pair, LANDING, &full(0, 6), RedirectLanding);
+        // One byte more than two frames hold takes three.
+        for (frames, payload_len, verdict) in [
+            (2, 7680 - 66 + 1, PassSlot),
+            (2, 3840 - 66, PassSlot),
+            (3, 7680 - 66, PassSlot),
+            (2, 7680 - 66, RedirectLanding),
+            (1, 3840 - 66 + 1, PassSlot),
+            (1, 3840 - 66, RedirectLanding),
+            (3, 7680 - 66 + 1, RedirectLanding),
+            (1, 1, RedirectLanding),
+        ] {
+            let position = pair.log.producer();
+            pair.set_slot(position, frames, 9010);
+            pair.post(position + 1);
+            let message = (position - at) as u32;
+            expect(&mut pair, LANDING, &last(message, payload_len), verdict);
+        }
+        // A longer packet would end in a place that is not its slot's (I2), though it takes as many frames.
+        let position = pair.log.producer();
+        pair.set_slot(position, 3, 9009);
+        pair.post(position + 1);
+        expect(&mut pair, LANDING, &full(5, 6), PassSlot);
+        pair.set_slot(position, 3, 9010);
+        expect(&mut pair, LANDING, &full(5, 6), RedirectLanding);
+        // What was accepted is no slot any more, a lap of the log later either.
+        let entry = pair.log.entry(position);
+        assert_eq!((entry.sequence, entry.frame_len), (position as u16, 9010));
+        let next = pair.log.producer();
+        pair.set_slot(next, 3, 9010);
+        assert_ne!(pair.log.entry(next).sequence, next as u16);
+        // General packets are in one frame each.
+        let general = |payload_len| Packet::lm(EAGER, payload_len);
+        expect(&mut pair, GENERAL, &general(3840 - 66), RedirectGeneral);
+        expect(&mut pair, GENERAL, &general(3840 - 66 + 1), PassOneCopy);
+        expect(&mut pair, GENERAL, &general(60_000), PassOneCopy);
+    });
+}

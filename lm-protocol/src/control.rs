@@ -230,12 +230,23 @@ impl fmt::Display for RejectReason {
 }
 
 /// LM_ENDME: "LM_RECV traffic is finished". Body: session key u64, messages u32, 0 u32.
+///
+/// Without a session ([`End::WITHDRAWN`]) it is the request of the same number that is not wanted any more. Then there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The session.
     pub session_key: u64,
     /// Messages that were sent in it.
     pub messages: u32,
+}
+
+impl End {
+    /// Whoever asked does not wait any longer: nobody is to keep a place for it. Said once; where it is lost, a place is kept for
+    /// nobody for as long as a silent request waits, or a lease lasts. No session has this key.
+    pub const WITHDRAWN: End = End {
+        session_key: 0,
+        messages: 0,
+    };
 }
 
 /// LM_ENDME_OK: the session is over on the receiver's side too. Body: session key u64, delivered u32, 0 u32.

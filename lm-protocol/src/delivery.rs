@@ -109,6 +109,13 @@ impl Arrivals {
         self.take_unexpected(position)
     }
 
+    /// The next `count` packets are here, each at the first position of which nothing was known.
+    #[inline]
+    pub fn take_next(&mut self, count: u32) {
+        debug_assert!(count <= self.count - self.expected);
+        self.expected += count;
+    }
+
     fn take_unexpected(&mut self, position: u32) -> Arrival {
         if position > self.expected {
             self.add_missing(self.expected..position);

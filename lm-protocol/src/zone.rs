@@ -21,6 +21,13 @@ pub const XDP_PACKET_HEADROOM: u32 = 256;
 /// middle of a neighbour's zone.
 pub const ZONE_ALIGN: u64 = 64;
 
+/// Frames that a packet of `frame_len` bytes takes, where each holds `capacity` bytes of it (multi-buffer mode): one after the other,
+/// `capacity` bytes apart, so that the packet is contiguous.
+#[inline]
+pub const fn frames_of(frame_len: u16, capacity: u32) -> u32 {
+    (frame_len as u32).div_ceil(capacity)
+}
+
 /// The parts of a landing zone, in bytes (invariant I2).
 ///
 /// ```
@@ -120,13 +127,14 @@ mod tests {
         #[test]
         fn every_write_range_lies_inside_the_zone(
             len in 0u64..=1 << 32,
-            mtu in 576u16..=9000,
+            mtu in prop_oneof![576u16..=9000, 576u16..=65_521],
             tags in 0u8..=2,
             prefix in 0u8..=64,
             ipfrag: bool,
             at in any::<prop::sample::Index>(),
         ) {
             let wire = if ipfrag { Wire::IpFrag } else { Wire::Lm };
+            let mtu = mtu.min(u16::MAX - 14 - 4 * u16::from(tags));
             let layout = Layout::new(wire, mtu, LinkShape { vlan_tags: tags, ip: IpVersion::V4 }).unwrap();
             let geometry = layout.message(len.min(layout.max_message_len())).unwrap();
             let chunk_len = (u32::from(layout.max_frame_len()) + XDP_PACKET_HEADROOM).max(2048);
@@ -143,6 +151,12 @@ mod tests {
                 prop_assert!(zero_copy.end <= zone.total_len());
                 // The chunk itself, which the kernel demands to be inside the UMEM.
                 prop_assert!(zone.fill_offset(&geometry, index) + u64::from(chunk_len) <= zone.total_len());
+                // The same where chunks are short and a packet takes several, the last of which begins within it.
+                let capacity = 4096 - XDP_PACKET_HEADROOM;
+                let zone = ZoneShape::new(&geometry, 4096, prefix);
+                let frame_len = geometry.fragment(index).frame_len();
+                let last_frame = u64::from((frames_of(frame_len, capacity) - 1) * capacity);
+                prop_assert!(last_frame < u64::from(frame_len) && zone.fill_offset(&geometry, index) + last_frame + 4096 <= zone.total_len());
                 // The packet's payload lands where it belongs in the message.
                 let header = u64::from(layout.fragment_header_len(index));
                 prop_assert_eq!(

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use lm_protocol::manifest::{
-    DIGEST_LEN, MIN_PAYLOAD_LEN, Manifest, ManifestCollector, ManifestError, digests, fragment_digest,
-    message_digest,
+    DIGEST_LEN, FragmentHasher, MIN_PAYLOAD_LEN, Manifest, ManifestCollector, ManifestError, digests,
+    fragment_digest, message_digest,
 };
 use lm_protocol::wire::lm::{self, HEADER_LEN, LmError, LmHeader, MissingRange};
 use proptest::prelude::*;
@@ -45,6 +45,23 @@ fn packets(manifest: &Manifest<'_>, payload_len: usize) -> Vec<Vec<u8>> {
 fn accept(collector: &mut ManifestCollector, packet: &[u8]) -> Result<u32, ManifestError> {
     let (header, payload) = lm::parse_datagram(packet).expect("an LM packet");
     collector.accept(&header, payload)
+}
+
+/// Two crates work digests out, and one of them in several ways: what one side has of one, the other may have of another.
+#[test]
+fn digests_do_not_depend_on_who_works_them_out() {
+    let payload: Vec<u8> = (0..9000u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let hasher = FragmentHasher::new(KEY);
+    for len in (0..1600).chain((1600..9000).step_by(37)) {
+        let payload = &payload[..len];
+        assert_eq!(
+            hasher.digest(payload),
+            fragment_digest(KEY, payload),
+            "{len} bytes"
+        );
+    }
 }
 
 /// Digests by libxxhash 0.8.1 (`XXH3_64bits_withSeed`), not by the crate that is used here.

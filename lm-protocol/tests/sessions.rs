@@ -39,13 +39,44 @@ fn requests_are_repeated_with_doubling_pauses_until_the_deadline() {
     let mut sent = Vec::new();
     while let Some(now) = applicant.poll_timeout() {
         while let Some(message) = applicant.poll_transmit(now) {
-            assert_eq!(message, ControlMessage::Request(request(1)));
-            sent.push(now.as_nanos() / 1_000_000);
+            sent.push((now.as_nanos() / 1_000_000, message));
         }
     }
-    assert_eq!(sent, [0, 100, 300, 700, 1500, 2500, 3500]);
+    let withdrawn = (4500, ControlMessage::End(End::WITHDRAWN));
+    assert_eq!(sent.pop(), Some(withdrawn));
+    let (times, messages): (Vec<u64>, Vec<ControlMessage>) = sent.into_iter().unzip();
+    assert_eq!(times, [0, 100, 300, 700, 1500, 2500, 3500]);
+    assert!(
+        messages
+            .iter()
+            .all(|&message| message == ControlMessage::Request(request(1)))
+    );
     assert_eq!(*applicant.state(), ApplicantState::Unreachable);
     assert_eq!(applicant.poll_transmit(ms(10_000)), None);
+}
+
+#[test]
+fn the_session_of_a_request_that_was_withdrawn_ends() {
+    let mut queues = Queues::default();
+    let mut grantor = Grantor::new(&[3]);
+    let asking = ControlMessage::Request(request(1));
+    let handle = |grantor: &mut Grantor, queues: &mut Queues, from, request_id, message: &ControlMessage| {
+        grantor.handle(peer(from), request_id, message, Time::ZERO, &mut permit(), queues)
+    };
+    // Its grant and the withdrawal crossed each other.
+    assert!(handle(&mut grantor, &mut queues, 1, 9, &asking).is_some());
+    let withdrawn = ControlMessage::End(End::WITHDRAWN);
+    for (from, request_id) in [(2, 9), (1, 8)] {
+        assert_eq!(
+            handle(&mut grantor, &mut queues, from, request_id, &withdrawn),
+            None
+        );
+        assert_eq!(grantor.sessions().count(), 1, "somebody else's request");
+    }
+    assert_eq!(handle(&mut grantor, &mut queues, 1, 9, &withdrawn), None);
+    assert_eq!(grantor.sessions().count(), 0);
+    // A repetition that was late begins none.
+    assert_eq!(handle(&mut grantor, &mut queues, 1, 9, &asking), None);
 }
 
 #[test]

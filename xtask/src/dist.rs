@@ -10,7 +10,9 @@ use crate::size;
 use crate::workspace::{cargo, root, run, target_dir};
 
 /// What is in the tarball beside the programs.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 7] = [
+    "admission/config.example.toml",
+    "admission/lm-admissiond.service",
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -69,7 +71,9 @@ pub fn dist(arguments: &Arguments) -> Result<()> {
         ensure_static(&folder.join(program))?;
     }
     for document in DOCUMENTS {
-        copy(&root().join(document), &folder.join(document))?;
+        let path = root().join(document);
+        let name = path.file_name().context("a document has no name")?;
+        copy(&path, &folder.join(name))?;
     }
     let tarball = output.join(format!("{name}.tar.gz"));
     let partial = staging.join("partial.tar.gz");

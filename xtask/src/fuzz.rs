@@ -39,7 +39,7 @@ pub struct AsanArguments {
 /// The target that runs whole engines.
 const ENGINE: &str = "engine";
 
-fn answers(program: &str, arguments: &[&str]) -> bool {
+pub(crate) fn answers(program: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -149,7 +149,7 @@ fn nightly() -> Command {
     command
 }
 
-fn lacking(what: &str) -> Result<()> {
+pub(crate) fn lacking(what: &str) -> Result<()> {
     ensure!(
         std::env::var("CI").as_deref() != Ok("true"),
         "{what}, and CI=true allows no skipping"

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::bench;
 use crate::table::Table;
 use crate::vm::protocol::Mode;
 use crate::vm::{self, Purpose};
@@ -249,7 +250,7 @@ fn gate_command(check: bool) -> Command {
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
     type Step = (&'static str, &'static str, fn() -> Result<()>);
-    let steps: [Step; 6] = [
+    let steps: [Step; 7] = [
         ("format", "run `cargo fmt --all`", || {
             run(cargo().args(["fmt", "--all", "--check"]))
         }),
@@ -284,6 +285,11 @@ pub fn ci() -> Result<()> {
                 ..vm::Choice::default()
             })
         }),
+        (
+            "instructions",
+            "cut them: `cargo xtask bench instructions`",
+            bench::check_instructions,
+        ),
         ("doc", "correct the documentation comments it names", || {
             let flags = std::env::var("RUSTDOCFLAGS").unwrap_or_default();
             run(cargo()

@@ -111,6 +111,7 @@ impl Daemon {
                 role,
                 registered_len,
                 chunk_len,
+                multi_buffer,
                 ring_lens,
             } => {
                 let channel = Channel {
@@ -118,6 +119,7 @@ impl Daemon {
                     role,
                     registered_len,
                     chunk_len,
+                    multi_buffer,
                     ring_lens,
                 };
                 self.open_channel(id, number, &channel, beside)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lm_dataplane::daemon::ipc::{Reply, Role};
 use lm_dataplane::memory::Mapping;
-use lm_dataplane::xsk::{BindMode, Xsk, XskConfig};
+use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskOptions};
 use rustix::fs::SealFlags;
 
 use super::Daemon;
@@ -117,6 +117,7 @@ impl Daemon {
                     self.go_on(id);
                 }
             }
+            Done::Written => self.is_writing = false,
             Done::Bound {
                 program: id,
                 queue,
@@ -205,6 +206,7 @@ pub(super) struct Channel {
     pub(super) role: Role,
     pub(super) registered_len: u64,
     pub(super) chunk_len: u32,
+    pub(super) multi_buffer: bool,
     pub(super) ring_lens: [u32; 4],
 }
 
@@ -245,6 +247,10 @@ impl Channel {
     ) -> impl FnOnce() -> Result<Bound, String> + Send + 'static + use<> {
         let [fill_len, rx_len, tx_len, completion_len] = self.ring_lens;
         let (queue, registered_len, chunk_len) = (self.queue, self.registered_len, self.chunk_len);
+        let options = XskOptions {
+            multi_buffer: self.multi_buffer,
+            ..XskOptions::default()
+        };
         move || {
             let told =
                 |what: &dyn std::fmt::Display| format!("cannot open a channel on queue {queue}: {what}");
@@ -262,7 +268,7 @@ impl Channel {
                 bind: BindMode::Copy,
                 need_wakeup: true,
             };
-            let (fd, zero_copy) = Xsk::bind_for(&config).map_err(|error| told(&error))?;
+            let (fd, zero_copy) = Xsk::bind_for(&config, &options).map_err(|error| told(&error))?;
             Ok(Bound { fd, zero_copy })
         }
     }

@@ -105,6 +105,8 @@ pub struct Daemon {
     /// Where the last turn stopped reading from programs.
     last_read: ProgramId,
     is_changed: bool,
+    /// The state is being written.
+    is_writing: bool,
     written: Time,
     /// Connections may wait that could not be accepted.
     accepting: bool,
@@ -179,7 +181,8 @@ impl Daemon {
         let listening = registry.register(&mut SourceFd(&listener.raw_fd()), LISTENER, Interest::READABLE);
         listening.map_err(told("watch the socket"))?;
         let waker = Arc::new(waker);
-        let workers = Workers::start(Arc::clone(&waker)).map_err(told("start a thread"))?;
+        let workers =
+            Workers::start(Arc::clone(&waker), config.state_dir.clone()).map_err(told("start a thread"))?;
         let metrics = match config.metrics {
             Some(address) => Some(Metrics::serve(address, waker)?),
             None => None,
@@ -202,6 +205,7 @@ impl Daemon {
             next_program: 0,
             last_read: ProgramId(0),
             is_changed: true,
+            is_writing: false,
             written: Time::ZERO,
             accepting: true,
             calls: 0,
@@ -258,7 +262,8 @@ impl Daemon {
         let awaited = self.programs.values().map(|program| program.awaited_until);
         let absent = self.attachments.iter().zip(&self.absent);
         let absent = absent.map(|(attachment, (_, again))| attachment.is_none().then_some(*again));
-        let state = self.is_changed.then_some(self.written + STATE_PERIOD);
+        let is_due = self.is_changed && !self.is_writing;
+        let state = is_due.then_some(self.written + STATE_PERIOD);
         let deadline = nodes.chain(awaited).chain(absent).flatten().chain(state).min();
         // Rounded up: epoll's milliseconds would wake the loop too early, and again and again.
         deadline.map(|deadline| deadline.since(now))
@@ -384,22 +389,21 @@ impl Daemon {
     }
 
     fn write_state(&mut self, now: Time) {
-        if !self.is_changed || now < self.written + STATE_PERIOD {
+        if !self.is_changed || self.is_writing || now < self.written + STATE_PERIOD {
             return;
         }
         self.is_changed = false;
+        self.is_writing = true;
         self.written = now;
-        if let Err(error) = self.state().write(&self.config.state_dir) {
-            tracing::error!("cannot write the state: {error}");
-        }
+        self.workers.write(self.state().text());
     }
 
     fn end(mut self, ending: Ending) {
         notify(&[sd_notify::NotifyState::Stopping]);
         if ending == Ending::HandOver {
             tracing::info!("everything stays for the next daemon");
-            self.is_changed = true;
-            self.write_state(Time::MAX);
+            self.workers.write(self.state().text());
+            self.workers.finish_writing();
             if let Some(listener) = self.listener.take() {
                 listener.leave();
             }
@@ -413,6 +417,7 @@ impl Daemon {
         for attachment in self.attachments.drain(..).flatten() {
             attachment.end();
         }
+        self.workers.finish_writing();
         State::remove(&self.config.state_dir);
     }
 }

@@ -112,18 +112,27 @@ impl State {
         }
     }
 
-    /// Replaces the file.
-    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+    /// What the file is to hold.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("all of its keys are numbers or strings")
+    }
+
+    /// Replaces the file by one with this text. Where it cannot be, the next daemon goes on with what the old one says.
+    pub(crate) fn write(text: &[u8], dir: &Path) {
         let path = State::path(dir);
         let new = State::new_path(dir);
-        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
-        // Tokens are in it: whoever knows one, and is the same user, can go on in a program's place.
-        let mut options = fs::OpenOptions::new();
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.write(true).create(true).truncate(true).open(&new)?;
-        io::Write::write_all(&mut file, &text)?;
-        // No fsync: it matters only while the machine runs, and the directory is in memory.
-        fs::rename(&new, &path)
+        let write = || -> io::Result<()> {
+            // Tokens are in it: whoever knows one, and is the same user, can go on in a program's place.
+            let mut options = fs::OpenOptions::new();
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            let mut file = options.write(true).create(true).truncate(true).open(&new)?;
+            io::Write::write_all(&mut file, text)?;
+            // No fsync: it matters only while the machine runs.
+            fs::rename(&new, &path)
+        };
+        if let Err(error) = write() {
+            tracing::error!("cannot write the state to {}: {error}", path.display());
+        }
     }
 
     pub(crate) fn remove(dir: &Path) {
@@ -160,7 +169,7 @@ mod tests {
             }],
         };
         let state = State::new(vec![interface]);
-        state.write(&dir).unwrap();
+        State::write(&state.text(), &dir);
         assert_eq!(State::read(&dir), state);
         let text = fs::read_to_string(State::path(&dir)).unwrap();
         fs::write(State::path(&dir), &text[..text.len() / 2]).unwrap();

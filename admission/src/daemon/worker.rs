@@ -1,16 +1,18 @@
-//! What takes longer than the loop may take: waiting for the gate to be quiet, and registering a program's memory. Both are done on
-//! other threads, and the loop is woken with what came of it.
+//! What takes longer than the loop may take: waiting for the gate to be quiet, registering a program's memory, and writing to a disk.
+//! All of it is done on other threads, and the loop is woken with what came of it.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use lm_ebpf::{Quiesce, Quiet};
 use mio::Waker;
 
 use super::program::ProgramId;
+use super::state::State;
 
 /// Which interface, and which of the times that it was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub(crate) enum Done {
         queue: u32,
         quiet: io::Result<Quiet>,
     },
+    /// The state file is that which was given last.
+    Written,
     /// An XSK is bound, or why not.
     Bound {
         program: ProgramId,
@@ -46,13 +50,16 @@ pub(crate) struct Bound {
 /// The threads' end of the loop.
 pub(crate) struct Workers {
     waits: Sender<(Stay, Quiesce)>,
+    writes: Sender<Vec<u8>>,
+    writer: JoinHandle<()>,
     done: Receiver<Done>,
     tell: Sender<Done>,
     waker: Arc<Waker>,
 }
 
 impl Workers {
-    pub(crate) fn start(waker: Arc<Waker>) -> io::Result<Workers> {
+    /// `state_dir`: where the state file is.
+    pub(crate) fn start(waker: Arc<Waker>, state_dir: PathBuf) -> io::Result<Workers> {
         let (waits, to_wait) = channel::<(Stay, Quiesce)>();
         let (tell, done) = channel();
         let (telling, waking) = (tell.clone(), Arc::clone(&waker));
@@ -66,8 +73,20 @@ impl Workers {
                 let _ = waking.wake();
             }
         })?;
+        let (writes, to_write) = channel::<Vec<u8>>();
+        let (telling, waking) = (tell.clone(), Arc::clone(&waker));
+        let writing = thread::Builder::new().name("state".to_owned());
+        let writer = writing.spawn(move || {
+            while let Ok(text) = to_write.recv() {
+                State::write(&text, &state_dir);
+                let _ = telling.send(Done::Written);
+                let _ = waking.wake();
+            }
+        })?;
         Ok(Workers {
             waits,
+            writes,
+            writer,
             done,
             tell,
             waker,
@@ -77,6 +96,20 @@ impl Workers {
     pub(crate) fn wait(&self, stay: Stay, quiesce: Quiesce) {
         // The thread ends after this.
         let _ = self.waits.send((stay, quiesce));
+    }
+
+    /// Replaces the state file; [`Done::Written`] comes when that is done. One at a time.
+    pub(crate) fn write(&self, state: Vec<u8>) {
+        // The thread ends after this.
+        let _ = self.writes.send(state);
+    }
+
+    /// Waits until everything is written.
+    pub(crate) fn finish_writing(self) {
+        drop(self.writes);
+        if self.writer.join().is_err() {
+            tracing::error!("the thread that writes the state failed");
+        }
     }
 
     /// Binds on a thread of its own: each program has one call under way at most.

@@ -242,6 +242,7 @@ impl Client {
             role,
             registered_len,
             chunk_len: 2048,
+            multi_buffer: false,
             ring_lens: [64; 4],
         }
     }

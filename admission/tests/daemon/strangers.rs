@@ -130,6 +130,7 @@ fn lies_are_refused_and_disturb_nobody() {
         role: Role::General,
         registered_len: MEMORY_LEN,
         chunk_len: 2048,
+        multi_buffer: false,
         ring_lens: [64, 64, 64, 1 << 31],
     };
     assert!(honest.refused(call, &[large.as_fd()]).contains("ring"));

@@ -16,6 +16,8 @@ use crate::histogram::{LatencyHistogram, LatencySummary};
 
 /// Longest sleep.
 const SLEEP_MAX: Duration = Duration::from_millis(10);
+/// How long before a request the program is awake.
+const SPIN_BEFORE: Duration = Duration::from_millis(1);
 /// Sessions before those that count: both hosts get to know each other.
 const WARMUP: u64 = 16;
 /// They may take so long: a daemon refuses at once while requests of others, who are gone, fill its queue of those that wait.
@@ -47,7 +49,7 @@ pub struct AskArgs {
     /// Seconds that a request may wait
     #[arg(long, default_value_t = 3.0)]
     pub patience: f64,
-    /// Never sleep
+    /// Do not sleep while an answer is to come
     #[arg(long)]
     pub spin: bool,
 }
@@ -129,6 +131,11 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
     let due = |number: u32| started + Duration::from_secs_f64(f64::from(number) / args.rate.max(0.1));
     for number in 0..args.requests {
         while let Some(left) = due(number).checked_duration_since(Instant::now()) {
+            // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
+            if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| asking.sent.is_empty()) {
+                std::thread::sleep(left);
+                continue;
+            }
             host.turn(left.min(SLEEP_MAX), &mut told)?;
             asking.take(&mut host, &mut told);
         }

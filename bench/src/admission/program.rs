@@ -115,6 +115,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Failure> 
         role: Role::Landing,
         registered_len: MEMORY_LEN,
         chunk_len: CHUNK_LEN,
+        multi_buffer: false,
         ring_lens: [RING_LEN; 4],
     };
     // The XSK and the log stay open.

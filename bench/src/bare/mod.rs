@@ -25,7 +25,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use flood::{FloodArgs, FloodReport, Kind, flood};
 pub use frame::Mac;
@@ -38,7 +38,7 @@ pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send
 pub use sys::Attach;
 
 /// Whose busy polling moves the packets of a receive queue into its socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BusyPoll {
     /// Nobody's: the kernel's softirq does it.

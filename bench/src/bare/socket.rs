@@ -137,7 +137,7 @@ impl<T: Copy> Ring<T> {
 }
 
 /// How a program waits for packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
     /// Look again at once.

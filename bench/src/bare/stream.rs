@@ -8,12 +8,13 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
 use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex};
+use crate::suite::{Cost, Meter};
 
 /// Arguments of `bare-send`.
 #[derive(Debug, Clone, Args)]
@@ -36,16 +37,18 @@ pub struct SendArgs {
 }
 
 /// What `bare-send` prints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct SendReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub program: String,
     /// Packets given to the kernel.
     pub packets: u64,
     /// By the sender's clock.
     pub seconds: f64,
     /// Calls that woke the kernel.
     pub wake_ups: u64,
+    /// What sending cost.
+    pub cost: Cost,
 }
 
 /// Runs `bare-send`.
@@ -81,6 +84,8 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     let mut unfinished = 0;
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
+    let mut meter = Meter::new(false)?;
+    meter.begin();
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
@@ -119,10 +124,11 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
         }
     }
     Ok(SendReport {
-        program: "bare-send",
+        program: "bare-send".to_owned(),
         packets: sequence,
         seconds: started.elapsed().as_secs_f64(),
         wake_ups,
+        cost: meter.end(),
     })
 }
 
@@ -183,10 +189,10 @@ pub struct ReceiveArgs {
 }
 
 /// What `bare-recv` prints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ReceiveReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub program: String,
     /// Payload received.
     pub bytes: u64,
     /// Packets received.
@@ -209,6 +215,8 @@ pub struct ReceiveReport {
     pub napi_id: u32,
     /// Mean packets per look at the RX ring that found any.
     pub packets_per_batch: f64,
+    /// What it cost while the time counted.
+    pub cost: Cost,
 }
 
 /// Runs `bare-recv`: waits for the first packet, then measures.
@@ -227,6 +235,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<(Instant, u64)> = None;
     let mut next = 0_u64;
+    let mut meter = Meter::new(false)?;
     loop {
         let count = port.socket.rx.waiting(args.port.batch);
         if count == 0 {
@@ -262,12 +271,13 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
         match counts_from {
             None if (now - started).as_secs_f64() >= args.warmup => {
                 counts_from = Some((now, next));
+                meter.begin();
                 (bytes, packets, batches) = (0, 0, 0);
             }
             Some((from, first)) if (now - from).as_secs_f64() >= args.seconds => {
                 let seconds = (now - from).as_secs_f64();
                 return Ok(ReceiveReport {
-                    program: "bare-recv",
+                    program: "bare-recv".to_owned(),
                     bytes,
                     packets,
                     lost_packets: (next - first).saturating_sub(packets),
@@ -279,6 +289,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
                     busy_poll: args.port.busy_poll,
                     napi_id: port.napi_id()?,
                     packets_per_batch: packets as f64 / batches as f64,
+                    cost: meter.end(),
                 });
             }
             _ => {}

@@ -68,7 +68,7 @@ impl Drop for Mapping {
 }
 
 /// How the XDP program is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attach {
     /// In the driver (`XDP_FLAGS_DRV_MODE`).

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
-use lm_bench::{admission, bare, bind, impair, lm, log, overlay, peer};
+use lm_bench::suite::{self, Measuring};
+use lm_bench::{admission, bare, bind, impair, lm, log, overlay, page, peer};
 use serde::Serialize;
 
-/// Measuring programs for LM and what it is compared with
+/// Measures LM and what it is compared with
 ///
-/// Start the receiving side first. Throughput is payload that arrived, by the receiver's clock; round trips are whole
-/// ones. `cargo xtask bench core` runs them in pairs and compares.
+/// Start `lm-bench serve` on one host, then latency, throughput, cpu, limit or compare on the other. Throughput is payload that arrived, by
+/// the receiver's clock; round trips are whole ones. The other programs are single ends for measurements by hand: start the receiving
+/// side first. `cargo xtask bench compare` does it all on this machine.
 #[derive(Parser)]
 #[command(name = "lm-bench", version)]
 struct Arguments {
@@ -30,6 +32,23 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Program {
+    /// Wait for another host's measuring commands, and run their far ends
+    Serve(suite::ServeArgs),
+    /// Measure round trips, of 1 byte to 16 MiB
+    Latency(suite::MeasureArgs),
+    /// Measure messages one way, several in flight
+    Throughput(suite::MeasureArgs),
+    /// Measure what a transfer costs: processor time, and what is left of each core
+    Cpu(suite::MeasureArgs),
+    /// Measure what bare AF_XDP moves on the link, by several recipes
+    Limit(suite::MeasureArgs),
+    /// Measure LM beside everybody else, in turns, and compare
+    Compare(suite::MeasureArgs),
+    /// Make one HTML page of what measuring commands kept with --json: plots, ratios against what is asked of them, configurations
+    Report(page::ReportArgs),
+    /// One end of a measurement; the commands above start it
+    #[command(hide = true)]
+    End(suite::EndArgs),
     /// Kernel UDP: send messages as fast as the socket takes them
     UdpSend(peer::SendArgs),
     /// Kernel UDP: receive and count
@@ -94,8 +113,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     log::start(arguments.verbose);
-    // A box lives as long as the hosts it joins.
-    if !matches!(arguments.program, Program::Impair(_)) {
+    if !arguments.program.has_bounds_of_its_own() {
         end_after(arguments.time_limit);
     }
     match run(arguments.program) {
@@ -107,9 +125,32 @@ fn main() -> ExitCode {
     }
 }
 
+impl Program {
+    /// A box lives as long as the hosts it joins, a server until it is ended, and a command as long as its rounds, each of which is bounded.
+    fn has_bounds_of_its_own(&self) -> bool {
+        matches!(
+            self,
+            Program::Impair(_)
+                | Program::Serve(_)
+                | Program::Latency(_)
+                | Program::Throughput(_)
+                | Program::Cpu(_)
+                | Program::Limit(_)
+                | Program::Compare(_)
+        )
+    }
+}
+
 fn run(program: Program) -> Result<(), Failure> {
     let system = |error: io::Error| Failure::new(cli::chain(&error));
     match program {
+        Program::Serve(args) => suite::serve(&args, ready)?,
+        Program::Latency(args) => suite::measure(Measuring::Latency, &args)?,
+        Program::Throughput(args) => suite::measure(Measuring::Throughput, &args)?,
+        Program::Cpu(args) => suite::measure(Measuring::Cpu, &args)?,
+        Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,
+        Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
+        Program::End(args) => print(&suite::run(&args, ready)?),
         Program::UdpSend(args) => print(&peer::send(&args).map_err(system)?),
         Program::UdpRecv(args) => print(&peer::receive(&args, ready).map_err(system)?),
         Program::UdpPing(args) => print(&peer::ping(&args).map_err(system)?),
@@ -136,6 +177,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::Bind(args) => print(&bind::bind(&args)?),
         Program::Flood(args) => print(&bare::flood(&args, ready)?),
         Program::Overlay(args) => print(&overlay::overlay(&args)?),
+        Program::Report(args) => page::report(&args)?,
         Program::Impair(args) => print(&impair::impair(&args, ready)?),
     }
     Ok(())

@@ -93,6 +93,12 @@ pub struct ExchangeReport {
     pub fragments_landed: u64,
     /// Fragments that came by the kernel's socket.
     pub fragments_one_copy: u64,
+    /// Sessions that it granted by the one-copy path.
+    pub sessions_one_copy: u64,
+    /// Sessions that were to land and whose fragments never reached the landing queue.
+    pub sessions_astray: u64,
+    /// Times that the landing channel was built anew under its sessions.
+    pub landing_rebuilt: u64,
     /// Fragments sent.
     pub fragments_sent: u64,
     /// Fragments and small messages sent again.
@@ -522,6 +528,9 @@ impl Exchange<'_> {
             mode: self.endpoint.mode().as_str(),
             fragments_landed: counters.landing_packets,
             fragments_one_copy: counters.fragments_one_copy,
+            sessions_one_copy: counters.sessions_one_copy,
+            sessions_astray: counters.sessions_astray,
+            landing_rebuilt: counters.landing_rebuilt,
             fragments_sent: counters.data_packets_sent,
             retransmissions: counters.fragments_resent + counters.eager_resent,
             drops: object(&mut counters.drops()),

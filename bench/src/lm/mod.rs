@@ -74,7 +74,7 @@ pub struct EndpointArgs {
 
 impl EndpointArgs {
     /// Opens an endpoint that sends or receives `messages` of `message_len` bytes at a time.
-    fn open(
+    pub(crate) fn open(
         &self,
         towards: Option<Ipv4Addr>,
         port: u16,
@@ -118,7 +118,11 @@ impl EndpointArgs {
 }
 
 /// Connects, with a session only where messages do not fit one packet.
-fn connect(endpoint: &mut Endpoint, to: SocketAddrV4, options: &ConnectOptions) -> Result<PeerId, Failure> {
+pub(crate) fn connect(
+    endpoint: &mut Endpoint,
+    to: SocketAddrV4,
+    options: &ConnectOptions,
+) -> Result<PeerId, Failure> {
     let without = ConnectOptions {
         session: false,
         ..*options

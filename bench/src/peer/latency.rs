@@ -26,6 +26,8 @@ pub struct Percentiles {
     pub p999: f64,
     /// Greatest.
     pub max: f64,
+    /// Mean.
+    pub mean: f64,
 }
 
 /// What a ping program prints.
@@ -65,6 +67,7 @@ impl RoundTrips {
             p99: at(0.99),
             p999: at(0.999),
             max: self.nanoseconds.max() as f64 / 1e3,
+            mean: self.nanoseconds.mean() / 1e3,
         };
         RoundTripReport {
             program,

@@ -7,7 +7,8 @@ pub mod latency;
 mod pingpong;
 mod stream;
 pub mod tcp;
-mod watch;
+pub(crate) mod watch;
 
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
+pub(crate) use stream::train;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};

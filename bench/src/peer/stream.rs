@@ -85,7 +85,7 @@ pub struct ReceiveReport {
 }
 
 /// Lengths of the datagrams that carry a message.
-fn train(message_len: u64) -> Vec<usize> {
+pub(crate) fn train(message_len: u64) -> Vec<usize> {
     if message_len <= 65_536 {
         return vec![message_len.min(MAX_DATAGRAM) as usize];
     }

@@ -13,13 +13,13 @@ const PERIOD: Duration = Duration::from_millis(700);
 
 /// Counts what has arrived. Before the first arrival nothing is watched.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     count: Arc<AtomicU64>,
 }
 
 impl Progress {
     /// Watches; when nothing has arrived for a while after something had, complains and ends the process with exit code 1.
-    pub(super) fn watch(what_is_wrong: &'static str) -> Progress {
+    pub(crate) fn watch(what_is_wrong: &'static str) -> Progress {
         let count = Arc::new(AtomicU64::new(0));
         let seen = Arc::downgrade(&count);
         thread::spawn(move || {
@@ -40,7 +40,7 @@ impl Progress {
     }
 
     /// Something has arrived, `total` in all. One relaxed store: it orders nothing.
-    pub(super) fn set(&self, total: u64) {
+    pub(crate) fn set(&self, total: u64) {
         self.count.store(total, Ordering::Relaxed);
     }
 }

@@ -220,6 +220,30 @@ fn a_transfer_without_privileges() {
     hosts.wait_until_nothing_is_left();
 }
 
+/// Packets of several frames, as the daemons' interfaces have it.
+#[test]
+fn a_transfer_with_jumbo_frames() {
+    let Some(bed) = Bed::new() else { return };
+    for host in [Host::Sender, Host::Receiver] {
+        bed.ip(host, &format!("link set {INTERFACE} mtu 9000"));
+    }
+    let Some(hosts) = Hosts::on(bed, USER) else { return };
+    const LEN: usize = 16 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    let sent = hosts.send(&[file.to_str().unwrap()]).end();
+    sent.expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    for report in [sent.json(), received.json()] {
+        assert_eq!(report["mode"], "copy-native");
+        assert_eq!(report["user_copied_bytes"], 0, "{report}");
+    }
+    hosts.wait_until_nothing_is_left();
+}
+
 #[test]
 fn daemons_that_are_killed_do_not_interrupt_a_transfer() {
     let Some(mut hosts) = Hosts::new(USER) else { return };

@@ -346,11 +346,16 @@ impl Tool {
     }
 
     /// Waits for the end.
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(self) -> Ended {
+        self.end_within(PATIENCE)
+    }
+
+    /// Waits for the end of something long.
+    pub(crate) fn end_within(mut self, patience: Duration) -> Ended {
         drop(self.child.stdin.take());
         let begin = Instant::now();
         while !self.has_ended() {
-            assert!(begin.elapsed() < PATIENCE, "still running:\n{}", self.stderr());
+            assert!(begin.elapsed() < patience, "still running:\n{}", self.stderr());
             thread::sleep(Duration::from_millis(2));
         }
         let status = self.child.wait().unwrap();

@@ -33,7 +33,7 @@ mod weak;
 
 /// What `log.rs` finds at the root of its own crate.
 mod layout {
-    pub(crate) use lm_ebpf::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS};
+    pub(crate) use lm_ebpf::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS, SlotRow};
 }
 mod verdict {
     pub(crate) use lm_ebpf::{Counters, Verdict};

@@ -65,8 +65,8 @@ fn the_readers_acquire_is_needed() {
     appended_entries_are_whole();
 }
 
-/// User space submits a fill entry and then lets the gate accept one packet more (I3c): whoever the gate lets in finds its
-/// frame.
+/// User space submits a fill entry, says which packet it is for, and then lets the gate accept one packet more (I3c): whoever the gate
+/// lets in finds its frame, and was compared with that.
 fn accepted_packets_have_frames() {
     loom::model(|| {
         let (mut fill, mut kernel) = ring::in_memory::<Fill>(2, u32::MAX);
@@ -78,6 +78,7 @@ fn accepted_packets_have_frames() {
                     assert_eq!(kernel.available(1), 1, "no frame");
                     assert_eq!(kernel.read(0), accepted);
                     kernel.release(1);
+                    assert_eq!(gate.slot(accepted), (3, 9000 + accepted as u16), "no slot");
                 } else {
                     return; // the gate passes the packet on
                 }
@@ -87,6 +88,7 @@ fn accepted_packets_have_frames() {
             assert!(fill.free(1) >= 1);
             fill.write(0, posted);
             fill.submit(1);
+            log.set_slot(posted, 3, 9000 + posted as u16);
             log.set_posted(posted + 1);
         }
         thread.join().expect("the gate");

@@ -55,6 +55,10 @@ impl SharedMemory {
         self.word(offset).load(ordering)
     }
 
+    pub(crate) fn load_u32s<const N: usize>(&self, offset: usize, ordering: Ordering) -> [u32; N] {
+        std::array::from_fn(|at| self.load_u32(offset + 4 * at, ordering))
+    }
+
     pub(crate) fn store_u32(&self, offset: usize, value: u32, ordering: Ordering) {
         self.word(offset).store(value, ordering);
     }

@@ -26,7 +26,7 @@ use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
@@ -111,6 +111,8 @@ pub enum Call {
         registered_len: u64,
         /// Length of a chunk in bytes, 2048 to 4096.
         chunk_len: u32,
+        /// Whether packets may take several frames.
+        multi_buffer: bool,
         /// Lengths of the fill, RX, TX and completion rings, in entries.
         ring_lens: [u32; 4],
     },

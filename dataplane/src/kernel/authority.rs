@@ -42,6 +42,7 @@ impl Steward {
     pub(super) fn open_channel(
         &mut self,
         config: &XskConfig<'_>,
+        multi_buffer: bool,
         role: Role,
     ) -> Result<(Xsk, Rings, Option<Log>), NicError> {
         let memory = config
@@ -57,6 +58,7 @@ impl Steward {
             },
             registered_len: config.registered_len,
             chunk_len: config.chunk_len,
+            multi_buffer,
             ring_lens: [
                 config.fill_len,
                 config.rx_len,

@@ -13,8 +13,37 @@ use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation
 use crate::memory::Umem;
 use crate::ring::RxRing;
 
+/// A packet of the RX ring.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    start: u64,
+    len: u32,
+    /// Descriptors.
+    frames: u32,
+}
+
+impl Packet {
+    /// It goes on: adds the descriptors behind the first, which is `at` places behind the released ones, as far as each begins where
+    /// the one before it ends. What lies elsewhere does not count, so that the length is not what the log says. `false`: not all of them
+    /// are among the `available` ones.
+    #[cold]
+    fn join(&mut self, rx: &RxRing, at: u32, available: u32) -> bool {
+        while at + self.frames < available {
+            let piece = rx.read(at + self.frames);
+            self.frames += 1;
+            if piece.start() == self.start + u64::from(self.len) {
+                self.len += piece.len;
+            }
+            if !piece.continues() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
 impl Sessions {
-    /// Takes up to `max` descriptors, pairs each with its log entry and places it.
+    /// Takes the packets of up to `max` descriptors, pairs each with its log entry and places it.
     ///
     /// # Errors
     /// The first violation of I3. Nothing that the channel's sessions have may be shown after that.
@@ -26,39 +55,47 @@ impl Sessions {
         max: u32,
         now_ns: u64,
     ) -> Result<Burst, Violation> {
-        let packets = rx.available(max);
-        let mut burst = Burst {
-            packets,
-            window_ended: false,
-        };
-        if packets == 0 {
+        let available = rx.available(max);
+        let mut burst = Burst::default();
+        if available == 0 {
             return Ok(burst);
         }
         let mut result = Ok(());
-        for offset in 0..packets {
-            let descriptor = rx.read(offset);
+        let mut taken = 0;
+        while taken < available {
+            let run = self.receive_run(rx, log, umem, taken..available, now_ns);
+            taken += run;
+            burst.packets += run;
+            if taken == available {
+                break;
+            }
+            let descriptor = rx.read(taken);
+            let mut packet = Packet {
+                start: descriptor.start(),
+                len: descriptor.len,
+                frames: 1,
+            };
+            if descriptor.continues() && !packet.join(rx, taken, available) {
+                // The rest of it is beyond `max`.
+                break;
+            }
+            taken += packet.frames;
             let position = self.entries.received;
             let entry = log.entry(position);
             self.entries.received += 1;
-            result = self.pair(
-                (descriptor.start(), descriptor.len),
-                &entry,
-                position as u16,
-                umem,
-                &mut burst,
-                now_ns,
-            );
+            self.entries.frames_out = self.entries.frames_out.saturating_sub(packet.frames);
+            result = self.pair(&packet, &entry, position as u16, umem, &mut burst, now_ns);
             if result.is_err() {
                 // Those behind it are not looked at; the channel will be built anew.
                 self.repair.discarded += 1;
-                burst.packets = offset;
+                taken = available;
                 break;
             }
+            burst.packets += 1;
         }
         self.settle_displaced(umem);
-        rx.release(packets);
+        rx.release(taken);
         self.entries.landed_ns = now_ns;
-        self.entries.passed_by = 0;
         if result.is_ok() {
             for place in self.taken() {
                 if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
@@ -73,7 +110,7 @@ impl Sessions {
     #[inline]
     fn pair(
         &mut self,
-        (start, len): (u64, u32),
+        &Packet { start, len, frames }: &Packet,
         entry: &LogEntry,
         sequence: u16,
         umem: &Umem,
@@ -83,7 +120,7 @@ impl Sessions {
         let Some(aim) = self.entries.aims.pop_front() else {
             return Err(Violation::Unposted);
         };
-        if start != aim.start {
+        if start != aim.start || frames != u32::from(aim.frames) {
             return Err(Violation::Address);
         }
         if entry.sequence != sequence {
@@ -130,6 +167,7 @@ impl Sessions {
         inbound.accepted = inbound.accepted.max(message.base + u64::from(position) + 1);
         inbound.progress_ns = now_ns;
         inbound.forgiven = false;
+        inbound.astray.has_landed();
         let arrival = message.arrivals.take(position);
         let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
         // The header in the slot is looked at before anything is done with the payload behind it.

@@ -23,17 +23,20 @@ use crate::memory::Umem;
 
 /// Fragments that may be held aside at once; one more is dropped and asked for again.
 const HELD_MAX: usize = 512;
+/// The same in bytes, where fragments are long.
+const HELD_LEN_MAX: usize = 4 << 20;
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
 const CLAIM_GRACE_NS: u64 = 200_000;
 /// The same in zero-copy mode, where who is taken for lost and comes after all shifts what comes behind: cards hold packets back,
 /// and a claim comes by another queue.
 const CLAIM_GRACE_ZERO_COPY_NS: u64 = 10_000_000;
+/// A socket that is never empty, because somebody floods it, puts that off for so long.
+const SOCKET_PATIENCE_NS: u64 = 100_000_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
 const GIVE_UP_AFTER_NS: u64 = 200_000;
-/// Fragments that keep coming by the one-copy path for so long, while entries are posted and nothing lands: the gate
-/// expects others, after a packet whose header was corrupt.
-const STRAY_AFTER_NS: u64 = 5_000_000;
-const STRAY_AFTER: u32 = 32;
+/// Quarantined memory that a message waits for is taken back, and the channel built anew, when nobody may send what would use the
+/// entries there, or when nothing has landed for so long: many time slices, since who may send can be off the processor.
+const QUARANTINE_PATIENCE_NS: u64 = 200_000_000;
 /// A whole message waits so long for other packets to use the entries left in its zone.
 const LEFTOVER_PATIENCE_NS: u64 = 100_000;
 /// Longer messages are not copied out: building the channel anew takes less time.
@@ -103,7 +106,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.fragments.is_empty()
     }
 
@@ -131,10 +134,11 @@ impl Held {
     /// Memory for one more. A session that loses nothing takes none.
     fn take(&mut self, slot_len: usize) -> Option<u16> {
         if self.bytes.is_empty() {
+            let count = (HELD_LEN_MAX / slot_len.max(1)).min(HELD_MAX);
             self.slot_len = slot_len;
-            self.bytes = vec![0; HELD_MAX * slot_len];
-            self.free = (0..HELD_MAX as u16).rev().collect();
-            self.fragments.reserve(HELD_MAX);
+            self.bytes = vec![0; count * slot_len];
+            self.free = (0..count as u16).rev().collect();
+            self.fragments.reserve(count);
         }
         self.free.pop()
     }
@@ -158,6 +162,8 @@ pub(crate) enum Remedy {
     /// The channel has to be built anew: a message is whole that cannot be shown while its entries are posted, or the
     /// gate's order is off.
     Rebuild,
+    /// Nothing of the session reaches the landing queue.
+    StopLanding,
 }
 
 /// A fragment of the burst at hand that lies in another's slot.
@@ -288,11 +294,13 @@ impl Inbound {
         true
     }
 
-    /// A fragment that came by the one-copy path: `len` payload bytes at UMEM address `from`.
+    /// A fragment that came by the one-copy path: `len` payload bytes at UMEM address `from`. `entries_posted`: the landing queue
+    /// could have taken it.
     pub(crate) fn take_datagram(
         &mut self,
         (number, index, count): (u32, u32, u32),
         (from, len): (u64, u64),
+        entries_posted: bool,
         umem: &Umem,
         now_ns: u64,
     ) {
@@ -317,6 +325,9 @@ impl Inbound {
         }
         self.progress_ns = now_ns;
         if self.noticed(at, arrival, now_ns) {
+            if entries_posted {
+                self.came_to_the_socket(end);
+            }
             self.repair.datagrams += 1;
             self.store(at, position, from, umem);
             self.settle_trouble(umem);
@@ -445,36 +456,41 @@ impl Inbound {
 
     /// Whether [`watch`](Inbound::watch) and [`next_request`](Inbound::next_request) have anything to do.
     pub(crate) fn needs_care(&self) -> bool {
-        self.troubled || self.claim.is_some() || self.awaits_digests()
+        self.troubled || self.claim.is_some() || self.has_landed() || self.awaits_digests()
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
+    /// `more_may_come`: some sender may send what would use entries that are left.
     pub(super) fn watch(
         &mut self,
         entries: &mut Entries,
         arena: &mut Arena,
         umem: &Umem,
+        more_may_come: bool,
         now_ns: u64,
     ) -> Option<Remedy> {
-        self.believe_claim(now_ns);
-        if entries.outstanding() > 0
-            && !self.held.is_empty()
-            && entries.passed_by >= STRAY_AFTER
-            && now_ns.saturating_sub(entries.landed_ns) >= STRAY_AFTER_NS
-        {
-            entries.passed_by = 0;
-            entries.landed_ns = now_ns;
-            return Some(Remedy::Rebuild);
+        self.believe_claim(entries, now_ns);
+        match self.passes_by() {
+            Some(true) => return Some(Remedy::StopLanding),
+            Some(false) if entries.outstanding() > 0 && !self.held.is_empty() => {
+                return Some(Remedy::Rebuild);
+            }
+            _ => {}
         }
         if self.terms.zero_copy {
             self.locate_missing(umem, now_ns);
         }
         let front = self.messages.front()?;
         if front.zone.is_none() {
-            // Memory that is quarantined may be what is missing, and nobody may send what would use its entries.
+            // Memory that is quarantined may be what is missing.
             let last_ns = self.progress_ns.max(front.announced_ns).max(entries.landed_ns);
-            let quiet_ns = now_ns.saturating_sub(last_ns);
-            let stuck = entries.outstanding() > 0 && entries.keeps_zones() && quiet_ns >= STRAY_AFTER_NS;
+            let patience_ns = match more_may_come {
+                true => QUARANTINE_PATIENCE_NS,
+                false => LEFTOVER_PATIENCE_NS,
+            };
+            let stuck = entries.outstanding() > 0
+                && entries.keeps_zones()
+                && now_ns.saturating_sub(last_ns) >= patience_ns;
             return stuck.then_some(Remedy::Rebuild);
         }
         let count = front.geometry.fragment_count();
@@ -536,7 +552,7 @@ impl Inbound {
         Some(Remedy::GivenUp(given_up))
     }
 
-    fn believe_claim(&mut self, now_ns: u64) {
+    fn believe_claim(&mut self, entries: &Entries, now_ns: u64) {
         let Some((sent, since_ns)) = self.claim else {
             return;
         };
@@ -544,7 +560,12 @@ impl Inbound {
             true => CLAIM_GRACE_ZERO_COPY_NS,
             false => CLAIM_GRACE_NS,
         };
-        if now_ns.saturating_sub(since_ns.max(self.progress_ns)) < grace_ns {
+        // What waits in the socket behind others' datagrams is not lost.
+        let seen_ns = match self.lands {
+            true => now_ns,
+            false => (entries.drained_ns).max(now_ns.saturating_sub(SOCKET_PATIENCE_NS)),
+        };
+        if seen_ns.saturating_sub(since_ns.max(self.progress_ns)) < grace_ns {
             return;
         }
         self.claim = None;
@@ -594,6 +615,7 @@ impl Inbound {
             position: posted,
             until: count,
             spare: false,
+            frames: 1,
         });
         true
     }
@@ -687,6 +709,7 @@ impl Inbound {
             .position(|message| message.posted < count(message))
             .unwrap_or(self.messages.len());
         self.last = None;
+        self.forget_astray();
         self.settle_trouble(umem);
     }
 
@@ -697,10 +720,14 @@ impl Inbound {
             .map_or(self.announced, |message| message.number)
     }
 
-    /// The gate may admit what is announced, now and when it has opened the session anew.
+    /// The gate may admit what is announced, now and when it has opened the session anew; nothing of a session that is astray.
     pub(crate) fn limit_messages(&self, log: &mut Log) {
         if !self.terms.one_copy {
-            log.set_message_limit(u32::from(self.place()), self.announced.wrapping_sub(1));
+            let end = match self.lands {
+                true => self.announced,
+                false => self.unsettled_from(),
+            };
+            log.set_message_limit(u32::from(self.place()), end.wrapping_sub(1));
         }
     }
 

@@ -29,7 +29,7 @@ const TURN_PACKETS: u32 = 1024;
 /// trip to come, and those are on the way.
 const OVERLAP: i32 = 32;
 /// Fragments without an entry that may be on the way: as many as the kernel's socket surely has room for.
-const UNPOSTED_AHEAD: u64 = 32;
+pub(super) const UNPOSTED_AHEAD: u64 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 
@@ -56,12 +56,14 @@ struct Quarantined {
     until: u64,
 }
 
-/// The fill entries of the landing channel. Its n-th packet uses the n-th of them, is the log's n-th entry and the RX ring's
-/// n-th descriptor (I3); the counts outlive sessions.
+/// What is posted on the landing channel. Its n-th packet uses the n-th slot, is the log's n-th entry and the RX ring's n-th packet
+/// (I3); the counts are of packets, each of which may take several fill entries, and outlive sessions.
 #[derive(Debug)]
 pub(crate) struct Entries {
     pub(crate) posted: u64,
     pub(crate) received: u64,
+    /// Frames of those that no packet has used.
+    pub(super) frames_out: u32,
     /// Posted when the last one in a zone was: those behind it are spare frames.
     zoned: u64,
     /// Entries are submitted in multiples of this many.
@@ -73,9 +75,10 @@ pub(crate) struct Entries {
     /// Zero-copy mode: frames for entries that have no place in a zone.
     pub(super) spare: Option<FramePool>,
     quarantined: Vec<Quarantined>,
-    /// Datagrams taken since a packet last landed, and when that was.
-    pub(super) passed_by: u32,
+    /// When a packet last landed.
     pub(super) landed_ns: u64,
+    /// When the kernel's socket was last found empty.
+    pub(crate) drained_ns: u64,
     /// The CPU that runs the gate, where only one may (I3a).
     pub(super) processor: Option<u8>,
 }
@@ -129,6 +132,8 @@ impl Entries {
 pub(crate) struct Sessions {
     /// A bit for each place that has a session: every round looks at them several times.
     present: u32,
+    /// A bit for each place whose session has no entries.
+    pub(super) without_entries: u32,
     /// By place, which four bits of a session's key name, among those that the gate admits or behind them.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
@@ -153,18 +158,20 @@ impl Sessions {
     pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>, lap: u32) -> Sessions {
         Sessions {
             present: 0,
+            without_entries: 0,
             places: Default::default(),
             entries: Entries {
                 posted: position,
                 received: position,
+                frames_out: 0,
                 zoned: position,
                 lap: lap.max(1),
                 trusted: true,
                 aims: VecDeque::with_capacity(entries_max as usize),
                 spare,
                 quarantined: Vec::new(),
-                passed_by: 0,
                 landed_ns: 0,
+                drained_ns: 0,
                 processor: None,
             },
             repair: RepairCounters::default(),
@@ -266,12 +273,14 @@ impl Sessions {
     pub(crate) fn insert(&mut self, mut inbound: Inbound) {
         self.serial = self.serial.wrapping_add(1);
         inbound.serial = self.serial;
+        inbound.lands_apart_from(self);
         let place = inbound.place();
         if place < ADMITTED {
             self.last_place = place;
         }
         self.turns.arrived(usize::from(place));
         self.present |= 1 << place;
+        self.without_entries |= u32::from(!inbound.lands) << place;
         self.places[usize::from(place)] = Some(Box::new(inbound));
     }
 
@@ -281,12 +290,24 @@ impl Sessions {
             self.turn = None;
         }
         self.present &= !(1 << (place % PLACES));
+        self.without_entries &= self.present;
         self.places[usize::from(place % PLACES)].take()
     }
 
     /// Whether packets of announced messages are expected for which entries are posted.
     pub(crate) fn awaits_packets(&self) -> bool {
-        self.entries.outstanding() > 0 && self.iter().any(|inbound| !inbound.messages.is_empty())
+        self.entries.outstanding() > 0
+            && self
+                .iter()
+                .any(|inbound| inbound.lands && !inbound.messages.is_empty())
+    }
+
+    /// Whether fragments of announced messages are expected by the kernel's socket.
+    #[inline]
+    pub(crate) fn awaits_datagrams(&self) -> bool {
+        Taken(self.without_entries)
+            .filter_map(|place| self.at(place))
+            .any(|inbound| !inbound.messages.is_empty())
     }
 
     /// Nanoseconds since a packet landed or a message was announced to a queue without any.
@@ -309,8 +330,10 @@ impl Sessions {
         if self.entries.keeps_zones() {
             self.entries.free_quarantined(arena);
         }
-        if self.present >> ADMITTED != 0 {
-            (self.iter_mut()).for_each(|inbound| inbound.take_memory(arena, chosen, now_ns));
+        for place in Taken(self.without_entries) {
+            if let Some(inbound) = self.at_mut(place) {
+                inbound.take_memory(arena, chosen, umem, now_ns);
+            }
         }
         let mut total = 0;
         // Whose turn it is may have no use for it: memory may be short, or its next entry may have to wait (I5).
@@ -324,8 +347,13 @@ impl Sessions {
             };
             // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
             inbound.confirm();
-            let room = inbound.posted_max().saturating_sub(self.entries.outstanding());
-            let mut room = fill.free(room.min(fill.ring_len())).min(room);
+            let packets = inbound.posted_max().saturating_sub(self.entries.outstanding());
+            let mut room = fill.free(packets.min(fill.ring_len())).min(packets);
+            let mut frames_room = room;
+            if inbound.terms.capacity > 0 {
+                let left = fill.ring_len().saturating_sub(self.entries.frames_out);
+                (room, frames_room) = (packets, fill.free(left).min(left));
+            }
             if self.entries.lap > 1 {
                 room = match fill.free(self.entries.lap) < self.entries.lap {
                     true => 0,
@@ -333,13 +361,20 @@ impl Sessions {
                 };
             }
             let awaited = inbound.awaits_packets();
-            let mut written = match self.entries.spare {
-                None => inbound.write_entries(fill, room, ahead, &mut self.entries.aims, arena, chosen),
-                Some(_) => inbound.write_unread(fill, room, ahead, &mut self.entries, arena, chosen),
+            let entries = &mut self.entries;
+            let (mut written, mut frames) = match entries.spare {
+                None => {
+                    inbound.write_entries((fill, log), (room, frames_room), ahead, entries, arena, chosen)
+                }
+                Some(_) => {
+                    let written = inbound.write_unread(fill, room, ahead, entries, arena, chosen);
+                    (written, written)
+                }
             };
             if written > 0 {
                 self.entries.zoned = self.entries.posted + u64::from(written);
-                written += inbound.fill_lap(fill, written, &mut self.entries);
+                let filled = inbound.fill_lap(fill, written, &mut self.entries);
+                (written, frames) = (written + filled, frames + filled);
             }
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() && !std::mem::take(&mut inbound.posts_again) {
@@ -347,7 +382,8 @@ impl Sessions {
             }
             self.pass_skipped(umem);
             if written > 0 {
-                fill.submit(written);
+                fill.submit(frames);
+                self.entries.frames_out += frames;
                 self.entries.posted += u64::from(written);
                 // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
                 log.set_posted(self.entries.posted);
@@ -400,7 +436,7 @@ impl Sessions {
     fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
         if self.entries.spare.is_some() {
             // In zero-copy mode there is one.
-            self.turn = self.admitted().next();
+            self.turn = Taken(self.present & !self.without_entries).next();
             return self.turn;
         }
         if let Some(place) = self.turn {
@@ -430,7 +466,9 @@ impl Sessions {
     fn entries_for(&self, place: u8) -> u32 {
         let expected =
             |inbound: &Inbound| serial::distance(inbound.accepted_packets(), inbound.allowed).max(0);
-        let theirs: i32 = self.others(place).map(expected).sum();
+        let theirs: i32 = (self.others(place).filter(|inbound| inbound.lands))
+            .map(expected)
+            .sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
     }
 
@@ -438,7 +476,7 @@ impl Sessions {
     /// not more on the way than the path can hold; nothing new when it is not its turn.
     pub(crate) fn credit(&self, place: u8) -> u32 {
         let Some(inbound) = self.at(place) else { return 0 };
-        if inbound.terms.one_copy {
+        if !inbound.lands {
             let ahead = inbound.provided().saturating_sub(inbound.accepted);
             return (inbound.accepted_packets())
                 .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32);
@@ -470,9 +508,9 @@ impl Sessions {
         umem: &Umem,
         now_ns: u64,
     ) {
-        self.entries.passed_by = self.entries.passed_by.saturating_add(1);
+        let posted = self.entries.outstanding() > 0;
         if let Some(inbound) = self.keyed(key) {
-            inbound.take_datagram(fragment, bytes, umem, now_ns);
+            inbound.take_datagram(fragment, bytes, posted, umem, now_ns);
         }
     }
 
@@ -494,7 +532,22 @@ impl Sessions {
             self.pass_skipped(umem);
         }
         let inbound = self.places[usize::from(place)].as_deref_mut()?;
-        inbound.watch(&mut self.entries, arena, umem, now_ns)
+        let waits_for_memory = inbound.messages.front().is_some_and(|front| front.zone.is_none());
+        let more_may_come = waits_for_memory && self.more_may_come();
+        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+        inbound.watch(&mut self.entries, arena, umem, more_may_come, now_ns)
+    }
+
+    /// Whether some sender has credit that it has not used, for messages that are announced.
+    fn more_may_come(&self) -> bool {
+        self.taken().any(|place| {
+            self.at(place)
+                .filter(|inbound| inbound.lands)
+                .is_some_and(|inbound| {
+                    let limit = serial::later(inbound.told.packet_limit, self.credit(place));
+                    inbound.left() > 0 && serial::precedes(inbound.accepted_packets(), limit)
+                })
+        })
     }
 
     /// The channel was built anew, with `position` packets accepted: none of the posted entries will be used. Gives the number
@@ -516,6 +569,7 @@ impl Sessions {
             }
         }
         (self.entries.posted, self.entries.received) = (position, position);
+        self.entries.frames_out = 0;
         self.entries.zoned = position;
         self.entries.trusted = true;
         for kept in self.entries.quarantined.drain(..) {

@@ -67,6 +67,7 @@ impl Sessions {
         for offset in 0..packets {
             let descriptor = rx.read(offset);
             self.entries.received += 1;
+            self.entries.frames_out = self.entries.frames_out.saturating_sub(1);
             result = self.take_unread((descriptor.start(), descriptor.len), umem, now_ns);
             if result.is_err() {
                 // Those behind it are not looked at; the channel will be built anew.
@@ -77,7 +78,6 @@ impl Sessions {
         }
         rx.release(packets);
         self.entries.landed_ns = now_ns;
-        self.entries.passed_by = 0;
         for place in self.taken() {
             if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
                 inbound.settle_trouble(umem);
@@ -109,6 +109,7 @@ impl Sessions {
         inbound.accepted += 1;
         inbound.progress_ns = now_ns;
         inbound.forgiven = false;
+        inbound.astray.has_landed();
         let at = match (aim.serial, aim.position < aim.until) {
             (serial, true) if serial == inbound.serial => inbound.position_of(aim.number),
             _ => None,
@@ -185,6 +186,7 @@ impl Inbound {
                     position,
                     until: position,
                     spare: false,
+                    frames: 1,
                 };
                 let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
                 if position < left_out {
@@ -275,6 +277,7 @@ impl Inbound {
             position: 0,
             until: 0,
             spare: true,
+            frames: 1,
         });
     }
 

@@ -16,7 +16,8 @@ use lm_protocol::zone::ZONE_ALIGN;
 #[cfg(test)]
 use super::guard::Guard;
 use crate::config::{
-    ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_FRAMES,
+    ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, MTU_IN_ONE_FRAME, OUTGOING_MAX,
+    TRANSMIT_FRAMES,
 };
 use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
@@ -147,7 +148,8 @@ impl Bed {
             ..EndpointConfig::default()
         };
         let link = LinkShape::IPV4;
-        let layout = Layout::new(WireMode::Lm, config.mtu, link).expect("an MTU of at least 576");
+        let layout_of = |mtu| Layout::new(WireMode::Lm, mtu, link).expect("an MTU of at least 576");
+        let layout = layout_of(config.mtu);
         // What the hosts' devices write, each has to know before it has a NIC.
         let writes = config.wire.semantics.map(|semantics| match semantics {
             Semantics::Copy => None,
@@ -169,6 +171,7 @@ impl Bed {
             queues: 4,
             mapping: umem.mapping().clone(),
             chunk_len: plans[0].chunk_len,
+            multi_buffer: plans[0].is_multi_buffer(),
             ring_start: config.ring_start,
         });
         let wire_config = WireConfig {
@@ -195,8 +198,10 @@ impl Bed {
                     .map(|queue| queue as u16 + config.wire.queue_shift as u16),
                 link,
                 mtu: config.mtu,
-                layout,
+                layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
                 chunk_len: plan.chunk_len,
+                capacity: plan.capacity,
+                datagram: plan.datagram,
                 window: WindowShape::new(config.window).expect("a power of two"),
                 one_processor: config.one_processor,
                 zero_copy: plan.is_zero_copy(),
@@ -278,15 +283,17 @@ impl Bed {
     fn check_margins(&mut self, host: usize, message: &Message) {
         let engine = &mut self.hosts[host];
         // Of other wires and layouts the test knows more.
-        let is_lm = (engine.landing.as_ref())
-            .and_then(|landing| landing.sessions.iter().next())
-            .is_some_and(|inbound| inbound.terms.layout == engine.fixed.layout);
-        let (Some(guard), Some(Released::Zone { start, len }), true) =
-            (&mut self.guards[host], &message.released, is_lm)
+        let layout = Layout::new(WireMode::Lm, engine.fixed.mtu, engine.fixed.link).ok();
+        let layout = layout.filter(|layout| {
+            (engine.landing.as_ref())
+                .and_then(|landing| landing.sessions.iter().next())
+                .is_some_and(|inbound| inbound.terms.layout == *layout)
+        });
+        let (Some(guard), Some(Released::Zone { start, len }), Some(layout)) =
+            (&mut self.guards[host], &message.released, layout)
         else {
             return;
         };
-        let layout = engine.fixed.layout;
         let Ok(geometry) = layout.session_message(message.len() as u64) else {
             return;
         };

@@ -35,6 +35,8 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let mut way = Way {
         channel: &mut engine.transmit[outbound.terms.channel],
         umem: &engine.umem,
+        piece_len: engine.fixed.chunk_len,
+        more_pieces: 0,
         frames: &mut engine.transmit_frames,
         device_reads: false,
         copied: Copied::default(),
@@ -358,36 +360,6 @@ fn a_landing_channel_that_is_lost_takes_nothing_else_with_it() {
         matches!(refused, Err(ConnectError::Rejected { .. })),
         "{refused:?}"
     );
-}
-
-/// A receiver that is wrong about the way to its landing queue: everything comes by another one, and is copied to its place as soon as
-/// nothing is posted there any more, for which the channel is built anew once a message.
-#[test]
-fn messages_whose_packets_never_reach_the_landing_queue_arrive() {
-    for semantics in [
-        simnic::Semantics::Copy,
-        simnic::Semantics::ZeroCopy(simnic::ZeroCopy::default()),
-    ] {
-        let mut bed = Bed::new(&BedConfig {
-            wire: WireConfig {
-                semantics: [semantics; 2],
-                ..WireConfig::default()
-            },
-            ..BedConfig::default()
-        });
-        bed.hosts[1].fixed.tx_queue_hint = Some(3);
-        let peer = bed.session(0, WireMode::Lm, 900_000);
-        for number in 0..20 {
-            bed.exchange(0, peer, &noise(number, 900_000));
-        }
-        let counters = &bed.hosts[1].counters;
-        assert_eq!(counters.messages_incomplete, 0);
-        assert!(
-            (1..=30).contains(&counters.landing_rebuilt),
-            "{}",
-            counters.landing_rebuilt
-        );
-    }
 }
 
 /// Nobody is there: the stack refuses, or nothing answers.

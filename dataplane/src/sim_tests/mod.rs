@@ -1,6 +1,7 @@
 //! The poll engine on the simulated NIC: two engines, one wire, the real rings; no root, no threads, no clock.
 
 mod allocations;
+mod astray;
 mod bed;
 mod copies;
 mod delivery;
@@ -8,7 +9,9 @@ mod failures;
 mod flood;
 mod guard;
 mod hostile;
+mod instructions;
 mod integrity;
+mod jumbo;
 mod one_copy;
 mod rate;
 mod resilience;

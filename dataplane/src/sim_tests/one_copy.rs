@@ -109,6 +109,39 @@ fn they_stand_beside_a_session_that_lands() {
     }
 }
 
+/// Datagrams that wait behind those of others are not asked for again, however slowly the socket is read.
+#[test]
+fn what_waits_in_the_socket_is_not_lost() {
+    let mut bed = Bed::switch(&config(Semantics::Copy), 8);
+    let peers: Vec<_> = (1..8)
+        .map(|host| (host, bed.connect(host, &one_copy(300_000)).expect("a session")))
+        .collect();
+    for round in 0..10 {
+        for &(host, peer) in &peers {
+            let token = bed.try_send(host, peer, &noise(round, 300_000), round);
+            assert!(token.is_ok(), "{token:?}");
+        }
+        let mut received = 0;
+        while received < peers.len() {
+            for host in 1..8 {
+                bed.alone(host, 2);
+            }
+            bed.now_ns += 400_000;
+            bed.alone(0, 1);
+            while let Some(message) = bed.hosts[0].take_message().expect("no failure") {
+                assert!(message[..] == noise(round, 300_000)[..]);
+                received += 1;
+            }
+        }
+        for &(host, _) in &peers {
+            assert_eq!(bed.completion(host).outcome, Outcome::Delivered);
+        }
+    }
+    let counters = bed.hosts[0].counters;
+    assert_eq!(counters.fragments_requested, 0);
+    assert_eq!(counters.fragments_one_copy, 10 * 7 * 300_000u64.div_ceil(1448));
+}
+
 /// Losses are repeated; without repetition everything is settled; and nothing leaks.
 #[test]
 fn seeded_impairments() {

@@ -80,6 +80,8 @@ pub(crate) struct Report {
     pub(crate) sessions: u64,
     pub(crate) packets: u64,
     pub(crate) violations: u64,
+    /// Sessions that went on by the one-copy path.
+    pub(crate) astray: u64,
     pub(crate) virtual_ns: u64,
     pub(crate) died: bool,
     pub(crate) impaired: [ImpairmentCounters; 2],
@@ -140,6 +142,7 @@ fn seeds_settle() {
                 sum.delivered += report.delivered;
                 sum.reported += report.reported;
                 sum.violations += report.violations;
+                sum.astray += report.astray;
             }
             Err(error) => {
                 println!("soak: {seed} failed: {error}");
@@ -154,7 +157,7 @@ fn seeds_settle() {
     // That messages arrive and fail at all shows that something was tried.
     if seeds.end - seeds.start >= SEEDS.end {
         assert!(
-            sum.delivered > 100 && sum.reported > 10 && sum.violations > 3,
+            sum.delivered > 100 && sum.reported > 10 && sum.violations > 3 && sum.astray > 0,
             "{sum:?}"
         );
     }
@@ -191,6 +194,7 @@ fn what_the_soak_looks_for_it_finds() {
     plan.impairments = Default::default();
     plan.stalls.clear();
     plan.death = None;
+    plan.detour = None;
     plan.mode = lm_protocol::geometry::Wire::Lm;
     plan.max_message_len = 60_000;
     plan.messages = [vec![50_000], vec![]];

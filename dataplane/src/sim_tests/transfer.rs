@@ -48,7 +48,11 @@ fn length() -> impl Strategy<Value = u64> {
 
 fn case() -> impl Strategy<Value = Case> {
     let link = (
-        prop_oneof![Just(576u16), Just(1500), Just(3498), 576u16..=3498],
+        prop_oneof![
+            4 => prop_oneof![Just(576u16), Just(1500), Just(3498), 576u16..=3498],
+            // In several frames.
+            3 => prop_oneof![Just(4000u16), Just(9000), Just(60_000), 3499u16..=65_521],
+        ],
         0u32..=10,
         prop_oneof![3 => Just(WireMode::Lm), 1 => Just(WireMode::IpFrag)],
         1u32..=32,

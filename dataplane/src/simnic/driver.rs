@@ -166,12 +166,16 @@ impl SimChannel {
 
     /// As `xp_unaligned_validate_desc` of `net/xdp/xsk_queue.h`. A device reads physical memory: in zero-copy mode a packet must not
     /// cross the end of a huge page.
-    pub(super) fn accepts(&self, descriptor: Descriptor, chunk_len: u32) -> bool {
+    pub(super) fn accepts(&self, descriptor: Descriptor, chunk_len: u32, multi_buffer: bool) -> bool {
         let start = descriptor.start();
         if self.is_zero_copy() && crosses_huge_page(start, descriptor.len.max(1)) {
             return false;
         }
-        descriptor.options == 0
+        let options = match multi_buffer {
+            true => libc::XDP_PKT_CONTD,
+            false => 0,
+        };
+        descriptor.options & !options == 0
             && (1..=chunk_len).contains(&descriptor.len)
             && start < self.registered_len
             && u64::from(descriptor.len) <= self.registered_len - start
@@ -180,13 +184,22 @@ impl SimChannel {
     /// Copy mode: a packet that the gate redirected. As `__xsk_rcv` of `net/xdp/xsk.c` in unaligned mode.
     pub(super) fn receive(
         &mut self,
-        mapping: &Mapping,
-        chunk_len: u32,
+        (mapping, chunk_len, multi_buffer): (&Mapping, u32, bool),
         packet: &[u8],
         exhaustion: Exhaustion,
         counters: &mut WireCounters,
     ) {
-        if packet.len() as u64 > u64::from(chunk_len) - PACKET_HEADROOM {
+        let capacity = (u64::from(chunk_len) - PACKET_HEADROOM) as usize;
+        if multi_buffer && packet.len() > capacity {
+            self.receive_pieces(
+                (mapping, chunk_len),
+                packet.chunks(capacity),
+                exhaustion,
+                counters,
+            );
+            return;
+        }
+        if packet.len() > capacity {
             self.statistics.rx_dropped += 1;
             counters.ring_lost += 1;
             return;
@@ -203,6 +216,44 @@ impl SimChannel {
         };
         self.put(mapping, entry + PACKET_HEADROOM, packet);
         self.show(entry, packet.len() as u32, exhaustion.rx_full, counters);
+    }
+
+    /// A packet of several frames: all of them or none, and the RX ring is looked at first.
+    fn receive_pieces(
+        &mut self,
+        (mapping, chunk_len): (&Mapping, u32),
+        pieces: std::slice::Chunks<'_, u8>,
+        exhaustion: Exhaustion,
+        counters: &mut WireCounters,
+    ) {
+        let count = pieces.len() as u32;
+        let posted = self.returned.len() as u32 + self.fill.available(count);
+        if exhaustion.fill_empty || posted < count {
+            self.statistics.rx_fill_ring_empty += 1;
+            self.statistics.rx_dropped += 1;
+            counters.ring_lost += 1;
+            return;
+        }
+        if exhaustion.rx_full || self.rx.free(count) < count {
+            self.statistics.rx_ring_full += 1;
+            counters.ring_lost += 1;
+            return;
+        }
+        for (at, piece) in (0..count).zip(pieces) {
+            let Some(entry) = self.next_frame(chunk_len) else {
+                // The kernel would stop here as well: an invalid entry among those that it counted.
+                panic!("an invalid fill entry for a packet of several frames");
+            };
+            self.put(mapping, entry + PACKET_HEADROOM, piece);
+            let descriptor = Descriptor::received(entry, PACKET_HEADROOM as u16, piece.len() as u32);
+            let descriptor = match at + 1 < count {
+                true => descriptor.continued(),
+                false => descriptor,
+            };
+            self.rx.write(at, descriptor);
+        }
+        self.rx.submit(count);
+        counters.received += 1;
     }
 
     /// Writes a packet's descriptor; without room for it the packet is lost and its frame used before new entries.

@@ -373,7 +373,12 @@ impl Switched {
             .and_then(|n| n.parse().ok())
             .expect("a number");
         let all = format!("{:x}", (1_u128 << (last + 1)) - 1);
-        switch.run(|| crate::bed::write_sysfs("class/net/port2/queues/tx-1/xps_cpus", &all));
+        bed.steer(&all);
         Some(bed)
+    }
+
+    /// Which CPUs' packets for the receiver leave the switch for its landing queue, as a mask in hexadecimal digits.
+    pub fn steer(&self, cpus: &str) {
+        (self._switch).run(|| crate::bed::write_sysfs("class/net/port2/queues/tx-1/xps_cpus", cpus));
     }
 }

@@ -236,29 +236,87 @@ fn a_chosen_mtu_is_kept_and_an_impossible_one_refused() {
     assert!(error.to_string().contains("576"), "{error}");
 }
 
+/// Packets longer than a frame take several, in both modes, without a word from anybody but `ip link set mtu`.
 #[test]
-fn jumbo_frames_are_cut_to_what_a_frame_holds() {
-    let Some(bed) = Bed::new(3) else { return };
-    bed.one_cpu_per_queue(1);
+fn packets_of_several_frames() {
+    const LONG: u64 = 3 << 20;
+    // With its digest.
+    const IN_ONE_FRAME: u64 = 3432;
+    for (mtu, mode) in [
+        (4000_u16, ModeRequest::Auto),
+        (9000, ModeRequest::Auto),
+        (9000, ModeRequest::Generic),
+        (60_000, ModeRequest::Auto),
+        (65_521, ModeRequest::Auto),
+    ] {
+        let Some(bed) = Bed::new(3) else { return };
+        if mode == ModeRequest::Generic {
+            bed.one_cpu_per_queue(1);
+        }
+        bed.pair.a.ip(&format!("link set va mtu {mtu}"));
+        bed.pair.b.ip(&format!("link set vb mtu {mtu}"));
+        let payload_len = (u64::from(mtu) - 52) / 8 * 8;
+        // Around the ends of frames, of fragments, and of what goes in one frame without a session.
+        let mut lens = vec![
+            1,
+            IN_ONE_FRAME,
+            IN_ONE_FRAME + 1,
+            payload_len,
+            payload_len + 1,
+            2 * payload_len + 3774,
+            LONG,
+        ];
+        lens.extend((1..=payload_len / 3840).flat_map(|frames| [frames * 3840 - 66, frames * 3840 - 65]));
+        lens.extend([LONG; 8]);
+        let with = |config| EndpointConfig { mode, ..config };
+        bed.talk(
+            &with(config_a()),
+            &with(config_b()),
+            |a| {
+                let effective = match mode {
+                    ModeRequest::Generic => EffectiveMode::CopyGeneric,
+                    _ => EffectiveMode::CopyNative,
+                };
+                assert_eq!(a.mode(), effective, "MTU {mtu}: {:?}", a.warnings());
+                let peer = connect(a, LONG);
+                send_each(a, peer, &lens);
+                let fragments: u64 = (lens.iter().filter(|&&len| len > IN_ONE_FRAME))
+                    .map(|len| len.div_ceil(payload_len))
+                    .sum();
+                let sent = a.counters();
+                assert_eq!(
+                    sent.data_packets_sent - sent.fragments_resent,
+                    fragments,
+                    "MTU {mtu}"
+                );
+            },
+            |b| {
+                receive_each(b, &lens);
+                let received = b.counters();
+                if received.fragments_displaced + received.one_copy_packets == 0 {
+                    assert_eq!(received.user_copied_bytes, 0, "MTU {mtu}");
+                }
+                assert_eq!(received.violations.total(), 0, "MTU {mtu}: {received:?}");
+            },
+        );
+    }
+}
+
+/// One end has short packets: those of both have to be.
+#[test]
+fn the_smaller_of_both_interfaces_decides() {
+    let Some(bed) = Bed::new(2) else { return };
     bed.pair.a.ip("link set va mtu 9000");
-    bed.pair.b.ip("link set vb mtu 9000");
     bed.talk(
         &config_a(),
         &config_b(),
         |a| {
-            // veth runs no XDP program at this MTU.
-            assert_eq!(a.mode(), EffectiveMode::CopyGeneric);
-            let warnings = a.warnings().join("\n");
-            assert!(
-                warnings.contains("va has an MTU of 9000; LM uses 3498"),
-                "{warnings}"
-            );
-            assert!(warnings.contains("generic mode, which is slower"), "{warnings}");
             let peer = connect(a, 3 << 20);
-            send_each(a, peer, &LENGTHS);
+            send_each(a, peer, &[1449, 3 << 20]);
+            assert_eq!(a.counters().data_packets_sent, 2 + (3_u64 << 20).div_ceil(1448));
         },
         |b| {
-            receive_each(b, &LENGTHS);
+            receive_each(b, &[1449, 3 << 20]);
         },
     );
 }

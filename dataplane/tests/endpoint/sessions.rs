@@ -177,6 +177,45 @@ fn two_senders_share_the_landing_queue() {
     });
 }
 
+/// What comes from queue 1 by a bridge that steers nothing comes to queue 0 (`veth_xmit`): never to the landing queue.
+#[test]
+fn a_switch_that_misses_the_landing_queue() {
+    const MESSAGES: u64 = 30;
+    let Some(bed) = Switched::new() else { return };
+    bed.steer("0");
+    let len = 371_000;
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            bed.receiver.run(|| {
+                let mut b = open(&config_b());
+                for tag in 0..MESSAGES {
+                    let message = recv(&mut b);
+                    check(&b, &message, tag, len);
+                }
+                wait_until(&mut b, "it has ended", |b| b.counters().sessions_ended == 1);
+                let counters = b.counters();
+                assert_eq!(
+                    (counters.sessions_astray, counters.landing_rebuilt),
+                    (1, 1),
+                    "{counters:?}"
+                );
+                assert_eq!((counters.landing_packets, counters.violations.total()), (0, 0));
+                assert_eq!((counters.messages_incomplete, counters.messages_stalled), (0, 0));
+            });
+        });
+        bed.senders[0].run(|| {
+            let mut a = open(&config_a());
+            let peer = connect(&mut a, len);
+            let tokens: Vec<_> = (0..MESSAGES)
+                .map(|tag| (send(&mut a, peer, tag, &content(tag, len)), tag, len))
+                .collect();
+            assert_delivered(&settle(&mut a), &tokens);
+            a.close();
+        });
+        receiver.join().unwrap();
+    });
+}
+
 /// In a process that a test started to kill: what the process does. Its test does nothing else there.
 const VICTIM: &str = "LM_TEST_VICTIM";
 

@@ -119,6 +119,19 @@ impl Pair {
         self.model_log.set_posted(position);
     }
 
+    /// On both queues.
+    pub(crate) fn set_capacity(&mut self, capacity: u32) {
+        self.log.set_capacity(capacity);
+        self.model_log.set_capacity(capacity);
+        self.general.0.set_capacity(capacity);
+        self.general.1.set_capacity(capacity);
+    }
+
+    pub(crate) fn set_slot(&mut self, position: u64, frames: u8, longest: u16) {
+        self.log.set_slot(position, frames, longest);
+        self.model_log.set_slot(position, frames, longest);
+    }
+
     pub(crate) fn set_xsk(&mut self, queue: u32, registered: bool) {
         if registered {
             self.gate

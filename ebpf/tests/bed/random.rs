@@ -51,13 +51,20 @@ pub(crate) fn run(pair: &mut Pair, bytes: &[u8]) -> usize {
         pair.open(session, 0, 0);
         pair.limit(session, limit);
     }
+    // A full fragment takes one, two or three frames then, and a short one fewer.
+    let capacity = [0, 0, 0, 600, 1000][choices.below(5)];
+    pair.set_capacity(capacity);
+    let producer = pair.log.producer();
+    describe(pair, producer..frames, capacity, &mut choices);
     pair.post(frames);
     let mut places = sessions.map(|session| (session.first_message, 3));
     let mut landed = 0;
     while !choices.0.is_empty() {
         match choices.below(32) {
             0 => {
+                let before = frames;
                 frames += choices.below(128) as u64;
+                describe(pair, before..frames, capacity, &mut choices);
                 pair.post(frames);
             }
             1 => {
@@ -78,8 +85,21 @@ pub(crate) fn run(pair: &mut Pair, bytes: &[u8]) -> usize {
         }
     }
     pair.set_xsk(LANDING, true);
+    pair.set_capacity(0);
     pair.close();
     landed
+}
+
+/// Says of each frame that is about to be posted which packets it is for.
+fn describe(pair: &mut Pair, positions: std::ops::Range<u64>, capacity: u32, choices: &mut Choices<'_>) {
+    for position in positions.filter(|_| capacity > 0) {
+        let frames = 1514_u32.div_ceil(capacity) as u8;
+        match choices.below(8) {
+            0 => pair.set_slot(position, choices.below(4) as u8, choices.word() as u16),
+            1 => pair.set_slot(position, 1, 1514),
+            _ => pair.set_slot(position, frames, 1530),
+        }
+    }
 }
 
 fn session(choices: &mut Choices<'_>) -> SessionAdmission {

@@ -10,7 +10,7 @@ use super::saying::Announced;
 use super::seal::{ClusterKey, SealError, SealHeader};
 use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, TooMany};
 use crate::control::{
-    ControlError, ControlMessage, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
+    ControlError, ControlMessage, End, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
 };
 use crate::session::{Refusal, Session};
 use crate::time::Time;
@@ -173,7 +173,10 @@ impl Node {
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
     ) {
-        self.outgoing.end(now, ticket, messages);
+        let mut said = Vec::new();
+        self.outgoing
+            .end(now, ticket, messages, &mut |what| said.push(what));
+        self.say(said, out);
         self.settle(now, local, out);
     }
 
@@ -425,10 +428,14 @@ impl Node {
             ControlMessage::End(end) => {
                 let reply = match self.receivers.get_mut(&port) {
                     Some(receiver) => {
+                        if *end == End::WITHDRAWN {
+                            receiver.waiting.withdraw(from, request_id);
+                        }
                         receiver
                             .grantor
                             .handle(from, request_id, message, now, local.policy, local.landing)
                     }
+                    None if *end == End::WITHDRAWN => None,
                     // With its receiver, the session has ended too.
                     None => Some(ControlMessage::Ended(Ended {
                         session_key: end.session_key,

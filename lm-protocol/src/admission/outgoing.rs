@@ -127,12 +127,20 @@ impl Outgoing {
     }
 
     /// Ends the session, or the attempt to have one.
-    pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32) {
+    pub(super) fn end(&mut self, now: Time, ticket: Ticket, messages: u32, say: &mut impl FnMut(Said)) {
         let Some(line) = self.lines.get_mut(&ticket) else {
             return;
         };
         match &line.stage {
-            Stage::Asking(_) => self.remove(ticket),
+            Stage::Asking(_) => {
+                say(Said::Message {
+                    to: line.to,
+                    port: line.port,
+                    ticket,
+                    message: ControlMessage::End(End::WITHDRAWN),
+                });
+                self.remove(ticket);
+            }
             Stage::Holding { grant, .. } => {
                 let key = grant.session_key;
                 line.stage = Stage::Leaving(Farewell::new(key, messages, ticket.0, now, FAREWELL_PATIENCE));

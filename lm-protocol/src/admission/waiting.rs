@@ -2,6 +2,7 @@
 
 use crate::control::Request;
 use crate::time::Time;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::net::SocketAddrV4;
 use core::time::Duration;
@@ -11,6 +12,13 @@ pub const AGEING_BOUND: Duration = Duration::from_secs(1);
 
 /// Who has not repeated its request for so long is gone.
 pub const SILENCE_BOUND: Duration = Duration::from_secs(3);
+
+/// What makes a request the same one: whose it is, its number, and the life of its sender.
+type Key = (SocketAddrV4, u32, u64);
+
+fn key(from: SocketAddrV4, request_id: u32, request: &Request) -> Key {
+    (from, request_id, request.sender_id)
+}
 
 /// One request that waits.
 #[derive(Clone, Copy, Debug)]
@@ -22,31 +30,24 @@ pub(super) struct Waiter {
     heard: Time,
 }
 
-impl Waiter {
-    fn is(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
-        self.from == from && self.request_id == request_id && self.request.sender_id == request.sender_id
-    }
-
-    /// Lower goes first.
-    fn rank(&self, now: Time) -> (bool, u64, Time) {
-        match now.since(self.since) >= AGEING_BOUND {
-            true => (false, 0, self.since),
-            false => (true, self.request.max_message_len, self.since),
-        }
-    }
-}
-
-/// The requests that wait for one receiver's places.
+/// The requests that wait for one receiver's places. Whatever is done for one of them takes no longer because many wait: under load
+/// that is when the least time is left.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    waiters: Vec<Waiter>,
+    waiters: BTreeMap<Key, Waiter>,
+    by_age: BTreeSet<(Time, Key)>,
+    by_len: BTreeSet<(u64, Time, Key)>,
+    by_silence: BTreeSet<(Time, Key)>,
     capacity: usize,
 }
 
 impl Waiting {
     pub(super) fn new(capacity: usize) -> Waiting {
         Waiting {
-            waiters: Vec::new(),
+            waiters: BTreeMap::new(),
+            by_age: BTreeSet::new(),
+            by_len: BTreeSet::new(),
+            by_silence: BTreeSet::new(),
             capacity,
         }
     }
@@ -57,47 +58,73 @@ impl Waiting {
 
     /// Takes a request in, or notes that it is still wanted. A full list turns newcomers away.
     pub(super) fn add(&mut self, now: Time, from: SocketAddrV4, request_id: u32, request: &Request) {
-        if let Some(waiter) = self
-            .waiters
-            .iter_mut()
-            .find(|waiter| waiter.is(from, request_id, request))
-        {
+        let key = key(from, request_id, request);
+        if let Some(waiter) = self.waiters.get_mut(&key) {
+            self.by_silence.remove(&(waiter.heard, key));
             waiter.heard = now;
         } else if self.waiters.len() < self.capacity {
-            self.waiters.push(Waiter {
+            let waiter = Waiter {
                 from,
                 request_id,
                 request: *request,
                 since: now,
                 heard: now,
-            });
+            };
+            self.waiters.insert(key, waiter);
+            self.by_age.insert((now, key));
+            self.by_len.insert((request.max_message_len, now, key));
+        } else {
+            return;
         }
+        self.by_silence.insert((now, key));
     }
 
     /// Who goes next. It stays in the list.
     pub(super) fn next(&self, now: Time) -> Option<Waiter> {
-        self.waiters.iter().min_by_key(|waiter| waiter.rank(now)).copied()
+        let aged = (self.by_age.first()).filter(|(since, _)| now.since(*since) >= AGEING_BOUND);
+        let key = match aged {
+            Some((_, key)) => key,
+            None => &self.by_len.first()?.2,
+        };
+        self.waiters.get(key).copied()
     }
 
     pub(super) fn remove(&mut self, from: SocketAddrV4, request_id: u32, request: &Request) {
-        self.waiters
-            .retain(|waiter| !waiter.is(from, request_id, request));
+        self.take(&key(from, request_id, request));
+    }
+
+    /// Its sender does not want the request any more.
+    pub(super) fn withdraw(&mut self, from: SocketAddrV4, request_id: u32) {
+        let lives = (from, request_id, 0)..=(from, request_id, u64::MAX);
+        if let Some(key) = self.waiters.range(lives).next().map(|(&key, _)| key) {
+            self.take(&key);
+        }
+    }
+
+    fn take(&mut self, key: &Key) {
+        if let Some(waiter) = self.waiters.remove(key) {
+            self.by_age.remove(&(waiter.since, *key));
+            self.by_len
+                .remove(&(waiter.request.max_message_len, waiter.since, *key));
+            self.by_silence.remove(&(waiter.heard, *key));
+        }
     }
 
     /// Drops those that have not repeated their request.
     pub(super) fn expire(&mut self, now: Time) {
-        self.waiters
-            .retain(|waiter| now.since(waiter.heard) < SILENCE_BOUND);
+        while let Some(&(heard, key)) = self.by_silence.first()
+            && now.since(heard) >= SILENCE_BOUND
+        {
+            self.take(&key);
+        }
     }
 
     pub(super) fn next_expiry(&self) -> Option<Time> {
-        self.waiters
-            .iter()
-            .map(|waiter| waiter.heard + SILENCE_BOUND)
-            .min()
+        self.by_silence.first().map(|&(heard, _)| heard + SILENCE_BOUND)
     }
 
     pub(super) fn take_all(&mut self) -> Vec<Waiter> {
-        core::mem::take(&mut self.waiters)
+        let waiters = core::mem::replace(self, Waiting::new(self.capacity)).waiters;
+        waiters.into_values().collect()
     }
 }

@@ -34,7 +34,7 @@ pub enum ApplicantState {
 ///
 /// ```
 /// use core::time::Duration;
-/// use lm_protocol::control::{ControlMessage, Request};
+/// use lm_protocol::control::{ControlMessage, End, Request};
 /// use lm_protocol::geometry::{LinkShape, Wire};
 /// use lm_protocol::session::{Applicant, ApplicantState};
 /// use lm_protocol::time::Time;
@@ -50,7 +50,8 @@ pub enum ApplicantState {
 /// assert_eq!(applicant.poll_transmit(start), Some(ControlMessage::Request(request)));
 /// assert_eq!(applicant.poll_transmit(start), None);
 /// assert_eq!(applicant.poll_timeout(), Some(start + Duration::from_millis(100)));
-/// assert_eq!(applicant.poll_transmit(start + Duration::from_secs(3)), None);
+/// let withdrawn = Some(ControlMessage::End(End::WITHDRAWN));
+/// assert_eq!(applicant.poll_transmit(start + Duration::from_secs(3)), withdrawn);
 /// assert_eq!(*applicant.state(), ApplicantState::Unreachable);
 /// ```
 #[derive(Clone, Debug)]
@@ -61,8 +62,8 @@ pub struct Applicant {
     retransmit: Retransmit,
     /// The last answer said "busy".
     busy: Option<Reject>,
-    /// A session that was granted and will not be used.
-    unwanted: Option<u64>,
+    /// What is to be ended: a session that was granted and will not be used, or the request itself.
+    unwanted: Option<End>,
 }
 
 impl Applicant {
@@ -98,11 +99,8 @@ impl Applicant {
 
     /// The message to transmit now, if any; call until `None`. Gives up when the deadline has passed.
     pub fn poll_transmit(&mut self, now: Time) -> Option<ControlMessage> {
-        if let Some(session_key) = self.unwanted.take() {
-            return Some(ControlMessage::End(End {
-                session_key,
-                messages: 0,
-            }));
+        if let Some(end) = self.unwanted.take() {
+            return Some(ControlMessage::End(end));
         }
         if self.state != ApplicantState::Pending {
             return None;
@@ -115,7 +113,8 @@ impl Applicant {
                     Some(reject) => ApplicantState::Rejected(reject),
                     None => ApplicantState::Unreachable,
                 };
-                None
+                // It may wait there, or its grant be on the way.
+                Some(ControlMessage::End(End::WITHDRAWN))
             }
         }
     }
@@ -178,12 +177,12 @@ impl Applicant {
             ApplicantState::Pending if self.fits(grant) => self.state = ApplicantState::Granted(*grant),
             ApplicantState::Pending => {
                 self.state = ApplicantState::Incompatible(*grant);
-                self.unwanted = Some(grant.session_key);
+                self.unwanted = Some(unused(grant));
             }
             // The answer to a repetition.
             ApplicantState::Granted(first) if first.session_key == grant.session_key => {}
             // Too late, or a second session for one request (the receiver was restarted in between).
-            _ => self.unwanted = Some(grant.session_key),
+            _ => self.unwanted = Some(unused(grant)),
         }
     }
 
@@ -203,6 +202,14 @@ impl Applicant {
         } else {
             self.state = ApplicantState::Rejected(*reject);
         }
+    }
+}
+
+/// The end of a session that nobody uses.
+fn unused(grant: &Grant) -> End {
+    End {
+        session_key: grant.session_key,
+        messages: 0,
     }
 }
 

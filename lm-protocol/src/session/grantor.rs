@@ -333,7 +333,7 @@ impl Grantor {
                     landing,
                 )
             }
-            ControlMessage::End(end) => self.handle_end(from, end, landing),
+            ControlMessage::End(end) => self.handle_end(from, request_id, end, landing),
             // Replies are for applicants.
             ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => None,
         }
@@ -538,9 +538,16 @@ impl Grantor {
     fn handle_end(
         &mut self,
         from: SocketAddrV4,
+        request_id: u32,
         end: &End,
         landing: &mut dyn Landing,
     ) -> Option<ControlMessage> {
+        if *end == End::WITHDRAWN {
+            self.close_where(landing, CloseReason::Ended { messages: 0 }, |session| {
+                session.peer == from && session.request_id == request_id
+            });
+            return None;
+        }
         let reason = CloseReason::Ended {
             messages: end.messages,
         };

@@ -125,6 +125,14 @@ impl DataTemplate {
         if self.tagged { LM_TAGGED_LEN } else { LM_LEN }
     }
 
+    /// What [`DataTemplate::write`] writes for fragment 0 where it is a full one, and at which byte of it every other's index stands, a
+    /// big-endian `u32`: full fragments differ in nothing else. `None` on a link with tags.
+    #[inline]
+    pub fn plain_header(&self) -> Option<(&[u8; LM_LEN], usize)> {
+        let header = self.bytes.first_chunk().filter(|_| !self.tagged)?;
+        Some((header, 14 + LM_INDEX))
+    }
+
     /// Writes the headers of fragment `index`, which carries `payload_len` bytes, to the start of `out`; gives their
     /// length.
     ///

@@ -218,29 +218,54 @@ fn who_waits_too_long_is_told_why() {
     world.check_quiet();
 }
 
-/// A program gives up while it waits, and its turn comes all the same: nobody else waits for the lease of a session without a user.
-#[test]
-fn a_grant_that_nobody_wants_any_more_is_ended() {
+fn waiting(world: &World) -> usize {
+    let node = world.hosts[0].node.as_ref().unwrap();
+    node.usage(Time::MAX).waiting
+}
+
+/// A program gives up while it waits. Gives the receiver's world after what it waited for was over.
+fn given_up(is_heard: bool) -> World {
     let mut world = World::new(Setup::new(1, 3, 0));
     world.is_lenient = true;
     world.job(at(0), 1, 0, 1, 300 * MS);
     world.run(at(10));
     let to = address(0);
+    let mut asked = None;
     world.with(2, |node, now, local, out| {
         let decision = node.request(now, to, PORT, request(0, 1), 5000 * MS, local, out);
         let Ok(Decision::Requested(ticket)) = decision else {
             panic!("{decision:?}");
         };
-        // The request is on its way before the program ends it.
+        asked = Some(ticket);
+    });
+    world.run(at(60));
+    assert_eq!(waiting(&world), 1);
+    world.with(2, |node, now, local, out| {
         let first = out.len();
-        node.end(now + 50 * MS, ticket, 0, local, out);
-        assert_eq!(out.len(), first, "there is nothing to end yet");
+        node.end(now, asked.unwrap(), 0, local, out);
+        assert_eq!(out.len(), first + 1, "the request is withdrawn");
+        if !is_heard {
+            out.truncate(first);
+        }
     });
     world.run(at(299));
     assert_eq!(world.hosts[0].gate.opened, 1);
     world.run(at(400));
-    let gate = &world.hosts[0].gate;
-    assert_eq!((gate.opened, gate.open.len()), (2, 0));
+    assert_eq!(world.hosts[0].gate.open.len(), 0);
+    world
+}
+
+#[test]
+fn no_place_is_given_to_a_request_that_was_withdrawn() {
+    let world = given_up(true);
+    assert_eq!(world.hosts[0].gate.opened, 1);
+    assert_eq!(waiting(&world), 0);
+}
+
+/// Its turn comes all the same: nobody else waits for the lease of a session without a user.
+#[test]
+fn a_grant_that_nobody_wants_any_more_is_ended() {
+    assert_eq!(given_up(false).hosts[0].gate.opened, 2);
 }
 
 /// One client's ask, and what it was told.

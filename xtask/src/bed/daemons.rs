@@ -27,19 +27,24 @@ const LIFE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Daemons {
     folder: PathBuf,
     options: Vec<String>,
-    _leftover: Registered,
+    go_first: bool,
+    /// Their state files, in memory as under the `/run` of a distribution: a disk would be measured.
+    states: PathBuf,
+    _leftovers: [Registered; 2],
 }
 
 impl Daemons {
     /// A folder for daemons, at `folder`, with a key for them and the tools that users without privileges may start.
     /// `options`: of every daemon, beside what it needs.
     pub fn new(programs: &Programs, folder: &Path, options: &[&str]) -> Result<Daemons> {
-        let leftover = register(Leftover::Folder(folder.to_owned()))?;
-        let made = || -> std::io::Result<()> {
-            std::fs::create_dir_all(folder)?;
-            std::fs::set_permissions(folder, Permissions::from_mode(0o755))
-        };
-        made().with_context(|| format!("cannot make {}", folder.display()))?;
+        let states = Path::new("/dev/shm").join(folder.file_name().unwrap_or_default());
+        let leftover = |folder: &Path| register(Leftover::Folder(folder.to_owned()));
+        let leftovers = [leftover(folder)?, leftover(&states)?];
+        for folder in [folder, &states] {
+            std::fs::create_dir_all(folder)
+                .and_then(|()| std::fs::set_permissions(folder, Permissions::from_mode(0o755)))
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
         // The folder that programs are built in may be closed to other users.
         for tool in ["lm-admissiond", "lm-bench", "lm-send", "lm-recv"] {
             std::fs::copy(programs.path(tool), folder.join(tool))
@@ -48,7 +53,9 @@ impl Daemons {
         let daemons = Daemons {
             folder: folder.to_owned(),
             options: options.iter().map(|&option| option.to_owned()).collect(),
-            _leftover: leftover,
+            go_first: false,
+            states,
+            _leftovers: leftovers,
         };
         let output = Command::new(daemons.tool("lm-admissiond"))
             .arg("keygen")
@@ -58,6 +65,13 @@ impl Daemons {
             .context("cannot start lm-admissiond")?;
         ensure!(output.status.success(), "{}", said(&output.stderr));
         Ok(daemons)
+    }
+
+    /// Lets the daemons go before other programs of the machine, as their systemd unit does.
+    #[must_use]
+    pub fn go_first(mut self) -> Daemons {
+        self.go_first = true;
+        self
     }
 
     /// The folder.
@@ -87,13 +101,16 @@ impl Daemons {
             .arg("--socket")
             .arg(self.socket(host))
             .arg("--state-dir")
-            .arg(self.folder.join(host.name()))
+            .arg(self.states.join(host.name()))
             .arg("--key-file")
             .arg(self.key_file())
             .args(&self.options)
             .time_limit(LIFE_MAX);
         if let Some(core) = core {
             launch = launch.core(core);
+        }
+        if self.go_first {
+            launch = launch.goes_first();
         }
         host.spawn(launch)
     }

@@ -120,14 +120,18 @@ impl Host {
 
     /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).
     pub fn switch_segmentation_offloads(&self, on: bool) -> Result<()> {
+        self.switch_offloads_of(INTERFACE, on)
+    }
+
+    pub(super) fn switch_offloads_of(&self, interface: &str, on: bool) -> Result<()> {
         self.enter(|| {
-            let features = ethtool::features(INTERFACE)?;
+            let features = ethtool::features(interface)?;
             let wanted: Vec<(&str, bool)> = features
                 .iter()
                 .filter(|feature| feature.changeable && feature.joins_packets())
                 .map(|feature| (feature.name.as_str(), on))
                 .collect();
-            ethtool::set_features(INTERFACE, &wanted)
+            ethtool::set_features(interface, &wanted)
         })
     }
 

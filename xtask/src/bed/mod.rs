@@ -24,6 +24,7 @@ pub mod ethtool;
 pub mod host;
 pub mod ip;
 pub mod leftovers;
+pub mod links;
 pub mod lone;
 pub mod middle;
 pub mod program;

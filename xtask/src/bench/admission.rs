@@ -27,8 +27,8 @@ pub(super) struct Arguments {
     /// Requests of each latency.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..))]
     requests: u32,
-    /// Requests a second of each latency: a place of the gate rests for some ten milliseconds after its session.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Requests a second of each latency: a place of the gate rests for tens of milliseconds after its session.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
     /// Requests a second that are offered.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -39,6 +39,9 @@ pub(super) struct Arguments {
     /// Datagrams a second of the flood.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     flood: u32,
+    /// Measure latencies only.
+    #[arg(long)]
+    latency_only: bool,
     /// Also keep everything in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -52,12 +55,11 @@ const RECEIVER_PORT: u16 = 7168;
 const CONTROL_PORT: u16 = 7169;
 const HOP_PORT: u16 = 9000;
 
-/// Two daemons, and a program that receives.
+/// A daemon on the right host, and a program that receives there.
 struct Ground {
     bed: Bed,
     daemons: Daemons,
     right: Program,
-    _left: Program,
     receiver: Program,
 }
 
@@ -65,11 +67,13 @@ impl Ground {
     fn new(programs: &Programs, spin: bool) -> Result<Ground> {
         let bed = Bed::new(&BedConfig::default())?;
         let folder = PathBuf::from(format!("/run/lm-bench-admission-{}", std::process::id()));
-        let daemons = Daemons::new(programs, &folder, if spin { &["--spin"] } else { &[] })?;
+        // One that never sleeps must not go before the kernel's own threads, which close the gate's places.
+        let daemons = match spin {
+            true => Daemons::new(programs, &folder, &["--spin"])?,
+            false => Daemons::new(programs, &folder, &[])?.go_first(),
+        };
         let [asking, answering] = two_cores();
-        let mut left = daemons.spawn(bed.left(), Some(asking))?;
         let mut right = daemons.spawn(bed.right(), Some(answering))?;
-        daemons.await_ready(bed.left(), &mut left)?;
         daemons.await_ready(bed.right(), &mut right)?;
         let host = bed.right();
         let receive = Launch::new(daemons.tool("lm-bench"))
@@ -92,7 +96,6 @@ impl Ground {
             bed,
             daemons,
             right,
-            _left: left,
             receiver,
         })
     }
@@ -110,8 +113,16 @@ impl Ground {
 
     /// Asks the right host's daemon; nothing that was granted may be lost.
     fn ask(&self, requests: u32, rate: u32, spin: bool) -> Result<Value> {
+        self.ask_with(requests, rate, spin, &[])
+    }
+
+    /// The same, with further options.
+    fn ask_with(&self, requests: u32, rate: u32, spin: bool, options: &[&str]) -> Result<Value> {
         let mut launch = self.launch(self.bed.left(), "admission-ask");
-        launch = launch.args(["--requests", &requests.to_string(), "--rate", &rate.to_string()]);
+        launch = launch
+            .args(["--requests", &requests.to_string(), "--rate", &rate.to_string()])
+            .args(options)
+            .goes_first();
         if spin {
             launch = launch.arg("--spin");
         }
@@ -131,9 +142,11 @@ impl Ground {
         Ok(report)
     }
 
-    /// Asks by a program of the left host's daemon.
+    /// Asks by a program of the left host's daemon, which runs meanwhile alone: one that spins would take half of the asking core.
     fn hop(&self, requests: u32, rate: u32) -> Result<Value> {
         let host = self.bed.left();
+        let mut left = self.daemons.spawn(host, Some(two_cores()[0]))?;
+        self.daemons.await_ready(host, &mut left)?;
         let launch = Launch::new(self.daemons.tool("lm-bench"))
             .args(["--time-limit", "3600", "admission-hop", "--interface", INTERFACE])
             .arg("--socket")
@@ -207,14 +220,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             String::new(),
         );
         result[name]["hop"] = hop;
-        if !spin {
+        if !spin && !arguments.latency_only {
             let [load, flood] = [load(&ground, arguments)?, flood(&ground, arguments)?];
             (result["load"], result["flood"]) = (load, flood);
         }
     }
     println!("\n{latencies}");
-    print_load(&result["load"]);
-    print_flood(&result["flood"]);
+    if !arguments.latency_only {
+        print_load(&result["load"]);
+        print_flood(&result["flood"]);
+    }
     file.map_or(Ok(()), |file| file.write(&result))
 }
 
@@ -222,7 +237,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 fn load(ground: &Ground, arguments: &Arguments) -> Result<Value> {
     eprintln!("  load");
     let before = ground.daemon_seconds()?;
-    let report = ground.ask(arguments.load * arguments.seconds, arguments.load, false)?;
+    // Who waits for a place asks no longer than this, so that no more wait than the asking host can have open.
+    let patience = ["--patience", "0.2"];
+    let report = ground.ask_with(
+        arguments.load * arguments.seconds,
+        arguments.load,
+        false,
+        &patience,
+    )?;
     let used = ground.daemon_seconds()? - before;
     Ok(json!({
         "ask": report,

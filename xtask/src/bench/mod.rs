@@ -6,9 +6,11 @@
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
 mod admission;
+mod compare;
 mod congestion;
 pub mod delivery;
 mod distance;
+mod instructions;
 pub mod loss;
 mod memory;
 mod plot;
@@ -54,11 +56,13 @@ enum Suite {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    Compare(compare::Arguments),
     Admission(admission::Arguments),
     Loss(loss::Arguments),
     Delivery(delivery::Arguments),
     Share(share::Arguments),
     Strip(strip::Arguments),
+    Instructions(instructions::Arguments),
     /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
     ///
     /// Fails where zero-copy mode moves less than 1.3 (igb) or 1.8 (virtio-net) times the packets of copy mode.
@@ -371,7 +375,9 @@ them on, kernel TCP and UDP move 64 KiB segments over a veth that never become p
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> Result<()> {
-    crate::bed::require_root("make network namespaces")?;
+    if !matches!(arguments.suite, Suite::Instructions(_)) {
+        crate::bed::require_root("make network namespaces")?;
+    }
     match arguments.suite {
         Suite::Core { pairs, json, only } => {
             let comparisons = selected(recipes::core(), only.as_deref())?;
@@ -382,11 +388,13 @@ pub fn run(arguments: Arguments) -> Result<()> {
             println!("{ABOUT_VETH}");
             keep("core", pairs, &measured, file)
         }
+        Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Loss(arguments) => loss::run(&arguments),
         Suite::Delivery(arguments) => delivery::run(&arguments),
         Suite::Share(arguments) => share::run(&arguments),
         Suite::Strip(arguments) => strip::run(&arguments),
+        Suite::Instructions(arguments) => instructions::run(&arguments),
         Suite::Vm { json } => {
             let choice = vm::Choice {
                 purpose: Purpose::Bench,
@@ -396,6 +404,11 @@ pub fn run(arguments: Arguments) -> Result<()> {
             vm::run(&choice.into())
         }
     }
+}
+
+/// Instructions per fragment against their baseline: a step of `cargo xtask ci`.
+pub(crate) fn check_instructions() -> Result<()> {
+    instructions::run(&instructions::Arguments::default())
 }
 
 /// The comparisons whose key contains `only`.

@@ -11,6 +11,7 @@ use super::{Cursor, FIRST_MESSAGE, HEADER_LEN, KEY, PAYLOAD_LEN, StreamArgs, wri
 use crate::bare::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
 use crate::bare::stream::{SendReport, reap, teach_queue};
 use crate::bare::{ToArgs, ifindex};
+use crate::suite::Meter;
 
 /// Arguments of `land-send`.
 #[derive(Debug, Clone, Args)]
@@ -65,6 +66,8 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     let limit = args.in_flight.min(CHUNKS_EACH_WAY - 1);
     let mut next = Cursor::START;
     let (mut sent, mut wake_ups, mut unfinished) = (0_u64, 0, 0);
+    let mut meter = Meter::new(false)?;
+    meter.begin();
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
@@ -113,9 +116,10 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
         }
     }
     Ok(SendReport {
-        program: "land-send",
+        program: "land-send".to_owned(),
         packets: sent,
         seconds: started.elapsed().as_secs_f64(),
         wake_ups,
+        cost: meter.end(),
     })
 }

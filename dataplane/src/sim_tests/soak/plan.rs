@@ -32,6 +32,8 @@ pub(super) struct Plan {
     pub(super) stalls: Vec<Stall>,
     /// Which host stops for ever, and when after the start.
     pub(super) death: Option<(usize, u64)>,
+    /// Whose fragments do not reach the landing queue any more, and from when after the start on.
+    pub(super) detour: Option<(usize, u64)>,
     /// How long an application keeps a message, at most.
     pub(super) keep_max_ns: u64,
 }
@@ -149,6 +151,11 @@ impl Plan {
         };
         // Half of the seeds land in zero-copy mode, where nothing else is possible. Not by the dice, as below.
         let zero_copy = !seed.is_multiple_of(2) && !soak.unverified;
+        // A quarter of the others has packets of several frames. Not by the dice either.
+        let mtu = match (seed / 2) % 4 {
+            3 if !zero_copy => [4000, 9000, 9000, 60_000, 65_521][(seed / 8) as usize % 5],
+            _ => mtu,
+        };
         let mode = match dice.roll(5) {
             0 => WireMode::IpFrag,
             _ => WireMode::Lm,
@@ -223,6 +230,12 @@ impl Plan {
                 .collect(),
             false => Vec::new(),
         };
+        // By their own dice, as for the digests.
+        let detour = (mode == WireMode::Lm && bed.queues[0].general.is_some() && seed % 24 < 3).then(|| {
+            let mut dice = self::dice(seed ^ 0x6465_746f_7572);
+            let at_ns = pick(&mut dice, &[0, 0, 1_000_000, 30_000_000]);
+            (dice.roll(2) as usize, dice.roll(at_ns + 1))
+        });
         let death = (soak.death && dice.roll(6) == 0).then(|| (dice.roll(2) as usize, dice.roll(10_000_000)));
         Plan {
             mode,
@@ -232,6 +245,7 @@ impl Plan {
             impairments: [0, 1].map(|from| impairments(dice, soak, verified, seed * 2 + from)),
             stalls,
             death,
+            detour,
             keep_max_ns: pick(dice, &[0, 100_000, 20_000_000]),
             bed,
         }

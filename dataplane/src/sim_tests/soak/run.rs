@@ -133,6 +133,20 @@ impl Run {
         }
     }
 
+    /// Fragments of the host's session leave on another queue from now on.
+    fn take_a_detour(&mut self, host: usize) {
+        let engine = &mut self.bed.hosts[host];
+        let Some(general) = &engine.general else { return };
+        let outbound = engine
+            .peers
+            .at(self.applications[host].peer.index)
+            .outbound
+            .as_mut();
+        if let Some(outbound) = outbound {
+            outbound.terms.channel = general.transmit;
+        }
+    }
+
     /// One round of whoever is awake.
     pub(super) fn round(&mut self) -> Result<(), String> {
         let since_ns = self.bed.now_ns - self.start_ns;
@@ -145,6 +159,11 @@ impl Run {
             let survivor = &mut self.applications[1 - host];
             survivor.to_send.clear();
             survivor.unsent = None;
+        }
+        if let Some((host, at_ns)) = self.plan.detour
+            && since_ns >= at_ns
+        {
+            self.take_a_detour(host);
         }
         let is_awake = [0, 1].map(|host| {
             !self.applications[host].dead
@@ -528,6 +547,7 @@ impl Run {
                 .iter()
                 .map(|engine| engine.counters.violations.total())
                 .sum(),
+            astray: engines.iter().map(|engine| engine.counters.sessions_astray).sum(),
             virtual_ns: impaired_until_ns,
             died: a.dead || b.dead,
             impaired: [0, 1].map(|from| self.bed.wire.impairment_counters(from)),

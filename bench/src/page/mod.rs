@@ -1,0 +1,86 @@
+//! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
+//!
+//! `figures` finds numbers in the files, `plot` draws lines, `sections`, `ratios` and `paper` are the page's parts.
+
+mod figures;
+mod input;
+mod loss;
+mod paper;
+mod plot;
+mod ratios;
+mod sections;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use self::input::Input;
+use crate::cli::Failure;
+
+/// Options of `lm-bench report`.
+#[derive(Clone, Debug, Args)]
+pub struct ReportArgs {
+    /// Files that `lm-bench compare`, `latency`, `throughput`, `cpu` and `limit` or `cargo xtask bench loss` wrote with --json
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Write the page to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: PathBuf,
+}
+
+/// Reads the files and writes the page.
+///
+/// # Errors
+/// A file that cannot be read or is of another kind, or a page that cannot be written; nothing is written then.
+pub fn report(args: &ReportArgs) -> Result<(), Failure> {
+    let input = Input::read(&args.files)?;
+    write(&args.html, &page(&input).into_string())
+}
+
+/// Writes the file whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".part");
+    let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
+    written.map_err(|error| {
+        // Where it could not be written there may be nothing to remove.
+        let _ = std::fs::remove_file(&partial);
+        let why = crate::output::describe(&error);
+        Failure::new(format!(
+            "cannot write {}: {why}; name a file in a folder that exists",
+            path.display()
+        ))
+    })
+}
+
+fn page(input: &Input) -> Markup {
+    let groups = figures::groups(&input.reports);
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "lm-bench report" }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body {
+                (sections::header(input))
+                main {
+                    (ratios::section(&input.reports))
+                    @for group in &groups { (sections::group(group)) }
+                    (loss::section(&input.losses))
+                    @if !input.reports.is_empty() { (paper::section(&groups)) }
+                    (sections::systems(&input.reports))
+                    (sections::beds(input))
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! The limit: bare AF_XDP ([`crate::bare`]), by several recipes, of which the best counts.
+
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use super::child::Place;
+use super::host::LinkEnd;
+use super::schema::{LatencyRound, Round, TransferRound};
+use crate::bare;
+use crate::cli::Failure;
+
+/// Headers of a packet over IPv4 with UDP.
+const HEADERS_LEN: u64 = 28;
+/// Longest payload that its chunks of 2048 bytes take, and shortest: the sequence number.
+const PAYLOAD: [u64; 2] = [8, 1728];
+/// A sender goes on for so long after the receiver has measured, if both begin at once.
+const OVERTIME: f64 = 0.3;
+
+/// How packets get from one side to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Recipe {
+    /// XDP in the driver; the receiving core polls the queue through a UDP socket.
+    NativePolled,
+    /// XDP in the driver, the kernel works where it likes, the receiver spins.
+    NativeSpinning,
+    /// The same; the receiver sleeps in `poll`.
+    NativeSleeping,
+    /// XDP in the network stack, the receiver spins.
+    GenericSpinning,
+}
+
+impl Recipe {
+    pub(super) const ALL: [Recipe; 4] = [
+        Recipe::NativePolled,
+        Recipe::NativeSpinning,
+        Recipe::NativeSleeping,
+        Recipe::GenericSpinning,
+    ];
+
+    /// In words.
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Recipe::NativePolled => "native mode, the receiving core polls the queue through a UDP socket",
+            Recipe::NativeSpinning => "native mode, the receiver spins",
+            Recipe::NativeSleeping => "native mode, the receiver sleeps in poll",
+            Recipe::GenericSpinning => "generic mode, the receiver spins",
+        }
+    }
+
+    const fn switches(self) -> &'static str {
+        match self {
+            Recipe::NativePolled => "--mode native --busy-poll udp",
+            Recipe::NativeSpinning => "--mode native",
+            Recipe::NativeSleeping => "--mode native --idle poll",
+            Recipe::GenericSpinning => "--mode generic",
+        }
+    }
+}
+
+/// One end of a bare link.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct End {
+    address: Ipv4Addr,
+    mac: [u8; 6],
+}
+
+impl End {
+    fn mac(&self) -> String {
+        self.mac.map(|byte| format!("{byte:02x}")).join(":")
+    }
+}
+
+/// What both bare programs know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct BareSpec {
+    recipe: Recipe,
+    /// `None`: a stream.
+    round_trips: Option<u64>,
+    payload: u64,
+    warm_up: f64,
+    seconds: f64,
+    queue: u32,
+    near: End,
+    far: End,
+    /// Number of the file by which the receiver paces the sender, where both are on one machine.
+    pace: Option<u64>,
+}
+
+impl BareSpec {
+    /// A run with packets such as messages of `size` bytes make. `count` round trips, or a stream.
+    pub(super) fn new(
+        recipe: Recipe,
+        [near, far]: [&LinkEnd; 2],
+        size: u64,
+        round_trips: Option<u64>,
+        [warm_up, seconds]: [f64; 2],
+        same_machine: bool,
+    ) -> BareSpec {
+        let full = u64::from(near.mtu.min(far.mtu)) - HEADERS_LEN;
+        let end = |end: &LinkEnd| End {
+            address: end.address,
+            mac: end.mac,
+        };
+        // Small things on queue 0, bulk on a queue of its own; generic mode on veth counts them otherwise.
+        let bulk = round_trips.is_none() && recipe != Recipe::GenericSpinning;
+        BareSpec {
+            recipe,
+            round_trips,
+            payload: size.min(full).clamp(PAYLOAD[0], PAYLOAD[1]),
+            warm_up,
+            seconds,
+            queue: u32::from(bulk && near.queues.min(far.queues) > 1),
+            near: end(near),
+            far: end(far),
+            pace: (same_machine && round_trips.is_none()).then(|| u64::from(std::process::id())),
+        }
+    }
+
+    pub(super) fn far_address(&self) -> Ipv4Addr {
+        self.far.address
+    }
+
+    /// Arguments of `lm-bench`.
+    pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
+        let (Place::Near(interface) | Place::Far(interface)) = place;
+        let mut line = format!(
+            " --interface {interface} --queue {} {}",
+            self.queue,
+            self.recipe.switches()
+        );
+        if let Some(pace) = self.pace {
+            let file = pace_file(pace);
+            line.push_str(&format!(" --pace {}", file.display()));
+        }
+        let to = format!(
+            " --payload {} --to {} --to-mac {} --from {} --from-mac {}",
+            self.payload,
+            self.far.address,
+            self.far.mac(),
+            self.near.address,
+            self.near.mac()
+        );
+        let line = match (place, self.round_trips) {
+            (Place::Far(_), None) => format!(
+                "bare-recv{line} --warmup {} --seconds {}",
+                self.warm_up, self.seconds
+            ),
+            (Place::Near(_), None) => {
+                format!(
+                    "bare-send{line}{to} --seconds {} --in-flight 192",
+                    self.warm_up + self.seconds + OVERTIME
+                )
+            }
+            (Place::Far(_), Some(_)) => format!("bare-pong{line}"),
+            (Place::Near(_), Some(count)) => format!("bare-ping{line}{to} --count {count}"),
+        };
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// The two reports as a round.
+    pub(super) fn round(&self, at: u32, near: &str, far: Option<&str>) -> Result<Round, Failure> {
+        let unread = |error: serde_json::Error| Failure::new(format!("a bare program's report: {error}"));
+        if self.round_trips.is_some() {
+            let report: PingReport = serde_json::from_str(near).map_err(unread)?;
+            let at_us = report.rtt_us;
+            return Ok(Round::Latency(LatencyRound {
+                at,
+                count: report.count,
+                min_ns: at_us.min * 1e3,
+                p50_ns: at_us.p50 * 1e3,
+                p90_ns: at_us.p90 * 1e3,
+                p99_ns: at_us.p99 * 1e3,
+                p999_ns: at_us.p999 * 1e3,
+                max_ns: at_us.max * 1e3,
+                mean_ns: at_us.mean * 1e3,
+                load_bits_per_s: None,
+            }));
+        }
+        let send: bare::SendReport = serde_json::from_str(near).map_err(unread)?;
+        let receive: bare::ReceiveReport = serde_json::from_str(far.unwrap_or_default()).map_err(unread)?;
+        Ok(Round::Transfer(TransferRound {
+            at,
+            bytes: receive.bytes,
+            messages: receive.packets,
+            lost_messages: receive.lost_packets,
+            seconds: receive.seconds,
+            // It does the same all the time.
+            cpu_seconds_send: send.cost.process_s * receive.seconds / send.seconds,
+            cpu_seconds_receive: receive.cost.process_s,
+            cpu_seconds_machine: match self.pace {
+                Some(_) => receive.cost.machine_s,
+                None => receive.cost.machine_s + send.cost.machine_s * receive.seconds / send.seconds,
+            },
+            spare_fraction: Vec::new(),
+        }))
+    }
+}
+
+/// What `bare-ping` prints.
+#[derive(Deserialize)]
+struct PingReport {
+    count: u64,
+    rtt_us: Microseconds,
+}
+
+#[derive(Deserialize)]
+struct Microseconds {
+    min: f64,
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+    mean: f64,
+}
+
+fn pace_file(number: u64) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("lm-bench-pace-{number}"))
+}
+
+/// Removes the pace file of this process's runs; there may be none.
+pub(super) fn remove_pace_file() {
+    let _none = std::fs::remove_file(pace_file(u64::from(std::process::id())));
+}

@@ -1,0 +1,302 @@
+//! Who is measured: every system with the best configuration that was found for it, in words that go into the report.
+
+use super::end::Transport;
+use super::schema::What;
+use super::tools::Tool;
+
+/// Which of the links a system runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum On {
+    /// The one to HOST.
+    Main,
+    /// The one to `--peer-host`: the same, and never with an XDP program.
+    Plain,
+    /// The one to `--rps-host`.
+    Steered,
+    /// The one to `--offloads-host`.
+    Offloads,
+}
+
+/// How a system's programs are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// Our own ends.
+    Ours(Transport),
+    /// The bare programs.
+    Bare,
+    /// Somebody else's.
+    Tool(Tool),
+}
+
+/// A system.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) configuration: &'static str,
+    pub(super) on: On,
+    pub(super) how: How,
+}
+
+const fn entry(
+    id: &'static str,
+    title: &'static str,
+    on: On,
+    how: How,
+    configuration: &'static str,
+) -> Entry {
+    Entry {
+        id,
+        title,
+        configuration,
+        on,
+        how,
+    }
+}
+
+use How::{Bare, Ours};
+use On::{Main, Offloads, Plain, Steered};
+
+/// Names for systems that can be built without.
+pub(super) const XSK_RS: (&str, &str) = (
+    "xsk-rs",
+    "not part of this program: it needs libxdp and clang to build; `bare` has the same data path",
+);
+
+/// Everybody. The first one is what the others are compared with.
+pub(super) const ALL: [Entry; 22] = [
+    entry(
+        "lm",
+        "LM",
+        Main,
+        Ours(Transport::Lm),
+        "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 fragments, queue polled on veth; 1 MiB \
+         of messages under way, 4 to 64 of them",
+    ),
+    entry(
+        "lm-no-integrity",
+        "LM without digests",
+        Main,
+        Ours(Transport::LmNoIntegrity),
+        "as LM, with --integrity none: kernel UDP has only a checksum that a veth pair never computes",
+    ),
+    entry(
+        "lm-sleeping",
+        "LM that sleeps",
+        Main,
+        Ours(Transport::LmSleeping),
+        "as LM, with the endpoint's default way to wait: spin, then yield, then sleep",
+    ),
+    entry(
+        "bare",
+        "bare AF_XDP",
+        Main,
+        Bare,
+        "packets without messages, acknowledgements or gate: 192 in flight, 32 descriptors a call, chunks of 2048 bytes that do not overlap, \
+         paced through shared memory where both ends are on one machine",
+    ),
+    entry(
+        "udp-blocking",
+        "kernel UDP, blocking",
+        Plain,
+        Ours(Transport::UdpBlocking),
+        "one connected socket each side, one datagram a call, the kernel's own buffers; messages beyond 65,507 bytes as trains of datagrams",
+    ),
+    entry(
+        "udp-spinning",
+        "kernel UDP, spinning",
+        Plain,
+        Ours(Transport::UdpSpinning),
+        "as blocking, on sockets that do not block and are asked again at once",
+    ),
+    entry(
+        "udp-mmsg",
+        "kernel UDP, sendmmsg and recvmmsg",
+        Plain,
+        Ours(Transport::UdpMmsg),
+        "up to 32 datagrams or 256 KiB a call, 4 MiB of receive memory",
+    ),
+    entry(
+        "udp-rps",
+        "kernel UDP, sendmmsg and recvmmsg, RPS",
+        Steered,
+        Ours(Transport::UdpMmsg),
+        "as udp-mmsg; the receiving core takes the packets from the sending one (receive packet steering)",
+    ),
+    entry(
+        "udp-rps-single",
+        "kernel UDP, blocking, RPS",
+        Steered,
+        Ours(Transport::UdpBlocking),
+        "as udp-blocking; the receiving core takes the packets from the sending one (receive packet steering)",
+    ),
+    entry(
+        "udp-gso",
+        "kernel UDP, GSO and GRO",
+        Plain,
+        Ours(Transport::UdpGso),
+        "UDP_SEGMENT: up to 44 datagrams of one packet each a call, cut by the kernel; UDP_GRO; 4 MiB of receive memory",
+    ),
+    entry(
+        "udp-gso-offloads",
+        "kernel UDP, GSO and GRO, offloads on",
+        Offloads,
+        Ours(Transport::UdpGso),
+        "as udp-gso, on a link with segmentation offloads: on veth the segments never become packets",
+    ),
+    entry(
+        "tcp",
+        "kernel TCP",
+        Plain,
+        Ours(Transport::Tcp),
+        "TCP_NODELAY, the kernel's own buffers and congestion control; round trips spin where a message fits a packet; streams gather short messages to 128 KiB a write, \
+         and read as much as there is",
+    ),
+    entry(
+        "tcp-rps",
+        "kernel TCP, RPS",
+        Steered,
+        Ours(Transport::Tcp),
+        "as tcp; the receiving core takes the packets from the sending one (receive packet steering)",
+    ),
+    entry(
+        "tcp-zerocopy",
+        "kernel TCP, MSG_ZEROCOPY",
+        Plain,
+        Ours(Transport::TcpZerocopy),
+        "as tcp, sent with MSG_ZEROCOPY from 16 buffers; on veth the kernel copies all the same when the packet changes hosts",
+    ),
+    entry(
+        "tcp-offloads",
+        "kernel TCP, offloads on",
+        Offloads,
+        Ours(Transport::Tcp),
+        "as tcp, on a link with segmentation offloads: on veth the segments never become packets",
+    ),
+    entry(
+        "quinn",
+        "QUIC (quinn)",
+        Plain,
+        Ours(Transport::Quic),
+        "quinn 0.11 with rustls and ring, one stream, one thread each side, datagrams as long as the link takes, no MTU discovery, windows \
+         of 64 MiB, GSO and GRO as quinn chooses",
+    ),
+    entry(
+        "iperf3",
+        "iperf3, UDP",
+        Plain,
+        How::Tool(Tool::Iperf3Udp),
+        "-u -b 0 -l SIZE: a yardstick for udp-blocking",
+    ),
+    entry(
+        "iperf3-tcp",
+        "iperf3, TCP",
+        Plain,
+        How::Tool(Tool::Iperf3Tcp),
+        "-l SIZE: a yardstick for tcp",
+    ),
+    entry(
+        "sockperf",
+        "sockperf, blocking",
+        Plain,
+        How::Tool(Tool::Sockperf),
+        "ping-pong --full-rtt: a yardstick for udp-blocking",
+    ),
+    entry(
+        "sockperf-spinning",
+        "sockperf, spinning",
+        Plain,
+        How::Tool(Tool::SockperfSpinning),
+        "ping-pong --full-rtt --nonblocked: a yardstick for udp-spinning",
+    ),
+    entry(
+        "fi_pingpong",
+        "libfabric fi_pingpong",
+        Plain,
+        How::Tool(Tool::FiPingpong),
+        "-p tcp -e msg; it tells a mean only, which stands for every percentile here",
+    ),
+    entry(
+        "ucx_perftest",
+        "UCX ucx_perftest",
+        Plain,
+        How::Tool(Tool::UcxPerftest),
+        "tag_lat over TCP; it tells median and mean only, the mean stands for the upper percentiles here",
+    ),
+];
+
+/// Longest datagram over IPv4.
+const MAX_DATAGRAM: u64 = 65_507;
+
+impl Entry {
+    /// Whether the system can be measured by this at this length. What cannot is no fault of anybody's, and leaves no trace in a report.
+    pub(super) fn measures(&self, what: What, size: u64) -> bool {
+        let stream = matches!(what, What::Throughput | What::Cpu);
+        match self.how {
+            How::Tool(tool) => match what {
+                What::Latency => {
+                    tool.is_round_trip()
+                        && (tool != Tool::Sockperf && tool != Tool::SockperfSpinning
+                            || (14..=MAX_DATAGRAM).contains(&size))
+                }
+                What::Throughput => {
+                    !tool.is_round_trip() && (tool != Tool::Iperf3Udp || (16..=64 << 10).contains(&size))
+                }
+                What::Cpu | What::LatencyUnderLoad => false,
+            },
+            // One packet is all that a bare round trip has.
+            How::Bare => match what {
+                What::Throughput => size >= 8,
+                What::Latency => (8..=1472).contains(&size),
+                What::Cpu | What::LatencyUnderLoad => false,
+            },
+            How::Ours(transport) => match transport {
+                // To hand a single packet to another core only takes time.
+                _ if what == What::Latency && self.on == Steered => false,
+                Transport::UdpBlocking | Transport::UdpSpinning if what == What::Latency => {
+                    size <= MAX_DATAGRAM
+                }
+                Transport::UdpMmsg | Transport::UdpGso | Transport::TcpZerocopy => stream && size >= 64,
+                _ if what == What::LatencyUnderLoad => {
+                    matches!(
+                        transport,
+                        Transport::Lm | Transport::LmNoIntegrity | Transport::UdpSpinning
+                    ) && self.on != Steered
+                        && size > 64
+                }
+                _ if stream => size >= 8,
+                _ => true,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_everybody_measures_something() {
+        let ids: BTreeSet<_> = ALL.iter().map(|entry| entry.id).collect();
+        assert_eq!(ids.len(), ALL.len());
+        for entry in &ALL {
+            let whats = [What::Latency, What::Throughput, What::Cpu, What::LatencyUnderLoad];
+            assert!(
+                whats.into_iter().any(|what| [64, 1024, 65_536]
+                    .into_iter()
+                    .any(|size| entry.measures(what, size))),
+                "{}",
+                entry.id
+            );
+        }
+    }
+
+    #[test]
+    fn datagrams_end_somewhere() {
+        let udp = ALL.iter().find(|entry| entry.id == "udp-spinning").unwrap();
+        assert!(udp.measures(What::Latency, 65_507) && !udp.measures(What::Latency, 65_536));
+        assert!(udp.measures(What::Throughput, 1 << 20));
+    }
+}

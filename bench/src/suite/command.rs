@@ -1,0 +1,504 @@
+//! The commands: what is measured how often, in which order, and what is told of it.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use super::bare;
+use super::catalogue::{self, Entry, How, On};
+use super::measure::{self, Addresses, Bench, Extent, SHORT};
+use super::output;
+use super::schema::{Absent, Report, Row, SCHEMA, System, What};
+use super::serve;
+use super::targets;
+use crate::cli::{Failure, parse_rate};
+use crate::histogram::LatencyHistogram;
+use crate::link;
+use crate::size::ByteSize;
+
+/// How often each recipe of bare AF_XDP is tried before the best one is measured, at most.
+const TRIES: u32 = 3;
+
+/// Arguments of the measuring commands.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MeasureArgs {
+    /// The other host, where `lm-bench serve` runs
+    #[arg(value_name = "HOST[:PORT]")]
+    host: String,
+    /// Its address on a second link that is just the same and has no XDP program, for the kernel's systems [default: HOST]
+    #[arg(long, value_name = "ADDRESS")]
+    peer_host: Option<Ipv4Addr>,
+    /// Its address on a link whose packets the receiving core takes (receive packet steering)
+    #[arg(long, value_name = "ADDRESS")]
+    rps_host: Option<Ipv4Addr>,
+    /// Its address on a link with segmentation offloads
+    #[arg(long, value_name = "ADDRESS")]
+    offloads_host: Option<Ipv4Addr>,
+    /// Core that this host's programs run on
+    #[arg(long, default_value_t = 0)]
+    core: u32,
+    /// Systems, separated by commas; `all` for everybody [default: lm; with compare all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    systems: Vec<String>,
+    /// Message lengths, separated by commas: 64,7168,1M [default: the command's own]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    sizes: Vec<ByteSize>,
+    /// How often everything is measured, in turns [default: 1; with compare 20]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
+    /// Seconds that count of each transfer; the longest that round trips may take
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    seconds: f64,
+    /// Seconds of each transfer before that
+    #[arg(long, default_value_t = 0.15, value_parser = seconds)]
+    warm_up: f64,
+    /// Round trips of each measurement
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    count: u64,
+    /// Round trips a second, begun by the clock and measured from when they were due, however late [default: one after the other]
+    #[arg(long, value_name = "NUMBER")]
+    rate: Option<NonZeroU64>,
+    /// Most that a transfer sends, in bits of payload per second: 500Mbit, 2.5G [default: as much as goes]
+    #[arg(long, value_name = "BITS", value_parser = parse_rate)]
+    bit_rate: Option<NonZeroU64>,
+    /// Keep everything in this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Keep each round as a line of this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Keep round trips as HdrHistogram's .hgrm files in this folder
+    #[arg(long, value_name = "FOLDER")]
+    hgrm: Option<PathBuf>,
+    /// Something to be told with the results: what else the machine did, for example
+    #[arg(long, value_name = "TEXT")]
+    caveat: Vec<String>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.02..=60.0).contains(seconds));
+    seconds.ok_or_else(|| "write a number of seconds from 0.02 to 60".to_owned())
+}
+
+/// Which command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measuring {
+    /// Round trips.
+    Latency,
+    /// One way.
+    Throughput,
+    /// What it costs.
+    Cpu,
+    /// Bare AF_XDP, every recipe.
+    Limit,
+    /// Everybody.
+    Compare,
+}
+
+impl Measuring {
+    const fn name(self) -> &'static str {
+        match self {
+            Measuring::Latency => "latency",
+            Measuring::Throughput => "throughput",
+            Measuring::Cpu => "cpu",
+            Measuring::Limit => "limit",
+            Measuring::Compare => "compare",
+        }
+    }
+
+    fn systems(self) -> &'static [&'static str] {
+        match self {
+            Measuring::Latency | Measuring::Throughput => &["lm"],
+            Measuring::Cpu => &["lm", "lm-sleeping", "udp-blocking", "tcp"],
+            Measuring::Limit => &["bare"],
+            Measuring::Compare => &["all"],
+        }
+    }
+
+    /// What to measure at which lengths.
+    fn rows(self, sizes: &[u64]) -> Vec<(What, u64)> {
+        let or = |defaults: &[u64]| -> Vec<u64> {
+            let sizes = if sizes.is_empty() { defaults } else { sizes };
+            sizes.to_vec()
+        };
+        let each = |what, sizes: Vec<u64>| -> Vec<(What, u64)> {
+            sizes.into_iter().map(|size| (what, size)).collect()
+        };
+        let bulk = [1 << 10, 7168, 64 << 10, 1 << 20];
+        match self {
+            Measuring::Latency => each(What::Latency, or(&netpipe())),
+            Measuring::Throughput => each(What::Throughput, or(&bulk)),
+            Measuring::Limit => each(What::Throughput, or(&bulk[..2])),
+            Measuring::Cpu => each(What::Cpu, or(&bulk[2..3])),
+            Measuring::Compare => {
+                let mut rows = vec![(What::Latency, SHORT)];
+                rows.extend(each(What::Throughput, or(&bulk)));
+                rows.push((What::LatencyUnderLoad, 64 << 10));
+                rows
+            }
+        }
+    }
+}
+
+/// NetPIPE's lengths: powers of two from 1 byte to 16 MiB, and three bytes less and more than each.
+fn netpipe() -> Vec<u64> {
+    let around = (0..=24).flat_map(|power| {
+        let size = 1_i64 << power;
+        [size - 3, size, size + 3]
+    });
+    let mut sizes: Vec<u64> = around
+        .filter_map(|size| u64::try_from(size).ok())
+        .filter(|size| (1..=16 << 20).contains(size))
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn entries(names: &[String], defaults: &[&str]) -> Result<Vec<Entry>, Failure> {
+    let names: Vec<&str> = match names {
+        [] => defaults.to_vec(),
+        _ => names.iter().map(String::as_str).collect(),
+    };
+    if names.contains(&"all") {
+        return Ok(catalogue::ALL.to_vec());
+    }
+    names
+        .iter()
+        .map(|name| {
+            let found = catalogue::ALL.iter().find(|entry| entry.id == *name);
+            found.copied().ok_or_else(|| {
+                let known: Vec<_> = catalogue::ALL.iter().map(|entry| entry.id).collect();
+                Failure::usage(format!(
+                    "no system is called {name}; there are {}",
+                    known.join(", ")
+                ))
+            })
+        })
+        .collect()
+}
+
+/// Runs a command: measures, prints tables on standard output and progress on standard error, and writes the files asked for.
+///
+/// # Errors
+///
+/// A one-line reason when the other host does not answer, or a file cannot be written. A system that fails is part of the report.
+pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
+    let entries = entries(&args.systems, command.systems())?;
+    let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
+    let rounds = args
+        .rounds
+        .unwrap_or(if command == Measuring::Compare { 20 } else { 1 });
+    let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let host = if args.host.contains(':') {
+        args.host.clone()
+    } else {
+        format!("{}:{}", args.host, serve::PORT)
+    };
+    let to = Addresses {
+        control: link::resolve(&host)?,
+        plain: args.peer_host,
+        steered: args.rps_host,
+        offloads: args.offloads_host,
+    };
+    let mut bench = Bench::connect(&to, args.core)?;
+    let extent = Extent {
+        warm_up: args.warm_up,
+        seconds: args.seconds,
+        count: args.count,
+        rate: args.rate.map(|rate| rate.get() as f64),
+        bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
+    };
+    let mut run = Run {
+        absent: Vec::new(),
+        rows: Vec::new(),
+        histograms: BTreeMap::new(),
+        recipes: Vec::new(),
+    };
+    let mut present = Vec::new();
+    for entry in &entries {
+        match bench.absence(entry) {
+            Some(why) => run.is_absent(entry.id, why),
+            None => present.push(*entry),
+        }
+    }
+    if command == Measuring::Compare && args.systems.is_empty() {
+        let (id, why) = catalogue::XSK_RS;
+        run.is_absent(id, why.to_owned());
+    }
+    run.all(
+        command,
+        &mut bench,
+        &present,
+        &command.rows(&sizes),
+        rounds,
+        extent,
+    );
+    bare::remove_pace_file();
+    let report = run.report(command, args, &bench, &present, started, rounds);
+    print!("{}", output::text(&report));
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report).expect("a report is numbers and names");
+        output::write(path, &text)?;
+    }
+    if let Some(path) = &args.csv {
+        output::write(path, &output::csv(&report))?;
+    }
+    if let Some(folder) = &args.hgrm {
+        output::write_histograms(folder, &report)?;
+    }
+    if report.rows.is_empty() {
+        let why = report
+            .absent
+            .first()
+            .map_or("nothing was asked for", |absent| &absent.why);
+        return Err(Failure::new(format!("nothing was measured: {why}")));
+    }
+    Ok(())
+}
+
+/// What was measured so far.
+struct Run {
+    absent: Vec<Absent>,
+    rows: Vec<Row>,
+    /// By row.
+    histograms: BTreeMap<usize, LatencyHistogram>,
+    /// What bare AF_XDP's recipes came to.
+    recipes: Vec<String>,
+}
+
+impl Run {
+    fn is_absent(&mut self, system: &str, why: String) {
+        if !self
+            .absent
+            .iter()
+            .any(|absent| absent.system == system && absent.why == why)
+        {
+            self.absent.push(Absent {
+                system: system.to_owned(),
+                why,
+            });
+        }
+    }
+
+    /// Everything in turns: each round has all rows, each row all systems, every other round backwards, so that what the machine does
+    /// meanwhile hits all alike.
+    fn all(
+        &mut self,
+        command: Measuring,
+        bench: &mut Bench,
+        entries: &[Entry],
+        rows: &[(What, u64)],
+        rounds: u32,
+        extent: Extent,
+    ) {
+        for entry in entries.iter().filter(|entry| entry.how == How::Bare) {
+            let full = u64::from(bench.main.near.mtu.min(bench.main.far.mtu)) - 28;
+            eprintln!("lm-bench: {}: every recipe", entry.title);
+            let tried = bench.choose_recipe(entry, full, rounds.min(TRIES), extent);
+            let lines = tried.iter().map(|(recipe, speed)| match speed {
+                Some(bits) => format!("{}: {:.2} Gbit/s", recipe.title(), bits / 1e9),
+                None => format!("{}: failed", recipe.title()),
+            });
+            self.recipes = lines.collect();
+            if command == Measuring::Limit {
+                for line in &self.recipes {
+                    println!("{line}");
+                }
+            }
+        }
+        let mut failures: BTreeMap<(What, u64, &str), u32> = BTreeMap::new();
+        for at in 0..rounds {
+            for &(what, size) in rows {
+                let mut order: Vec<&Entry> = entries
+                    .iter()
+                    .filter(|entry| entry.measures(what, size))
+                    .collect();
+                if at % 2 == 1 {
+                    order.reverse();
+                }
+                for entry in order {
+                    let failed = failures.entry((what, size, entry.id)).or_default();
+                    // What has failed twice will not succeed.
+                    if *failed >= 2 {
+                        continue;
+                    }
+                    eprintln!(
+                        "lm-bench: round {} of {rounds}: {what:?} {} {}",
+                        at + 1,
+                        ByteSize::new(size),
+                        entry.id
+                    );
+                    // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
+                    let measured = bench
+                        .measure(entry, what, size, at, extent)
+                        .or_else(|_| bench.measure(entry, what, size, at, extent));
+                    match measured {
+                        Ok((round, histogram)) => self.keep(what, entry, size, round, histogram),
+                        Err(failure) => {
+                            *failed += 1;
+                            eprintln!("lm-bench: {}: {}", entry.id, failure.text);
+                            let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
+                            self.is_absent(entry.id, what);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn keep(
+        &mut self,
+        what: What,
+        entry: &Entry,
+        size: u64,
+        round: super::schema::Round,
+        histogram: Option<LatencyHistogram>,
+    ) {
+        let known = self
+            .rows
+            .iter()
+            .position(|row| row.what == what && row.system == entry.id && row.size == size);
+        let index = known.unwrap_or_else(|| {
+            self.rows.push(Row {
+                what,
+                system: entry.id.to_owned(),
+                size,
+                rounds: Vec::new(),
+                histogram: None,
+            });
+            self.rows.len() - 1
+        });
+        self.rows[index].rounds.push(round);
+        if let Some(histogram) = histogram {
+            let all = self.histograms.entry(index).or_default();
+            all.record_counts(histogram.counts());
+        }
+    }
+
+    fn report(
+        mut self,
+        command: Measuring,
+        args: &MeasureArgs,
+        bench: &Bench,
+        entries: &[Entry],
+        started: String,
+        rounds: u32,
+    ) -> Report {
+        for (index, histogram) in &self.histograms {
+            let mut text = Vec::new();
+            histogram.write_hgrm(&mut text).expect("memory can be written to");
+            self.rows[*index].histogram = Some(String::from_utf8_lossy(&text).into_owned());
+        }
+        let place = |system: &str| catalogue::ALL.iter().position(|entry| entry.id == system);
+        self.rows
+            .sort_by_key(|row| (row.what, row.size, place(&row.system)));
+        let systems = entries
+            .iter()
+            .filter(|entry| self.rows.iter().any(|row| row.system == entry.id));
+        let systems = systems.map(|entry| System {
+            id: entry.id.to_owned(),
+            title: entry.title.to_owned(),
+            configuration: match entry.how {
+                How::Bare => format!("{}; {}", bench.recipe.title(), entry.configuration),
+                _ => entry.configuration.to_owned(),
+            },
+            link: bench
+                .pair(entry.on)
+                .map_or_else(|_| String::new(), |pair| pair.link(measure::mode(entry.on)).name),
+        });
+        let mtu = bench.main.near.mtu.min(bench.main.far.mtu);
+        let mut settings: BTreeMap<String, String> = [
+            ("rounds", rounds.to_string()),
+            ("seconds", args.seconds.to_string()),
+            ("warm_up_seconds", args.warm_up.to_string()),
+            ("round_trips", args.count.to_string()),
+            ("latency_under_load_message_bytes", SHORT.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        if let Some(rate) = args.rate {
+            settings.insert("round_trips_per_second".to_owned(), rate.to_string());
+        }
+        if let Some(rate) = args.bit_rate {
+            settings.insert("bits_per_second".to_owned(), rate.to_string());
+        }
+        for (number, recipe) in self.recipes.iter().enumerate() {
+            settings.insert(format!("bare_recipe_{number}"), recipe.clone());
+        }
+        Report {
+            schema: SCHEMA.to_owned(),
+            command: command.name().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started,
+            host: bench.here.host.clone(),
+            far: Some(bench.far.hello.host.clone()),
+            links: bench.links(entries),
+            settings,
+            caveats: caveats(args, bench),
+            systems: systems.collect(),
+            ratios: targets::ratios(&self.rows, mtu),
+            rows: self.rows,
+            absent: self.absent,
+        }
+    }
+}
+
+fn caveats(args: &MeasureArgs, bench: &Bench) -> Vec<String> {
+    let mut caveats = args.caveat.clone();
+    let mut say = |text: &str| caveats.push(text.to_owned());
+    if bench.main.near.is_virtual() {
+        say(
+            "A veth pair has no zero-copy mode, and no network card takes work off the processor: these figures compare software paths and \
+             say nothing about a network.",
+        );
+        say(
+            "With segmentation offloads, kernel TCP and UDP move segments of 64 KiB over a veth pair that never become packets; those rows \
+             stand beside the others.",
+        );
+    }
+    if bench.same_machine() {
+        say(
+            "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
+        );
+    }
+    let plain = bench.pair(On::Plain);
+    if plain.is_ok_and(|pair| pair.near.xdp || pair.far.xdp) {
+        say(
+            "An XDP program was attached to the kernel systems' link before the run: their figures mean nothing.",
+        );
+    }
+    if args.peer_host.is_none() {
+        say("Kernel systems ran on LM's own link, between its runs: no XDP program was attached meanwhile.");
+    }
+    say("A datagram of UDP may be lost, and only what was received counts. A stream's first packets do not.");
+    caveats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_those_of_netpipe() {
+        let sizes = netpipe();
+        assert_eq!(sizes[..9], [1, 2, 4, 5, 7, 8, 11, 13, 16]);
+        assert_eq!(sizes.last(), Some(&(16 << 20)));
+        assert!(sizes.is_sorted() && sizes.contains(&65_533) && sizes.contains(&65_539));
+    }
+
+    #[test]
+    fn unknown_systems_are_refused_with_the_known_ones() {
+        let failure = entries(&["lm".to_owned(), "rdma".to_owned()], &[]).unwrap_err();
+        assert!(
+            failure.text.contains("rdma") && failure.text.contains("quinn"),
+            "{failure}"
+        );
+        assert_eq!(entries(&[], &["all"]).unwrap().len(), catalogue::ALL.len());
+    }
+}

@@ -1,0 +1,362 @@
+//! What is done with an [`End`]: round trips, or a stream.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::meter::{Cost, Meter};
+use super::{End, Spec, cut_number};
+use crate::histogram::LatencyHistogram;
+use crate::peer::watch::Progress;
+
+/// A sender goes on for so long after its time has counted: the receiver's began a little later.
+const OVERTIME: Duration = Duration::from_millis(60);
+/// Round trips that are asked for at least, however slow: warm-up and measured.
+const LEAST: u64 = 3;
+
+/// What an end has measured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Round trips in nanoseconds, and how many had this time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) round_trips: Vec<(u64, u64)>,
+    /// Payload that arrived while the time counted.
+    pub(crate) bytes: u64,
+    /// Messages that arrived whole meanwhile.
+    pub(crate) messages: u64,
+    /// Messages that did not.
+    pub(crate) lost_messages: u64,
+    /// The time that counted.
+    pub(crate) seconds: f64,
+    /// What it cost.
+    pub(crate) cost: Cost,
+}
+
+/// Asks for round trips: `count` of them, or as many as go in `seconds`.
+pub(super) fn ask(
+    end: &mut dyn End,
+    spec: &Spec,
+    count: u64,
+    seconds: f64,
+    rate: Option<f64>,
+) -> io::Result<Outcome> {
+    let len = spec.size as usize;
+    let mut histogram = LatencyHistogram::new();
+    let warm_up = (count / 10).max(1);
+    let started = Instant::now();
+    let limit = Duration::from_secs_f64(seconds);
+    // By the clock, the next one may be a while off.
+    let progress = rate.is_none().then(|| Progress::watch("an answer is missing"));
+    for number in 0..count + warm_up {
+        let due = rate.map(|rate| started + Duration::from_secs_f64(number as f64 / rate));
+        if let Some(due) = due {
+            end.wait_until(due);
+        }
+        // What was due and could not be sent has been waiting since (no coordinated omission).
+        let from = due.unwrap_or_else(Instant::now);
+        end.send(len, number)?;
+        end.flush()?;
+        let mut came = 0;
+        loop {
+            let Some(arrival) = end.receive()? else {
+                return Err(io::Error::other("the answering end has gone"));
+            };
+            came += arrival.bytes;
+            if arrival.number != cut_number(number, len) || came > len {
+                return Err(io::Error::other(format!(
+                    "the answer to message {number} is another message"
+                )));
+            }
+            if arrival.whole {
+                break;
+            }
+        }
+        let elapsed = from.elapsed();
+        if let Some(progress) = &progress {
+            progress.set(number + 1);
+        }
+        if came != len {
+            return Err(io::Error::other(format!(
+                "an answer of {came} bytes to a message of {len}"
+            )));
+        }
+        // Where time is short, the warm-up is, too.
+        let done = started.elapsed() >= limit;
+        if number >= warm_up || (done && number + 1 >= LEAST) {
+            histogram.record_ns(elapsed.as_nanos() as u64);
+        }
+        if done && number + 1 >= LEAST {
+            break;
+        }
+    }
+    end.close()?;
+    Ok(Outcome {
+        messages: histogram.count(),
+        round_trips: histogram.counts().collect(),
+        seconds: started.elapsed().as_secs_f64(),
+        ..Outcome::default()
+    })
+}
+
+/// Answers each message with one of the same length and number, until the asking end has gone.
+pub(super) fn answer(end: &mut dyn End) -> io::Result<Outcome> {
+    let (mut len, mut messages) = (0, 0);
+    loop {
+        let arrival = match end.receive() {
+            Ok(Some(arrival)) => arrival,
+            // Refused or reset: the asking end has what it wanted.
+            Ok(None) => break,
+            Err(_) if messages > 0 => break,
+            Err(error) => return Err(error),
+        };
+        len += arrival.bytes;
+        if arrival.whole {
+            let sent = end.send(len, arrival.number).and_then(|()| end.flush());
+            if sent.is_err() && messages > 0 {
+                break;
+            }
+            sent?;
+            messages += 1;
+            len = 0;
+        }
+    }
+    Ok(Outcome {
+        messages,
+        ..Outcome::default()
+    })
+}
+
+/// Sends for `warm_up` and then `seconds` that count.
+pub(super) fn send(
+    end: &mut dyn End,
+    spec: &Spec,
+    mut meter: Meter,
+    [warm_up, seconds]: [f64; 2],
+    rate: Option<f64>,
+) -> io::Result<Outcome> {
+    let len = spec.size as usize;
+    let begin = Instant::now();
+    let counts_from = begin + Duration::from_secs_f64(warm_up);
+    let counts_to = counts_from + Duration::from_secs_f64(seconds);
+    let interval = rate.map(|bits| len as f64 * 8.0 / bits);
+    let mut number = 0;
+    let mut look = Look::new(len);
+    let (mut first, mut counted) = (None, None);
+    loop {
+        if let Some(interval) = interval {
+            let due = begin + Duration::from_secs_f64(number as f64 * interval);
+            if due > Instant::now() {
+                end.flush()?;
+                end.wait_until(due);
+            }
+        }
+        match end.send(len, number) {
+            Ok(()) => number += 1,
+            // The receiver has measured and gone.
+            Err(_) if counted.is_some() => break,
+            Err(error) => return Err(error),
+        }
+        if interval.is_none() && !look.is_due() {
+            continue;
+        }
+        let now = Instant::now();
+        match (first, counted) {
+            (None, _) if now >= counts_from => {
+                meter.begin();
+                first = Some((now, number));
+            }
+            (Some((from, before)), None) if now >= counts_to => {
+                counted = Some(((now - from).as_secs_f64(), number - before, meter.end()));
+            }
+            (_, Some(_)) if now >= counts_to + OVERTIME => break,
+            _ => {}
+        }
+    }
+    // What is left need not arrive: the receiver has measured.
+    let _gone = end.close();
+    let (seconds, messages, cost) = counted.expect("the loop ends after it was set");
+    Ok(Outcome {
+        bytes: messages * spec.size,
+        messages,
+        seconds,
+        cost,
+        ..Outcome::default()
+    })
+}
+
+/// Receives, and counts what comes in `seconds` after `warm_up`, from the first message on.
+pub(super) fn receive(
+    end: &mut dyn End,
+    spec: &Spec,
+    mut meter: Meter,
+    [warm_up, seconds]: [f64; 2],
+) -> io::Result<Outcome> {
+    const STOPPED: &str = "the sender stopped before the measurement ended";
+    let stopped = || io::Error::other(STOPPED);
+    let progress = Progress::watch(STOPPED);
+    let mut arrivals = 0;
+    let mut look = Look::new(spec.size as usize);
+    let mut started: Option<Instant> = None;
+    let mut counts_from: Option<(Instant, u64)> = None;
+    let (mut bytes, mut messages, mut next) = (0, 0, 0);
+    let outcome = loop {
+        let arrival = end.receive()?.ok_or_else(stopped)?;
+        bytes += arrival.bytes as u64;
+        messages += u64::from(arrival.whole);
+        arrivals += 1;
+        progress.set(arrivals);
+        next = next.max(arrival.number + 1);
+        if started.is_some() && !look.is_due() {
+            continue;
+        }
+        let now = Instant::now();
+        let started = *started.get_or_insert(now);
+        match counts_from {
+            None if (now - started).as_secs_f64() >= warm_up => {
+                counts_from = Some((now, next));
+                meter.begin();
+                (bytes, messages) = (0, 0);
+            }
+            Some((from, first)) if (now - from).as_secs_f64() >= seconds => {
+                break Outcome {
+                    bytes,
+                    messages,
+                    lost_messages: (next - first).saturating_sub(messages),
+                    seconds: (now - from).as_secs_f64(),
+                    cost: meter.end(),
+                    ..Outcome::default()
+                };
+            }
+            _ => {}
+        }
+    };
+    drop(progress);
+    // The sender's stream goes on for a little: it shall not meet a closed door.
+    end.end_soon()?;
+    while let Ok(Some(_)) = end.receive() {}
+    Ok(outcome)
+}
+
+/// The clock is looked at once in so many bytes: for each small message it would be felt.
+struct Look {
+    every: u32,
+    since: u32,
+}
+
+impl Look {
+    fn new(message_len: usize) -> Look {
+        const BYTES: usize = 16 << 10;
+        Look {
+            every: (BYTES / message_len.max(1)).clamp(1, 64) as u32,
+            since: 0,
+        }
+    }
+
+    fn is_due(&mut self) -> bool {
+        self.since += 1;
+        let due = self.since >= self.every;
+        if due {
+            self.since = 0;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Arrival, Task, Transport};
+    use super::*;
+
+    /// An end whose other end is perfect, and late once.
+    #[derive(Default)]
+    struct Mirror {
+        sent: Vec<(usize, u64)>,
+        late: Option<Duration>,
+    }
+
+    impl End for Mirror {
+        fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+            self.sent.push((len, number));
+            Ok(())
+        }
+
+        fn receive(&mut self) -> io::Result<Option<Arrival>> {
+            if let Some(late) = self.late.take() {
+                std::thread::sleep(late);
+            }
+            Ok(self.sent.pop().map(|(bytes, number)| Arrival {
+                number: cut_number(number, bytes),
+                bytes,
+                whole: true,
+            }))
+        }
+
+        fn end_soon(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn spec(size: u64) -> Spec {
+        Spec {
+            transport: Transport::UdpBlocking,
+            task: Task::RoundTripsUnderLoad {
+                count: 1,
+                seconds: 1.0,
+            },
+            size,
+            address: "127.0.0.1:1".parse().unwrap(),
+            mtu: 1500,
+        }
+    }
+
+    #[test]
+    fn warm_up_does_not_count() {
+        let outcome = ask(&mut Mirror::default(), &spec(3), 1000, 60.0, None).unwrap();
+        assert_eq!(outcome.messages, 1000);
+        assert_eq!(
+            outcome.round_trips.iter().map(|(_, count)| count).sum::<u64>(),
+            1000
+        );
+    }
+
+    /// One answer is 50 ms late, and a message was due each millisecond: some fifty of them have waited.
+    #[test]
+    fn what_was_due_and_not_sent_has_waited() {
+        let mut end = Mirror {
+            late: Some(Duration::from_millis(50)),
+            ..Mirror::default()
+        };
+        let outcome = ask(&mut end, &spec(64), 100, 60.0, Some(1000.0)).unwrap();
+        let waited: u64 = (outcome.round_trips.iter())
+            .filter(|(ns, _)| *ns > 10_000_000)
+            .map(|(_, count)| count)
+            .sum();
+        // 40 of them are warm-up's or below 10 ms at the latest.
+        assert!(waited >= 25, "{waited} of {:?}", outcome.round_trips);
+    }
+
+    #[test]
+    fn another_message_is_no_answer() {
+        struct Wrong;
+        impl End for Wrong {
+            fn send(&mut self, _: usize, _: u64) -> io::Result<()> {
+                Ok(())
+            }
+
+            fn receive(&mut self) -> io::Result<Option<Arrival>> {
+                Ok(Some(Arrival {
+                    number: 77,
+                    bytes: 64,
+                    whole: true,
+                }))
+            }
+
+            fn end_soon(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let error = ask(&mut Wrong, &spec(64), 10, 60.0, None).unwrap_err();
+        assert!(error.to_string().contains("another message"), "{error}");
+    }
+}

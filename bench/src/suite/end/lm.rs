@@ -1,0 +1,171 @@
+//! LM through its public [`Endpoint`] alone. It spins unless it is to sleep; a session is opened where a message does not fit one packet.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use lm_dataplane::{
+    ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, LoanError, PeerId, RecvError, SendError,
+};
+
+use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, Transport, write_number};
+use crate::cli::{Failure, IntegrityOption, Mode, chain};
+use crate::lm::{EndpointArgs, Idle, connect};
+
+/// Bytes that a stream has under way. The window of packets is shared by its messages, so that short ones need many; but what is
+/// under way should stay in the processor's cache.
+const TOGETHER: u64 = 1 << 20;
+
+/// Messages that a stream of this length has under way.
+pub(super) fn in_flight(message_len: u64) -> u32 {
+    (TOGETHER / message_len.max(1)).clamp(4, 64) as u32
+}
+
+/// Opens an endpoint for `messages` of `len` bytes at a time.
+pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> Result<Endpoint, Failure> {
+    let idle = match spec.transport {
+        Transport::LmSleeping => Idle::Default,
+        _ => Idle::Spin,
+    };
+    let integrity = match spec.transport {
+        Transport::LmNoIntegrity => IntegrityOption::None,
+        _ => IntegrityOption::Manifest,
+    };
+    let defaults = EndpointConfig::default();
+    let options = EndpointArgs {
+        interface: Some(args.interface.clone()),
+        mode: Mode::Auto,
+        idle,
+        no_queue_polling: false,
+        tx_in_flight: defaults.tx_in_flight,
+        window: defaults.window_fragments,
+        mtu: None,
+        exclusive: false,
+        admission: lm_dataplane::Admission::Auto,
+    };
+    let (towards, port) = match args.side {
+        Side::Near => (Some(*spec.address.ip()), 0),
+        Side::Far => (None, DEFAULT_PORT),
+    };
+    options.open(towards, port, len, messages, integrity)
+}
+
+pub(super) fn failed(error: &dyn std::error::Error) -> io::Error {
+    io::Error::other(chain(error))
+}
+
+/// Loans memory for a message and writes its number; `None` when there is no room now.
+pub(super) fn try_loan(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    len: usize,
+    number: u64,
+) -> Result<Option<lm_dataplane::SendRegion>, LoanError> {
+    match endpoint.loan(peer, len as u64) {
+        Ok(mut region) => {
+            if let Some(first) = region.payloads_mut().next() {
+                write_number(first, number);
+            }
+            Ok(Some(region))
+        }
+        Err(LoanError::WouldBlock) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// One endpoint and its peer.
+pub(super) struct Lm {
+    endpoint: Endpoint,
+    /// The far end learns it from the first message.
+    peer: Option<PeerId>,
+    options: ConnectOptions,
+    ending: bool,
+}
+
+impl Lm {
+    pub(super) fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Lm, Failure> {
+        let in_flight = match spec.task {
+            Task::Stream { .. } => in_flight(spec.size),
+            _ => 2,
+        };
+        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight)?;
+        let options = ConnectOptions {
+            max_message_len: spec.size,
+            messages_in_flight: in_flight,
+            ..ConnectOptions::default()
+        };
+        let peer = match args.side {
+            Side::Near => Some(connect(&mut endpoint, spec.address, &options)?),
+            Side::Far => {
+                ready();
+                None
+            }
+        };
+        Ok(Lm {
+            endpoint,
+            peer,
+            options,
+            ending: false,
+        })
+    }
+}
+
+impl End for Lm {
+    fn send(&mut self, len: usize, number: u64) -> io::Result<()> {
+        let peer = self.peer.expect("a far end only answers");
+        let region = loop {
+            match try_loan(&mut self.endpoint, peer, len, number) {
+                Ok(Some(region)) => break region,
+                Ok(None) => {
+                    if self.endpoint.poll() == 0 {
+                        self.endpoint.wait(Duration::from_millis(10));
+                    }
+                }
+                // The far end has no session back yet.
+                Err(_) if self.endpoint.max_message_len(peer) < len as u64 => {
+                    self.endpoint
+                        .open_session(peer, &self.options)
+                        .map_err(|error| failed(&error))?;
+                }
+                Err(error) => return Err(failed(&error)),
+            }
+        };
+        let sent = self.endpoint.send(region, number);
+        sent.map_err(|error: SendError| failed(&error))?;
+        while self.endpoint.try_completion().is_some() {}
+        Ok(())
+    }
+
+    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+        loop {
+            match self.endpoint.recv(self.ending.then_some(SILENCE)) {
+                Ok(message) => {
+                    self.peer = Some(message.peer());
+                    while self.endpoint.try_completion().is_some() {}
+                    return Ok(Some(Arrival {
+                        number: super::cut_number(message.tag(), message.len()),
+                        bytes: message.len(),
+                        whole: true,
+                    }));
+                }
+                // It is among the lost: the numbers say so.
+                Err(RecvError::Incomplete { .. }) => {}
+                Err(RecvError::TimedOut) => return Ok(None),
+                Err(error) => return Err(failed(&error)),
+            }
+        }
+    }
+
+    fn end_soon(&mut self) -> io::Result<()> {
+        self.ending = true;
+        Ok(())
+    }
+
+    fn wait_until(&mut self, time: Instant) {
+        while let Some(left) = time.checked_duration_since(Instant::now()) {
+            if self.endpoint.poll() == 0 {
+                self.endpoint.wait(left);
+            }
+            while self.endpoint.try_completion().is_some() {}
+        }
+    }
+}

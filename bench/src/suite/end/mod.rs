@@ -1,0 +1,280 @@
+//! One end of what is measured, as a process of its own: `lm-bench end`, which the commands start on both hosts.
+//!
+//! Each system has an [`End`]; what is done with it (round trips, a stream, both at once) is written once ([`drive`]) and the same
+//! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*.
+
+mod drive;
+mod lm;
+mod meter;
+mod quic;
+#[expect(unsafe_code, reason = "system calls that no crate in use offers")]
+mod sys;
+mod tcp;
+mod udp;
+mod under_load;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+pub use drive::Outcome;
+pub use meter::Cost;
+pub(crate) use meter::Meter;
+pub(crate) use sys::offload;
+
+use crate::cli::Failure;
+
+/// How messages are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Transport {
+    /// LM by its tools' defaults: reliable, with digests.
+    Lm,
+    /// LM without digests.
+    LmNoIntegrity,
+    /// LM that sleeps when there is nothing to do.
+    LmSleeping,
+    /// Kernel UDP, a system call for each datagram, asleep while there is none.
+    UdpBlocking,
+    /// Kernel UDP, a system call for each datagram, never asleep.
+    UdpSpinning,
+    /// Kernel UDP, `sendmmsg` and `recvmmsg`.
+    UdpMmsg,
+    /// Kernel UDP, segmented and put together by the kernel (`UDP_SEGMENT`, `UDP_GRO`).
+    UdpGso,
+    /// Kernel TCP.
+    Tcp,
+    /// Kernel TCP with `MSG_ZEROCOPY`.
+    TcpZerocopy,
+    /// QUIC.
+    Quic,
+}
+
+/// What an end does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Task {
+    /// Round trips of one message.
+    RoundTrips {
+        /// So many, after a tenth of it as a warm-up.
+        count: u64,
+        /// Fewer when they take longer than this.
+        seconds: f64,
+        /// Messages a second, sent by the clock; each is measured from the time it was due.
+        rate: Option<f64>,
+    },
+    /// As many messages one way as go.
+    Stream {
+        /// Seconds that do not count.
+        warm_up: f64,
+        /// Seconds that count.
+        seconds: f64,
+        /// Most to send, in bits of payload per second.
+        rate: Option<f64>,
+        /// Whether to measure what is left of the cores.
+        spare: bool,
+    },
+    /// Round trips of 64 bytes beside a stream, on one thread each side.
+    RoundTripsUnderLoad {
+        /// So many, after a tenth of it as a warm-up.
+        count: u64,
+        /// Fewer when they take longer than this.
+        seconds: f64,
+    },
+}
+
+/// What both ends of a measurement know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    /// How messages are moved.
+    pub(crate) transport: Transport,
+    /// What is done.
+    pub(crate) task: Task,
+    /// Message length in bytes.
+    pub(crate) size: u64,
+    /// Where the far end listens.
+    pub(crate) address: SocketAddrV4,
+    /// Largest IP packet of the link in bytes.
+    pub(crate) mtu: u32,
+}
+
+/// Which of the two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Side {
+    /// On the command's host: asks, and sends.
+    Near,
+    /// On the other host: answers, and receives.
+    Far,
+}
+
+/// Arguments of `end`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct EndArgs {
+    /// Which end
+    #[arg(value_enum)]
+    side: Side,
+    /// What to do, as JSON
+    spec: String,
+    /// Interface of this end
+    #[arg(long)]
+    interface: String,
+}
+
+/// Something that came.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    /// The low bytes of its number: as many as the message is long, eight at most.
+    number: u64,
+    /// Payload.
+    bytes: usize,
+    /// Whether this completes a message.
+    whole: bool,
+}
+
+/// A connection that messages pass through.
+trait End {
+    /// Sends a message of `len` bytes that begins with its number, as soon as the system takes it.
+    fn send(&mut self, len: usize, number: u64) -> io::Result<()>;
+
+    /// Sends what `send` has held back.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Waits for something to come, as the system waits; `None` when the other end has ended, or when nothing has come for a while
+    /// after [`End::end_soon`].
+    fn receive(&mut self) -> io::Result<Option<Arrival>>;
+
+    /// From here on `receive` gives up after a quarter of a second. Before that it has no time limit: that would cost a timer for each sleep,
+    /// which ordinary programs do not pay.
+    fn end_soon(&mut self) -> io::Result<()>;
+
+    /// Waits for a time, as the system waits.
+    fn wait_until(&mut self, time: Instant) {
+        if let Some(left) = time.checked_duration_since(Instant::now()) {
+            std::thread::sleep(left);
+        }
+    }
+
+    /// Ends the connection after the last message, which has to arrive.
+    fn close(&mut self) -> io::Result<()> {
+        self.flush()
+    }
+}
+
+/// How long an end that shall end waits for more.
+const SILENCE: std::time::Duration = std::time::Duration::from_millis(250);
+/// A message's number at its start, or as much of it as the message is long.
+const NUMBER_LEN: usize = 8;
+
+fn write_number(message: &mut [u8], number: u64) {
+    let len = message.len().min(NUMBER_LEN);
+    message[..len].copy_from_slice(&number.to_le_bytes()[..len]);
+}
+
+fn read_number(message: &[u8]) -> u64 {
+    let len = message.len().min(NUMBER_LEN);
+    let mut bytes = [0; NUMBER_LEN];
+    bytes[..len].copy_from_slice(&message[..len]);
+    u64::from_le_bytes(bytes)
+}
+
+/// What is left of `number` in a message of `len` bytes.
+fn cut_number(number: u64, len: usize) -> u64 {
+    read_number(&number.to_le_bytes()[..len.min(NUMBER_LEN)])
+}
+
+/// Runs one end until what it does is done; a far end that answers round trips, until the other has gone or the process is ended.
+///
+/// # Errors
+///
+/// A one-line reason when the end cannot be made, or what comes is not what was sent.
+pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
+    let spec: Spec = serde_json::from_str(&args.spec)
+        .map_err(|error| Failure::usage(format!("no end is that: {error}")))?;
+    // Who has started it waits for it, and nobody else would end it.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| Failure::new(error.to_string()))?;
+    let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
+    match spec.task {
+        Task::RoundTrips { count, seconds, rate } => {
+            let mut end = open(args, &spec, ready)?;
+            let end = end.as_mut();
+            match args.side {
+                Side::Near => drive::ask(end, &spec, count, seconds, rate).map_err(failed),
+                Side::Far => drive::answer(end).map_err(failed),
+            }
+        }
+        Task::Stream {
+            warm_up,
+            seconds,
+            rate,
+            spare,
+        } => {
+            let meter = meter::Meter::new(spare).map_err(failed)?;
+            let mut end = open(args, &spec, ready)?;
+            let end = end.as_mut();
+            match args.side {
+                Side::Near => drive::send(end, &spec, meter, [warm_up, seconds], rate).map_err(failed),
+                Side::Far => drive::receive(end, &spec, meter, [warm_up, seconds]).map_err(failed),
+            }
+        }
+        Task::RoundTripsUnderLoad { count, seconds } => match (spec.transport, args.side) {
+            (Transport::Lm | Transport::LmNoIntegrity, Side::Near) => {
+                under_load::lm_ask(args, &spec, count, seconds)
+            }
+            (Transport::Lm | Transport::LmNoIntegrity, Side::Far) => {
+                under_load::lm_answer(args, &spec, ready)
+            }
+            (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed),
+            (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed),
+        },
+    }
+}
+
+/// Connects the near end; waits for a connection at the far one, after saying that it is ready.
+fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End>, Failure> {
+    let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
+    let near = args.side == Side::Near;
+    let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, spec.address.port());
+    Ok(match spec.transport {
+        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
+            Box::new(lm::Lm::open(args, spec, ready)?)
+        }
+        Transport::UdpBlocking | Transport::UdpSpinning => {
+            let spin = spec.transport == Transport::UdpSpinning;
+            let socket = udp::socket(near, spec, ready).map_err(failed)?;
+            Box::new(udp::Single::new(socket, spec, spin).map_err(failed)?)
+        }
+        Transport::UdpMmsg => {
+            let socket = udp::socket(near, spec, ready).map_err(failed)?;
+            Box::new(udp::Many::new(socket, spec))
+        }
+        Transport::UdpGso => {
+            let socket = udp::socket(near, spec, ready).map_err(failed)?;
+            Box::new(udp::Segmented::new(socket, spec).map_err(failed)?)
+        }
+        Transport::Tcp | Transport::TcpZerocopy => {
+            let zerocopy = spec.transport == Transport::TcpZerocopy;
+            Box::new(tcp::Tcp::open(near, any, spec, zerocopy, ready).map_err(failed)?)
+        }
+        Transport::Quic => Box::new(quic::Quic::open(near, any, spec, ready).map_err(failed)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_messages_carry_the_low_bytes_of_their_number() {
+        for len in [1, 3, 8, 20] {
+            let mut message = vec![0xff; len];
+            write_number(&mut message, 0x0102_0304_0506_0708);
+            assert_eq!(read_number(&message), cut_number(0x0102_0304_0506_0708, len));
+        }
+        assert_eq!(cut_number(0x1_ff, 1), 0xff);
+    }
+}

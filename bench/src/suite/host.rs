@@ -1,0 +1,154 @@
+//! What a report says of the hosts and of the links between them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::Ipv4Addr;
+
+use lm_dataplane::interface::Interface;
+use serde::{Deserialize, Serialize};
+
+use super::end::offload;
+use super::schema::{Host, Link};
+use crate::cli::{Failure, chain};
+
+/// Offloads that a report tells, by `ethtool -k`'s names, with the commands that ask for them (`include/uapi/linux/ethtool.h`).
+const OFFLOADS: [(&str, u32); 5] = [
+    ("rx-checksumming", 0x14),
+    ("tx-checksumming", 0x16),
+    ("tcp-segmentation-offload", 0x1e),
+    ("generic-segmentation-offload", 0x23),
+    ("generic-receive-offload", 0x2b),
+];
+
+/// One host's end of a link.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LinkEnd {
+    pub(super) interface: String,
+    pub(super) address: Ipv4Addr,
+    pub(super) mac: [u8; 6],
+    pub(super) mtu: u32,
+    pub(super) queues: u32,
+    driver: String,
+    virtual_link: bool,
+    offloads: BTreeMap<String, bool>,
+    pub(super) xdp: bool,
+    rps: Option<String>,
+    speed_mbit: Option<u64>,
+}
+
+impl LinkEnd {
+    /// The interface that has this address.
+    pub(super) fn of(address: Ipv4Addr) -> Result<LinkEnd, Failure> {
+        let interfaces = Interface::all().map_err(|error| Failure::new(chain(&error)))?;
+        let found = interfaces
+            .into_iter()
+            .find(|interface| interface.addresses.iter().any(|one| one.ip == address));
+        let interface = found.ok_or_else(|| {
+            Failure::new(format!(
+                "no interface of the other host has {address}; name an address of that host's"
+            ))
+        })?;
+        let name = interface.name.clone();
+        let offloads = OFFLOADS
+            .iter()
+            .filter_map(|(title, command)| Some(((*title).to_owned(), offload(&name, *command)?)));
+        let kind = interface.kind.clone().unwrap_or_default();
+        Ok(LinkEnd {
+            offloads: offloads.collect(),
+            address,
+            mac: interface.mac,
+            mtu: interface.mtu,
+            queues: interface.rx_queues,
+            virtual_link: kind == "veth",
+            driver: interface.driver.unwrap_or(kind),
+            xdp: interface.xdp_program.is_some(),
+            rps: steering(&name, interface.rx_queues),
+            speed_mbit: read(&format!("/sys/class/net/{name}/speed"))
+                .and_then(|text| text.parse().ok())
+                .filter(|&speed| speed > 0),
+            interface: name,
+        })
+    }
+
+    /// Whether several packets may pass the stack as one.
+    pub(super) fn has_segmentation(&self) -> bool {
+        let on = |name: &str| self.offloads.get(name).copied().unwrap_or(false);
+        on("tcp-segmentation-offload") || on("generic-segmentation-offload")
+    }
+
+    /// Whether the kernel hands received packets to other cores.
+    pub(super) fn has_steering(&self) -> bool {
+        self.rps.is_some()
+    }
+
+    /// As a report tells it: this end's, but for what matters on the receiving side.
+    pub(super) fn link(&self, far: &LinkEnd, mode: &str) -> Link {
+        let mut name = self.driver.clone();
+        if far.has_steering() {
+            name.push_str(" with RPS");
+        }
+        if self.has_segmentation() && self.virtual_link {
+            name.push_str(" with offloads");
+        }
+        Link {
+            name,
+            interface: self.interface.clone(),
+            driver: self.driver.clone(),
+            mtu: self.mtu.min(far.mtu),
+            mode: mode.to_owned(),
+            queues: self.queues.min(far.queues),
+            offloads: self.offloads.clone(),
+            xdp: self.xdp || far.xdp,
+            rps: far.rps.clone(),
+            // What a veth pair says is made up.
+            speed_mbit: self.speed_mbit.filter(|_| !self.virtual_link),
+        }
+    }
+
+    pub(super) fn is_virtual(&self) -> bool {
+        self.virtual_link
+    }
+}
+
+/// Receive packet steering of a device's queues that is on: `queue 0: 2`.
+fn steering(interface: &str, queues: u32) -> Option<String> {
+    let on = (0..queues).filter_map(|queue| {
+        let mask = read(&format!("/sys/class/net/{interface}/queues/rx-{queue}/rps_cpus"))?;
+        mask.contains(|digit| !matches!(digit, '0' | ','))
+            .then(|| format!("queue {queue}: {mask}"))
+    });
+    let text = on.collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then_some(text)
+}
+
+fn read(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// This machine, and the core that the programs run on.
+pub(super) fn host(core: u32) -> Host {
+    let system = rustix::system::uname();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let line = |path: &str, name: &str| {
+        let text = fs::read_to_string(path).ok()?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let memory = line("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    Host {
+        name: text(system.nodename()),
+        kernel: text(system.release()),
+        cpu: line("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+        cores: vec![core],
+        memory_bytes: memory.unwrap_or(0) << 10,
+        governor: read(&format!(
+            "/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"
+        )),
+    }
+}
+
+/// What two hosts on one machine have in common, and no others.
+pub(super) fn machine() -> String {
+    read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}

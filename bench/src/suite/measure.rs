@@ -1,0 +1,373 @@
+//! One measurement: a program on each host, from the far one's start to both reports.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use super::bare::{BareSpec, Recipe};
+use super::catalogue::{Entry, How, On};
+use super::child::{Launch, Place, Running};
+use super::end::{Outcome, Spec, Task, Transport};
+use super::host::LinkEnd;
+use super::schema::{LatencyRound, Link, Round, TransferRound, What};
+use super::serve::{Far, Hello};
+use super::statistics::Median;
+use super::tools::ToolSpec;
+use crate::cli::Failure;
+use crate::histogram::LatencyHistogram;
+use crate::link::interface_towards;
+
+/// UDP and TCP port of our kernel ends; a second socket has the next one.
+const PORT: u16 = 7172;
+/// Length of the round trips' messages beside a load.
+pub(super) const SHORT: u64 = 64;
+/// Time for everything but what is measured: start, connections, warm-up of slow round trips.
+const SET_UP: Duration = Duration::from_secs(15);
+
+/// The two ends of a link.
+pub(super) struct Pair {
+    pub(super) near: LinkEnd,
+    pub(super) far: LinkEnd,
+}
+
+impl Pair {
+    fn new(far: &mut Far, address: Ipv4Addr) -> Result<Pair, Failure> {
+        let interface = interface_towards(address)?;
+        let source = lm_dataplane::route::resolve(address, None)
+            .map_err(|error| Failure::new(crate::cli::chain(&error)))?
+            .source;
+        let near = LinkEnd::of(source)?;
+        if near.interface != interface {
+            return Err(Failure::new(format!(
+                "packets to {address} leave through {interface}, which has not their source address {source}; check the routes"
+            )));
+        }
+        Ok(Pair {
+            near,
+            far: far.link(address)?,
+        })
+    }
+
+    pub(super) fn link(&self, mode: &str) -> Link {
+        self.near.link(&self.far, mode)
+    }
+}
+
+/// How long and how often.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub(super) warm_up: f64,
+    pub(super) seconds: f64,
+    /// Round trips.
+    pub(super) count: u64,
+    /// Round trips a second, by the clock.
+    pub(super) rate: Option<f64>,
+    /// Most to send, in bits per second.
+    pub(super) bit_rate: Option<f64>,
+}
+
+/// Both hosts and all links between them.
+pub(super) struct Bench {
+    pub(super) far: Far,
+    core: u32,
+    pub(super) main: Pair,
+    plain: Option<Pair>,
+    steered: Option<Pair>,
+    offloads: Option<Pair>,
+    pub(super) here: Hello,
+    /// The best of bare AF_XDP's ways.
+    pub(super) recipe: Recipe,
+}
+
+/// Addresses of the other host.
+pub(super) struct Addresses {
+    pub(super) control: SocketAddrV4,
+    pub(super) plain: Option<Ipv4Addr>,
+    pub(super) steered: Option<Ipv4Addr>,
+    pub(super) offloads: Option<Ipv4Addr>,
+}
+
+impl Bench {
+    pub(super) fn connect(to: &Addresses, core: u32) -> Result<Bench, Failure> {
+        let mut far = Far::connect(to.control)?;
+        let mut pair =
+            |address: Option<Ipv4Addr>| address.map(|address| Pair::new(&mut far, address)).transpose();
+        let (plain, steered, offloads) = (pair(to.plain)?, pair(to.steered)?, pair(to.offloads)?);
+        Ok(Bench {
+            main: Pair::new(&mut far, *to.control.ip())?,
+            plain,
+            steered,
+            offloads,
+            far,
+            core,
+            here: Hello::of_this_host(core),
+            recipe: Recipe::NativePolled,
+        })
+    }
+
+    /// Both ends are on one machine: its busy time is counted once, and shared memory paces bare packets.
+    pub(super) fn same_machine(&self) -> bool {
+        self.here.machine == self.far.hello.machine
+    }
+
+    /// The link that a system runs on, or why there is none.
+    pub(super) fn pair(&self, on: On) -> Result<&Pair, &'static str> {
+        match on {
+            On::Main => Ok(&self.main),
+            On::Plain => Ok(self.plain.as_ref().unwrap_or(&self.main)),
+            On::Steered => {
+                let steered = self.steered.as_ref().or(Some(&self.main));
+                steered.filter(|pair| pair.far.has_steering()).ok_or(
+                    "no link has receive packet steering: name the host's address on one with --rps-host",
+                )
+            }
+            On::Offloads => {
+                let offloads = self.offloads.as_ref().or(Some(&self.main));
+                offloads.filter(|pair| pair.near.has_segmentation()).ok_or(
+                    "no link has segmentation offloads: name the host's address on one with --offloads-host",
+                )
+            }
+        }
+    }
+
+    /// Why a system cannot be measured at all.
+    pub(super) fn absence(&self, entry: &Entry) -> Option<String> {
+        if let Err(why) = self.pair(entry.on) {
+            return Some(why.to_owned());
+        }
+        let How::Tool(tool) = entry.how else { return None };
+        let (program, package) = tool.program();
+        let missing = |here: bool| {
+            let whose = if here { "this host" } else { "the other host" };
+            Some(format!(
+                "{program} is not installed on {whose}: apt-get install {package}"
+            ))
+        };
+        if !self.here.tools.contains(&tool) {
+            return missing(true);
+        }
+        if !self.far.hello.tools.contains(&tool) {
+            return missing(false);
+        }
+        None
+    }
+
+    /// The links that some systems run on.
+    pub(super) fn links(&self, entries: &[Entry]) -> Vec<Link> {
+        let mut links: Vec<Link> = Vec::new();
+        for entry in entries {
+            let Ok(pair) = self.pair(entry.on) else { continue };
+            let link = pair.link(mode(entry.on));
+            if !links.iter().any(|known| known.interface == link.interface) {
+                links.push(link);
+            }
+        }
+        links
+    }
+
+    /// Measures once. The histogram is there for round trips of our own ends.
+    pub(super) fn measure(
+        &mut self,
+        entry: &Entry,
+        what: What,
+        size: u64,
+        at: u32,
+        extent: Extent,
+    ) -> Result<(Round, Option<LatencyHistogram>), Failure> {
+        let pair = self.pair(entry.on).map_err(Failure::new)?;
+        let (near, far) = (pair.near.clone(), pair.far.clone());
+        let limit = Duration::from_secs_f64(extent.warm_up + extent.seconds) + SET_UP;
+        match entry.how {
+            How::Ours(transport) => {
+                let spec = Spec {
+                    transport,
+                    task: task(what, extent),
+                    size,
+                    address: SocketAddrV4::new(far.address, port(transport)),
+                    mtu: near.mtu.min(far.mtu),
+                };
+                // A far end that only answers has no end of its own.
+                let stop = what == What::Latency;
+                let [here, there] = self.run(&Launch::End(spec), &near, limit, stop)?;
+                let outcome = |text: &str| -> Result<Outcome, Failure> {
+                    serde_json::from_str(text)
+                        .map_err(|error| Failure::new(format!("an end's report: {error}")))
+                };
+                let here = outcome(&here)?;
+                let there = if stop {
+                    Outcome::default()
+                } else {
+                    outcome(&there)?
+                };
+                Ok(self.round(what, at, &here, &there))
+            }
+            How::Bare => {
+                let count = (what == What::Latency).then_some(extent.count);
+                let windows = [extent.warm_up, extent.seconds];
+                let ends = [&near, &far];
+                let recipe = if count.is_some() {
+                    Recipe::NativeSpinning
+                } else {
+                    self.recipe
+                };
+                let spec = BareSpec::new(recipe, ends, size, count, windows, self.same_machine());
+                let launch = Launch::Bare(spec.clone());
+                let [here, there] = self.run(&launch, &near, limit, count.is_some())?;
+                Ok((spec.round(at, &here, Some(&there))?, None))
+            }
+            How::Tool(tool) => {
+                let spec = ToolSpec {
+                    tool,
+                    address: SocketAddrV4::new(far.address, tool.port()),
+                    size,
+                    seconds: extent.seconds,
+                    count: extent.count,
+                };
+                let [here, _] = self.run(&Launch::Tool(spec.clone()), &near, limit, true)?;
+                Ok((spec.round(at, &here)?, None))
+            }
+        }
+    }
+
+    /// Runs both programs; what the near and the far one printed. A far one that has no end is stopped.
+    fn run(
+        &mut self,
+        launch: &Launch,
+        near: &LinkEnd,
+        limit: Duration,
+        stop: bool,
+    ) -> Result<[String; 2], Failure> {
+        self.far.start(launch, limit)?;
+        let here =
+            Running::start(launch, Place::Near(&near.interface), self.core, limit).and_then(Running::finish);
+        let here = match here {
+            Ok(text) => text,
+            Err(failure) => {
+                self.far.stop()?;
+                return Err(failure);
+            }
+        };
+        let there = if stop {
+            self.far.stop().map(|()| String::new())?
+        } else {
+            self.far.finish()?
+        };
+        Ok([here, there])
+    }
+
+    fn round(
+        &self,
+        what: What,
+        at: u32,
+        here: &Outcome,
+        there: &Outcome,
+    ) -> (Round, Option<LatencyHistogram>) {
+        if matches!(what, What::Latency | What::LatencyUnderLoad) {
+            let mut histogram = LatencyHistogram::new();
+            histogram.record_counts(here.round_trips.iter().copied());
+            let quantile = |quantile| histogram.quantile_ns(quantile).unwrap_or(0) as f64;
+            let round = LatencyRound {
+                at,
+                count: histogram.count(),
+                min_ns: quantile(0.0),
+                p50_ns: quantile(0.5),
+                p90_ns: quantile(0.9),
+                p99_ns: quantile(0.99),
+                p999_ns: quantile(0.999),
+                max_ns: quantile(1.0),
+                mean_ns: histogram.mean_ns(),
+                load_bits_per_s: (what == What::LatencyUnderLoad && there.seconds > 0.0)
+                    .then(|| there.bytes as f64 * 8.0 / there.seconds),
+            };
+            return (Round::Latency(round), Some(histogram));
+        }
+        // The sender's time may have counted a little longer or shorter.
+        let part = if here.seconds > 0.0 {
+            there.seconds / here.seconds
+        } else {
+            1.0
+        };
+        let machine = if self.same_machine() {
+            0.0
+        } else {
+            here.cost.machine_s * part
+        };
+        let round = TransferRound {
+            at,
+            bytes: there.bytes,
+            messages: there.messages,
+            lost_messages: there.lost_messages,
+            seconds: there.seconds,
+            cpu_seconds_send: here.cost.process_s * part,
+            cpu_seconds_receive: there.cost.process_s,
+            cpu_seconds_machine: there.cost.machine_s + machine,
+            spare_fraction: [here.cost.spare, there.cost.spare]
+                .into_iter()
+                .flatten()
+                .collect(),
+        };
+        (Round::Transfer(round), None)
+    }
+
+    /// Tries every recipe of bare AF_XDP `turns` times and keeps the best. Gives each one's median throughput in bits per second; none
+    /// where it failed.
+    pub(super) fn choose_recipe(
+        &mut self,
+        entry: &Entry,
+        size: u64,
+        turns: u32,
+        extent: Extent,
+    ) -> Vec<(Recipe, Option<f64>)> {
+        let mut speeds = Recipe::ALL.map(|_| Vec::new());
+        for at in 0..turns {
+            for (recipe, speeds) in Recipe::ALL.into_iter().zip(&mut speeds) {
+                self.recipe = recipe;
+                if let Ok((Round::Transfer(round), _)) =
+                    self.measure(entry, What::Throughput, size, at, extent)
+                {
+                    speeds.push(round.bits_per_s());
+                }
+            }
+        }
+        let medians = speeds.map(|speeds| Median::of(&speeds).map(|median| median.median));
+        let tried: Vec<_> = Recipe::ALL.into_iter().zip(medians).collect();
+        let best = tried
+            .iter()
+            .filter_map(|(recipe, speed)| Some((*recipe, (*speed)?)))
+            .max_by(|one, other| one.1.total_cmp(&other.1));
+        self.recipe = best.map_or(Recipe::NativePolled, |(recipe, _)| recipe);
+        tried
+    }
+}
+
+fn port(transport: Transport) -> u16 {
+    match transport {
+        Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => lm_dataplane::DEFAULT_PORT,
+        _ => PORT,
+    }
+}
+
+fn task(what: What, extent: Extent) -> Task {
+    let Extent { count, seconds, .. } = extent;
+    match what {
+        What::Latency => Task::RoundTrips {
+            count,
+            seconds,
+            rate: extent.rate,
+        },
+        What::LatencyUnderLoad => Task::RoundTripsUnderLoad { count, seconds },
+        What::Throughput | What::Cpu => Task::Stream {
+            warm_up: extent.warm_up,
+            seconds,
+            rate: extent.bit_rate,
+            spare: what == What::Cpu,
+        },
+    }
+}
+
+/// What AF_XDP may do on a link.
+pub(super) fn mode(on: On) -> &'static str {
+    match on {
+        On::Main => "native copy",
+        _ => "none",
+    }
+}

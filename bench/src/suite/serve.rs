@@ -1,0 +1,314 @@
+//! The two sides of the control connection: `lm-bench serve`, and the commands' [`Far`].
+//!
+//! One JSON object a line, one client at a time. The client says which of a fixed set of programs to start for it and when they are to
+//! end; whatever still runs when the connection ends is ended with it.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::child::{Launch, Place, Running};
+use super::host::{self, LinkEnd};
+use super::schema::Host;
+use super::tools::Tool;
+use crate::cli::{Failure, chain};
+
+/// TCP port of the control connection.
+pub(super) const PORT: u16 = 7170;
+/// A longer line is no request.
+const LINE_MAX: u64 = 16 << 20;
+/// A client that says nothing for so long has gone; the longest measurement is shorter.
+const SILENCE: Duration = Duration::from_secs(180);
+/// The longest that a program may run, whatever the client says.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Arguments of `serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    /// Address and TCP port to listen on. Whoever can reach it may have measurements run
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT))]
+    bind: SocketAddrV4,
+    /// Core that this host's programs run on
+    #[arg(long, default_value_t = 0)]
+    core: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    Hello,
+    Link(Ipv4Addr),
+    Start(Launch, f64),
+    Finish,
+    Stop,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    Hello(Hello),
+    Link(LinkEnd),
+    Ready,
+    Ended(String),
+    Failed(String),
+}
+
+/// What a host says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    version: String,
+    pub(super) host: Host,
+    pub(super) machine: String,
+    pub(super) tools: Vec<Tool>,
+}
+
+impl Hello {
+    pub(super) fn of_this_host(core: u32) -> Hello {
+        Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: host::host(core),
+            machine: host::machine(),
+            tools: Tool::ALL.into_iter().filter(|tool| tool.is_installed()).collect(),
+        }
+    }
+}
+
+/// Runs `serve` until the process is ended.
+///
+/// # Errors
+///
+/// A one-line reason when the port cannot be listened on.
+pub fn serve(args: &ServeArgs, ready: impl FnOnce()) -> Result<(), Failure> {
+    let listener = TcpListener::bind(args.bind).map_err(|error| {
+        Failure::new(format!(
+            "cannot listen on {}: {error}; choose another address or port with --bind",
+            args.bind
+        ))
+    })?;
+    ready();
+    loop {
+        // A client that went before it was accepted is nobody's loss.
+        let Ok((connection, from)) = listener.accept() else {
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        if let Err(error) = serve_one(connection, args.core) {
+            eprintln!("lm-bench: {from}: {}", chain(&error));
+        }
+    }
+}
+
+fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
+    connection.set_nodelay(true)?;
+    connection.set_read_timeout(Some(SILENCE))?;
+    let mut reader = BufReader::new(connection.try_clone()?);
+    let mut running: Option<Running> = None;
+    while let Some(request) = read_line::<Request>(&mut reader)? {
+        let reply = match request {
+            Request::Hello => Reply::Hello(Hello::of_this_host(core)),
+            Request::Link(address) => LinkEnd::of(address).map_or_else(failed, Reply::Link),
+            Request::Start(launch, limit_s) => {
+                // What ran before is ended first.
+                running = None;
+                let started = LinkEnd::of(launch.address()).and_then(|link| {
+                    let limit = Duration::from_secs_f64(limit_s.clamp(1.0, LIMIT.as_secs_f64()));
+                    Running::start(&launch, Place::Far(&link.interface), core, limit)
+                });
+                match started {
+                    Ok(program) => {
+                        running = Some(program);
+                        Reply::Ready
+                    }
+                    Err(failure) => failed(failure),
+                }
+            }
+            Request::Finish => match running.take() {
+                None => Reply::Failed("nothing runs".to_owned()),
+                Some(program) => finish(program, &connection)?,
+            },
+            Request::Stop => {
+                if let Some(program) = running.take() {
+                    program.stop();
+                }
+                Reply::Ended(String::new())
+            }
+        };
+        write_line(&connection, &reply)?;
+    }
+    Ok(())
+}
+
+fn failed(failure: Failure) -> Reply {
+    Reply::Failed(failure.text)
+}
+
+/// Waits for a program's end, or for the client's.
+fn finish(mut program: Running, connection: &TcpStream) -> io::Result<Reply> {
+    connection.set_nonblocking(true)?;
+    while !program.has_ended() {
+        match connection.peek(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(2))
+            }
+            Err(error) => return Err(error),
+            Ok(_) => return Err(io::Error::other("the client has gone while it was measured")),
+        }
+    }
+    connection.set_nonblocking(false)?;
+    Ok(program.finish().map_or_else(failed, Reply::Ended))
+}
+
+fn write_line(mut connection: &TcpStream, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    connection.write_all(&line)
+}
+
+/// The next line; `None` at the connection's end.
+fn read_line<T: for<'a> Deserialize<'a>>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = String::new();
+    let len = reader.take(LINE_MAX).read_line(&mut line)?;
+    if len == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
+}
+
+/// The other host, as the commands see it.
+pub(super) struct Far {
+    connection: TcpStream,
+    reader: BufReader<TcpStream>,
+    pub(super) hello: Hello,
+}
+
+impl Far {
+    /// Connects to `lm-bench serve`.
+    pub(super) fn connect(to: SocketAddrV4) -> Result<Far, Failure> {
+        let unreachable = |error: &dyn std::error::Error| {
+            Failure::new(format!(
+                "no answer from lm-bench serve at {to}: {}; start it on the other host (one client at a time)",
+                chain(error)
+            ))
+        };
+        let patience = Duration::from_secs(5);
+        let connection =
+            TcpStream::connect_timeout(&to.into(), patience).map_err(|error| unreachable(&error))?;
+        let options = connection
+            .set_nodelay(true)
+            .and_then(|()| connection.set_read_timeout(Some(patience)))
+            .and_then(|()| connection.try_clone());
+        let mut reader = BufReader::new(options.map_err(|error| unreachable(&error))?);
+        write_line(&connection, &Request::Hello).map_err(|error| unreachable(&error))?;
+        let reply = read_line::<Reply>(&mut reader).map_err(|error| unreachable(&error))?;
+        let Some(Reply::Hello(hello)) = reply else {
+            return Err(Failure::new(format!("{to} is no lm-bench serve; check the port")));
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        if hello.version != version {
+            return Err(Failure::new(format!(
+                "lm-bench serve is of version {}, this one of {version}; use the same on both hosts",
+                hello.version
+            )));
+        }
+        let _set = connection.set_read_timeout(Some(SILENCE));
+        Ok(Far {
+            connection,
+            reader,
+            hello,
+        })
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, Failure> {
+        let lost = |error: io::Error| Failure::new(format!("the control connection: {}", chain(&error)));
+        write_line(&self.connection, request).map_err(lost)?;
+        match read_line(&mut self.reader).map_err(lost)? {
+            Some(Reply::Failed(text)) => Err(Failure::new(format!("on the other host: {text}"))),
+            Some(reply) => Ok(reply),
+            None => Err(Failure::new(
+                "the other host has closed the control connection; see what lm-bench serve says there",
+            )),
+        }
+    }
+
+    /// The other host's end of the link on which it has this address.
+    pub(super) fn link(&mut self, address: Ipv4Addr) -> Result<LinkEnd, Failure> {
+        match self.ask(&Request::Link(address))? {
+            Reply::Link(link) => Ok(link),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Starts a program there, which is ready when this returns.
+    pub(super) fn start(&mut self, launch: &Launch, limit: Duration) -> Result<(), Failure> {
+        match self.ask(&Request::Start(launch.clone(), limit.as_secs_f64()))? {
+            Reply::Ready => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits for its end and gives what it printed.
+    pub(super) fn finish(&mut self) -> Result<String, Failure> {
+        match self.ask(&Request::Finish)? {
+            Reply::Ended(text) => Ok(text),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends it.
+    pub(super) fn stop(&mut self) -> Result<(), Failure> {
+        self.ask(&Request::Stop).map(drop)
+    }
+}
+
+fn unexpected(reply: &Reply) -> Failure {
+    Failure::new(format!("the other host answered something else: {reply:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server for one client, on this host.
+    fn server() -> (SocketAddrV4, thread::JoinHandle<io::Result<()>>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = match listener.local_addr().unwrap() {
+            std::net::SocketAddr::V4(address) => address,
+            std::net::SocketAddr::V6(_) => unreachable!("it was bound to an IPv4 address"),
+        };
+        let served = thread::spawn(move || serve_one(listener.accept()?.0, 0));
+        (address, served)
+    }
+
+    #[test]
+    fn a_host_says_who_it_is() {
+        let (address, served) = server();
+        let mut far = Far::connect(address).unwrap();
+        assert_eq!(far.hello.machine, host::machine());
+        assert!(far.hello.host.memory_bytes > 0 && !far.hello.host.kernel.is_empty());
+        let failure = far.link("192.0.2.77".parse().unwrap()).unwrap_err();
+        assert!(failure.text.contains("192.0.2.77"), "{failure}");
+        let failure = far.finish().unwrap_err();
+        assert!(failure.text.contains("nothing runs"), "{failure}");
+        far.stop().unwrap();
+        drop(far);
+        served.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_is_no_request_ends_the_connection() {
+        for line in [
+            "hello\n",
+            "{\"Start\":[{\"Program\":\"/bin/sh\"},1.0]}\n",
+            "{\"Start\":[{\"Tool\":{\"tool\":\"sh\"}},1.0]}\n",
+        ] {
+            let (address, served) = server();
+            let mut connection = TcpStream::connect(address).unwrap();
+            connection.write_all(line.as_bytes()).unwrap();
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "", "{line}");
+            assert!(served.join().unwrap().is_err(), "{line}");
+        }
+    }
+}

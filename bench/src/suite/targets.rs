@@ -1,0 +1,230 @@
+//! What is compared with what, and what is asked.
+
+use super::schema::{Ratio, Round, Row, Target, Verdict, What};
+use super::statistics::Median;
+
+/// Kernel UDP without segmentation by the kernel.
+const UDP: [&str; 5] = [
+    "udp-blocking",
+    "udp-spinning",
+    "udp-mmsg",
+    "udp-rps",
+    "udp-rps-single",
+];
+/// Kernel TCP on links without segmentation offloads.
+const TCP: [&str; 3] = ["tcp", "tcp-rps", "tcp-zerocopy"];
+/// Our kernel programs, and the tools that they shall agree with.
+const YARDSTICKS: [(What, &str, &str, &str); 4] = [
+    (What::Throughput, "udp-blocking", "iperf3", "bits_per_s"),
+    (What::Throughput, "tcp", "iperf3-tcp", "bits_per_s"),
+    (What::Latency, "udp-blocking", "sockperf", "p50"),
+    (What::Latency, "udp-spinning", "sockperf-spinning", "p50"),
+];
+/// How much worse than the tool ours may be: the kernel's rows are the best we could find.
+const AGREEMENT: f64 = 0.1;
+/// Rounds that a verdict takes at least.
+const ROUNDS_LEAST: usize = 6;
+
+/// A round's value of a metric.
+pub(super) fn value(round: &Round, metric: &str) -> Option<f64> {
+    match (round, metric) {
+        (Round::Latency(round), "p50") => Some(round.p50_ns),
+        (Round::Latency(round), "p99") => Some(round.p99_ns),
+        (Round::Transfer(round), "bits_per_s") => Some(round.bits_per_s()),
+        (Round::Transfer(round), "cpu_s_per_gb") if round.bytes > 0 => Some(round.cpu_s_per_gb()),
+        _ => None,
+    }
+}
+
+fn at(round: &Round) -> u32 {
+    match round {
+        Round::Latency(round) => round.at,
+        Round::Transfer(round) => round.at,
+    }
+}
+
+/// Median of a metric over a row's rounds.
+pub(super) fn median(row: &Row, metric: &str) -> Option<f64> {
+    let values: Vec<f64> = row
+        .rounds
+        .iter()
+        .filter_map(|round| value(round, metric))
+        .collect();
+    Some(Median::of(&values)?.median)
+}
+
+fn find<'a>(rows: &'a [Row], what: What, size: u64, system: &str) -> Option<&'a Row> {
+    rows.iter()
+        .find(|row| row.what == what && row.size == size && row.system == system)
+}
+
+fn ratio(one: &Row, other: &Row, metric: &str, target: Option<Target>) -> Option<Ratio> {
+    let ratios: Vec<f64> = one
+        .rounds
+        .iter()
+        .filter_map(|round| {
+            let beside = other.rounds.iter().find(|other| at(other) == at(round))?;
+            Some(value(round, metric)? / value(beside, metric)?)
+        })
+        .filter(|ratio| ratio.is_finite())
+        .collect();
+    let median = Median::of(&ratios)?;
+    Some(Ratio {
+        what: one.what,
+        size: one.size,
+        metric: metric.to_owned(),
+        system: one.system.clone(),
+        against: other.system.clone(),
+        rounds: ratios.len() as u32,
+        median: median.median,
+        low: median.low,
+        high: median.high,
+        target,
+        verdict: match target {
+            // No interval of so few is sure by 95 %.
+            Some(_) if ratios.len() < ROUNDS_LEAST => Verdict::Unclear,
+            _ => median.verdict(target),
+        },
+    })
+}
+
+/// The best of some systems by median throughput.
+fn best<'a>(rows: &'a [Row], size: u64, systems: &[&str]) -> Option<&'a str> {
+    let speed = |row: &Row| median(row, "bits_per_s").filter(|_| systems.contains(&row.system.as_str()));
+    rows.iter()
+        .filter(|row| row.what == What::Throughput && row.size == size)
+        .filter_map(|row| Some((row.system.as_str(), speed(row)?)))
+        .max_by(|one, other| one.1.total_cmp(&other.1))
+        .map(|(system, _)| system)
+}
+
+/// What LM's figure shall be beside this system's.
+fn target(rows: &[Row], row: &Row, metric: &str, mtu: u32) -> Option<Target> {
+    let (system, size) = (row.system.as_str(), row.size);
+    let is_best = |systems: &[&str]| best(rows, size, systems) == Some(system);
+    match (row.what, metric) {
+        (What::Throughput, "bits_per_s") if system == "bare" => {
+            (size >= 7168).then_some(Target::AtLeast(0.95))
+        }
+        (What::Throughput, "bits_per_s") if is_best(&UDP) => match size {
+            1024 => Some(Target::AtLeast(2.5)),
+            7168 => Some(Target::AtLeast(1.45)),
+            65_536 => Some(Target::AtLeast(1.2)),
+            1_048_576 => Some(Target::AtLeast(1.0)),
+            _ => None,
+        },
+        (What::Throughput, "bits_per_s") if is_best(&TCP) => (size >= 7168).then_some(Target::AtLeast(1.3)),
+        (What::Throughput, "bits_per_s") if system == "quinn" => {
+            matches!(size, 65_536 | 1_048_576).then_some(Target::AtLeast(4.0))
+        }
+        // Asked of the largest packets that each supports.
+        (What::Throughput, "bits_per_s") if system == "tcp-offloads" && mtu >= 9000 => {
+            matches!(size, 65_536 | 1_048_576).then_some(Target::AtLeast(1.0))
+        }
+        (What::Throughput, "cpu_s_per_gb") if is_best(&UDP) => {
+            (size == 65_536).then_some(Target::AtMost(0.9))
+        }
+        (What::Latency, "p50") if size == 64 => match system {
+            "udp-spinning" => Some(Target::AtMost(0.55)),
+            "udp-blocking" => Some(Target::AtMost(0.07)),
+            _ => None,
+        },
+        (What::Latency, "p99") if size == 64 && system == "udp-spinning" => Some(Target::AtMost(0.65)),
+        (What::LatencyUnderLoad, "p99") if system == "udp-spinning" => Some(Target::AtMost(0.2)),
+        _ => None,
+    }
+}
+
+/// LM beside everybody at every length, and our kernel programs beside the standard tools.
+pub(super) fn ratios(rows: &[Row], mtu: u32) -> Vec<Ratio> {
+    let mut ratios = Vec::new();
+    for row in rows {
+        let metrics: &[&str] = match row.what {
+            What::Latency | What::LatencyUnderLoad => &["p50", "p99"],
+            What::Throughput | What::Cpu => &["bits_per_s", "cpu_s_per_gb"],
+        };
+        let Some(lm) = find(rows, row.what, row.size, "lm").filter(|lm| lm.system != row.system) else {
+            continue;
+        };
+        ratios.extend(
+            metrics
+                .iter()
+                .filter_map(|metric| ratio(lm, row, metric, target(rows, row, metric, mtu))),
+        );
+    }
+    for (what, ours, theirs, metric) in YARDSTICKS {
+        for row in rows.iter().filter(|row| row.what == what && row.system == ours) {
+            if let Some(tool) = find(rows, what, row.size, theirs) {
+                let target = match what {
+                    What::Latency => Target::AtMost(1.0 + AGREEMENT),
+                    _ => Target::AtLeast(1.0 - AGREEMENT),
+                };
+                ratios.extend(ratio(row, tool, metric, Some(target)));
+            }
+        }
+    }
+    ratios
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema::TransferRound;
+    use super::*;
+
+    fn row(system: &str, gigabits: &[f64]) -> Row {
+        let rounds = gigabits.iter().zip(0..).map(|(gigabits, at)| {
+            Round::Transfer(TransferRound {
+                at,
+                bytes: (gigabits * 1e9 / 8.0) as u64,
+                messages: 1,
+                lost_messages: 0,
+                seconds: 1.0,
+                cpu_seconds_send: 1.0,
+                cpu_seconds_receive: 1.0,
+                cpu_seconds_machine: 2.0,
+                spare_fraction: Vec::new(),
+            })
+        });
+        Row {
+            what: What::Throughput,
+            system: system.to_owned(),
+            size: 65_536,
+            rounds: rounds.collect(),
+            histogram: None,
+        }
+    }
+
+    #[test]
+    fn targets_are_about_the_best_of_a_kind_and_ratios_within_a_round() {
+        let rows = [
+            row("lm", &[2.0, 4.0, 40.0, 4.0, 4.0, 4.0]),
+            row("udp-blocking", &[1.0; 6]),
+            row("udp-rps", &[1.0, 2.0, 40.0, 2.0, 2.0, 2.0]),
+            row("iperf3", &[1.0; 5]),
+        ];
+        let ratios = ratios(&rows, 1500);
+        let find = |against: &str, metric: &str| {
+            ratios
+                .iter()
+                .find(|ratio| ratio.against == against && ratio.metric == metric)
+                .unwrap()
+        };
+        let best = find("udp-rps", "bits_per_s");
+        assert_eq!((best.median, best.low, best.high), (2.0, 1.0, 2.0));
+        assert_eq!(
+            (best.target, best.verdict),
+            (Some(Target::AtLeast(1.2)), Verdict::Unclear)
+        );
+        assert_eq!(find("udp-blocking", "bits_per_s").target, None);
+        assert_eq!(find("udp-blocking", "bits_per_s").verdict, Verdict::None);
+        let yardstick = ratios
+            .iter()
+            .find(|ratio| ratio.system == "udp-blocking")
+            .unwrap();
+        assert_eq!(
+            (yardstick.against.as_str(), yardstick.verdict),
+            ("iperf3", Verdict::Unclear),
+            "five rounds say nothing"
+        );
+    }
+}

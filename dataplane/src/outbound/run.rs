@@ -1,0 +1,55 @@
+//! Runs: step 2 for consecutive full fragments of a window, which are most. Their headers differ in one field, their places by one
+//! stride and their lengths not at all, so nothing is worked out for each.
+
+use lm_protocol::window::WindowShape;
+
+use super::{Outgoing, Template, Way};
+use crate::memory::Umem;
+
+impl Outgoing {
+    /// Puts packets of up to `max` fragments on the ring, each as [`Outgoing::put_packet`] would, as long as they are a run: the rest of
+    /// a window, without a message's last fragment. Each is one descriptor, whole, and goes for the first time. Gives how many there
+    /// were and the bytes of each; `noted` hears of each fragment's index.
+    #[inline]
+    pub(super) fn put_run(
+        &mut self,
+        window: WindowShape,
+        max: u32,
+        way: &mut Way<'_>,
+        sent: &mut impl FnMut(&Umem, u64, u32),
+        mut noted: impl FnMut(&Outgoing, u32, &Umem),
+    ) -> (u32, u32) {
+        let frame_len = u32::from(self.geometry.layout().max_frame_len());
+        let Template::Lm(template) = &self.template else {
+            return (0, frame_len);
+        };
+        let Some((header, index_at)) = template.plain_header() else {
+            return (0, frame_len);
+        };
+        // Copied, so that the loop keeps it in registers.
+        let header = *header;
+        let (first, count) = (self.position, self.geometry.fragment_count());
+        let highest = window.index_at(first, count);
+        // Where the device reads, a packet may have to be copied; a long one takes several descriptors.
+        if way.device_reads || frame_len > way.piece_len || highest + 1 >= count {
+            return (0, frame_len);
+        }
+        let left = (first | (window.fragments() - 1)).min(count - 1) + 1 - first;
+        let packets = left.min(max);
+        let stride = self.geometry.tx_stride();
+        let mut address = self.start + self.geometry.tx_frame_offset(highest);
+        for back in 0..packets {
+            let index = highest - back;
+            // Nobody reads this hole yet: of what goes again, `put_packet` writes the bytes that are there already.
+            way.umem
+                .copy_to_with(address, &header, index_at, index.to_be_bytes());
+            way.channel.push(address, frame_len);
+            sent(way.umem, address, frame_len);
+            noted(self, index, way.umem);
+            address = address.wrapping_sub(stride);
+        }
+        self.in_flight += packets;
+        self.position += packets;
+        (packets, frame_len)
+    }
+}

@@ -1,0 +1,52 @@
+//! Further links of a bed: veth pairs beside `lm0`, between the same two hosts and just as it, each with settings of its own. Link `n` is
+//! called `lm<n>` on both hosts, which have the addresses 198.18.n.1 and 198.18.n.2 on it.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Bed, ip};
+
+/// What a further link shall look like.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig {
+    /// MTU of both interfaces, in bytes.
+    pub mtu: u16,
+    /// Receive and transmit queues of both interfaces.
+    pub queues: u32,
+    /// Whether TSO, GSO, GRO and their relatives stay on.
+    pub segmentation_offloads: bool,
+    /// Receive packet steering of all queues: CPU masks of the left and the right host; 0 is off.
+    pub rps: [u64; 2],
+}
+
+impl Bed {
+    /// Makes link `number` (1 to 255) and gives the right host's address on it. It goes with the bed.
+    pub fn add_link(&self, number: u8, config: &LinkConfig) -> Result<Ipv4Addr> {
+        ensure!(number > 0, "link 0 is the bed's own");
+        let name = format!("lm{number}");
+        let LinkConfig { mtu, queues, .. } = config;
+        let queues_each = format!("numrxqueues {queues} numtxqueues {queues}");
+        let (left, right) = (self.left(), self.right());
+        let line = format!(
+            "link add {name} netns {} mtu {mtu} {queues_each} type veth peer name {name} netns {} mtu {mtu} {queues_each}",
+            left.name(),
+            right.name()
+        );
+        ip::batch(None, &[line]).with_context(|| format!("cannot make the link {name}"))?;
+        for (host, end, mask) in [(left, 1, config.rps[0]), (right, 2, config.rps[1])] {
+            if !config.segmentation_offloads {
+                host.switch_offloads_of(&name, false)?;
+            }
+            let commands = [
+                format!("addr add 198.18.{number}.{end}/24 dev {name}"),
+                format!("link set {name} up"),
+            ];
+            ip::batch(Some(host.name()), &commands)?;
+            for queue in 0..config.queues {
+                host.steer(&name, queue, mask)?;
+            }
+        }
+        Ok(Ipv4Addr::new(198, 18, number, 2))
+    }
+}

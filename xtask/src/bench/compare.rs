@@ -1,0 +1,85 @@
+//! `cargo xtask bench compare`: `lm-bench compare` between two hosts on this machine, with a link for each kind of system.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::bed::links::LinkConfig;
+use crate::bed::{Bed, BedConfig, Launch, Side};
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// As long as anybody may want to measure.
+const LONG: Duration = Duration::from_secs(12 * 3600);
+
+/// Measure LM beside everybody else between two hosts on this machine: kernel UDP and TCP in their best settings, QUIC, bare AF_XDP, and
+/// whatever standard tools are installed.
+///
+/// Makes two hosts with four equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with
+/// receive packet steering; and one with all offloads on. Each side has a core; leave the machine alone meanwhile. A round of `compare`
+/// takes about a minute.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// What to run: compare, latency, throughput, cpu or limit
+    #[arg(long, default_value = "compare")]
+    command: String,
+    /// MTU of the links, in bytes
+    #[arg(long, default_value_t = 1500)]
+    mtu: u16,
+    /// Further options of lm-bench, after --: -- --rounds 3 --json FILE
+    #[arg(last = true)]
+    options: Vec<String>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let programs = Programs::build()?;
+    let [near, far] = two_cores();
+    let bed = Bed::new(&BedConfig {
+        mtu: arguments.mtu,
+        ..BedConfig::default()
+    })?;
+    let plain = LinkConfig {
+        mtu: arguments.mtu,
+        queues: BedConfig::default().queues,
+        segmentation_offloads: false,
+        rps: [0, 0],
+    };
+    let steered = LinkConfig {
+        rps: [1 << near, 1 << far],
+        ..plain
+    };
+    let offloads = LinkConfig {
+        segmentation_offloads: true,
+        ..plain
+    };
+    let links = [
+        ("--peer-host", bed.add_link(1, &plain)?),
+        ("--rps-host", bed.add_link(2, &steered)?),
+        ("--offloads-host", bed.add_link(3, &offloads)?),
+    ];
+    let lm_bench = programs.path("lm-bench");
+    let launch = || Launch::new(&lm_bench).time_limit(LONG);
+    let serve = launch().args(["serve", "--core", &far.to_string()]);
+    let mut server = bed.right().spawn(serve)?;
+    server.await_text("ready")?;
+    let mut measure = launch()
+        .arg(&arguments.command)
+        .arg(Side::Right.address().to_string())
+        .args(["--core", &near.to_string()]);
+    for (option, address) in links {
+        measure = measure.arg(option).arg(address.to_string());
+    }
+    let mut measuring = bed.left().spawn(measure.args(&arguments.options))?;
+    let mut shown = 0;
+    while !measuring.has_ended()? {
+        let said = measuring.said();
+        if let Some(new) = said.get(shown..) {
+            eprint!("{new}");
+            shown = said.len();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    print!("{}", measuring.finish()?.stdout);
+    server.stop()?;
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! `cargo xtask bench instructions`: what a fragment costs in user space, counted in instructions by callgrind.
+//!
+//! The program is the test `sim_tests::instructions::subject` of `lm-dataplane`, built as for release: one message from one engine to
+//! the other on the simulated NIC. Callgrind collects inside the rounds of one engine alone. What is counted there in the files
+//! of the simulated NIC (its locks, its look at a queue) is taken off. Two lengths of message are counted, and the difference is divided
+//! by the fragments between them: what happens once for a message or a session drops out.
+//!
+//! Instructions do not depend on the machine's speed or load, only on the compiler and, for the C library's copies, on the processor's
+//! features. So a growth is told from noise where a time would not be.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bed::leftovers;
+use crate::fuzz::{answers, lacking};
+use crate::table::Table;
+use crate::workspace::{cargo, command_line, root};
+
+/// Instructions per fragment in user space, counted by callgrind on the simulated NIC.
+///
+/// For the sending and the receiving engine apart, without digests and with them. Compares with the committed baseline
+/// (bench/instructions.json) and fails where a figure has grown by more than 5 %. Needs valgrind; neither root nor a quiet machine.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Arguments {
+    /// Write what was counted to bench/instructions.json, after a change that is meant.
+    #[arg(long)]
+    update: bool,
+    /// Show so many of the functions that take most.
+    #[arg(long, default_value_t = 12, value_name = "N")]
+    top: usize,
+}
+
+/// Fragments of the shorter and the longer message: whole windows, and some hundred rounds between them.
+const FRAGMENTS: [u32; 2] = [1024, 5120];
+/// What a fragment may take on either side, integrity excluded.
+const TARGET: f64 = 120.0;
+/// A figure that is larger than the baseline by this factor is a failure.
+const GROWTH: f64 = 1.05;
+/// The functions that each side's rounds run in, in `dataplane/src/sim_tests/instructions.rs`.
+const SIDES: [(&str, &str); 2] = [
+    ("sender", "counted_round_of_sender"),
+    ("receiver", "counted_round_of_receiver"),
+];
+const INTEGRITIES: [&str; 2] = ["none", "manifest"];
+const SUBJECT: &str = "sim_tests::instructions::subject";
+
+/// Instructions per fragment by case: `sender, integrity none`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Baseline {
+    /// The compiler that made what was counted.
+    rustc: String,
+    /// Instructions per fragment, rounded to a tenth.
+    per_fragment: BTreeMap<String, f64>,
+}
+
+/// Instructions of one run by function, and those of the simulated NIC's files apart.
+#[derive(Debug, Default, PartialEq)]
+struct Counted {
+    functions: BTreeMap<String, u64>,
+    simulated: u64,
+}
+
+impl Counted {
+    fn total(&self) -> u64 {
+        self.functions.values().sum()
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    if !answers("valgrind", &["--version"]) {
+        return lacking("instructions are counted by valgrind: install the package valgrind");
+    }
+    let program = build()?;
+    let (folder, _guard) = leftovers::temporary_folder(&std::env::temp_dir(), "instructions")?;
+    let baseline = read_baseline()?;
+    let rustc = compiler()?;
+    let mut table = Table::new(&["", "per fragment", "baseline", "target", ""]);
+    let mut per_fragment = BTreeMap::new();
+    let mut grown = Vec::new();
+    let mut tops = String::new();
+    for integrity in INTEGRITIES {
+        for (side, function) in SIDES {
+            let case = format!("{side}, integrity {integrity}");
+            eprintln!("  counting: {case}");
+            let count = |fragments| count(&program, &folder, function, integrity, fragments);
+            let [few, many] = [count(FRAGMENTS[0])?, count(FRAGMENTS[1])?];
+            let more = f64::from(FRAGMENTS[1] - FRAGMENTS[0]);
+            let found = tenths((many.total() as f64 - few.total() as f64) / more);
+            let simulated = (many.simulated as f64 - few.simulated as f64) / more;
+            let before = (baseline.as_ref()).and_then(|baseline| baseline.per_fragment.get(&case).copied());
+            let target = match integrity {
+                "none" if found <= TARGET => format!("≤ {TARGET} met"),
+                "none" => format!("≤ {TARGET} MISSED"),
+                _ => String::new(),
+            };
+            let has_grown = before.is_some_and(|before| found > before * GROWTH);
+            table.row([
+                case.clone(),
+                format!("{found:.1}"),
+                before.map_or_else(|| "none".to_owned(), |before| format!("{before:.1}")),
+                target,
+                if has_grown { "GROWN" } else { "" }.to_owned(),
+            ]);
+            if has_grown {
+                grown.push(case.clone());
+            }
+            if arguments.top > 0 {
+                tops += &top(&case, &few, &many, more, simulated, arguments.top);
+            }
+            per_fragment.insert(case, found);
+        }
+    }
+    println!("{tops}\nInstructions in user space, {rustc}:\n\n{table}");
+    if let Some(baseline) = baseline.as_ref().filter(|baseline| baseline.rustc != rustc) {
+        println!("The baseline is of {}.", baseline.rustc);
+    }
+    if arguments.update {
+        let text = serde_json::to_string_pretty(&Baseline { rustc, per_fragment })?;
+        let path = baseline_path();
+        std::fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+        println!("kept in {}", path.display());
+        return Ok(());
+    }
+    ensure!(
+        baseline.is_some(),
+        "{} is missing; make it with --update",
+        baseline_path().display()
+    );
+    if !grown.is_empty() {
+        bail!(
+            "more than 5 % above the baseline: {}; cut them, or say why with --update",
+            grown.join("; ")
+        );
+    }
+    Ok(())
+}
+
+fn baseline_path() -> PathBuf {
+    root().join("bench/instructions.json")
+}
+
+fn read_baseline() -> Result<Option<Baseline>> {
+    let path = baseline_path();
+    match std::fs::read_to_string(&path) {
+        Ok(text) => serde_json::from_str(&text)
+            .with_context(|| format!("{} is no baseline", path.display()))
+            .map(Some),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn compiler() -> Result<String> {
+    let output = Command::new("rustc")
+        .current_dir(root())
+        .arg("--version")
+        .output();
+    let output = output.context("cannot start `rustc --version`")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Builds the tests of `lm-dataplane` as for release, with symbols; the program's path.
+fn build() -> Result<PathBuf> {
+    eprintln!("building the engine's tests (release)");
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--release",
+        "--package",
+        "lm-dataplane",
+        "--lib",
+        "--no-run",
+    ]);
+    command.arg("--message-format=json-render-diagnostics");
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
+    ensure!(output.status.success(), "`{}` failed", command_line(&command));
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let mut programs = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    programs.next_back().context("cargo named no test program")
+}
+
+/// Counts the instructions of one side.
+fn count(program: &Path, folder: &Path, function: &str, integrity: &str, fragments: u32) -> Result<Counted> {
+    let report = folder.join("callgrind.out");
+    let mut command = Command::new("valgrind");
+    command
+        .args([
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            "--compress-strings=no",
+        ])
+        .args(["--compress-pos=no", "--dump-line=yes"])
+        .arg(format!("--toggle-collect=*{function}*"))
+        .arg(format!("--callgrind-out-file={}", report.display()))
+        .arg(program)
+        .args(["--exact", "--test-threads=1", SUBJECT])
+        .env("LM_INSTRUCTIONS_FRAGMENTS", fragments.to_string())
+        .env("LM_INSTRUCTIONS_INTEGRITY", integrity);
+    let output = command.output().context("cannot start valgrind")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success() && said.contains("1 passed"),
+        "the counted program failed:\n{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = std::fs::read_to_string(&report).context("callgrind left no report")?;
+    let counted = read(&text)?;
+    ensure!(
+        counted.total() > 0,
+        "nothing was counted in {function}: did it get another name?"
+    );
+    Ok(counted)
+}
+
+/// Reads a report of callgrind without compression (its manual, "Callgrind Format Specification"): what each function took itself.
+fn read(report: &str) -> Result<Counted> {
+    let mut counted = Counted::default();
+    let (mut function, mut simulated) = (String::new(), false);
+    let mut of_call = false;
+    for line in report.lines() {
+        if let Some(name) = line.strip_prefix("fn=") {
+            function = name.to_owned();
+        } else if let Some(file) = ["fl=", "fi=", "fe="]
+            .iter()
+            .find_map(|key| line.strip_prefix(key))
+        {
+            simulated = file.contains("/src/simnic");
+        } else if line.starts_with("calls=") {
+            // The next line is what the called function took, which is told with that function.
+            of_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit()) {
+            if std::mem::take(&mut of_call) {
+                continue;
+            }
+            let cost = line.split_whitespace().nth(1).context("a line without a cost")?;
+            let cost: u64 = cost.parse().context("a cost that is no number")?;
+            match simulated {
+                true => counted.simulated += cost,
+                false => *counted.functions.entry(function.clone()).or_default() += cost,
+            }
+        }
+    }
+    Ok(counted)
+}
+
+/// The functions that take most.
+fn top(case: &str, few: &Counted, many: &Counted, more: f64, simulated: f64, shown: usize) -> String {
+    let of = |counted: &Counted, name: &String| counted.functions.get(name).copied().unwrap_or(0) as f64;
+    let mut functions: Vec<(f64, &String)> = many
+        .functions
+        .keys()
+        .map(|name| ((of(many, name) - of(few, name)) / more, name))
+        .collect();
+    functions.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut text = format!("\n{case}, per fragment:\n");
+    for (cost, name) in functions.iter().take(shown).filter(|(cost, _)| *cost >= 0.05) {
+        text += &format!("  {cost:7.1}  {}\n", shorten(name));
+    }
+    text + &format!("  {simulated:7.1}  the simulated NIC, not counted\n")
+}
+
+/// A function's name without generic arguments' paths and hashes, cut where it is long.
+fn shorten(name: &str) -> String {
+    let short: String = name.chars().take(100).collect();
+    match short.len() < name.len() {
+        true => short + "…",
+        false => short,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_of_calls_belong_to_the_called() {
+        let report = "\
+events: Ir
+fl=/a/src/engine.rs
+fn=poll
+10 5
+11 7
+cfn=wake
+calls=2 3
+11 900
+fi=/a/src/ring.rs
+4 3
+fe=/a/src/engine.rs
+12 1
+
+fl=/a/src/simnic/host.rs
+fn=wake
+3 800
+fi=/std/mutex.rs
+9 100
+fl=???
+fn=memcpy
+0 40
+totals: 956
+";
+        let counted = read(report).unwrap();
+        assert_eq!(counted.simulated, 800);
+        let expected = [("poll", 16), ("wake", 100), ("memcpy", 40)];
+        let expected = expected.map(|(name, cost)| (name.to_owned(), cost));
+        assert_eq!(counted.functions, BTreeMap::from(expected));
+        assert!(read("fn=a\n1 x\n").is_err());
+    }
+
+    /// The names by which callgrind finds what to count, and what it is told to run, are in the engine's tests.
+    #[test]
+    fn the_counted_functions_exist() {
+        let path = root().join("dataplane/src/sim_tests/instructions.rs");
+        let text = std::fs::read_to_string(path).unwrap();
+        for (_, function) in SIDES {
+            assert!(
+                text.contains(&format!("#[inline(never)]\nfn {function}(")),
+                "{function}"
+            );
+        }
+        assert!(text.contains("\nfn subject()"));
+    }
+}
