@@ -20,6 +20,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(10);
 const SPIN_BEFORE: Duration = Duration::from_millis(1);
 /// Sessions before those that count: both hosts get to know each other.
 const WARMUP: u64 = 16;
+/// How long the gate's places, which these sessions have all used, rest before the first request that counts.
+const REST: Duration = Duration::from_millis(200);
 /// They may take so long: a daemon refuses at once while requests of others, who are gone, fill its queue of those that wait.
 const WARMUP_LIMIT: Duration = Duration::from_secs(20);
 /// Data ports that requests come from, in turns: a receiver has one session for each.
@@ -122,6 +124,11 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
                 args.to, args.port
             )));
         }
+    }
+    let rested = Instant::now() + REST;
+    while Instant::now() < rested {
+        host.turn(SLEEP_MAX, &mut told)?;
+        asking.take(&mut host, &mut told);
     }
     asking.report = AskReport {
         program: "admission-ask",

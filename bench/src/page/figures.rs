@@ -98,9 +98,9 @@ pub(super) fn spread(mut values: Vec<f64>) -> Option<Spread> {
 }
 
 /// A figure of every latency round.
-pub(super) fn of_latency(row: &Row, figure: impl Fn(&LatencyRound) -> f64) -> Option<Spread> {
+pub(super) fn of_latency(row: &Row, figure: impl Fn(&LatencyRound) -> Option<f64>) -> Option<Spread> {
     let rounds = row.rounds.iter().filter_map(|round| match round {
-        Round::Latency(round) => Some(figure(round)),
+        Round::Latency(round) => figure(round),
         Round::Transfer(_) => None,
     });
     spread(rounds.collect())

@@ -51,7 +51,7 @@ impl<'a> Side<'a> {
     /// The least median round trip among the systems, at a size near this one.
     fn latency(&self, size: u64) -> Option<Figure> {
         let rows = self.ids().flat_map(|id| self.group.rows(What::Latency, id));
-        let medians = nearest(rows, size).filter_map(|row| of_latency(row, |round| round.p50_ns));
+        let medians = nearest(rows, size).filter_map(|row| of_latency(row, |round| Some(round.p50_ns)));
         let least = medians.map(|spread| spread.median / 1e3).min_by(f64::total_cmp);
         least.map(|value| Figure { value, unit: "µs" })
     }

@@ -99,7 +99,7 @@ pub(super) fn group(group: &Group<'_>) -> Markup {
     let charts = [
         throughput(group),
         cpu(group),
-        round_trips(group, "p50", |round| round.p50_ns),
+        round_trips(group, "p50", |round| Some(round.p50_ns)),
         round_trips(group, "p99", |round| round.p99_ns),
         percentiles(group, What::Latency),
         percentiles(group, What::LatencyUnderLoad),
@@ -193,8 +193,8 @@ fn cpu(group: &Group<'_>) -> Chart {
     }
 }
 
-fn round_trips(group: &Group<'_>, name: &str, figure: impl Fn(&LatencyRound) -> f64) -> Chart {
-    let figure = |row: &Row| of_latency(row, |round| figure(round) / 1e3);
+fn round_trips(group: &Group<'_>, name: &str, figure: impl Fn(&LatencyRound) -> Option<f64>) -> Chart {
+    let figure = |row: &Row| of_latency(row, |round| Some(figure(round)? / 1e3));
     let lines = lines(group, |id| group.rows(What::Latency, id), "µs", figure);
     Chart {
         title: format!("Round trip, {name}"),
@@ -250,13 +250,13 @@ fn nines(quantile: f64) -> f64 {
 }
 
 /// A quantile, and what a round says of it.
-type Marked = (f64, fn(&LatencyRound) -> f64);
+type Marked = (f64, fn(&LatencyRound) -> Option<f64>);
 
 /// The whole distribution where there is one, else the percentiles of the rounds.
 fn percentile_points(row: &Row) -> Vec<Point> {
     let say = |quantile: f64, us: f64| format!("{} µs at {} %", number(us), quantile * 100.0);
     let marked: [Marked; 4] = [
-        (0.5, |round| round.p50_ns),
+        (0.5, |round| Some(round.p50_ns)),
         (0.9, |round| round.p90_ns),
         (0.99, |round| round.p99_ns),
         (0.999, |round| round.p999_ns),
@@ -330,7 +330,7 @@ fn latency_table(group: &Group<'_>, what: What, title: &str) -> Markup {
         .systems
         .iter()
         .flat_map(|system| group.rows(what, &system.id));
-    let us = |row: &Row, figure: fn(&LatencyRound) -> f64| {
+    let us = |row: &Row, figure: fn(&LatencyRound) -> Option<f64>| {
         of_latency(row, figure).map_or_else(String::new, |s| number(s.median / 1e3))
     };
     html! {
@@ -344,11 +344,11 @@ fn latency_table(group: &Group<'_>, what: What, title: &str) -> Markup {
                 } }
                 tbody { @for row in rows { tr {
                     td { (swatch(&row.system)) } td.n { (size_name(row.size)) } td.n { (row.rounds.len()) }
-                    td.n { (us(row, |round| round.min_ns)) } td.n { (us(row, |round| round.p50_ns)) } td.n { (us(row, |round| round.p90_ns)) }
+                    td.n { (us(row, |round| round.min_ns)) } td.n { (us(row, |round| Some(round.p50_ns))) } td.n { (us(row, |round| round.p90_ns)) }
                     td.n { (us(row, |round| round.p99_ns)) } td.n { (us(row, |round| round.p999_ns)) } td.n { (us(row, |round| round.max_ns)) }
-                    td.n { (us(row, |round| round.mean_ns)) }
+                    td.n { (us(row, |round| Some(round.mean_ns))) }
                     @if what == What::LatencyUnderLoad {
-                        td.n { @if let Some(load) = of_latency(row, |round| round.load_bits_per_s.unwrap_or(f64::NAN)) { (number(load.median / 1e9)) } }
+                        td.n { @if let Some(load) = of_latency(row, |round| round.load_bits_per_s) { (number(load.median / 1e9)) } }
                     }
                 } } }
             } }

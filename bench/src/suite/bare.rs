@@ -168,12 +168,12 @@ impl BareSpec {
             return Ok(Round::Latency(LatencyRound {
                 at,
                 count: report.count,
-                min_ns: at_us.min * 1e3,
+                min_ns: Some(at_us.min * 1e3),
                 p50_ns: at_us.p50 * 1e3,
-                p90_ns: at_us.p90 * 1e3,
-                p99_ns: at_us.p99 * 1e3,
-                p999_ns: at_us.p999 * 1e3,
-                max_ns: at_us.max * 1e3,
+                p90_ns: Some(at_us.p90 * 1e3),
+                p99_ns: Some(at_us.p99 * 1e3),
+                p999_ns: Some(at_us.p999 * 1e3),
+                max_ns: Some(at_us.max * 1e3),
                 mean_ns: at_us.mean * 1e3,
                 load_bits_per_s: None,
             }));

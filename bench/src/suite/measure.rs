@@ -268,12 +268,12 @@ impl Bench {
             let round = LatencyRound {
                 at,
                 count: histogram.count(),
-                min_ns: quantile(0.0),
+                min_ns: Some(quantile(0.0)),
                 p50_ns: quantile(0.5),
-                p90_ns: quantile(0.9),
-                p99_ns: quantile(0.99),
-                p999_ns: quantile(0.999),
-                max_ns: quantile(1.0),
+                p90_ns: Some(quantile(0.9)),
+                p99_ns: Some(quantile(0.99)),
+                p999_ns: Some(quantile(0.999)),
+                max_ns: Some(quantile(1.0)),
                 mean_ns: histogram.mean_ns(),
                 load_bits_per_s: (what == What::LatencyUnderLoad && there.seconds > 0.0)
                     .then(|| there.bytes as f64 * 8.0 / there.seconds),

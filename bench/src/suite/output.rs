@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use super::schema::{Ratio, Report, Round, Row, Target, Verdict, What};
+use super::schema::{LatencyRound, Ratio, Report, Round, Row, Target, Verdict, What};
 use super::targets::median;
 use crate::cli::Failure;
 use crate::size::ByteSize;
@@ -91,22 +91,27 @@ fn latency_line(out: &mut String, row: &Row) {
             Round::Transfer(_) => None,
         })
     };
-    let us = |values: Vec<f64>| middle(values) / 1e3;
-    let least = rounds().map(|round| round.min_ns).fold(f64::INFINITY, f64::min) / 1e3;
-    let most = rounds().map(|round| round.max_ns).fold(0.0, f64::max) / 1e3;
+    // A tool may not print it.
+    let us = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.2}", ns / 1e3));
+    let of = |figure: fn(&LatencyRound) -> Option<f64>| {
+        let values: Vec<f64> = rounds().filter_map(figure).collect();
+        us((!values.is_empty()).then(|| middle(values)))
+    };
+    let least = us(rounds().filter_map(|round| round.min_ns).reduce(f64::min));
+    let most = us(rounds().filter_map(|round| round.max_ns).reduce(f64::max));
     let title = match row.what {
         What::LatencyUnderLoad => format!("{}, under load", row.system),
         _ => row.system.clone(),
     };
     let _ = write!(
         out,
-        "{title:<22} {:>9} {:>11} {least:>10.2} {:>10.2} {:>10.2} {most:>10.2} {:>10.2} {:>10.2}",
+        "{title:<22} {:>9} {:>11} {least:>10} {:>10} {:>10} {most:>10} {:>10} {:>10}",
         row.size,
         rounds().map(|round| round.count).sum::<u64>(),
-        us(rounds().map(|round| round.p50_ns).collect()),
-        us(rounds().map(|round| round.mean_ns).collect()),
-        us(rounds().map(|round| round.p99_ns).collect()),
-        us(rounds().map(|round| round.p999_ns).collect()),
+        of(|round| Some(round.p50_ns)),
+        of(|round| Some(round.mean_ns)),
+        of(|round| round.p99_ns),
+        of(|round| round.p999_ns),
     );
     let load: Vec<f64> = rounds().filter_map(|round| round.load_bits_per_s).collect();
     if !load.is_empty() {
@@ -194,12 +199,20 @@ pub(super) fn csv(report: &Report) -> String {
             let _ = write!(out, "{},{},{},", name(row.what), row.system, row.size);
             let line = match round {
                 Round::Latency(r) => {
-                    let load = r
-                        .load_bits_per_s
-                        .map_or_else(String::new, |load| load.to_string());
+                    let or_empty =
+                        |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
                     format!(
-                        "{},{},{},{},{},{},{},{},{},{load},,,,,,,,,",
-                        r.at, r.count, r.min_ns, r.p50_ns, r.p90_ns, r.p99_ns, r.p999_ns, r.max_ns, r.mean_ns
+                        "{},{},{},{},{},{},{},{},{},{},,,,,,,,,",
+                        r.at,
+                        r.count,
+                        or_empty(r.min_ns),
+                        r.p50_ns,
+                        or_empty(r.p90_ns),
+                        or_empty(r.p99_ns),
+                        or_empty(r.p999_ns),
+                        or_empty(r.max_ns),
+                        r.mean_ns,
+                        or_empty(r.load_bits_per_s)
                     )
                 }
                 Round::Transfer(r) => {

@@ -147,18 +147,23 @@ pub struct LatencyRound {
     pub at: u32,
     /// Round trips.
     pub count: u64,
-    /// Shortest.
-    pub min_ns: f64,
-    /// Median.
+    /// Shortest; this and the percentiles are absent where a tool does not print them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_ns: Option<f64>,
+    /// Median; the mean of a tool that prints only that.
     pub p50_ns: f64,
     /// 90 of 100 were not longer.
-    pub p90_ns: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p90_ns: Option<f64>,
     /// 99 of 100 were not longer.
-    pub p99_ns: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_ns: Option<f64>,
     /// 999 of 1000 were not longer.
-    pub p999_ns: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p999_ns: Option<f64>,
     /// Longest.
-    pub max_ns: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_ns: Option<f64>,
     /// Mean.
     pub mean_ns: f64,
     /// What the bulk transfer beside them moved, in bits of received payload per second.

@@ -29,7 +29,7 @@ const ROUNDS_LEAST: usize = 6;
 pub(super) fn value(round: &Round, metric: &str) -> Option<f64> {
     match (round, metric) {
         (Round::Latency(round), "p50") => Some(round.p50_ns),
-        (Round::Latency(round), "p99") => Some(round.p99_ns),
+        (Round::Latency(round), "p99") => round.p99_ns,
         (Round::Transfer(round), "bits_per_s") => Some(round.bits_per_s()),
         (Round::Transfer(round), "cpu_s_per_gb") if round.bytes > 0 => Some(round.cpu_s_per_gb()),
         _ => None,
