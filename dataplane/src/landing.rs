@@ -340,10 +340,44 @@ struct Aim {
     spare: bool,
     /// Fill entries, each one frame further than the last.
     frames: u8,
+    /// It stands for as many more entries, each for the fragment behind the one before: copy mode, packets of one frame.
+    more: u32,
+    /// How far below the one before it each of these begins: a fragment's payload, in bytes.
+    step: u32,
 }
 
 impl Aim {
     const SKIPPED: u64 = u64::MAX;
+
+    /// The first of the entries that it stands for.
+    #[inline]
+    fn first(&self) -> Aim {
+        Aim { more: 0, ..*self }
+    }
+
+    /// Whether `other` goes on where this ends.
+    #[inline]
+    fn is_followed_by(&self, other: &Aim) -> bool {
+        let following = self.more + 1;
+        (self.serial, self.place, self.number, self.step)
+            == (other.serial, other.place, other.number, other.step)
+            && self.step != 0
+            && self.position + following == other.position
+            && self
+                .start
+                .wrapping_sub(u64::from(following) * u64::from(self.step))
+                == other.start
+    }
+
+    /// Leaves the first `count` of its entries, not all of them, out.
+    #[inline]
+    fn pass(&mut self, count: u32) {
+        debug_assert!(count <= self.more);
+        self.start -= u64::from(count) * u64::from(self.step);
+        self.position += count;
+        self.until += count;
+        self.more -= count;
+    }
 
     /// Whether it is a spare frame for no fragment.
     fn is_filler(&self) -> bool {

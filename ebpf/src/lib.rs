@@ -20,6 +20,7 @@ mod gate;
 pub mod impair;
 pub mod layout;
 mod log;
+mod log_tests;
 pub mod model;
 pub mod recipe;
 mod rps;

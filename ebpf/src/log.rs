@@ -130,6 +130,34 @@ impl Log {
         }
     }
 
+    /// How many of the `most` entries from `position` on are as `first` says, each with the next sequence number and the next lower index;
+    /// with `any_cpu`, whatever CPU ran the gate.
+    #[inline]
+    pub fn descending(&self, position: u64, first: &LogEntry, any_cpu: bool, most: u32) -> u32 {
+        let tail = |cpu: u8| {
+            let [low, high] = first.frame_len.to_ne_bytes();
+            u32::from_ne_bytes([low, high, first.padding_len, cpu])
+        };
+        // The bits that count of the last word.
+        let kept = match any_cpu {
+            true => !(tail(0) ^ tail(u8::MAX)),
+            false => u32::MAX,
+        };
+        let last = tail(first.cpu);
+        let is_next = |at: &u32| {
+            let [low, high] = first.sequence.wrapping_add(*at as u16).to_ne_bytes();
+            // Frames: zero, as in every accepted entry.
+            let head = u32::from_ne_bytes([low, high, first.session, 0]);
+            let expected = [head, first.message, first.index.wrapping_sub(*at), last];
+            // Relaxed: as in `entry`.
+            let offset = entry_offset(position + u64::from(*at));
+            let words: [u32; ENTRY_WORDS] = self.memory.load_u32s(offset, Ordering::Relaxed);
+            let differs = |word: usize| words[word] ^ expected[word];
+            differs(0) | differs(1) | differs(2) | (differs(3) & kept) == 0
+        };
+        (0..most).take_while(is_next).count() as u32
+    }
+
     /// Entries that the gate may accept, counted like [`Log::producer`].
     pub fn posted(&self) -> u64 {
         self.memory

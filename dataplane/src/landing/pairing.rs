@@ -117,7 +117,7 @@ impl Sessions {
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
-        let Some(aim) = self.entries.aims.pop_front() else {
+        let Some(aim) = self.entries.next_aim() else {
             return Err(Violation::Unposted);
         };
         if start != aim.start || frames != u32::from(aim.frames) {

@@ -55,6 +55,8 @@ impl Inbound {
                         until: left_out,
                         spare: false,
                         frames: 0,
+                        more: 0,
+                        step: 0,
                     });
                     message.posted = left_out;
                     continue;
@@ -98,6 +100,8 @@ impl Inbound {
                     until: position + 1,
                     spare: false,
                     frames: frames as u8,
+                    more: 0,
+                    step: 0,
                 });
                 written += 1;
                 frames_written += frames;

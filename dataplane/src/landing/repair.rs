@@ -616,6 +616,8 @@ impl Inbound {
             until: count,
             spare: false,
             frames: 1,
+            more: 0,
+            step: 0,
         });
         true
     }

@@ -13,11 +13,8 @@ use crate::ring::{FillRing, RxRing};
 
 /// What the fragments of a run have in common, and where the first of them stands.
 struct Run {
-    serial: u32,
     place: u8,
     number: u32,
-    /// Position of the first in transmit order.
-    first: u32,
     index: u32,
     frame_len: u16,
     /// The CPU that must have run the gate.
@@ -27,42 +24,28 @@ struct Run {
 }
 
 impl Run {
-    /// How many of the descriptors from `offset` on are the run's: in the slots of `aims`, of the run's length, and logged as its
-    /// fragments.
+    /// How many of the descriptors from `offset` on, `longest` at most, are the run's: in the slots of `aim`, of the run's length, and
+    /// logged as its fragments.
     #[inline(never)]
-    fn len(&self, aims: &[Aim], rx: &RxRing, log: &Log, offset: u32) -> u32 {
+    fn len(&self, aim: &Aim, longest: u32, rx: &RxRing, log: &Log, offset: u32) -> u32 {
         // One after the other, so that what either compares with stays in registers.
-        let landed = self.landed(aims, rx, offset);
-        self.logged(landed, log)
-    }
-
-    fn landed(&self, aims: &[Aim], rx: &RxRing, offset: u32) -> u32 {
-        let is_next = |(aim, at): &(&Aim, u32)| {
+        let is_next = |at: &u32| {
             let descriptor = rx.read(offset + at);
-            (aim.serial, aim.number, aim.position) == (self.serial, self.number, self.first + at)
-                && aim.start == descriptor.start()
+            descriptor.start() == aim.start.wrapping_sub(u64::from(*at) * u64::from(aim.step))
                 && descriptor.len == u32::from(self.frame_len)
                 && !descriptor.continues()
         };
-        aims.iter().zip(0..).take_while(is_next).count() as u32
-    }
-
-    fn logged(&self, landed: u32, log: &Log) -> u32 {
-        let is_next = |at: &u32| {
-            let position = self.received + u64::from(*at);
-            let entry = log.entry(position);
-            let expected = LogEntry {
-                sequence: position as u16,
-                session: self.place,
-                message: self.number,
-                index: self.index - at,
-                frame_len: self.frame_len,
-                padding_len: 0,
-                cpu: self.processor.unwrap_or(entry.cpu),
-            };
-            entry == expected
+        let landed = (0..longest.min(aim.more + 1)).take_while(is_next).count() as u32;
+        let first = LogEntry {
+            sequence: self.received as u16,
+            session: self.place,
+            message: self.number,
+            index: self.index,
+            frame_len: self.frame_len,
+            padding_len: 0,
+            cpu: self.processor.unwrap_or_default(),
         };
-        (0..landed).take_while(is_next).count() as u32
+        log.descending(self.received, &first, self.processor.is_none(), landed)
     }
 }
 
@@ -77,17 +60,19 @@ impl Sessions {
         offsets: Range<u32>,
         now_ns: u64,
     ) -> u32 {
-        let (aims, _) = self.entries.aims.as_slices();
-        let Some(&Aim {
+        let Some(aim) = self.entries.aims.front_mut() else {
+            return 0;
+        };
+        let &mut Aim {
+            start,
             serial,
             place,
             number,
             position: first,
+            more,
+            step,
             ..
-        }) = aims.first()
-        else {
-            return 0;
-        };
+        } = aim;
         let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
             return 0;
         };
@@ -123,22 +108,21 @@ impl Sessions {
         // Of one length: a message's first and last fragment are at edges of windows.
         let frame_len = message.geometry.fragment(index).frame_len();
         let run = Run {
-            serial,
             place,
             number,
-            first,
             index,
             frame_len,
             processor,
             received: self.entries.received,
         };
-        let taken = run.len(&aims[..aims.len().min(longest as usize)], rx, log, offsets.start);
+        let taken = run.len(aim, longest, rx, log, offsets.start);
         if taken == 0 {
             return 0;
         }
         if inbound.terms.integrity.has_digests() {
-            for (aim, back) in aims[..taken as usize].iter().zip(0..) {
-                inbound.note_landed(at, index - back, aim.start, umem);
+            for back in 0..taken {
+                let start = start - u64::from(back) * u64::from(step);
+                inbound.note_landed(at, index - back, start, umem);
             }
         }
         let last = first + taken - 1;
@@ -150,7 +134,11 @@ impl Sessions {
         inbound.progress_ns = now_ns;
         inbound.astray.has_landed();
         inbound.forgiven = false;
-        self.entries.aims.drain(..taken as usize);
+        if taken > more {
+            self.entries.aims.pop_front();
+        } else {
+            aim.pass(taken);
+        }
         self.entries.received += u64::from(taken);
         self.entries.frames_out = self.entries.frames_out.saturating_sub(taken);
         self.pass_skipped(umem);
@@ -187,20 +175,28 @@ impl Inbound {
             .payload
             .wrapping_add_signed(message.geometry.rx_frame_start(highest));
         // One fragment's frame begins a payload below that of the one before it.
-        let start_of = move |entry: u32| start - u64::from(entry) * payload_len;
         for entry in 0..entries {
-            fill.write(written + entry, start_of(entry) - PACKET_HEADROOM);
+            fill.write(
+                written + entry,
+                start - u64::from(entry) * payload_len - PACKET_HEADROOM,
+            );
         }
-        aims.extend((0..entries).map(move |entry| Aim {
-            start: start_of(entry),
+        let aim = Aim {
+            start,
             serial,
             place,
             number,
-            position: first + entry,
-            until: first + entry + 1,
+            position: first,
+            until: first + 1,
             spare: false,
             frames: 1,
-        }));
+            more: entries - 1,
+            step: payload_len as u32,
+        };
+        match aims.back_mut() {
+            Some(back) if back.is_followed_by(&aim) => back.more += entries,
+            _ => aims.push_back(aim),
+        }
         message.posted += entries;
         entries
     }

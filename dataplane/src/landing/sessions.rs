@@ -70,7 +70,7 @@ pub(crate) struct Entries {
     pub(super) lap: u32,
     /// The counts are right: no violation was found since the channel was built.
     pub(crate) trusted: bool,
-    /// Unused ones in the order of posting, with the positions that were left out among them.
+    /// Unused ones in the order of posting, with the positions that were left out among them. [`Aim::more`] stand in one.
     pub(super) aims: VecDeque<Aim>,
     /// Zero-copy mode: frames for entries that have no place in a zone.
     pub(super) spare: Option<FramePool>,
@@ -88,6 +88,18 @@ impl Entries {
     #[inline]
     pub(crate) fn outstanding(&self) -> u32 {
         self.posted.saturating_sub(self.received) as u32
+    }
+
+    /// Takes the oldest aim out, one entry of it if it stands for several.
+    #[inline]
+    pub(super) fn next_aim(&mut self) -> Option<Aim> {
+        let front = self.aims.front_mut()?;
+        if front.more == 0 {
+            return self.aims.pop_front();
+        }
+        let first = front.first();
+        front.pass(1);
+        Some(first)
     }
 
     /// Whether every one in a zone was used, by what it was posted for or not.
@@ -555,7 +567,7 @@ impl Sessions {
     /// read.)
     pub(crate) fn forget_entries(&mut self, position: u64, arena: &mut Arena, umem: &Umem) -> u64 {
         let discarded = position.saturating_sub(self.entries.received);
-        while let Some(aim) = self.entries.aims.pop_front() {
+        while let Some(aim) = self.entries.next_aim() {
             if aim.spare {
                 self.put_spare(aim.start);
             }

@@ -187,6 +187,8 @@ impl Inbound {
                     until: position,
                     spare: false,
                     frames: 1,
+                    more: 0,
+                    step: 0,
                 };
                 let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
                 if position < left_out {
@@ -278,6 +280,8 @@ impl Inbound {
             until: 0,
             spare: true,
             frames: 1,
+            more: 0,
+            step: 0,
         });
     }
 
