@@ -160,16 +160,13 @@ fn netpipe() -> Vec<u64> {
     sizes
 }
 
-fn entries(names: &[String], defaults: &[&str]) -> Result<Vec<Entry>, Failure> {
-    let names: Vec<&str> = match names {
-        [] => defaults.to_vec(),
-        _ => names.iter().map(String::as_str).collect(),
-    };
+/// The systems of these names that this program was built with.
+fn entries(names: &[&str]) -> Result<Vec<Entry>, Failure> {
     if names.contains(&"all") {
         return Ok(catalogue::ALL.to_vec());
     }
-    names
-        .iter()
+    let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
+    (names.iter().filter(|name| !is_left_out(name)))
         .map(|name| {
             let found = catalogue::ALL.iter().find(|entry| entry.id == *name);
             found.copied().ok_or_else(|| {
@@ -189,7 +186,12 @@ fn entries(names: &[String], defaults: &[&str]) -> Result<Vec<Entry>, Failure> {
 ///
 /// A one-line reason when the other host does not answer, or a file cannot be written. A system that fails is part of the report.
 pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
-    let entries = entries(&args.systems, command.systems())?;
+    let asked: Vec<&str> = match &args.systems[..] {
+        [] => command.systems().to_vec(),
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let entries = entries(&asked)?;
+    let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
         .rounds
@@ -227,9 +229,10 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
             None => present.push(*entry),
         }
     }
-    if command == Measuring::Compare && args.systems.is_empty() {
-        let (id, why) = catalogue::XSK_RS;
-        run.is_absent(id, why.to_owned());
+    for (id, feature) in catalogue::WITHOUT {
+        if is_asked(id) {
+            run.is_absent(id, format!("built without the feature {feature}"));
+        }
     }
     run.all(
         command,
@@ -268,8 +271,8 @@ struct Run {
     rows: Vec<Row>,
     /// By row.
     histograms: BTreeMap<usize, LatencyHistogram>,
-    /// What bare AF_XDP's recipes came to.
-    recipes: Vec<String>,
+    /// What each recipe of a system on bare AF_XDP came to, by name in [`Report::settings`].
+    recipes: Vec<(String, String)>,
 }
 
 impl Run {
@@ -297,19 +300,22 @@ impl Run {
         rounds: u32,
         extent: Extent,
     ) {
-        for entry in entries.iter().filter(|entry| entry.how == How::Bare) {
+        for entry in entries.iter().filter(|entry| matches!(entry.how, How::Bare(_))) {
             let full = u64::from(bench.main.near.mtu.min(bench.main.far.mtu)) - 28;
             eprintln!("lm-bench: {}: every recipe", entry.title);
             let tried = bench.choose_recipe(entry, full, rounds.min(TRIES), extent);
-            let lines = tried.iter().map(|(recipe, speed)| match speed {
-                Some(bits) => format!("{}: {:.2} Gbit/s", recipe.title(), bits / 1e9),
-                None => format!("{}: failed", recipe.title()),
-            });
-            self.recipes = lines.collect();
-            if command == Measuring::Limit {
-                for line in &self.recipes {
+            if command == Measuring::Limit && entries.len() > 1 {
+                println!("{}", entry.title);
+            }
+            for (number, (recipe, speed)) in tried.iter().enumerate() {
+                let line = match speed {
+                    Some(bits) => format!("{}: {:.2} Gbit/s", recipe.title(), bits / 1e9),
+                    None => format!("{}: failed", recipe.title()),
+                };
+                if command == Measuring::Limit {
                     println!("{line}");
                 }
+                self.recipes.push((format!("{}_recipe_{number}", entry.id), line));
             }
         }
         let mut failures: BTreeMap<(What, u64, &str), u32> = BTreeMap::new();
@@ -405,7 +411,7 @@ impl Run {
             id: entry.id.to_owned(),
             title: entry.title.to_owned(),
             configuration: match entry.how {
-                How::Bare => format!("{}; {}", bench.recipe.title(), entry.configuration),
+                How::Bare(_) => format!("{}; {}", bench.recipe(entry).title(), entry.configuration),
                 _ => entry.configuration.to_owned(),
             },
             link: bench
@@ -428,9 +434,7 @@ impl Run {
         if let Some(rate) = args.bit_rate {
             settings.insert("bits_per_second".to_owned(), rate.to_string());
         }
-        for (number, recipe) in self.recipes.iter().enumerate() {
-            settings.insert(format!("bare_recipe_{number}"), recipe.clone());
-        }
+        settings.extend(self.recipes);
         Report {
             schema: SCHEMA.to_owned(),
             command: command.name().to_owned(),
@@ -494,11 +498,11 @@ mod tests {
 
     #[test]
     fn unknown_systems_are_refused_with_the_known_ones() {
-        let failure = entries(&["lm".to_owned(), "rdma".to_owned()], &[]).unwrap_err();
+        let failure = entries(&["lm", "rdma"]).unwrap_err();
         assert!(
             failure.text.contains("rdma") && failure.text.contains("quinn"),
             "{failure}"
         );
-        assert_eq!(entries(&[], &["all"]).unwrap().len(), catalogue::ALL.len());
+        assert_eq!(entries(&["all"]).unwrap().len(), catalogue::ALL.len());
     }
 }
