@@ -169,12 +169,7 @@ impl Slots {
 }
 
 /// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
-pub(super) fn teach_queue(
-    socket: &mut Socket,
-    to: &ToArgs,
-    port: u16,
-    free: &mut Slots,
-) -> io::Result<()> {
+pub(super) fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) -> io::Result<()> {
     let chunk = free.take();
     socket.copy_in(chunk, &to.ends(port + 1).headers(SEQUENCE_LEN));
     socket.write_packet(0, chunk, (HEADER_LEN + SEQUENCE_LEN) as u32);

@@ -48,11 +48,7 @@ impl Port {
         }
         let ring = QueueSize::new(CHUNKS_EACH_WAY).map_err(io::Error::other)?;
         let memory = UmemConfig::builder()
-            .frame_size(
-                XDP_UMEM_MIN_CHUNK_SIZE
-                    .try_into()
-                    .map_err(io::Error::other)?,
-            )
+            .frame_size(XDP_UMEM_MIN_CHUNK_SIZE.try_into().map_err(io::Error::other)?)
             .fill_queue_size(ring)
             .comp_queue_size(ring)
             .build()
@@ -109,7 +105,11 @@ impl Port {
     /// Queues a prepared packet with this payload; of it, only the sequence number where nothing is copied.
     fn queue(&mut self, payload: &[u8]) {
         let mut frame = self.free.pop().expect("fewer packets in flight than frames");
-        let bytes = if self.copies { payload } else { &payload[..SEQUENCE_LEN] };
+        let bytes = if self.copies {
+            payload
+        } else {
+            &payload[..SEQUENCE_LEN]
+        };
         // SAFETY: a frame of this memory that is in no ring until the next statement.
         let mut data = unsafe { self.umem.data_mut(&mut frame) };
         data.contents_mut()[HEADER_LEN..HEADER_LEN + bytes.len()].copy_from_slice(bytes);
@@ -122,7 +122,11 @@ impl Port {
         let frames = &self.sent.make_contiguous()[from..];
         // SAFETY: frames of this memory that are in no other ring; `sent` keeps them from being used again.
         let taken = unsafe { self.tx.produce(frames) };
-        assert_eq!(taken, frames.len(), "the ring has as many entries as there are frames");
+        assert_eq!(
+            taken,
+            frames.len(),
+            "the ring has as many entries as there are frames"
+        );
     }
 
     /// Takes finished packets back; returns how many. They finish in order, and Linux 6.18 loses a bit of the addresses it tells.
@@ -400,4 +404,3 @@ pub(super) fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
         port.wake()?;
     }
 }
-

@@ -6,11 +6,13 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use lm_core_distance::{Distances, REPEATS};
+
 use super::bare;
 use super::catalogue::{self, Entry, How, On};
 use super::measure::{self, Addresses, Bench, Extent, SHORT};
 use super::output;
-use super::schema::{Absent, Report, Row, SCHEMA, System, What};
+use super::schema::{Absent, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
 use super::targets;
 use crate::cli::{Failure, parse_rate};
@@ -72,6 +74,10 @@ pub struct MeasureArgs {
     /// Keep round trips as HdrHistogram's .hgrm files in this folder
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
+    /// Where both hosts are on one machine: before each round wait up to half a minute until the two cores are near, and measure a round
+    /// again, three times at most, under which they moved. A virtual machine's cores do
+    #[arg(long)]
+    near_cores: bool,
     /// Something to be told with the results: what else the machine did, for example
     #[arg(long, value_name = "TEXT")]
     caveat: Vec<String>,
@@ -216,7 +222,13 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         rate: args.rate.map(|rate| rate.get() as f64),
         bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
     };
+    let cores = [&bench.here, &bench.far.hello].map(|hello| hello.host.cores[0] as usize);
     let mut run = Run {
+        distances: if args.near_cores && bench.same_machine() {
+            Distances::between(cores)
+        } else {
+            Distances::default()
+        },
         absent: Vec::new(),
         rows: Vec::new(),
         histograms: BTreeMap::new(),
@@ -265,8 +277,21 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How often a row's system has failed.
+type Failures<'a> = BTreeMap<(What, u64, &'a str), u32>;
+
+/// A row's system in one round.
+struct Measured<'a> {
+    what: What,
+    entry: &'a Entry,
+    size: u64,
+    round: Round,
+    histogram: Option<LatencyHistogram>,
+}
+
 /// What was measured so far.
 struct Run {
+    distances: Distances,
     absent: Vec<Absent>,
     rows: Vec<Row>,
     /// By row.
@@ -318,54 +343,83 @@ impl Run {
                 self.recipes.push((format!("{}_recipe_{number}", entry.id), line));
             }
         }
-        let mut failures: BTreeMap<(What, u64, &str), u32> = BTreeMap::new();
+        let mut failures = Failures::new();
         for at in 0..rounds {
-            for &(what, size) in rows {
-                let mut order: Vec<&Entry> = entries
-                    .iter()
-                    .filter(|entry| entry.measures(what, size))
-                    .collect();
-                if at % 2 == 1 {
-                    order.reverse();
+            for repeat in 0..=REPEATS {
+                let before = self.distances.wait();
+                let measured = self.round(bench, entries, rows, (at, rounds), extent, &mut failures);
+                if self.distances.held(before) || repeat == REPEATS {
+                    measured.into_iter().for_each(|one| self.keep(one));
+                    break;
                 }
-                for entry in order {
-                    let failed = failures.entry((what, size, entry.id)).or_default();
-                    // What has failed twice will not succeed.
-                    if *failed >= 2 {
-                        continue;
-                    }
-                    eprintln!(
-                        "lm-bench: round {} of {rounds}: {what:?} {} {}",
-                        at + 1,
-                        ByteSize::new(size),
-                        entry.id
-                    );
-                    // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
-                    let measured = bench
-                        .measure(entry, what, size, at, extent)
-                        .or_else(|_| bench.measure(entry, what, size, at, extent));
-                    match measured {
-                        Ok((round, histogram)) => self.keep(what, entry, size, round, histogram),
-                        Err(failure) => {
-                            *failed += 1;
-                            eprintln!("lm-bench: {}: {}", entry.id, failure.text);
-                            let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
-                            self.is_absent(entry.id, what);
-                        }
-                    }
-                }
+                eprintln!("lm-bench: the cores moved, round {} once more", at + 1);
             }
         }
     }
 
-    fn keep(
+    /// One of so many rounds.
+    fn round<'a>(
         &mut self,
-        what: What,
-        entry: &Entry,
-        size: u64,
-        round: super::schema::Round,
-        histogram: Option<LatencyHistogram>,
-    ) {
+        bench: &mut Bench,
+        entries: &'a [Entry],
+        rows: &[(What, u64)],
+        (at, rounds): (u32, u32),
+        extent: Extent,
+        failures: &mut Failures<'a>,
+    ) -> Vec<Measured<'a>> {
+        let mut all = Vec::new();
+        for &(what, size) in rows {
+            let mut order: Vec<&Entry> = entries
+                .iter()
+                .filter(|entry| entry.measures(what, size))
+                .collect();
+            if at % 2 == 1 {
+                order.reverse();
+            }
+            for entry in order {
+                let failed = failures.entry((what, size, entry.id)).or_default();
+                // What has failed twice will not succeed.
+                if *failed >= 2 {
+                    continue;
+                }
+                eprintln!(
+                    "lm-bench: round {} of {rounds}: {what:?} {} {}",
+                    at + 1,
+                    ByteSize::new(size),
+                    entry.id
+                );
+                // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
+                let measured = bench
+                    .measure(entry, what, size, at, extent)
+                    .or_else(|_| bench.measure(entry, what, size, at, extent));
+                match measured {
+                    Ok((round, histogram)) => all.push(Measured {
+                        what,
+                        entry,
+                        size,
+                        round,
+                        histogram,
+                    }),
+                    Err(failure) => {
+                        *failed += 1;
+                        eprintln!("lm-bench: {}: {}", entry.id, failure.text);
+                        let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
+                        self.is_absent(entry.id, what);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn keep(&mut self, measured: Measured<'_>) {
+        let Measured {
+            what,
+            entry,
+            size,
+            round,
+            histogram,
+        } = measured;
         let known = self
             .rows
             .iter()
@@ -444,7 +498,8 @@ impl Run {
             far: Some(bench.far.hello.host.clone()),
             links: bench.links(entries),
             settings,
-            caveats: caveats(args, bench),
+            caveats: caveats(args, bench, &self.distances),
+            core_distances_ns: self.distances.rounds,
             systems: systems.collect(),
             ratios: targets::ratios(&self.rows, mtu),
             rows: self.rows,
@@ -453,7 +508,7 @@ impl Run {
     }
 }
 
-fn caveats(args: &MeasureArgs, bench: &Bench) -> Vec<String> {
+fn caveats(args: &MeasureArgs, bench: &Bench, distances: &Distances) -> Vec<String> {
     let mut caveats = args.caveat.clone();
     let mut say = |text: &str| caveats.push(text.to_owned());
     if bench.main.near.is_virtual() {
@@ -470,6 +525,16 @@ fn caveats(args: &MeasureArgs, bench: &Bench) -> Vec<String> {
         say(
             "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
         );
+    }
+    let [least, most] = (distances.rounds.iter()).fold([f64::INFINITY, 0.0], |[least, most], &one| {
+        [one.min(least), one.max(most)]
+    });
+    if args.near_cores && most > 0.0 {
+        say(&format!(
+            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back) in the {} rounds under which they stayed; a \
+             round waited up to half a minute for near cores, and was measured again, {REPEATS} times at most, when they moved.",
+            distances.rounds.len()
+        ));
     }
     let plain = bench.pair(On::Plain);
     if plain.is_ok_and(|pair| pair.near.xdp || pair.far.xdp) {

@@ -342,7 +342,10 @@ impl Bench {
 
     /// The way that was chosen for a system on bare AF_XDP.
     pub(super) fn recipe(&self, entry: &Entry) -> Recipe {
-        self.recipes.get(entry.id).copied().unwrap_or(Recipe::NativePolled)
+        self.recipes
+            .get(entry.id)
+            .copied()
+            .unwrap_or(Recipe::NativePolled)
     }
 }
 
