@@ -33,7 +33,7 @@ impl Injector {
     pub(crate) fn open(interface: &str, queue: u32) -> io::Result<Injector> {
         let first = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
         Ok(Injector {
-            socket: Socket::open(ifindex(interface)?, queue, 0)?,
+            socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN)?,
             free: (0..u64::from(CHUNKS_EACH_WAY))
                 .map(|n| first + n * CHUNK_LEN)
                 .collect(),

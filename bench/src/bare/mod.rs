@@ -17,6 +17,8 @@ mod pingpong;
 mod socket;
 mod stream;
 mod sys;
+#[cfg(feature = "xsk-rs")]
+mod xsk_rs;
 
 use std::ffi::CString;
 use std::io;
@@ -37,6 +39,9 @@ pub use socket::Idle;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
 
+/// Longest payload of a UDP datagram over IPv4.
+const MAX_PAYLOAD: usize = 65_507;
+
 /// Whose busy polling moves the packets of a receive queue into its socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -48,6 +53,28 @@ pub enum BusyPoll {
     Xsk,
     /// A UDP socket's that has seen one datagram on that queue.
     Udp,
+}
+
+/// By whose code a bare program drives its AF_XDP socket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sockets {
+    /// This program's own.
+    #[default]
+    Own,
+    /// The crate xsk-rs; payload is copied into and out of frames.
+    #[cfg(feature = "xsk-rs")]
+    XskRs,
+    /// The crate xsk-rs; of the payload only a sequence number is written and read, as by `own`.
+    #[cfg(feature = "xsk-rs")]
+    XskRsNoCopy,
+}
+
+#[cfg(feature = "xsk-rs")]
+impl Sockets {
+    fn copies(self) -> bool {
+        self == Sockets::XskRs
+    }
 }
 
 /// The switches both sides have.
@@ -83,9 +110,41 @@ pub struct PortArgs {
     /// Packets that one wake-up of the sender may move (XDP_MAX_TX_SKB_BUDGET; the kernel's 32 when not given)
     #[arg(long)]
     pub tx_budget: Option<u32>,
+    /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
+    #[arg(long)]
+    pub long: bool,
+    /// By whose code
+    #[arg(long, value_enum, default_value_t = Sockets::Own)]
+    pub sockets: Sockets,
     /// File with a counter through which the receiver paces the sender (the same on both sides, streams on one host)
     #[arg(long)]
     pub pace: Option<PathBuf>,
+}
+
+impl PortArgs {
+    fn chunk_len(&self) -> u64 {
+        if self.long {
+            socket::LONG_CHUNK_LEN
+        } else {
+            socket::CHUNK_LEN
+        }
+    }
+
+    /// Refuses payload that packets cannot have.
+    fn check_payload(&self, payload: usize) -> io::Result<()> {
+        let longest = if self.long {
+            MAX_PAYLOAD
+        } else {
+            (socket::CHUNK_LEN - socket::HEADROOM_LEN) as usize - frame::HEADER_LEN
+        };
+        if (frame::SEQUENCE_LEN..=longest).contains(&payload) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "--payload must be {} to {longest} bytes",
+            frame::SEQUENCE_LEN
+        )))
+    }
 }
 
 /// Whom a sending program talks to.
@@ -140,9 +199,8 @@ struct Port {
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
         let ifindex = ifindex(&args.interface)?;
-        let socket = socket::Socket::open(ifindex, args.queue, args.posted)?;
-        let redirect = socket::patiently(|| sys::Redirect::attach(ifindex, args.port, args.mode))?;
-        redirect.register(args.queue, socket.raw_fd())?;
+        let socket = socket::Socket::open(ifindex, args.queue, args.posted, args.chunk_len())?;
+        let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
         if let Some(budget) = args.tx_budget {
             socket.set_tx_budget(budget)?;
         }
@@ -155,12 +213,12 @@ impl Port {
 
     /// One step of waiting.
     fn wait(&mut self) -> io::Result<()> {
-        self.waiting.step(&self.socket)
+        self.waiting.step(self.socket.raw_fd())
     }
 
     /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
     fn napi_id(&self) -> io::Result<u32> {
-        self.waiting.napi_id(&self.socket)
+        self.waiting.napi_id(self.socket.raw_fd())
     }
 }
 
@@ -195,18 +253,17 @@ impl Waiting {
         })
     }
 
-    fn step(&mut self, xsk: &socket::Socket) -> io::Result<()> {
+    fn step(&mut self, xsk: i32) -> io::Result<()> {
         match &mut self.poller {
             Poller::Off => match self.idle {
                 Idle::Spin => std::hint::spin_loop(),
                 Idle::Yield => std::thread::yield_now(),
-                Idle::Poll => xsk.sleep(),
+                Idle::Poll => socket::sleep(xsk),
             },
-            Poller::Xsk { ready: true } => xsk.busy_poll(),
+            Poller::Xsk { ready: true } => socket::busy_poll(xsk),
             Poller::Xsk { ready } => {
-                let fd = xsk.raw_fd();
-                if socket::napi_id(fd)? != 0 {
-                    socket::prefer_busy_poll(fd, self.budget)?;
+                if socket::napi_id(xsk)? != 0 {
+                    socket::prefer_busy_poll(xsk, self.budget)?;
                     *ready = true;
                 }
             }
@@ -222,9 +279,9 @@ impl Waiting {
         Ok(())
     }
 
-    fn napi_id(&self, xsk: &socket::Socket) -> io::Result<u32> {
+    fn napi_id(&self, xsk: i32) -> io::Result<u32> {
         match &self.poller {
-            Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk.raw_fd()),
+            Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk),
             Poller::Udp { socket, .. } => socket::napi_id(socket.as_raw_fd()),
         }
     }

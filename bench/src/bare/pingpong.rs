@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
-use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY};
+use super::socket::is_last;
 use super::{Port, PortArgs, ToArgs};
+#[cfg(feature = "xsk-rs")]
+use super::{Sockets, xsk_rs};
 use crate::peer::latency::{RoundTripReport, RoundTrips};
 
 /// Arguments of `bare-ping`.
@@ -35,35 +37,56 @@ pub struct PongArgs {
     pub port: PortArgs,
 }
 
-/// The one chunk that is ever sent.
-const CHUNK: u64 = CHUNKS_EACH_WAY as u64 * CHUNK_LEN;
+/// What a received packet begins with, and its length in bytes.
+struct Arrived {
+    headers: [u8; HEADER_LEN],
+    sequence: [u8; SEQUENCE_LEN],
+    len: u32,
+}
 
 impl Port {
-    /// Sends the first `len` bytes of the send chunk.
-    fn send_chunk(&mut self, len: usize) -> io::Result<()> {
+    /// Writes the start of the one packet that is ever sent.
+    fn prepare(&self, headers: &[u8; HEADER_LEN], sequence: &[u8; SEQUENCE_LEN]) {
+        let chunk = self.socket.first_to_send();
+        self.socket.copy_in(chunk, headers);
+        self.socket.copy_in(chunk + HEADER_LEN as u64, sequence);
+    }
+
+    /// Sends that packet, `len` bytes long.
+    fn send(&mut self, len: u32) -> io::Result<()> {
         let done = self.socket.completion.waiting(u32::MAX);
         self.socket.completion.release(done);
-        self.socket.tx.write(
-            0,
-            libc::xdp_desc {
-                addr: CHUNK,
-                len: len as u32,
-                options: 0,
-            },
-        );
-        self.socket.tx.submit(1);
+        self.socket.write_packet(0, self.socket.first_to_send(), len);
+        self.socket.tx.submit(self.socket.chunks(len));
         self.socket.wake_tx()
     }
 
-    /// The next received packet, if one waits. The chunk must go back with `give_back`.
-    fn next_packet(&mut self) -> Option<libc::xdp_desc> {
-        (self.socket.rx.waiting(1) > 0).then(|| self.socket.rx.read(0))
-    }
-
-    fn give_back(&mut self, descriptor: &libc::xdp_desc) {
-        self.socket.fill.write(0, descriptor.addr & !(CHUNK_LEN - 1));
-        self.socket.rx.release(1);
-        self.socket.fill.submit(1);
+    /// The next received packet, if one waits: the kernel shows no part of one before its last.
+    fn next_packet(&mut self) -> Option<Arrived> {
+        let waiting = self.socket.rx.waiting(u32::MAX);
+        if waiting == 0 {
+            return None;
+        }
+        let start = self.socket.rx.read(0).addr;
+        let mut arrived = Arrived {
+            headers: self.socket.copy_out(start),
+            sequence: self.socket.copy_out(start + HEADER_LEN as u64),
+            len: 0,
+        };
+        let mut count = 0;
+        while count < waiting {
+            let descriptor = self.socket.rx.read(count);
+            let chunk = self.socket.chunk_of(descriptor.addr);
+            self.socket.fill.write(count, chunk);
+            arrived.len += descriptor.len;
+            count += 1;
+            if is_last(&descriptor) {
+                break;
+            }
+        }
+        self.socket.rx.release(count);
+        self.socket.fill.submit(count);
+        Some(arrived)
     }
 }
 
@@ -73,25 +96,23 @@ impl Port {
 ///
 /// Set-up errors of the kernel, and a round trip that took more than a second.
 pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
-    let longest = CHUNK_LEN as usize - 256 - HEADER_LEN;
-    if !(SEQUENCE_LEN..=longest).contains(&args.payload) {
-        return Err(io::Error::other(format!(
-            "--payload must be {SEQUENCE_LEN} to {longest} bytes"
-        )));
+    #[cfg(feature = "xsk-rs")]
+    if args.port.sockets != Sockets::Own {
+        return xsk_rs::ping(args);
     }
+    args.port.check_payload(args.payload)?;
     let mut port = Port::open(&args.port)?;
-    port.socket
-        .copy_in(CHUNK, &args.to.ends(args.port.port).headers(args.payload));
+    let headers = args.to.ends(args.port.port).headers(args.payload);
+    let len = (HEADER_LEN + args.payload) as u32;
     let mut round_trips = RoundTrips::new();
     let warm_up = args.count / 10;
     for number in 0..args.count + warm_up {
-        port.socket
-            .copy_in(CHUNK + HEADER_LEN as u64, &number.to_be_bytes());
+        port.prepare(&headers, &number.to_be_bytes());
         let sent = Instant::now();
-        port.send_chunk(HEADER_LEN + args.payload)?;
-        let descriptor = loop {
-            if let Some(descriptor) = port.next_packet() {
-                break descriptor;
+        port.send(len)?;
+        let arrived = loop {
+            if let Some(arrived) = port.next_packet() {
+                break arrived;
             }
             port.wait()?;
             if sent.elapsed() > Duration::from_secs(1) {
@@ -102,11 +123,7 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
             }
         };
         let elapsed = sent.elapsed();
-        let sequence = port
-            .socket
-            .copy_out::<SEQUENCE_LEN>(descriptor.addr + HEADER_LEN as u64);
-        port.give_back(&descriptor);
-        if u64::from_be_bytes(sequence) != number {
+        if u64::from_be_bytes(arrived.sequence) != number || arrived.len != len {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "an answer to another packet",
@@ -125,21 +142,19 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
 ///
 /// Set-up errors of the kernel.
 pub fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
+    #[cfg(feature = "xsk-rs")]
+    if args.port.sockets != Sockets::Own {
+        return xsk_rs::pong(args, ready);
+    }
     let mut port = Port::open(&args.port)?;
     ready();
     loop {
-        let Some(descriptor) = port.next_packet() else {
+        let Some(mut arrived) = port.next_packet() else {
             port.wait()?;
             continue;
         };
-        let mut headers = port.socket.copy_out::<HEADER_LEN>(descriptor.addr);
-        turn_around(&mut headers);
-        let sequence = port
-            .socket
-            .copy_out::<SEQUENCE_LEN>(descriptor.addr + HEADER_LEN as u64);
-        port.socket.copy_in(CHUNK, &headers);
-        port.socket.copy_in(CHUNK + HEADER_LEN as u64, &sequence);
-        port.give_back(&descriptor);
-        port.send_chunk(descriptor.len as usize)?;
+        turn_around(&mut arrived.headers);
+        port.prepare(&arrived.headers, &arrived.sequence);
+        port.send(arrived.len)?;
     }
 }

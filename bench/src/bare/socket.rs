@@ -14,6 +14,12 @@ use super::sys::Mapping;
 
 /// Bytes of one chunk: a 1514-byte packet and the kernel's 256-byte headroom fit.
 pub(super) const CHUNK_LEN: u64 = 2048;
+/// Bytes of one chunk where packets take several: a page, the most there is for aligned chunks.
+pub(super) const LONG_CHUNK_LEN: u64 = 4096;
+/// Bytes of a chunk that the kernel leaves before what it receives into it (`XDP_PACKET_HEADROOM`).
+pub(super) const HEADROOM_LEN: u64 = 256;
+/// More descriptors of the same packet follow (`XDP_PKT_CONTD`).
+const CONTINUES: u32 = 1;
 /// Chunks for receiving, and as many again for sending.
 pub(super) const CHUNKS_EACH_WAY: u32 = 4096;
 const RING_LEN: u32 = CHUNKS_EACH_WAY;
@@ -153,6 +159,7 @@ pub enum Idle {
 pub(super) struct Socket {
     fd: OwnedFd,
     memory: Mapping,
+    chunk_len: u64,
     pub(super) fill: Ring<u64>,
     pub(super) completion: Ring<u64>,
     pub(super) rx: Ring<libc::xdp_desc>,
@@ -161,12 +168,12 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens a socket bound to `queue` of the interface, in copy mode, with `posted` receive chunks on the
-    /// fill ring.
-    pub(super) fn open(ifindex: u32, queue: u32, posted: u32) -> io::Result<Socket> {
-        let memory_len = CHUNK_LEN * 2 * u64::from(CHUNKS_EACH_WAY);
-        let mut socket = Socket::unbound(memory_len as usize, 0)?;
+    /// fill ring. Packets may take several chunks where these are of [`LONG_CHUNK_LEN`].
+    pub(super) fn open(ifindex: u32, queue: u32, posted: u32, chunk_len: u64) -> io::Result<Socket> {
+        let memory_len = chunk_len * 2 * u64::from(CHUNKS_EACH_WAY);
+        let mut socket = Socket::unbound(memory_len as usize, chunk_len, 0)?;
         for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
-            socket.fill.write(chunk, u64::from(chunk) * CHUNK_LEN);
+            socket.fill.write(chunk, u64::from(chunk) * chunk_len);
         }
         socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
         patiently(|| socket.bind(ifindex, queue))?;
@@ -175,12 +182,12 @@ impl Socket {
 
     /// Opens a socket bound to `queue` whose receive chunks may begin at any of `memory_len` bytes and overlap. None is posted.
     pub(super) fn open_unaligned(ifindex: u32, queue: u32, memory_len: usize) -> io::Result<Socket> {
-        let socket = Socket::unbound(memory_len, libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG)?;
+        let socket = Socket::unbound(memory_len, CHUNK_LEN, libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG)?;
         patiently(|| socket.bind(ifindex, queue))?;
         Ok(socket)
     }
 
-    fn unbound(memory_len: usize, flags: u32) -> io::Result<Socket> {
+    fn unbound(memory_len: usize, chunk_len: u64, flags: u32) -> io::Result<Socket> {
         // SAFETY: creates a descriptor; no memory is involved.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -189,15 +196,13 @@ impl Socket {
         // SAFETY: just created, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let raw = fd.as_raw_fd();
-        // A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
-        // sender after some ninety full frames, with EAGAIN.
-        set_option(raw, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)?;
+        raise_send_buffer(raw)?;
         let memory = Mapping::anonymous(memory_len)?;
         // SAFETY: xdp_umem_reg is plain data for which zero is valid.
         let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
         registration.addr = memory.base() as u64;
         registration.len = memory.len() as u64;
-        registration.chunk_size = CHUNK_LEN as u32;
+        registration.chunk_size = chunk_len as u32;
         registration.flags = flags;
         set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
         for ring in [
@@ -215,6 +220,7 @@ impl Socket {
             rx: Ring::new(raw, RX_OFFSET, &offsets.rx)?,
             tx: Ring::new(raw, TX_OFFSET, &offsets.tx)?,
             memory,
+            chunk_len,
             fd,
         })
     }
@@ -226,6 +232,9 @@ impl Socket {
         address.sxdp_ifindex = ifindex;
         address.sxdp_queue_id = queue;
         address.sxdp_flags = libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP;
+        if self.chunk_len == LONG_CHUNK_LEN {
+            address.sxdp_flags |= libc::XDP_USE_SG;
+        }
         // SAFETY: a live sockaddr_xdp with its length.
         let result = unsafe {
             libc::bind(
@@ -262,30 +271,40 @@ impl Socket {
         }
     }
 
-    /// One round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
-    pub(super) fn busy_poll(&self) {
-        // SAFETY: receives no bytes into memory: null with length 0.
-        unsafe {
-            libc::recvfrom(
-                self.raw_fd(),
-                ptr::null_mut(),
-                0,
-                libc::MSG_DONTWAIT,
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
-        };
+    /// Bytes of one chunk.
+    pub(super) fn chunk_len(&self) -> u64 {
+        self.chunk_len
     }
 
-    /// Sleeps until a packet waits, 100 ms at most.
-    pub(super) fn sleep(&self) {
-        let mut waiting = libc::pollfd {
-            fd: self.raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one live pollfd.
-        unsafe { libc::poll(&mut waiting, 1, 100) };
+    /// Where the chunks for sending begin.
+    pub(super) fn first_to_send(&self) -> u64 {
+        u64::from(CHUNKS_EACH_WAY) * self.chunk_len
+    }
+
+    /// Chunks that a packet of `len` bytes takes when it is sent.
+    pub(super) fn chunks(&self, len: u32) -> u32 {
+        len.div_ceil(self.chunk_len as u32)
+    }
+
+    /// The chunk that an address lies in.
+    pub(super) fn chunk_of(&self, address: u64) -> u64 {
+        address & !(self.chunk_len - 1)
+    }
+
+    /// Writes the descriptors of a packet, which lies in one chunk after the other, from the TX ring's `n`-th entry on.
+    pub(super) fn write_packet(&mut self, mut n: u32, chunk: u64, len: u32) {
+        let mut at = 0;
+        while at < u64::from(len) {
+            let part = (u64::from(len) - at).min(self.chunk_len);
+            let descriptor = libc::xdp_desc {
+                addr: chunk + at,
+                len: part as u32,
+                options: if at + part < u64::from(len) { CONTINUES } else { 0 },
+            };
+            self.tx.write(n, descriptor);
+            at += part;
+            n += 1;
+        }
     }
 
     /// Writes `bytes` at `address` of the memory.
@@ -357,6 +376,43 @@ impl Socket {
         const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
         set_option(self.raw_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &packets)
     }
+}
+
+/// Whether this descriptor is its packet's last one.
+pub(super) fn is_last(descriptor: &libc::xdp_desc) -> bool {
+    descriptor.options & CONTINUES == 0
+}
+
+/// One round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
+pub(super) fn busy_poll(fd: i32) {
+    // SAFETY: receives no bytes into memory: null with length 0.
+    unsafe {
+        libc::recvfrom(
+            fd,
+            ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
+}
+
+/// Sleeps until a packet waits at the socket, 100 ms at most.
+pub(super) fn sleep(fd: i32) {
+    let mut waiting = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one live pollfd.
+    unsafe { libc::poll(&mut waiting, 1, 100) };
+}
+
+/// A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
+/// sender after some ninety full frames, with EAGAIN.
+pub(super) fn raise_send_buffer(fd: i32) -> io::Result<()> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)
 }
 
 /// Repeats what fails with EBUSY for up to a second: sockets and links of a program that has just ended are freed late.

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
-use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
+use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
 use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex};
+#[cfg(feature = "xsk-rs")]
+use super::{Sockets, xsk_rs};
 use crate::suite::{Cost, Meter};
 
 /// Arguments of `bare-send`.
@@ -57,30 +59,28 @@ pub struct SendReport {
 ///
 /// Anything the kernel says when the socket is made, and sending errors other than a full device.
 pub fn send(args: &SendArgs) -> io::Result<SendReport> {
-    let longest = CHUNK_LEN as usize - 256 - HEADER_LEN;
-    if !(SEQUENCE_LEN..=longest).contains(&args.payload) {
-        return Err(io::Error::other(format!(
-            "--payload must be {SEQUENCE_LEN} to {longest} bytes"
-        )));
+    #[cfg(feature = "xsk-rs")]
+    if args.port.sockets != Sockets::Own {
+        return xsk_rs::send(args);
     }
-    let mut socket = Socket::open(ifindex(&args.port.interface)?, args.port.queue, args.port.posted)?;
+    args.port.check_payload(args.payload)?;
+    let ifindex = ifindex(&args.port.interface)?;
+    let mut socket = Socket::open(ifindex, args.port.queue, args.port.posted, args.port.chunk_len())?;
     if let Some(budget) = args.port.tx_budget {
         socket.set_tx_budget(budget)?;
     }
     let headers = args.to.ends(args.port.port).headers(args.payload);
-    let first_chunk = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
-    let mut free: Vec<u64> = (0..u64::from(CHUNKS_EACH_WAY))
-        .map(|n| first_chunk + n * CHUNK_LEN)
-        .collect();
-    for &chunk in &free {
+    let packet_len = (HEADER_LEN + args.payload) as u32;
+    let chunks = socket.chunks(packet_len);
+    let mut free = Slots::new(&socket, chunks);
+    for &chunk in &free.chunks {
         socket.copy_in(chunk, &headers);
         socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
     }
     teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
 
-    let packet_len = (HEADER_LEN + args.payload) as u32;
-    let limit = args.in_flight.min(CHUNKS_EACH_WAY);
+    let limit = args.in_flight.min(CHUNKS_EACH_WAY / chunks);
     let mut unfinished = 0;
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
@@ -89,12 +89,14 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
-        unfinished -= reap(&mut socket, &mut free);
+        unfinished -= free.reap(&mut socket);
         let in_flight = match &pace {
             Some(pace) => ((sequence - pace.count()) as u32).min(limit),
             None => unfinished,
         };
-        let count = args.port.batch.min(limit - in_flight).min(socket.tx.room());
+        let count = (args.port.batch)
+            .min(limit - in_flight)
+            .min(socket.tx.room() / chunks);
         // Whole batches while there is traffic: one completion must not cost one system call.
         if count < args.port.batch && in_flight > limit / 2 {
             match args.port.idle {
@@ -103,19 +105,12 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
             }
         } else {
             for n in 0..count {
-                let chunk = free.pop().expect("fewer packets in flight than chunks");
+                let chunk = free.take();
                 socket.copy_in(chunk + HEADER_LEN as u64, &sequence.to_be_bytes());
-                socket.tx.write(
-                    n,
-                    libc::xdp_desc {
-                        addr: chunk,
-                        len: packet_len,
-                        options: 0,
-                    },
-                );
+                socket.write_packet(n * chunks, chunk, packet_len);
                 sequence += 1;
             }
-            socket.tx.submit(count);
+            socket.tx.submit(count * chunks);
             unfinished += count;
         }
         if !socket.tx.is_drained() {
@@ -132,35 +127,52 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     })
 }
 
-/// Takes finished packets back; returns how many.
-pub(super) fn reap(socket: &mut Socket, free: &mut Vec<u64>) -> u32 {
-    let done = socket.completion.waiting(u32::MAX);
-    for n in 0..done {
-        // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
-        free.push(socket.completion.read(n) & !(CHUNK_LEN - 1));
+/// Room for packets to send, each in so many chunks one after the other. What was given back last is used first: the
+/// cache has it.
+pub(super) struct Slots {
+    /// First chunk of each free one.
+    pub(super) chunks: Vec<u64>,
+    first: u64,
+    len: u64,
+}
+
+impl Slots {
+    /// All of the socket's memory for sending.
+    pub(super) fn new(socket: &Socket, chunks: u32) -> Slots {
+        let (first, len) = (socket.first_to_send(), u64::from(chunks) * socket.chunk_len());
+        let count = u64::from(CHUNKS_EACH_WAY / chunks);
+        Slots {
+            chunks: (0..count).map(|n| first + n * len).collect(),
+            first,
+            len,
+        }
     }
-    socket.completion.release(done);
-    done
+
+    /// One that is free.
+    pub(super) fn take(&mut self) -> u64 {
+        self.chunks.pop().expect("fewer packets in flight than room")
+    }
+
+    /// Takes finished packets back; returns how many. All of a packet's chunks finish together.
+    pub(super) fn reap(&mut self, socket: &mut Socket) -> u32 {
+        let (done, before) = (socket.completion.waiting(u32::MAX), self.chunks.len());
+        for n in 0..done {
+            // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
+            let chunk = socket.chunk_of(socket.completion.read(n));
+            if (chunk - self.first).is_multiple_of(self.len) {
+                self.chunks.push(chunk);
+            }
+        }
+        socket.completion.release(done);
+        (self.chunks.len() - before) as u32
+    }
 }
 
 /// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
-pub(super) fn teach_queue(
-    socket: &mut Socket,
-    to: &ToArgs,
-    port: u16,
-    free: &mut Vec<u64>,
-) -> io::Result<()> {
-    let chunk = free.pop().expect("no chunk is in use yet");
+pub(super) fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) -> io::Result<()> {
+    let chunk = free.take();
     socket.copy_in(chunk, &to.ends(port + 1).headers(SEQUENCE_LEN));
-    let len = (HEADER_LEN + SEQUENCE_LEN) as u32;
-    socket.tx.write(
-        0,
-        libc::xdp_desc {
-            addr: chunk,
-            len,
-            options: 0,
-        },
-    );
+    socket.write_packet(0, chunk, (HEADER_LEN + SEQUENCE_LEN) as u32);
     socket.tx.submit(1);
     socket.wake_tx()?;
     // This chunk keeps its own headers: it is not given back.
@@ -225,6 +237,10 @@ pub struct ReceiveReport {
 ///
 /// Anything the kernel says when socket and program are made.
 pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
+    #[cfg(feature = "xsk-rs")]
+    if args.port.sockets != Sockets::Own {
+        return xsk_rs::receive(args, ready);
+    }
     let mut port = Port::open(&args.port)?;
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
     if let Some(pace) = &pace {
@@ -235,6 +251,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<(Instant, u64)> = None;
     let mut next = 0_u64;
+    let (mut packet_len, mut sequence) = (0, 0);
     let mut meter = Meter::new(false)?;
     loop {
         let count = port.socket.rx.waiting(args.port.batch);
@@ -252,19 +269,24 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
         }
         for n in 0..count {
             let descriptor = port.socket.rx.read(n);
-            let sequence = port
-                .socket
-                .copy_out::<SEQUENCE_LEN>(descriptor.addr + HEADER_LEN as u64);
-            next = u64::from_be_bytes(sequence) + 1;
-            bytes += u64::from(descriptor.len) - HEADER_LEN as u64;
-            port.socket.fill.write(n, descriptor.addr & !(CHUNK_LEN - 1));
+            if packet_len == 0 {
+                let bytes = port.socket.copy_out(descriptor.addr + HEADER_LEN as u64);
+                sequence = u64::from_be_bytes(bytes);
+            }
+            packet_len += u64::from(descriptor.len);
+            if is_last(&descriptor) {
+                next = sequence + 1;
+                bytes += packet_len - HEADER_LEN as u64;
+                packets += 1;
+                packet_len = 0;
+            }
+            port.socket.fill.write(n, port.socket.chunk_of(descriptor.addr));
         }
         port.socket.rx.release(count);
         port.socket.fill.submit(count);
         if let Some(pace) = &pace {
             pace.set_count(next);
         }
-        packets += u64::from(count);
         batches += 1;
         let now = Instant::now();
         let started = *started.get_or_insert(now);

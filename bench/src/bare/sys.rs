@@ -7,6 +7,9 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
+use super::PortArgs;
+use super::socket::patiently;
+
 /// Memory from `mmap`, unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -86,6 +89,8 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// The program takes packets of several buffers.
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 const XDP_PASS: i32 = 2;
 const BPF_FUNC_REDIRECT_MAP: i32 = 51;
 /// Receive queues a socket map can hold.
@@ -163,9 +168,15 @@ pub(super) struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches to `ifindex` a program that redirects each IPv4 UDP datagram to `port` to the socket of its receive
-    /// queue and passes everything else to the stack.
-    pub(super) fn attach(ifindex: u32, port: u16, mode: Attach) -> io::Result<Redirect> {
+    /// Attaches to `ifindex` a program that redirects each IPv4 UDP datagram to the port and queue of `args` to
+    /// `socket`, and passes everything else to the stack.
+    pub(super) fn to(socket: RawFd, ifindex: u32, args: &PortArgs) -> io::Result<Redirect> {
+        let redirect = patiently(|| Redirect::attach(ifindex, args))?;
+        redirect.register(args.queue, socket)?;
+        Ok(redirect)
+    }
+
+    fn attach(ifindex: u32, args: &PortArgs) -> io::Result<Redirect> {
         let create = MapCreate {
             map_type: BPF_MAP_TYPE_XSKMAP,
             key_size: 4,
@@ -175,8 +186,11 @@ impl Redirect {
         };
         // SAFETY: `MapCreate` is the head of union bpf_attr for BPF_MAP_CREATE and holds no address.
         let map = owned(unsafe { bpf(BPF_MAP_CREATE, &create) }?);
-        let program = load(&assemble(map.as_raw_fd(), port))?;
-        let flags = match mode {
+        let program = load(
+            &assemble(map.as_raw_fd(), args.port),
+            if args.long { BPF_F_XDP_HAS_FRAGS } else { 0 },
+        )?;
+        let flags = match args.mode {
             Attach::Native => XDP_FLAGS_DRV_MODE,
             Attach::Generic => XDP_FLAGS_SKB_MODE,
         };
@@ -196,7 +210,7 @@ impl Redirect {
     }
 
     /// Packets of `queue` go to `socket` from now on.
-    pub(super) fn register(&self, queue: u32, socket: RawFd) -> io::Result<()> {
+    fn register(&self, queue: u32, socket: RawFd) -> io::Result<()> {
         let value = socket as u32;
         let update = MapUpdate {
             map_fd: self.map.as_raw_fd() as u32,
@@ -210,7 +224,7 @@ impl Redirect {
     }
 }
 
-fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+fn load(instructions: &[Instruction], flags: u32) -> io::Result<OwnedFd> {
     let mut name = [0; 16];
     name[..7].copy_from_slice(b"lm_bare");
     let load = ProgLoad {
@@ -222,7 +236,7 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
         log_len: 0,
         log: 0,
         kernel_version: 0,
-        flags: 0,
+        flags,
         name,
         ifindex: 0,
         expected_attach_type: BPF_XDP,

@@ -2,18 +2,27 @@
 
 use std::net::Ipv4Addr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::child::Place;
 use super::host::LinkEnd;
 use super::schema::{LatencyRound, Round, TransferRound};
-use crate::bare;
+use crate::bare::{self, Sockets};
 use crate::cli::Failure;
 
 /// Headers of a packet over IPv4 with UDP.
 const HEADERS_LEN: u64 = 28;
-/// Longest payload that its chunks of 2048 bytes take, and shortest: the sequence number.
-const PAYLOAD: [u64; 2] = [8, 1728];
+/// Shortest payload: the sequence number.
+const SHORTEST: u64 = 8;
+/// Longest payload that a chunk of 2048 bytes takes.
+const LONGEST_OF_ONE: u64 = 1728;
+/// Bytes that a chunk of 4096 takes of a received packet; of a sent one it takes them all.
+const LONG_CHUNK: u64 = 4096 - 256;
+/// Most packets in flight, below veth's 256, and the bytes of long ones: more leave the cache.
+const IN_FLIGHT: [u64; 2] = [192, 512 << 10];
+/// Receive chunks beyond those of what is in flight.
+const SPARE_CHUNKS: u64 = 320;
 /// A sender goes on for so long after the receiver has measured, if both begin at once.
 const OVERTIME: f64 = 0.3;
 
@@ -75,6 +84,7 @@ impl End {
 /// What both bare programs know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct BareSpec {
+    sockets: Sockets,
     recipe: Recipe,
     /// `None`: a stream.
     round_trips: Option<u64>,
@@ -91,6 +101,7 @@ pub(super) struct BareSpec {
 impl BareSpec {
     /// A run with packets such as messages of `size` bytes make. `count` round trips, or a stream.
     pub(super) fn new(
+        sockets: Sockets,
         recipe: Recipe,
         [near, far]: [&LinkEnd; 2],
         size: u64,
@@ -105,10 +116,16 @@ impl BareSpec {
         };
         // Small things on queue 0, bulk on a queue of its own; generic mode on veth counts them otherwise.
         let bulk = round_trips.is_none() && recipe != Recipe::GenericSpinning;
+        let longest = if sockets == Sockets::Own {
+            full
+        } else {
+            full.min(LONGEST_OF_ONE)
+        };
         BareSpec {
+            sockets,
             recipe,
             round_trips,
-            payload: size.min(full).clamp(PAYLOAD[0], PAYLOAD[1]),
+            payload: size.min(longest).max(SHORTEST),
             warm_up,
             seconds,
             queue: u32::from(bulk && near.queues.min(far.queues) > 1),
@@ -134,6 +151,17 @@ impl BareSpec {
             let file = pace_file(pace);
             line.push_str(&format!(" --pace {}", file.display()));
         }
+        let sockets = self.sockets.to_possible_value().expect("no variant is skipped");
+        line.push_str(&format!(" --sockets {}", sockets.get_name()));
+        let in_flight = if self.payload > LONGEST_OF_ONE {
+            let packets = (IN_FLIGHT[1] / self.payload).clamp(8, IN_FLIGHT[0]);
+            let chunks = (self.payload + HEADERS_LEN + 14).div_ceil(LONG_CHUNK);
+            let posted = (packets * chunks + SPARE_CHUNKS).min(4096);
+            line.push_str(&format!(" --long --posted {posted}"));
+            packets
+        } else {
+            IN_FLIGHT[0]
+        };
         let to = format!(
             " --payload {} --to {} --to-mac {} --from {} --from-mac {}",
             self.payload,
@@ -149,7 +177,7 @@ impl BareSpec {
             ),
             (Place::Near(_), None) => {
                 format!(
-                    "bare-send{line}{to} --seconds {} --in-flight 192",
+                    "bare-send{line}{to} --seconds {} --in-flight {in_flight}",
                     self.warm_up + self.seconds + OVERTIME
                 )
             }

@@ -3,6 +3,7 @@
 use super::end::Transport;
 use super::schema::What;
 use super::tools::Tool;
+use crate::bare::Sockets;
 
 /// Which of the links a system runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub(super) enum On {
 pub(super) enum How {
     /// Our own ends.
     Ours(Transport),
-    /// The bare programs.
-    Bare,
+    /// The bare programs, by whose sockets.
+    Bare(Sockets),
     /// Somebody else's.
     Tool(Tool),
 }
@@ -57,14 +58,18 @@ const fn entry(
 use How::{Bare, Ours};
 use On::{Main, Offloads, Plain, Steered};
 
-/// Names for systems that can be built without.
-pub(super) const XSK_RS: (&str, &str) = (
-    "xsk-rs",
-    "not part of this program: it needs libxdp and clang to build; `bare` has the same data path",
-);
+/// Systems that this program was built without, and the features that they want.
+pub(super) const WITHOUT: &[(&str, &str)] = &[
+    #[cfg(not(feature = "peers"))]
+    ("quinn", "peers"),
+    #[cfg(not(feature = "xsk-rs"))]
+    ("xsk-rs", "xsk-rs"),
+    #[cfg(not(feature = "xsk-rs"))]
+    ("xsk-rs-no-copy", "xsk-rs"),
+];
 
 /// Everybody. The first one is what the others are compared with.
-pub(super) const ALL: [Entry; 22] = [
+pub(super) const ALL: &[Entry] = &[
     entry(
         "lm",
         "LM",
@@ -91,9 +96,26 @@ pub(super) const ALL: [Entry; 22] = [
         "bare",
         "bare AF_XDP",
         Main,
-        Bare,
+        Bare(Sockets::Own),
         "packets without messages, acknowledgements or gate: 192 in flight, 32 descriptors a call, chunks of 2048 bytes that do not overlap, \
-         paced through shared memory where both ends are on one machine",
+         where packets are longer several of 4096 and 512 KiB in flight, paced through shared memory where both ends are on one machine",
+    ),
+    #[cfg(feature = "xsk-rs")]
+    entry(
+        "xsk-rs",
+        "bare AF_XDP by xsk-rs, copied",
+        Main,
+        Bare(Sockets::XskRs),
+        "as bare, by the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; payload is copied into and out of frames, \
+         of which a packet has one",
+    ),
+    #[cfg(feature = "xsk-rs")]
+    entry(
+        "xsk-rs-no-copy",
+        "bare AF_XDP by xsk-rs",
+        Main,
+        Bare(Sockets::XskRsNoCopy),
+        "as xsk-rs; of the payload only a sequence number is written and read, as by bare",
     ),
     entry(
         "udp-blocking",
@@ -173,6 +195,7 @@ pub(super) const ALL: [Entry; 22] = [
         Ours(Transport::Tcp),
         "as tcp, on a link with segmentation offloads: on veth the segments never become packets",
     ),
+    #[cfg(feature = "peers")]
     entry(
         "quinn",
         "QUIC (quinn)",
@@ -245,7 +268,7 @@ impl Entry {
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             // One packet is all that a bare round trip has.
-            How::Bare => match what {
+            How::Bare(_) => match what {
                 What::Throughput => size >= 8,
                 What::Latency => (8..=1472).contains(&size),
                 What::Cpu | What::LatencyUnderLoad => false,
@@ -281,7 +304,7 @@ mod tests {
     fn names_are_unique_and_everybody_measures_something() {
         let ids: BTreeSet<_> = ALL.iter().map(|entry| entry.id).collect();
         assert_eq!(ids.len(), ALL.len());
-        for entry in &ALL {
+        for entry in ALL {
             let whats = [What::Latency, What::Throughput, What::Cpu, What::LatencyUnderLoad];
             assert!(
                 whats.into_iter().any(|what| [64, 1024, 65_536]

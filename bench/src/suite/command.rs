@@ -6,11 +6,13 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use lm_core_distance::{Distances, REPEATS};
+
 use super::bare;
 use super::catalogue::{self, Entry, How, On};
 use super::measure::{self, Addresses, Bench, Extent, SHORT};
 use super::output;
-use super::schema::{Absent, Report, Row, SCHEMA, System, What};
+use super::schema::{Absent, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
 use super::targets;
 use crate::cli::{Failure, parse_rate};
@@ -72,6 +74,10 @@ pub struct MeasureArgs {
     /// Keep round trips as HdrHistogram's .hgrm files in this folder
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
+    /// Where both hosts are on one machine: before each round wait up to half a minute until the two cores are near, and measure a round
+    /// again, three times at most, under which they moved. A virtual machine's cores do
+    #[arg(long)]
+    near_cores: bool,
     /// Something to be told with the results: what else the machine did, for example
     #[arg(long, value_name = "TEXT")]
     caveat: Vec<String>,
@@ -160,16 +166,13 @@ fn netpipe() -> Vec<u64> {
     sizes
 }
 
-fn entries(names: &[String], defaults: &[&str]) -> Result<Vec<Entry>, Failure> {
-    let names: Vec<&str> = match names {
-        [] => defaults.to_vec(),
-        _ => names.iter().map(String::as_str).collect(),
-    };
+/// The systems of these names that this program was built with.
+fn entries(names: &[&str]) -> Result<Vec<Entry>, Failure> {
     if names.contains(&"all") {
         return Ok(catalogue::ALL.to_vec());
     }
-    names
-        .iter()
+    let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
+    (names.iter().filter(|name| !is_left_out(name)))
         .map(|name| {
             let found = catalogue::ALL.iter().find(|entry| entry.id == *name);
             found.copied().ok_or_else(|| {
@@ -189,7 +192,12 @@ fn entries(names: &[String], defaults: &[&str]) -> Result<Vec<Entry>, Failure> {
 ///
 /// A one-line reason when the other host does not answer, or a file cannot be written. A system that fails is part of the report.
 pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
-    let entries = entries(&args.systems, command.systems())?;
+    let asked: Vec<&str> = match &args.systems[..] {
+        [] => command.systems().to_vec(),
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let entries = entries(&asked)?;
+    let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
         .rounds
@@ -214,7 +222,13 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         rate: args.rate.map(|rate| rate.get() as f64),
         bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
     };
+    let cores = [&bench.here, &bench.far.hello].map(|hello| hello.host.cores[0] as usize);
     let mut run = Run {
+        distances: if args.near_cores && bench.same_machine() {
+            Distances::between(cores)
+        } else {
+            Distances::default()
+        },
         absent: Vec::new(),
         rows: Vec::new(),
         histograms: BTreeMap::new(),
@@ -227,9 +241,10 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
             None => present.push(*entry),
         }
     }
-    if command == Measuring::Compare && args.systems.is_empty() {
-        let (id, why) = catalogue::XSK_RS;
-        run.is_absent(id, why.to_owned());
+    for (id, feature) in catalogue::WITHOUT {
+        if is_asked(id) {
+            run.is_absent(id, format!("built without the feature {feature}"));
+        }
     }
     run.all(
         command,
@@ -262,14 +277,27 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How often a row's system has failed.
+type Failures<'a> = BTreeMap<(What, u64, &'a str), u32>;
+
+/// A row's system in one round.
+struct Measured<'a> {
+    what: What,
+    entry: &'a Entry,
+    size: u64,
+    round: Round,
+    histogram: Option<LatencyHistogram>,
+}
+
 /// What was measured so far.
 struct Run {
+    distances: Distances,
     absent: Vec<Absent>,
     rows: Vec<Row>,
     /// By row.
     histograms: BTreeMap<usize, LatencyHistogram>,
-    /// What bare AF_XDP's recipes came to.
-    recipes: Vec<String>,
+    /// What each recipe of a system on bare AF_XDP came to, by name in [`Report::settings`].
+    recipes: Vec<(String, String)>,
 }
 
 impl Run {
@@ -297,69 +325,101 @@ impl Run {
         rounds: u32,
         extent: Extent,
     ) {
-        for entry in entries.iter().filter(|entry| entry.how == How::Bare) {
+        for entry in entries.iter().filter(|entry| matches!(entry.how, How::Bare(_))) {
             let full = u64::from(bench.main.near.mtu.min(bench.main.far.mtu)) - 28;
             eprintln!("lm-bench: {}: every recipe", entry.title);
             let tried = bench.choose_recipe(entry, full, rounds.min(TRIES), extent);
-            let lines = tried.iter().map(|(recipe, speed)| match speed {
-                Some(bits) => format!("{}: {:.2} Gbit/s", recipe.title(), bits / 1e9),
-                None => format!("{}: failed", recipe.title()),
-            });
-            self.recipes = lines.collect();
-            if command == Measuring::Limit {
-                for line in &self.recipes {
+            if command == Measuring::Limit && entries.len() > 1 {
+                println!("{}", entry.title);
+            }
+            for (number, (recipe, speed)) in tried.iter().enumerate() {
+                let line = match speed {
+                    Some(bits) => format!("{}: {:.2} Gbit/s", recipe.title(), bits / 1e9),
+                    None => format!("{}: failed", recipe.title()),
+                };
+                if command == Measuring::Limit {
                     println!("{line}");
                 }
+                self.recipes.push((format!("{}_recipe_{number}", entry.id), line));
             }
         }
-        let mut failures: BTreeMap<(What, u64, &str), u32> = BTreeMap::new();
+        let mut failures = Failures::new();
         for at in 0..rounds {
-            for &(what, size) in rows {
-                let mut order: Vec<&Entry> = entries
-                    .iter()
-                    .filter(|entry| entry.measures(what, size))
-                    .collect();
-                if at % 2 == 1 {
-                    order.reverse();
+            for repeat in 0..=REPEATS {
+                let before = self.distances.wait();
+                let measured = self.round(bench, entries, rows, (at, rounds), extent, &mut failures);
+                if self.distances.held(before) || repeat == REPEATS {
+                    measured.into_iter().for_each(|one| self.keep(one));
+                    break;
                 }
-                for entry in order {
-                    let failed = failures.entry((what, size, entry.id)).or_default();
-                    // What has failed twice will not succeed.
-                    if *failed >= 2 {
-                        continue;
-                    }
-                    eprintln!(
-                        "lm-bench: round {} of {rounds}: {what:?} {} {}",
-                        at + 1,
-                        ByteSize::new(size),
-                        entry.id
-                    );
-                    // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
-                    let measured = bench
-                        .measure(entry, what, size, at, extent)
-                        .or_else(|_| bench.measure(entry, what, size, at, extent));
-                    match measured {
-                        Ok((round, histogram)) => self.keep(what, entry, size, round, histogram),
-                        Err(failure) => {
-                            *failed += 1;
-                            eprintln!("lm-bench: {}: {}", entry.id, failure.text);
-                            let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
-                            self.is_absent(entry.id, what);
-                        }
-                    }
-                }
+                eprintln!("lm-bench: the cores moved, round {} once more", at + 1);
             }
         }
     }
 
-    fn keep(
+    /// One of so many rounds.
+    fn round<'a>(
         &mut self,
-        what: What,
-        entry: &Entry,
-        size: u64,
-        round: super::schema::Round,
-        histogram: Option<LatencyHistogram>,
-    ) {
+        bench: &mut Bench,
+        entries: &'a [Entry],
+        rows: &[(What, u64)],
+        (at, rounds): (u32, u32),
+        extent: Extent,
+        failures: &mut Failures<'a>,
+    ) -> Vec<Measured<'a>> {
+        let mut all = Vec::new();
+        for &(what, size) in rows {
+            let mut order: Vec<&Entry> = entries
+                .iter()
+                .filter(|entry| entry.measures(what, size))
+                .collect();
+            if at % 2 == 1 {
+                order.reverse();
+            }
+            for entry in order {
+                let failed = failures.entry((what, size, entry.id)).or_default();
+                // What has failed twice will not succeed.
+                if *failed >= 2 {
+                    continue;
+                }
+                eprintln!(
+                    "lm-bench: round {} of {rounds}: {what:?} {} {}",
+                    at + 1,
+                    ByteSize::new(size),
+                    entry.id
+                );
+                // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
+                let measured = bench
+                    .measure(entry, what, size, at, extent)
+                    .or_else(|_| bench.measure(entry, what, size, at, extent));
+                match measured {
+                    Ok((round, histogram)) => all.push(Measured {
+                        what,
+                        entry,
+                        size,
+                        round,
+                        histogram,
+                    }),
+                    Err(failure) => {
+                        *failed += 1;
+                        eprintln!("lm-bench: {}: {}", entry.id, failure.text);
+                        let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
+                        self.is_absent(entry.id, what);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn keep(&mut self, measured: Measured<'_>) {
+        let Measured {
+            what,
+            entry,
+            size,
+            round,
+            histogram,
+        } = measured;
         let known = self
             .rows
             .iter()
@@ -405,7 +465,7 @@ impl Run {
             id: entry.id.to_owned(),
             title: entry.title.to_owned(),
             configuration: match entry.how {
-                How::Bare => format!("{}; {}", bench.recipe.title(), entry.configuration),
+                How::Bare(_) => format!("{}; {}", bench.recipe(entry).title(), entry.configuration),
                 _ => entry.configuration.to_owned(),
             },
             link: bench
@@ -428,9 +488,7 @@ impl Run {
         if let Some(rate) = args.bit_rate {
             settings.insert("bits_per_second".to_owned(), rate.to_string());
         }
-        for (number, recipe) in self.recipes.iter().enumerate() {
-            settings.insert(format!("bare_recipe_{number}"), recipe.clone());
-        }
+        settings.extend(self.recipes);
         Report {
             schema: SCHEMA.to_owned(),
             command: command.name().to_owned(),
@@ -440,7 +498,8 @@ impl Run {
             far: Some(bench.far.hello.host.clone()),
             links: bench.links(entries),
             settings,
-            caveats: caveats(args, bench),
+            caveats: caveats(args, bench, &self.distances),
+            core_distances_ns: self.distances.rounds,
             systems: systems.collect(),
             ratios: targets::ratios(&self.rows, mtu),
             rows: self.rows,
@@ -449,7 +508,7 @@ impl Run {
     }
 }
 
-fn caveats(args: &MeasureArgs, bench: &Bench) -> Vec<String> {
+fn caveats(args: &MeasureArgs, bench: &Bench, distances: &Distances) -> Vec<String> {
     let mut caveats = args.caveat.clone();
     let mut say = |text: &str| caveats.push(text.to_owned());
     if bench.main.near.is_virtual() {
@@ -466,6 +525,16 @@ fn caveats(args: &MeasureArgs, bench: &Bench) -> Vec<String> {
         say(
             "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
         );
+    }
+    let [least, most] = (distances.rounds.iter()).fold([f64::INFINITY, 0.0], |[least, most], &one| {
+        [one.min(least), one.max(most)]
+    });
+    if args.near_cores && most > 0.0 {
+        say(&format!(
+            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back) in the {} rounds under which they stayed; a \
+             round waited up to half a minute for near cores, and was measured again, {REPEATS} times at most, when they moved.",
+            distances.rounds.len()
+        ));
     }
     let plain = bench.pair(On::Plain);
     if plain.is_ok_and(|pair| pair.near.xdp || pair.far.xdp) {
@@ -494,11 +563,11 @@ mod tests {
 
     #[test]
     fn unknown_systems_are_refused_with_the_known_ones() {
-        let failure = entries(&["lm".to_owned(), "rdma".to_owned()], &[]).unwrap_err();
+        let failure = entries(&["lm", "rdma"]).unwrap_err();
         assert!(
             failure.text.contains("rdma") && failure.text.contains("quinn"),
             "{failure}"
         );
-        assert_eq!(entries(&[], &["all"]).unwrap().len(), catalogue::ALL.len());
+        assert_eq!(entries(&["all"]).unwrap().len(), catalogue::ALL.len());
     }
 }

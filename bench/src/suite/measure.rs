@@ -1,5 +1,6 @@
 //! One measurement: a program on each host, from the far one's start to both reports.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
@@ -74,8 +75,8 @@ pub(super) struct Bench {
     steered: Option<Pair>,
     offloads: Option<Pair>,
     pub(super) here: Hello,
-    /// The best of bare AF_XDP's ways.
-    pub(super) recipe: Recipe,
+    /// The best way of each system on bare AF_XDP.
+    recipes: BTreeMap<&'static str, Recipe>,
 }
 
 /// Addresses of the other host.
@@ -100,7 +101,7 @@ impl Bench {
             far,
             core,
             here: Hello::of_this_host(core),
-            recipe: Recipe::NativePolled,
+            recipes: BTreeMap::new(),
         })
     }
 
@@ -200,16 +201,16 @@ impl Bench {
                 };
                 Ok(self.round(what, at, &here, &there))
             }
-            How::Bare => {
+            How::Bare(sockets) => {
                 let count = (what == What::Latency).then_some(extent.count);
                 let windows = [extent.warm_up, extent.seconds];
                 let ends = [&near, &far];
                 let recipe = if count.is_some() {
                     Recipe::NativeSpinning
                 } else {
-                    self.recipe
+                    self.recipe(entry)
                 };
-                let spec = BareSpec::new(recipe, ends, size, count, windows, self.same_machine());
+                let spec = BareSpec::new(sockets, recipe, ends, size, count, windows, self.same_machine());
                 let launch = Launch::Bare(spec.clone());
                 let [here, there] = self.run(&launch, &near, limit, count.is_some())?;
                 Ok((spec.round(at, &here, Some(&there))?, None))
@@ -320,7 +321,7 @@ impl Bench {
         let mut speeds = Recipe::ALL.map(|_| Vec::new());
         for at in 0..turns {
             for (recipe, speeds) in Recipe::ALL.into_iter().zip(&mut speeds) {
-                self.recipe = recipe;
+                self.recipes.insert(entry.id, recipe);
                 if let Ok((Round::Transfer(round), _)) =
                     self.measure(entry, What::Throughput, size, at, extent)
                 {
@@ -334,8 +335,17 @@ impl Bench {
             .iter()
             .filter_map(|(recipe, speed)| Some((*recipe, (*speed)?)))
             .max_by(|one, other| one.1.total_cmp(&other.1));
-        self.recipe = best.map_or(Recipe::NativePolled, |(recipe, _)| recipe);
+        let best = best.map_or(Recipe::NativePolled, |(recipe, _)| recipe);
+        self.recipes.insert(entry.id, best);
         tried
+    }
+
+    /// The way that was chosen for a system on bare AF_XDP.
+    pub(super) fn recipe(&self, entry: &Entry) -> Recipe {
+        self.recipes
+            .get(entry.id)
+            .copied()
+            .unwrap_or(Recipe::NativePolled)
     }
 }
 

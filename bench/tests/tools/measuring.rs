@@ -155,6 +155,42 @@ fn bare_streams_lose_nothing() {
     }
 }
 
+/// Packets of several chunks, to the longest there is, one way and to and fro.
+#[test]
+fn bare_packets_may_be_long() {
+    let Some(bed) = Bed::new() else { return };
+    let pace = bed.path("pace");
+    for (mtu, payload) in [(4000, 3972), (9000, 8972), (65_535, 65_507)] {
+        for host in [Host::Sender, Host::Receiver] {
+            bed.ip(host, &format!("link set {INTERFACE} mtu {mtu}"));
+        }
+        for mode in ["native", "generic"] {
+            let end = format!("--interface {INTERFACE} --long --posted 1024 --mode {mode}");
+            let both = format!("{end} --pace {}", pace.display());
+            let to = format!("--payload {payload} {}", bare_addresses(&bed));
+            let (received, _) = stream(
+                &bed,
+                &format!("bare-recv {both}"),
+                &format!("bare-send {both} --in-flight 16 {to}"),
+            );
+            let packets = number(&received, "packets");
+            assert!(packets > 0, "{mtu} {mode}: {received}");
+            assert_eq!(
+                number(&received, "bytes"),
+                packets * payload,
+                "{mtu} {mode}: {received}"
+            );
+            assert_eq!(number(&received, "lost_packets"), 0, "{mtu} {mode}: {received}");
+            let pong = receiver(&bed, &format!("bare-pong {end}"));
+            let report = sender(&bed, &format!("bare-ping {end} --count 20 {to}"));
+            assert_eq!(number(&report, "count"), 20, "{mtu} {mode}: {report}");
+            pong.signal(Signal::TERM);
+            pong.end();
+            wait_until("the program stayed attached", || !bed.has_program(Host::Receiver));
+        }
+    }
+}
+
 #[test]
 fn a_killed_bare_program_leaves_nothing_attached() {
     let Some(bed) = Bed::new() else { return };

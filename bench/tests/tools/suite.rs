@@ -6,7 +6,7 @@ use std::time::Duration;
 use lm_bench::suite::schema::{Report, Round, Row, Verdict, What};
 use rustix::process::Signal;
 
-use crate::bed::{Bed, Host, RECEIVER, Tool, wait_until};
+use crate::bed::{Bed, Host, INTERFACE, RECEIVER, Tool, wait_until};
 use crate::measuring::lm_bench;
 
 /// Everybody is a lot, and the machine may be busy.
@@ -80,7 +80,7 @@ fn compare_measures_everybody_in_turns() {
     let (report, text) = measure(
         &bed,
         &format!(
-            "compare {RECEIVER} --rounds 2 --sizes 7168 --seconds 0.1 --warm-up 0.02 --count 50 --caveat tested --csv {} --hgrm {}",
+            "compare {RECEIVER} --near-cores --rounds 2 --sizes 7168 --seconds 0.1 --warm-up 0.02 --count 50 --caveat tested --csv {} --hgrm {}",
             csv.display(),
             hgrm.display()
         ),
@@ -136,6 +136,13 @@ fn compare_measures_everybody_in_turns() {
     }
     // Who is not there is said to be absent: this link has no receive packet steering.
     assert!(report.absent.iter().any(|absent| absent.system == "udp-rps"));
+    // So is who was not built in.
+    for system in ["xsk-rs", "xsk-rs-no-copy"] {
+        let absent = report.absent.iter().find(|absent| absent.system == system);
+        assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
+        assert_eq!(measured(What::Throughput, system), cfg!(feature = "xsk-rs"));
+        assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
+    }
     let targets = |against: &str| {
         let of = report.ratios.iter().filter(move |ratio| ratio.against == against);
         of.filter(|ratio| ratio.target.is_some())
@@ -146,6 +153,10 @@ fn compare_measures_everybody_in_turns() {
     // Round trips: two; with a load: one.
     assert!(targets("udp-spinning") >= 3, "{:?}", report.ratios);
     assert!(report.caveats.iter().any(|caveat| caveat == "tested"));
+    // One for each round under which the cores stayed.
+    let told = report.caveats.iter().any(|caveat| caveat.contains("ns apart"));
+    assert_eq!(told, !report.core_distances_ns.is_empty(), "{:?}", report.caveats);
+    assert!(report.core_distances_ns.len() <= 2 && report.core_distances_ns.iter().all(|ns| *ns > 1.0));
     assert!(text.contains("t_typical") && text.contains(">= 0.95"), "{text}");
     let rounds: usize = report.rows.iter().map(|row| row.rounds.len()).sum();
     let csv = fs::read_to_string(csv).unwrap();
@@ -246,6 +257,25 @@ fn the_limit_is_that_of_the_best_recipe() {
         speed > 0.0 && system.id == "bare" && system.configuration.starts_with(best),
         "{system:?} {text}"
     );
+    end(&bed, server);
+}
+
+/// At a large MTU packets are as long as it allows.
+#[test]
+fn the_limit_of_a_large_mtu() {
+    let Some(bed) = Bed::new() else { return };
+    for host in [Host::Sender, Host::Receiver] {
+        bed.ip(host, &format!("link set {INTERFACE} mtu 9000"));
+    }
+    let server = serve(&bed);
+    let line = format!("limit {RECEIVER} --sizes 1M --seconds 0.1 --warm-up 0.02");
+    let (report, text) = measure(&bed, &line);
+    assert!(!text.contains("failed"), "{text}");
+    let Round::Transfer(round) = &report.rows[0].rounds[0] else {
+        panic!("{report:?}")
+    };
+    assert_eq!(round.bytes, round.messages * (9000 - 28), "{round:?}");
+    assert_eq!(round.lost_messages, 0, "{round:?}");
     end(&bed, server);
 }
 

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lm_core_distance::{Distances, REPEATS};
 use serde_json::{Value, json};
 
-use super::distance::{self, Distances};
 use crate::bed::daemons::{Daemons, NOBODY};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
 use crate::machine::{ResultFile, describe, two_cores};
@@ -149,13 +149,13 @@ impl Ground {
 
     /// Asks in rounds, measured again when the cores moved apart meanwhile.
     fn rounds(&self, requests: u32, rate: u32, spin: bool) -> Result<Latency> {
-        let mut distances = Distances::default();
+        let mut distances = Distances::between(two_cores());
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
-            for repeat in 0..=distance::REPEATS {
-                let before = Distances::wait();
+            for repeat in 0..=REPEATS {
+                let before = distances.wait();
                 let report = self.ask(requests / ROUNDS, rate, spin)?;
-                if distances.held(before) || repeat == distance::REPEATS {
+                if distances.held(before) || repeat == REPEATS {
                     rounds.push(report);
                     break;
                 }

@@ -17,12 +17,15 @@ const LONG: Duration = Duration::from_secs(12 * 3600);
 ///
 /// Makes two hosts with four equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with
 /// receive packet steering; and one with all offloads on. Each side has a core; leave the machine alone meanwhile. A round of `compare`
-/// takes about a minute.
+/// takes about a minute, waits before for near cores, and is repeated when they moved.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Arguments {
     /// What to run: compare, latency, throughput, cpu or limit
     #[arg(long, default_value = "compare")]
     command: String,
+    /// Cargo features that lm-bench is built with besides its own: xsk-rs, for bare AF_XDP by that crate
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    features: Vec<String>,
     /// MTU of the links, in bytes
     #[arg(long, default_value_t = 1500)]
     mtu: u16,
@@ -32,7 +35,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let programs = Programs::build()?;
+    let programs = Programs::build_with(&arguments.features)?;
     let [near, far] = two_cores();
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
@@ -65,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let mut measure = launch()
         .arg(&arguments.command)
         .arg(Side::Right.address().to_string())
-        .args(["--core", &near.to_string()]);
+        .args(["--core", &near.to_string(), "--near-cores"]);
     for (option, address) in links {
         measure = measure.arg(option).arg(address.to_string());
     }

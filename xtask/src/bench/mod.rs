@@ -9,7 +9,6 @@ mod admission;
 mod compare;
 mod congestion;
 pub mod delivery;
-mod distance;
 mod instructions;
 pub mod loss;
 mod memory;
@@ -22,11 +21,11 @@ mod yardsticks;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lm_core_distance::{Distances, REPEATS};
 use serde_json::{Value, json};
 
-use self::distance::Distances;
 use crate::bed::{Bed, BedConfig};
-use crate::machine::{self, ResultFile};
+use crate::machine::{self, ResultFile, two_cores};
 use crate::stats::Summary;
 use crate::table::Table;
 use crate::vm::{self, Purpose};
@@ -181,12 +180,12 @@ impl Comparison {
     pub fn measure(self, rounds: u32, programs: &Programs, progress: impl Fn(&str)) -> Result<Measured> {
         let rounds = self.most_rounds.map_or(rounds, |most| most.min(rounds));
         let mut samples: Vec<Vec<Sample>> = self.contenders.iter().map(|_| Vec::new()).collect();
-        let mut distances = Distances::default();
+        let mut distances = Distances::between(two_cores());
         for round in 0..rounds {
-            for repeat in 0..=distance::REPEATS {
-                let before = Distances::wait();
+            for repeat in 0..=REPEATS {
+                let before = distances.wait();
                 let measured = self.measure_once(round, rounds, programs, &progress)?;
-                if distances.held(before) || repeat == distance::REPEATS {
+                if distances.held(before) || repeat == REPEATS {
                     for (all, sample) in samples.iter_mut().zip(measured) {
                         all.push(sample);
                     }

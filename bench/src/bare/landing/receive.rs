@@ -107,7 +107,7 @@ pub fn land(args: &LandArgs, ready: impl FnOnce()) -> io::Result<LandReport> {
         let before = Instant::now();
         let mut count = landing.socket.rx.waiting(port.batch);
         if count == 0 {
-            waiting.step(&landing.socket)?;
+            waiting.step(landing.socket.raw_fd())?;
             count = landing.socket.rx.waiting(port.batch);
         }
         if count == 0 {
@@ -151,7 +151,7 @@ pub fn land(args: &LandArgs, ready: impl FnOnce()) -> io::Result<LandReport> {
                     packets_per_batch: packets as f64 / batches as f64,
                     passed: landing.log.passed(),
                     dropped: landing.socket.dropped()?,
-                    napi_id: waiting.napi_id(&landing.socket)?,
+                    napi_id: waiting.napi_id(landing.socket.raw_fd())?,
                 });
             }
             _ => {}

@@ -9,7 +9,7 @@ use lm_protocol::wire::{Addressing, DataTemplate};
 
 use super::{Cursor, FIRST_MESSAGE, HEADER_LEN, KEY, PAYLOAD_LEN, StreamArgs, write_content};
 use crate::bare::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
-use crate::bare::stream::{SendReport, reap, teach_queue};
+use crate::bare::stream::{SendReport, Slots, teach_queue};
 use crate::bare::{ToArgs, ifindex};
 use crate::suite::Meter;
 
@@ -39,14 +39,11 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     let port = &args.stream.port;
     let shape = args.stream.shape()?;
     let pace = args.stream.pace()?;
-    let mut socket = Socket::open(ifindex(&port.interface)?, port.queue, port.posted)?;
+    let mut socket = Socket::open(ifindex(&port.interface)?, port.queue, port.posted, CHUNK_LEN)?;
     if let Some(budget) = port.tx_budget {
         socket.set_tx_budget(budget)?;
     }
-    let first_chunk = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
-    let mut free: Vec<u64> = (0..u64::from(CHUNKS_EACH_WAY))
-        .map(|n| first_chunk + n * CHUNK_LEN)
-        .collect();
+    let mut free = Slots::new(&socket, 1);
     let addressing = Addressing {
         src_mac: MacAddr(args.to.from_mac.0),
         dst_mac: MacAddr(args.to.to_mac.0),
@@ -58,7 +55,7 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     };
     let mut template = DataTemplate::new(&addressing, KEY, FIRST_MESSAGE, shape.count, PAYLOAD_LEN);
     let mut packet = [0x5a; HEADER_LEN as usize + PAYLOAD_LEN as usize];
-    for &chunk in &free {
+    for &chunk in &free.chunks {
         socket.copy_in(chunk, &packet);
     }
     teach_queue(&mut socket, &args.to, port.port, &mut free)?;
@@ -71,7 +68,7 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
-        unfinished -= reap(&mut socket, &mut free);
+        unfinished -= free.reap(&mut socket);
         let credit = u32::try_from(pace.count().saturating_sub(sent)).unwrap_or(u32::MAX);
         let count = (port.batch)
             .min(limit - unfinished)
@@ -82,7 +79,7 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
             std::hint::spin_loop();
         } else {
             for n in 0..count {
-                let chunk = free.pop().expect("fewer packets in flight than chunks");
+                let chunk = free.take();
                 let index = next.index(&shape);
                 let payload_len = shape.payload_len(index);
                 if next.position == 0 {
@@ -96,14 +93,7 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
                     written = packet_len;
                 }
                 socket.copy_in(chunk, &packet[..written]);
-                socket.tx.write(
-                    n,
-                    libc::xdp_desc {
-                        addr: chunk,
-                        len: packet_len as u32,
-                        options: 0,
-                    },
-                );
+                socket.write_packet(n, chunk, packet_len as u32);
                 next.advance(&shape);
             }
             socket.tx.submit(count);

@@ -6,6 +6,7 @@
 mod drive;
 mod lm;
 mod meter;
+#[cfg(feature = "peers")]
 mod quic;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
 mod sys;
@@ -49,6 +50,7 @@ pub(crate) enum Transport {
     /// Kernel TCP with `MSG_ZEROCOPY`.
     TcpZerocopy,
     /// QUIC.
+    #[cfg(feature = "peers")]
     Quic,
 }
 
@@ -260,6 +262,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
             let zerocopy = spec.transport == Transport::TcpZerocopy;
             Box::new(tcp::Tcp::open(near, any, spec, zerocopy, ready).map_err(failed)?)
         }
+        #[cfg(feature = "peers")]
         Transport::Quic => Box::new(quic::Quic::open(near, any, spec, ready).map_err(failed)?),
     })
 }
