@@ -38,6 +38,9 @@ pub struct MeasureArgs {
     /// Its address on a link with segmentation offloads
     #[arg(long, value_name = "ADDRESS")]
     offloads_host: Option<Ipv4Addr>,
+    /// What the link is called in the results, where its driver alone does not tell: "through a switch", "igb (emulated), coalescing"
+    #[arg(long, value_name = "TEXT")]
+    place: Option<String>,
     /// Core that this host's programs run on
     #[arg(long, default_value_t = 0)]
     core: u32,
@@ -214,7 +217,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         steered: args.rps_host,
         offloads: args.offloads_host,
     };
-    let mut bench = Bench::connect(&to, args.core)?;
+    let mut bench = Bench::connect(&to, args.place.as_deref(), args.core)?;
     let extent = Extent {
         warm_up: args.warm_up,
         seconds: args.seconds,

@@ -82,8 +82,8 @@ impl LinkEnd {
     }
 
     /// As a report tells it: this end's, but for what matters on the receiving side.
-    pub(super) fn link(&self, far: &LinkEnd, mode: &str) -> Link {
-        let mut name = self.driver.clone();
+    pub(super) fn link(&self, far: &LinkEnd, place: Option<&str>, mode: &str) -> Link {
+        let mut name = place.unwrap_or(&self.driver).to_owned();
         if far.has_steering() {
             name.push_str(" with RPS");
         }

@@ -28,10 +28,12 @@ const SET_UP: Duration = Duration::from_secs(15);
 pub(super) struct Pair {
     pub(super) near: LinkEnd,
     pub(super) far: LinkEnd,
+    /// What it is called, if not by its driver.
+    place: Option<String>,
 }
 
 impl Pair {
-    fn new(far: &mut Far, address: Ipv4Addr) -> Result<Pair, Failure> {
+    fn new(far: &mut Far, address: Ipv4Addr, place: Option<&str>) -> Result<Pair, Failure> {
         let interface = interface_towards(address)?;
         let source = lm_dataplane::route::resolve(address, None)
             .map_err(|error| Failure::new(crate::cli::chain(&error)))?
@@ -45,11 +47,12 @@ impl Pair {
         Ok(Pair {
             near,
             far: far.link(address)?,
+            place: place.map(str::to_owned),
         })
     }
 
     pub(super) fn link(&self, mode: &str) -> Link {
-        self.near.link(&self.far, mode)
+        self.near.link(&self.far, self.place.as_deref(), mode)
     }
 }
 
@@ -88,13 +91,15 @@ pub(super) struct Addresses {
 }
 
 impl Bench {
-    pub(super) fn connect(to: &Addresses, core: u32) -> Result<Bench, Failure> {
+    pub(super) fn connect(to: &Addresses, place: Option<&str>, core: u32) -> Result<Bench, Failure> {
         let mut far = Far::connect(to.control)?;
-        let mut pair =
-            |address: Option<Ipv4Addr>| address.map(|address| Pair::new(&mut far, address)).transpose();
+        let mut pair = |address: Option<Ipv4Addr>| {
+            let pair = address.map(|address| Pair::new(&mut far, address, place));
+            pair.transpose()
+        };
         let (plain, steered, offloads) = (pair(to.plain)?, pair(to.steered)?, pair(to.offloads)?);
         Ok(Bench {
-            main: Pair::new(&mut far, *to.control.ip())?,
+            main: Pair::new(&mut far, *to.control.ip(), place)?,
             plain,
             steered,
             offloads,

@@ -1,11 +1,12 @@
 //! Further links of a bed: veth pairs beside `lm0`, between the same two hosts and just as it, each with settings of its own. Link `n` is
-//! called `lm<n>` on both hosts, which have the addresses 198.18.n.1 and 198.18.n.2 on it.
+//! called `lm<n>` on both hosts, which have the addresses 198.18.n.1 and 198.18.n.2 on it. In a bed with a switch each link has a bridge of
+//! its own there, and the kernel chooses the queue that its packets come in on.
 
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Bed, ip};
+use super::{Bed, Host, ip, switch};
 
 /// What a further link shall look like.
 #[derive(Clone, Copy, Debug)]
@@ -28,12 +29,23 @@ impl Bed {
         let LinkConfig { mtu, queues, .. } = config;
         let queues_each = format!("numrxqueues {queues} numtxqueues {queues}");
         let (left, right) = (self.left(), self.right());
-        let line = format!(
-            "link add {name} netns {} mtu {mtu} {queues_each} type veth peer name {name} netns {} mtu {mtu} {queues_each}",
-            left.name(),
-            right.name()
-        );
-        ip::batch(None, &[line]).with_context(|| format!("cannot make the link {name}"))?;
+        let join = |one: &Host, other: &Host, its_name: &str| {
+            format!(
+                "link add {name} netns {} mtu {mtu} {queues_each} type veth peer name {its_name} netns {} mtu {mtu} {queues_each}",
+                one.name(),
+                other.name()
+            )
+        };
+        let failed = || format!("cannot make the link {name}");
+        match &self.switch {
+            None => ip::batch(None, &[join(left, right, &name)]).with_context(failed)?,
+            Some(switch) => {
+                let ports = ["left", "right"].map(|side| format!("{side}{number}"));
+                let pairs = [join(left, switch, &ports[0]), join(right, switch, &ports[1])];
+                ip::batch(None, &pairs).with_context(failed)?;
+                switch::bridge(switch, &format!("bridge{number}"), &ports).with_context(failed)?;
+            }
+        }
         for (host, end, mask) in [(left, 1, config.rps[0]), (right, 2, config.rps[1])] {
             if !config.segmentation_offloads {
                 host.switch_offloads_of(&name, false)?;

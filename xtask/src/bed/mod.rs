@@ -147,6 +147,7 @@ pub struct Bed {
     left: Host,
     right: Host,
     middle: Option<Host>,
+    switch: Option<Host>,
     /// Senders beyond the left host.
     further: Vec<Host>,
     /// Cards that go back, then the namespaces.
@@ -231,10 +232,11 @@ impl Bed {
             left,
             right,
             middle,
+            switch,
             further,
             _leftovers: leftovers,
         };
-        if let Some(switch) = &switch {
+        if let Some(switch) = &bed.switch {
             // Steering needs a choice.
             let steered = |queue| (config.queues > 1).then_some(queue);
             let ports: Vec<_> = (bed.senders().into_iter().map(|host| (host, steered(0))))
@@ -264,7 +266,7 @@ impl Bed {
         for (host, rps) in senders.chain([(&bed.right, &config.rps_right)]) {
             configure(host, config, rps).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
-        if switch.is_some() {
+        if bed.switch.is_some() {
             switch::introduce(&bed.senders(), &[&bed.right]).context("cannot introduce the hosts")?;
         }
         Ok(bed)

@@ -58,14 +58,8 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
     switch
         .write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
         .ok();
-    let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
-    for (host, _) in hosts {
-        let port = port_of(host);
-        commands.push(format!("link set {port} master bridge"));
-        commands.push(format!("link set {port} up"));
-    }
-    commands.push("link set bridge up".to_owned());
-    ip::batch(Some(switch.name()), &commands).context("cannot make the bridge")?;
+    let ports: Vec<String> = hosts.iter().map(|(host, _)| port_of(host)).collect();
+    bridge(switch, "bridge", &ports)?;
     let cpus = host::cpu_mask(all_cpus()?);
     let steered = hosts.iter().filter_map(|&(host, queue)| Some((host, queue?)));
     switch.enter(|| {
@@ -75,6 +69,17 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
         }
         Ok(())
     })
+}
+
+/// Joins ports to a bridge of this name.
+pub(super) fn bridge(switch: &Host, name: &str, ports: &[String]) -> Result<()> {
+    let mut commands = vec![format!("link add {name} type bridge mcast_snooping 0")];
+    for port in ports {
+        commands.push(format!("link set {port} master {name}"));
+        commands.push(format!("link set {port} up"));
+    }
+    commands.push(format!("link set {name} up"));
+    ip::batch(Some(switch.name()), &commands).context("cannot make the bridge")
 }
 
 /// Tells each of `some` the Ethernet addresses of the `others`, and the others theirs: a question to all would go to every port.

@@ -26,6 +26,9 @@ pub(super) struct Arguments {
     /// Cargo features that lm-bench is built with besides its own: xsk-rs, for bare AF_XDP by that crate
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     features: Vec<String>,
+    /// With a switch, a bridge in a namespace of its own, on each link
+    #[arg(long)]
+    switch: bool,
     /// MTU of the links, in bytes
     #[arg(long, default_value_t = 1500)]
     mtu: u16,
@@ -39,6 +42,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let [near, far] = two_cores();
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
+        senders: arguments.switch.then_some(1),
         ..BedConfig::default()
     })?;
     let plain = LinkConfig {
@@ -69,6 +73,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         .arg(&arguments.command)
         .arg(Side::Right.address().to_string())
         .args(["--core", &near.to_string(), "--near-cores"]);
+    if arguments.switch {
+        measure = measure.args(["--place", "through a switch"]);
+    }
     for (option, address) in links {
         measure = measure.arg(option).arg(address.to_string());
     }
