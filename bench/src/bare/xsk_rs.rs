@@ -97,7 +97,11 @@ impl Port {
     fn prepare(&mut self, packet: &[u8]) -> io::Result<()> {
         for frame in &mut self.free {
             // SAFETY: a frame of this memory that is in no ring.
-            unsafe { self.umem.data_mut(frame) }.cursor().write_all(packet)?;
+            let mut data = unsafe { self.umem.data_mut(frame) };
+            let mut cursor = data.cursor();
+            // It goes on behind what was written before.
+            cursor.set_pos(0);
+            cursor.write_all(packet)?;
         }
         Ok(())
     }
