@@ -2,7 +2,7 @@
 //! (LM §3.3, where a request takes some 30 ms).
 //!
 //! ```text
-//!  request ──── 10 ms without a grant ───▶ beside it, a request for a session by the one-copy path
+//!  request ──── no place, or 25 ms ──────▶ beside it, a request for a session by the one-copy path
 //!                                          granted: the peer's `outbound`; the first request is made on
 //!  grant ────────────────────────────────▶ the session that lands is the peer's `successor`; no message is taken (back-pressure)
 //!  outbound has nothing under way ───────▶ it ends, and the successor is the `outbound`
@@ -27,10 +27,10 @@ use crate::outbound::{Outbound, Outcome};
 use crate::timers::KEEPALIVE_NS;
 use crate::udp::Port;
 
-/// A request that has no grant after so long is one that waits. A receiver with a free place grants within a few milliseconds, even where
-/// it first looks its sender's neighbour address up or its daemon is asked; whom it grants a session by then needs no second one. Not
-/// sooner where it says that it is busy, either: it says so, too, while its first answers show what its device writes (2 ms).
-const START_AFTER_NS: u64 = 10_000_000;
+/// A request that has no grant after so long, or an answer that says so, is one that waits. A receiver with a free place grants sooner,
+/// even where its sender has to ask again: after 10 ms, since its first answers show what its device writes, or after 20 ms, since it
+/// looked for the sender's neighbour address. Who would begin before would have two sessions instead of one.
+const START_AFTER_MS: u32 = 25;
 
 /// A session that lands, granted while messages go by the one-copy path.
 #[derive(Debug)]
@@ -42,13 +42,18 @@ pub(crate) struct Successor {
 impl Applying {
     /// Whether a session by the one-copy path is to be had meanwhile.
     fn is_slow(&self, now_ns: u64) -> bool {
-        let slow = now_ns.saturating_sub(self.begun_ns) >= START_AFTER_NS;
-        let own = (self.applicant.as_ref()).is_some_and(|asked| *asked.state() == ApplicantState::Pending);
-        let wanted = self.options.start == Start::WhilePending && self.options.wire == Wire::Lm;
-        wanted
+        let wanted = self.options.start == Start::WhilePending
+            && self.options.wire == Wire::Lm
             && !self.options.one_copy
-            && !self.started
-            && ((own && slow) || self.asking.as_ref().is_some_and(|asked| asked.may_start(slow)))
+            && !self.started;
+        let slow = now_ns.saturating_sub(self.begun_ns) >= u64::from(START_AFTER_MS) * 1_000_000;
+        let waits = |asked: &Applicant| {
+            let is_full = (asked.busy()).is_some_and(|busy| busy.retry_after_ms >= START_AFTER_MS);
+            is_full || (slow && *asked.state() == ApplicantState::Pending)
+        };
+        wanted
+            && (self.applicant.as_ref().is_some_and(waits)
+                || self.asking.as_ref().is_some_and(|asked| asked.may_start(slow)))
     }
 }
 
