@@ -102,12 +102,13 @@ impl<N: Nic> Engine<N> {
 
     /// A request has run out of patience while its sender has not.
     fn renew(&mut self, position: usize, now_ns: u64) {
-        let applying = &mut self.applying[position];
-        let patience = applying.options.timeout;
-        if let Some(asking) = &mut applying.asking {
+        let patience = self.applying[position].options.timeout;
+        if let Some(mut asking) = self.applying[position].asking.take() {
+            self.take_back_request(&asking);
             asking.renew(now_ns, patience);
+            self.applying[position].asking = Some(asking);
         }
-        if let Some(applicant) = &mut applying.applicant {
+        if let Some(applicant) = &mut self.applying[position].applicant {
             self.notices.remember(applicant.request_id().into());
             *applicant = Applicant::new(*applicant.request(), random_u64() as u32, time(now_ns), patience);
         }

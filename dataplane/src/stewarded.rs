@@ -85,8 +85,9 @@ impl Asking {
         is_pending && (self.one_copy || (slow && self.ticket.is_some()))
     }
 
-    /// Asks for so much longer.
+    /// Asks anew, and for so long.
     pub(crate) fn renew(&mut self, now_ns: u64, patience: Duration) {
+        self.ticket = None;
         self.deadline_ns = now_ns.saturating_add(patience.as_nanos() as u64);
         self.again_ns = now_ns + ASK_AGAIN_NS;
     }

@@ -34,6 +34,16 @@ fn options() -> ConnectOptions {
     }
 }
 
+fn config(semantics: Semantics) -> BedConfig {
+    BedConfig {
+        wire: WireConfig {
+            semantics: [semantics; 2],
+            ..WireConfig::default()
+        },
+        ..BedConfig::default()
+    }
+}
+
 /// A receiver (host 0) whose places are all taken, and one more sender (the last host).
 struct Crowd {
     bed: Bed,
@@ -51,13 +61,7 @@ fn payload(number: u64) -> Vec<u8> {
 
 impl Crowd {
     fn new(semantics: Semantics) -> Crowd {
-        Crowd::with(&BedConfig {
-            wire: WireConfig {
-                semantics: [semantics; 2],
-                ..WireConfig::default()
-            },
-            ..BedConfig::default()
-        })
+        Crowd::with(&config(semantics))
     }
 
     fn with(config: &BedConfig) -> Crowd {
@@ -289,8 +293,13 @@ fn a_refusal_is_no_waiting() {
 /// Loss, duplication and reordering of everything, from the first request to the last farewell.
 #[test]
 fn the_change_survives_a_bad_link() {
-    for seed in 0..40 {
-        let mut crowd = Crowd::new(Semantics::Copy);
+    for seed in 0..24 {
+        // Eighteen hosts take long.
+        let semantics = if seed % 6 == 0 { Semantics::Copy } else { ZERO_COPY };
+        let mut crowd = Crowd::with(&BedConfig {
+            lease: Duration::from_secs(1),
+            ..config(semantics)
+        });
         let late = crowd.late;
         let places = crowd.holders.len();
         for from in [0, late] {
@@ -317,7 +326,7 @@ fn the_change_survives_a_bad_link() {
         }
         crowd.end();
         // A farewell that nobody hears leaves the rest to the lease.
-        crowd.check_nothing_is_left(places - 1, Duration::from_secs(6));
+        crowd.check_nothing_is_left(places - 1, Duration::from_secs(2));
     }
 }
 

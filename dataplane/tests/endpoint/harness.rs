@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     Completion, ConnectOptions, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId, RecvError,
-    SendToken,
+    SendToken, Start,
 };
 
 use crate::bed::{Namespace, Pair};
@@ -196,10 +196,11 @@ pub fn config_b() -> EndpointConfig {
     }
 }
 
-/// For messages of up to `len` bytes.
+/// For messages of up to `len` bytes, which land: on a busy machine a grant may take so long that others would begin before.
 pub fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {
         max_message_len: len,
+        start: Start::WhenGranted,
         ..ConnectOptions::default()
     }
 }

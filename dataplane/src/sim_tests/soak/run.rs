@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
-use lm_protocol::session::{Application, Permit, Refusal};
+use lm_protocol::session::{self, Permit, Refusal};
 use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
@@ -135,7 +135,7 @@ impl Run {
                 lease: plan.bed.lease,
             };
             // Who asks for a session by the one-copy path asks from the data port.
-            let admit = move |application: &Application<'_>| {
+            let admit = move |application: &session::Application<'_>| {
                 let lands = application.from.port() == control;
                 match lands && is_full.load(Ordering::Relaxed) {
                     true => Err(Refusal::busy(Duration::from_millis(50))),
