@@ -280,6 +280,10 @@ impl<N: Nic> Engine<N> {
         if is_used || self.notices.is_past(key) || !self.notices.is_past(request_id.into()) {
             return;
         }
+        // One at a time, whatever the other side makes up.
+        if self.leaving.iter().any(|leaving| leaving.to == from) {
+            return;
+        }
         self.notices.remember(key);
         self.say_farewell(from, port, key, 0, now_ns);
     }
