@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     Completion, ConnectOptions, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId, RecvError,
-    SendToken, Start,
+    SendToken,
 };
 
 use crate::bed::{Namespace, Pair};
@@ -200,7 +200,7 @@ pub fn config_b() -> EndpointConfig {
 pub fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {
         max_message_len: len,
-        start: Start::WhenGranted,
+        start: lm_dataplane::Start::WhenGranted,
         ..ConnectOptions::default()
     }
 }
