@@ -37,7 +37,11 @@ REPORT
     mode               what the kernel reports: copy-native, zero-copy, ...
     wire               lm or ipfrag; lm-recv: mixed for both, null for none
     user_copied_bytes  payload bytes that user space copied
-    page_end_fragments fragments among them whose places cross the end of a
+    messages_one_copy  lm-send: messages that did not land, since there was no
+                       place at first, or --one-copy was given
+    fragments_one_copy lm-recv: fragments that did not land, for these reasons
+                       or others
+    page_end_fragments fragments copied because their places cross the end of a
                        huge page (zero-copy mode)
     restored_bytes     bytes put back at window edges
     latency_us         p50, p90, p99, p999, max of the completion time of

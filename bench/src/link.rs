@@ -135,6 +135,8 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
     Report {
         mode: endpoint.mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
+        messages_one_copy: counters.messages_one_copy,
+        fragments_one_copy: counters.fragments_one_copy,
         page_end_fragments: counters.page_end_fragments,
         missing_bytes: counters.missing_bytes,
         manifests_requested: counters.manifests_requested,

@@ -31,7 +31,11 @@ pub struct Report {
     pub wire: Option<&'static str>,
     /// Payload bytes that user space copied from memory to memory: 0 on the loss-free path of large messages.
     pub user_copied_bytes: u64,
-    /// Fragments among those bytes that were copied because their places cross the end of a huge page (zero-copy mode).
+    /// Sender: messages that were handed over to a session by the one-copy path, and did not land.
+    pub messages_one_copy: u64,
+    /// Receiver: fragments that came by the one-copy path, of those messages, or for another reason.
+    pub fragments_one_copy: u64,
+    /// Fragments that were copied because their places cross the end of a huge page (zero-copy mode).
     pub page_end_fragments: u64,
     /// Bytes put back at window edges (rule I5).
     pub restored_bytes: u64,
@@ -106,6 +110,20 @@ impl fmt::Display for Report {
             "\nuser space copied {} payload bytes and restored {} bytes at window edges",
             self.user_copied_bytes, self.restored_bytes
         )?;
+        if self.messages_one_copy > 0 {
+            write!(
+                f,
+                "\n{} messages went by the one-copy path",
+                self.messages_one_copy
+            )?;
+        }
+        if self.fragments_one_copy > 0 {
+            write!(
+                f,
+                "\n{} fragments came by the one-copy path",
+                self.fragments_one_copy
+            )?;
+        }
         if self.missing_bytes > 0 {
             write!(
                 f,
@@ -143,6 +161,7 @@ mod tests {
             mode: "copy-native".into(),
             wire: Some("lm"),
             user_copied_bytes: 0,
+            messages_one_copy: 3,
             page_end_fragments: 0,
             restored_bytes: 264,
             missing_bytes: 0,
@@ -168,10 +187,12 @@ mod tests {
                 "bytes",
                 "drops",
                 "failed_transfers",
+                "fragments_one_copy",
                 "gbit_per_s",
                 "latency_us",
                 "manifests_requested",
                 "messages",
+                "messages_one_copy",
                 "missing_bytes",
                 "mode",
                 "page_end_fragments",
@@ -209,6 +230,7 @@ mod tests {
             "copy-native",
             "p99.9",
             "no_session 3",
+            "3 messages went by the one-copy path",
             "2 manifests",
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");

@@ -38,6 +38,9 @@ pub(crate) struct Applying {
     pub(crate) applicant: Option<Applicant>,
     pub(crate) asking: Option<Asking>,
     pub(crate) options: ConnectOptions,
+    pub(crate) begun_ns: u64,
+    /// A session by the one-copy path was asked for meanwhile.
+    pub(crate) started: bool,
 }
 
 impl Applying {
@@ -145,7 +148,12 @@ impl<N: Nic> Engine<N> {
                 }
                 match is_awaited {
                     true => self.counters.packets_used += 1,
-                    false => self.reject_for(number, Fault::Answer, from),
+                    false => {
+                        if let ControlMessage::Grant(grant) = message {
+                            self.return_late_grant(port, from, request_id, &grant, now_ns);
+                        }
+                        self.reject_for(number, Fault::Answer, from);
+                    }
                 }
             }
             Err(error) => {
@@ -185,12 +193,16 @@ impl<N: Nic> Engine<N> {
     fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
-            (peer.outbound.as_ref()).is_some_and(|outbound| {
+            let next = peer.successor.as_ref().map(|next| &next.outbound);
+            (peer.outbound.iter()).chain(next).any(|outbound| {
                 let asked = peer.admission(outbound.terms.one_copy).0;
                 asked == from && outbound.terms.key == ended.session_key
             })
         });
         let index = found?;
+        if self.lost_successor(index, ended.session_key, now_ns) {
+            return Some(true);
+        }
         // The last credit may have been lost, or be behind us.
         let outbound = self.peers.at(index).outbound.as_mut();
         let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended.delivered).is_ok());
@@ -251,19 +263,19 @@ impl<N: Nic> Engine<N> {
             applicant,
             asking,
             options: *options,
+            begun_ns: now_ns,
+            started: false,
         });
     }
 
     /// Drives requests and farewells that are on their way.
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
         let now = time(now_ns);
+        self.start_by_one_copy(now_ns);
         for position in 0..self.applying.len() {
             if let Some(mut asking) = self.applying[position].asking.take() {
                 self.drive_asking(&mut asking, now_ns);
-                match asking.one_copy(now_ns) {
-                    None => self.applying[position].asking = Some(asking),
-                    Some(applicant) => self.apply_one_copy(position, applicant),
-                }
+                self.applying[position].asking = Some(asking);
             }
             let (to, port) = (self.applying[position].to, self.applying[position].port);
             while let Some(applicant) = &mut self.applying[position].applicant
@@ -284,18 +296,7 @@ impl<N: Nic> Engine<N> {
             .retain(|leaving| *leaving.farewell.state() == FarewellState::Pending);
     }
 
-    /// What the daemons refused is asked of the receiver itself.
-    fn apply_one_copy(&mut self, position: usize, applicant: Applicant) {
-        let peer = self.applying[position].peer;
-        let (to, port) = self.peers.at(peer).admission(true);
-        tracing::info!(%to, "no place for a session that lands: one by the one-copy path is asked for");
-        let applying = &mut self.applying[position];
-        (applying.to, applying.port) = (to, port);
-        applying.applicant = Some(applicant);
-        applying.options.one_copy = true;
-    }
-
-    /// The outcome of a request, once there is one.
+    /// The outcome of what a peer was asked for, once there is one.
     ///
     /// # Errors
     /// Why there is no session.
@@ -304,52 +305,95 @@ impl<N: Nic> Engine<N> {
         index: u16,
         now_ns: u64,
     ) -> Option<Result<(), ConnectError>> {
-        let position = self.applying.iter().position(|applying| applying.peer == index)?;
-        let control = self.applying[position].to;
-        let options = self.applying[position].options;
-        if let Some(mut asking) = self.applying[position].asking.take() {
-            let Some(outcome) = self.asking_outcome(index, &mut asking) else {
-                self.applying[position].asking = Some(asking);
-                return None;
-            };
-            self.no_longer_applying(position);
-            return Some(outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns)));
+        let landing = self.outcome_of(index, false, now_ns);
+        if let Some(Ok(())) = landing {
+            self.withdraw(index, true, now_ns);
+            return landing;
         }
-        let applicant = self.applying[position].applicant.as_ref()?;
-        let request_id = applicant.request_id();
-        let outcome = match *applicant.state() {
+        let one_copy = self.outcome_of(index, true, now_ns);
+        match (landing, one_copy) {
+            (_, Some(Ok(()))) => Some(Ok(())),
+            (Some(error), _) => {
+                self.withdraw(index, true, now_ns);
+                Some(error)
+            }
+            // The other one is still waited for.
+            (None, Some(_)) if self.peers.at(index).applying => None,
+            (None, outcome) => outcome,
+        }
+    }
+
+    /// The outcome of the request for a session that lands, or for one by the one-copy path.
+    fn outcome_of(&mut self, index: u16, one_copy: bool, now_ns: u64) -> Option<Result<(), ConnectError>> {
+        let position = self.position_of(index, one_copy)?;
+        let outcome = self.request_outcome(position)?;
+        let options = self.no_longer_applying(position, now_ns);
+        let outbound = outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns));
+        Some(outbound.map(|outbound| {
+            self.peers.at(index).outbound = Some(outbound);
+            if !self.senders.contains(&index) {
+                self.senders.push(index);
+            }
+        }))
+    }
+
+    /// Where the request for a session of a kind with a peer stands in `applying`.
+    pub(crate) fn position_of(&self, index: u16, one_copy: bool) -> Option<usize> {
+        let is_it = |applying: &Applying| applying.peer == index && applying.options.one_copy == one_copy;
+        self.applying.iter().position(is_it)
+    }
+
+    /// The grant of a request, or why there is none; `None` while it is pending.
+    pub(crate) fn request_outcome(&mut self, position: usize) -> Option<Result<Grant, ConnectError>> {
+        let applying = &mut self.applying[position];
+        let (index, peer) = (applying.peer, applying.to);
+        if let Some(mut asking) = applying.asking.take() {
+            let outcome = self.asking_outcome(index, &mut asking);
+            self.applying[position].asking = Some(asking);
+            return outcome;
+        }
+        Some(match *applying.applicant.as_ref()?.state() {
             ApplicantState::Pending => return None,
-            ApplicantState::Granted(grant) => self.granted(index, &grant, &options, now_ns),
+            ApplicantState::Granted(grant) => Ok(grant),
             ApplicantState::Rejected(reject) => Err(ConnectError::Rejected {
-                peer: control,
+                peer,
                 reason: reject.reason,
                 limit: reject.limit,
                 version: reject.version,
             }),
-            ApplicantState::NotListening => Err(ConnectError::NotListening { peer: control }),
-            ApplicantState::Unreachable => Err(ConnectError::Unreachable { peer: control }),
-            _ => Err(ConnectError::Incompatible { peer: control }),
-        };
-        // A grant that we do not want is given back.
-        self.drive_admission(now_ns);
-        self.notices.remember(request_id.into());
-        self.no_longer_applying(position);
-        Some(outcome)
+            ApplicantState::NotListening => Err(ConnectError::NotListening { peer }),
+            ApplicantState::Unreachable => Err(ConnectError::Unreachable { peer }),
+            _ => Err(ConnectError::Incompatible { peer }),
+        })
     }
 
-    fn no_longer_applying(&mut self, position: usize) {
-        let index = self.applying.swap_remove(position).peer;
-        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
+    /// A request is over. Gives what it was for.
+    pub(crate) fn no_longer_applying(&mut self, position: usize, now_ns: u64) -> ConnectOptions {
+        if self.applying[position].applicant.is_some() {
+            // A grant that we do not want is given back.
+            self.drive_admission(now_ns);
+        }
+        let Applying {
+            peer,
+            applicant,
+            options,
+            ..
+        } = self.applying.swap_remove(position);
+        if let Some(applicant) = applicant {
+            self.notices.remember(applicant.request_id().into());
+        }
+        self.peers.at(peer).applying = self.applying.iter().any(|applying| applying.peer == peer);
+        options
     }
 
-    /// Sets up the sender's side of a granted session.
-    fn granted(
+    /// The sender's side of a granted session.
+    pub(crate) fn granted(
         &mut self,
         index: u16,
         grant: &Grant,
         options: &ConnectOptions,
         now_ns: u64,
-    ) -> Result<(), ConnectError> {
+    ) -> Result<Outbound, ConnectError> {
         // The grant tells what the receiver sees; its device may have another idea of VLAN tags than ours.
         let layout = (grant.layout.on_link(self.fixed.link).ok())
             .filter(|layout| layout.payload_len() >= crate::integrity::PAYLOAD_LEN_MIN);
@@ -368,7 +412,7 @@ impl<N: Nic> Engine<N> {
                 return Err(error);
             }
         };
-        let outbound = Outbound::new(
+        Ok(Outbound::new(
             OutboundTerms {
                 key: grant.session_key,
                 layout,
@@ -388,12 +432,7 @@ impl<N: Nic> Engine<N> {
                 rate: options.rate,
             },
             now_ns,
-        );
-        self.peers.at(index).outbound = Some(outbound);
-        if !self.senders.contains(&index) {
-            self.senders.push(index);
-        }
-        Ok(())
+        ))
     }
 
     /// The channel whose packets reach the receiver's landing queue. On veth the sender's queue selects the
@@ -432,19 +471,26 @@ impl<N: Nic> Engine<N> {
         Ok(self.transmit.len() - 1)
     }
 
-    /// Ends the session that we have with a peer. Unconfirmed messages are settled as `outcome`.
+    /// Ends the session that messages to a peer go by; if there is a successor, it takes over. Unconfirmed messages are settled as
+    /// `outcome`.
     pub(crate) fn drop_outbound(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
             self.notices.remember(outbound.terms.key);
             let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
             self.end_ticket(outbound.terms.key, messages);
+            if self.take_over(index, outbound) {
+                return;
+            }
         }
         self.senders.retain(|&sender| sender != index);
+        // Nothing is there any more that a session which lands could take over from.
+        self.withdraw(index, false, now_ns);
     }
 
     /// Tells the receiver that its session is over, until it confirms.
     pub(crate) fn end_session(&mut self, index: u16, now_ns: u64) {
+        self.end_successor(index, now_ns);
         let Some(outbound) = &self.peers.at(index).outbound else {
             return;
         };
@@ -461,7 +507,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Gives the address that is told, and the port that it goes by.
-    fn end_session_key(
+    pub(crate) fn end_session_key(
         &mut self,
         index: u16,
         one_copy: bool,
@@ -475,6 +521,18 @@ impl<N: Nic> Engine<N> {
             self.end_ticket(key, messages);
             return (to, port);
         }
+        self.say_farewell(to, port, key, messages, now_ns);
+        (to, port)
+    }
+
+    pub(crate) fn say_farewell(
+        &mut self,
+        to: SocketAddrV4,
+        port: Port,
+        key: u64,
+        messages: u32,
+        now_ns: u64,
+    ) {
         let farewell = Farewell::new(
             key,
             messages,
@@ -484,7 +542,6 @@ impl<N: Nic> Engine<N> {
         );
         self.leaving.push(Leaving { to, port, farewell });
         self.drive_admission(now_ns);
-        (to, port)
     }
 
     /// Addressing of answers to a datagram that came by the kernel's socket.

@@ -163,6 +163,10 @@ pub struct Counters {
     pub control_send_errors: u64,
     /// Completions that the application did not fetch in time.
     pub completions_discarded: u64,
+    /// Messages of many fragments that were handed over to sessions by the one-copy path.
+    pub messages_one_copy: u64,
+    /// Sessions of ours that began by the one-copy path and land since their request was granted.
+    pub sessions_changed_over: u64,
     /// Sessions granted to senders.
     pub sessions_granted: u64,
     /// Those of them that were by the one-copy path.

@@ -101,7 +101,8 @@ impl Endpoint {
 
     /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.
     ///
-    /// `to` is the peer's data port. Polls until there is an answer or `options.timeout` has passed.
+    /// `to` is the peer's data port. Polls until messages can go, which may be by the one-copy path at first
+    /// ([`ConnectOptions::start`]), or `options.timeout` has passed.
     ///
     /// # Errors
     /// [`ConnectError`].

@@ -224,6 +224,10 @@ impl<N: Nic> Engine<N> {
     fn end_sessions_on(&mut self, channel: usize) {
         for position in (0..self.senders.len()).rev() {
             let index = self.senders[position];
+            let peer = self.peers.at(index);
+            if (peer.successor.as_ref()).is_some_and(|next| next.outbound.terms.channel == channel) {
+                self.end_successor(index, self.now_ns);
+            }
             let outbound = self.peers.at(index).outbound.as_ref();
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
                 self.end_session(index, self.now_ns);

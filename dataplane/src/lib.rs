@@ -36,6 +36,7 @@ mod opening;
 mod outbound;
 mod packets;
 mod peer;
+mod pending;
 pub mod platform;
 mod probe;
 mod queue_poll;
@@ -59,7 +60,7 @@ mod timers;
 pub mod udp;
 pub mod xsk;
 
-pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
+pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy, Start};
 pub use counters::{Counters, Drops, Violations};
 pub use endpoint::Endpoint;
 pub use error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};

@@ -547,7 +547,7 @@ impl<N: Nic> Engine<N> {
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.reject_for(key, Fault::Key, from);
+            self.take_credit_ahead(index, from, key, (limit, delivered, announced), now_ns);
             return;
         };
         peer.heard_ns = now_ns;
@@ -561,6 +561,9 @@ impl<N: Nic> Engine<N> {
             outbound.broken(&mut self.outgoing, number);
         }
         self.settle_outbound(index, None, now_ns);
+        if self.peers.at(index).successor.is_some() {
+            self.change_over(index, now_ns);
+        }
     }
 
     fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {

@@ -11,6 +11,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::config::PEERS_MAX;
 use crate::outbound::Outbound;
+use crate::pending::Successor;
 use crate::udp::Port;
 
 /// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another.
@@ -131,6 +132,8 @@ pub(crate) struct Peer {
     pub(crate) eager_out: EagerOut,
     pub(crate) eager_in: EagerIn,
     pub(crate) outbound: Option<Outbound>,
+    /// What is to take over from `outbound`.
+    pub(crate) successor: Option<Box<Successor>>,
     /// No LM endpoint: takes plain UDP datagrams only.
     pub(crate) plain: bool,
     pub(crate) heard_ns: u64,
@@ -165,6 +168,7 @@ impl Peer {
                 ..EagerIn::default()
             },
             outbound: None,
+            successor: None,
             plain: false,
             heard_ns: now_ns,
             acknowledgement_due: false,

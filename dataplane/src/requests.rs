@@ -126,6 +126,7 @@ impl<N: Nic> Engine<N> {
                     .outbound
                     .as_mut()
                     .expect("the session was there a moment ago");
+                self.counters.messages_one_copy += u64::from(outbound.terms.one_copy);
                 outbound.submit(
                     &mut self.outgoing,
                     &peer.addressing,
@@ -172,7 +173,8 @@ impl<N: Nic> Engine<N> {
         if *region.geometry.layout() != outbound.terms.layout {
             return Err(SendError::NoSession);
         }
-        if outbound.has_room() {
+        // What is handed over now would land before what is under way by the one-copy path.
+        if outbound.has_room() && peer.successor.is_none() {
             Ok(())
         } else {
             Err(SendError::WouldBlock)

@@ -5,11 +5,11 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_protocol::control::{ControlMessage, Grant, Reject, RejectReason, Request};
-use lm_protocol::session::{Applicant, Terms};
+use lm_protocol::session::Terms;
 
 use crate::daemon::ipc::{Call, Control, Decision, Event, Outcome as Told, Reply};
 use crate::daemon::{DaemonError, News};
-use crate::engine::{Engine, time};
+use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::nic::Nic;
 use crate::notices::Fault;
@@ -24,8 +24,6 @@ const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
 const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
 /// A sender that must not ask now asks again after this time.
 const ASK_AGAIN_NS: u64 = 50_000_000;
-/// How long the receiver is asked at least for a session by the one-copy path.
-const ONE_COPY_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Our side of what the daemon does for us.
 #[derive(Debug, Default)]
@@ -75,16 +73,23 @@ pub(crate) struct Asking {
     again_ns: u64,
     outcome: Option<Told>,
     error: Option<ConnectError>,
-    /// There is no place for it, and the receiver may be asked for a session by the one-copy path.
+    /// There is no place for it now, and the receiver may be asked for a session by the one-copy path meanwhile.
     one_copy: bool,
 }
 
 impl Asking {
-    /// What the receiver itself is to be asked, where the daemons said that this session is to be one by the one-copy path.
-    pub(crate) fn one_copy(&self, now_ns: u64) -> Option<Applicant> {
-        // However late the answer came, it is asked once.
-        let patience = Duration::from_nanos(self.deadline_ns.saturating_sub(now_ns)).max(ONE_COPY_PATIENCE);
-        (self.one_copy).then(|| Applicant::new(self.request, self.request_id, time(now_ns), patience))
+    /// Whether the sender is kept waiting, since `slow` says that it waits for long: by the other host. While others receive there, it is
+    /// not to be disturbed.
+    pub(crate) fn may_start(&self, slow: bool) -> bool {
+        let is_pending = self.outcome.is_none() && self.error.is_none();
+        is_pending && (self.one_copy || (slow && self.ticket.is_some()))
+    }
+
+    /// Asks anew, and for so long.
+    pub(crate) fn renew(&mut self, now_ns: u64, patience: Duration) {
+        self.ticket = None;
+        self.deadline_ns = now_ns.saturating_add(patience.as_nanos() as u64);
+        self.again_ns = now_ns + ASK_AGAIN_NS;
     }
 }
 
@@ -317,7 +322,7 @@ impl<N: Nic> Engine<N> {
             // It was to say something by then.
             asking.error = Some(DaemonError::Gone.into());
         }
-        if asking.ticket.is_some() || asking.error.is_some() || asking.one_copy || now_ns < asking.again_ns {
+        if asking.ticket.is_some() || asking.error.is_some() || now_ns < asking.again_ns {
             return;
         }
         let left_ms = asking.deadline_ns.saturating_sub(now_ns) / 1_000_000;
@@ -345,7 +350,10 @@ impl<N: Nic> Engine<N> {
                 asking.ticket = Some(ticket);
             }
             // LM §3.3, under exclusive admission: others receive, and the receiver does not.
-            Ok((Reply::Requested(Decision::OneCopy), _)) => asking.one_copy = true,
+            Ok((Reply::Requested(Decision::OneCopy), _)) => {
+                asking.one_copy = true;
+                asking.again_ns = now_ns + ASK_AGAIN_NS;
+            }
             // It receives from others: not to be disturbed until it is done.
             Ok((Reply::Requested(Decision::Cancel), _)) => asking.again_ns = now_ns + ASK_AGAIN_NS,
             Ok(_) => asking.error = Some(DaemonError::Nonsense("no decision").into()),
@@ -371,6 +379,9 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let Ticket { key, peer, .. } = self.stewarded.tickets.swap_remove(position);
+        if self.lost_successor(peer, key, now_ns) {
+            return;
+        }
         let outbound = self.peers.at(peer).outbound.as_mut();
         let Some(outbound) = outbound.filter(|outbound| outbound.terms.key == key) else {
             return;
@@ -382,6 +393,13 @@ impl<N: Nic> Engine<N> {
             self.reject(Fault::Ended, from);
         }
         self.drop_outbound(peer, &Outcome::SessionEnded, now_ns);
+    }
+
+    /// A request is not wanted any more, or the session that it was granted.
+    pub(crate) fn take_back_request(&mut self, asking: &Asking) {
+        if let Some(ticket) = asking.ticket {
+            self.tell_daemon(Call::End { ticket, messages: 0 });
+        }
     }
 
     /// A session of ours ended: the daemon tells its receiver.
@@ -410,6 +428,7 @@ impl<N: Nic> Engine<N> {
             && reject.reason == RejectReason::Busy
         {
             asking.one_copy = true;
+            asking.again_ns = self.now_ns + ASK_AGAIN_NS;
             return None;
         }
         let rejected = |reject: &Reject| ConnectError::Rejected {

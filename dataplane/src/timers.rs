@@ -16,12 +16,13 @@ const ASK_AFTER_NS: u64 = 250_000_000;
 const RESEND_AFTER_NS: u64 = 10_000_000;
 const RESEND_AFTER_MAX_NS: u64 = 200_000_000;
 /// A quiet session says that it is alive this often: several times within a lease.
-const KEEPALIVE_NS: u64 = 500_000_000;
+pub(crate) const KEEPALIVE_NS: u64 = 500_000_000;
 
 impl<N: Nic> Engine<N> {
     /// Stage 10.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         self.drive_admission(now_ns);
+        self.look_at_pending(now_ns);
         self.expire_leases(now_ns);
         self.touch_sessions(now_ns);
         self.watch_inbound(now_ns);
@@ -70,6 +71,9 @@ impl<N: Nic> Engine<N> {
         }
         if asks || (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
             outbound.announce_due = true;
+        }
+        if peer.successor.is_some() {
+            self.keep_successor(index, now_ns);
         }
     }
 

@@ -117,8 +117,10 @@ fn a_busy_receiver_is_asked_again_when_it_said() {
     };
     let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
     applicant.poll_transmit(Time::ZERO);
+    assert_eq!(applicant.busy(), None);
     applicant.handle(9, &ControlMessage::Reject(busy), ms(10));
     assert_eq!(*applicant.state(), ApplicantState::Pending);
+    assert_eq!(applicant.busy(), Some(&busy));
     assert_eq!(applicant.poll_timeout(), Some(ms(360)));
     assert_eq!(applicant.poll_transmit(ms(359)), None);
     assert!(applicant.poll_transmit(ms(360)).is_some());
@@ -129,6 +131,7 @@ fn a_busy_receiver_is_asked_again_when_it_said() {
         ApplicantState::Rejected(busy),
         "there, but busy until the deadline"
     );
+    assert_eq!(applicant.busy(), None);
 
     // No hurry and no delay that a hostile answer asks for.
     for (retry_after_ms, next) in [(0, 10), (u32::MAX, 1000)] {

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId, Start};
 
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
@@ -135,13 +135,14 @@ pub(crate) fn connect(
     Ok(peer)
 }
 
-/// What the measuring programs ask a receiver for.
+/// What the measuring programs ask a receiver for: they measure what lands, and wait for it.
 fn session_options(message_len: u64, messages_in_flight: u32, delivery: DeliveryOption) -> ConnectOptions {
     ConnectOptions {
         max_message_len: message_len,
         messages_in_flight,
         delivery: delivery.into(),
         timeout: Duration::from_secs(3),
+        start: Start::WhenGranted,
         ..ConnectOptions::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{ConnectOptions, Endpoint, RecvError, SendError};
+use lm_dataplane::{ConnectOptions, Endpoint, RecvError, SendError, Start};
 
 use super::{EndpointArgs, connect};
 use crate::cli::{Failure, IntegrityOption, chain};
@@ -65,6 +65,7 @@ pub fn ping(args: &PingArgs) -> Result<RoundTripReport, Failure> {
     let options = ConnectOptions {
         max_message_len: len,
         messages_in_flight: 2,
+        start: Start::WhenGranted,
         ..ConnectOptions::default()
     };
     let peer = connect(&mut endpoint, to, &options)?;
@@ -120,6 +121,7 @@ fn answer(endpoint: &mut Endpoint, message: &lm_dataplane::Message) {
     if let Err(SendError::Loan(_)) = endpoint.send_copy(peer, message, message.tag()) {
         let options = ConnectOptions {
             max_message_len: message.len() as u64,
+            start: Start::WhenGranted,
             ..ConnectOptions::default()
         };
         if endpoint.open_session(peer, &options).is_ok() {

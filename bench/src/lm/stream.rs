@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::{ConnectOptions, Endpoint, LoanError, Message, PeerId, RecvError, SendError};
+use lm_dataplane::{ConnectOptions, Endpoint, LoanError, Message, PeerId, RecvError, SendError, Start};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -160,6 +160,7 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
         messages_in_flight: args.in_flight,
         delivery: args.delivery.into(),
         rate: args.rate,
+        start: Start::WhenGranted,
         ..ConnectOptions::default()
     };
     let peer = connect(&mut endpoint, to, &options)?;

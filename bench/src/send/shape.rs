@@ -85,6 +85,13 @@ pub struct Options {
     #[arg(long)]
     pub(super) one_copy: bool,
 
+    /// Begin when the receiver has a place where messages land, and fail where that takes more than six seconds
+    ///
+    /// Without it a sender that has to wait for a place begins by the one-copy path, and its messages land as soon as it has one
+    /// (messages_one_copy in the report tells how many did not).
+    #[arg(long, conflicts_with = "one_copy")]
+    pub(super) wait_for_grant: bool,
+
     /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
     ///
     /// --wire ipfrag is without, unless the receiver lands in zero-copy mode.

@@ -206,7 +206,8 @@ fn a_transfer_without_privileges() {
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     assert_eq!(kernel_says(&receiver, "Uid:"), USER.to_string());
     assert_eq!(kernel_says(&receiver, "CapEff:"), "0000000000000000");
-    let sent = hosts.send(&[file.to_str().unwrap()]).end();
+    // What is counted is what lands.
+    let sent = hosts.send(&["--wait-for-grant", file.to_str().unwrap()]).end();
     sent.expect_code(0);
     let received = receiver.end();
     received.expect_code(0);
@@ -232,7 +233,8 @@ fn a_transfer_with_jumbo_frames() {
     let file = hosts.bed.file("file", LEN);
     let out = hosts.directory("out").join("file");
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
-    let sent = hosts.send(&[file.to_str().unwrap()]).end();
+    // What is counted is what lands.
+    let sent = hosts.send(&["--wait-for-grant", file.to_str().unwrap()]).end();
     sent.expect_code(0);
     let received = receiver.end();
     received.expect_code(0);
@@ -341,7 +343,7 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
         sent.status.success()
     });
     // Four seconds.
-    let sender = hosts.send(&["--rate", "60M", file.to_str().unwrap()]);
+    let sender = hosts.send(&["--wait-for-grant", "--rate", "60M", file.to_str().unwrap()]);
     wait_until("the transfer begins", || is_filling(&there));
     let small = hosts.bed.file("small", 4 << 20);
     let output = back.join("small");
@@ -383,6 +385,59 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
         fs::read(there.join("transfer-000002")).unwrap() == content(LEN),
         "the bytes differ"
     );
+    hosts.wait_until_nothing_is_left();
+}
+
+/// A sender that finds others receiving begins by the one-copy path, and its messages land as soon as it is admitted.
+#[test]
+fn under_exclusive_admission_messages_land_when_it_is_their_turn() {
+    let Some(bed) = Bed::with_queues(4) else { return };
+    let policy = &["--policy", "exclusive", "--voter", SENDER];
+    let Some(hosts) = Hosts::with_policy(bed, USER, policy) else {
+        return;
+    };
+    let receiver = hosts.recv(&hosts.directory("there"), &["--json"]);
+    let first = hosts.bed.file("first", 100_000);
+    wait_until("the voter says yes", || {
+        let sent = hosts.send(&[first.to_str().unwrap()]).end();
+        sent.status.success()
+    });
+    // Two seconds.
+    let short = hosts.bed.file("short", 10 << 20);
+    let before = hosts.send(&["--wait-for-grant", "--rate", "40M", short.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&hosts.bed.path("there")));
+    // The other way, for six seconds.
+    const LEN: usize = 32 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("back").join("file");
+    let output = ["--interface", INTERFACE, "--output", out.to_str().unwrap()];
+    let other = hosts.tool(
+        Host::Sender,
+        env!("CARGO_BIN_EXE_lm-recv"),
+        &[&output[..], &["--count", "1", "--json"]].concat(),
+    );
+    other.wait_for_line("listening on");
+    let sent = hosts
+        .tool(
+            Host::Receiver,
+            env!("CARGO_BIN_EXE_lm-send"),
+            &["--json", "--to", SENDER, "--rate", "45M", file.to_str().unwrap()],
+        )
+        .end();
+    sent.expect_code(0);
+    let came = other.end();
+    came.expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    let (sent, came) = (sent.json(), came.json());
+    let one_copy = sent["messages_one_copy"].as_u64().unwrap();
+    assert!(
+        (1..sent["messages"].as_u64().unwrap()).contains(&one_copy),
+        "{sent}"
+    );
+    let copied = came["user_copied_bytes"].as_u64().unwrap();
+    assert!((one_copy << 20..LEN as u64).contains(&copied), "{came}");
+    before.end().expect_code(0);
+    receiver.interrupt();
     hosts.wait_until_nothing_is_left();
 }
 

@@ -26,7 +26,13 @@ fn files_of_many_sizes_into_a_directory() {
         ((5 << 20) + 3, "1M"),
     ] {
         let file = bed.file("file", len);
-        let sent = bed.send_to_end(&["--message-size", message_size, file.to_str().unwrap()]);
+        // What is counted is what lands.
+        let sent = bed.send_to_end(&[
+            "--wait-for-grant",
+            "--message-size",
+            message_size,
+            file.to_str().unwrap(),
+        ]);
         sent.expect_code(0);
         number += 1;
         total += len as u64;
@@ -79,6 +85,8 @@ fn reports() {
             "transfers",
             "failed_transfers",
             "user_copied_bytes",
+            "messages_one_copy",
+            "fragments_one_copy",
             "restored_bytes",
         ] {
             assert!(report[name].is_u64(), "{name} in {report}");
@@ -182,8 +190,8 @@ fn by_the_one_copy_path() {
     let out = bed.path("out");
     let file = bed.file("file", LEN);
     let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
-    bed.send_to_end(&["--one-copy", file.to_str().unwrap()])
-        .expect_code(0);
+    let sent = bed.send_to_end(&["--one-copy", file.to_str().unwrap()]);
+    assert_eq!(sent.expect_code(0).json()["messages_one_copy"], 5);
     let report = receiver.end().expect_code(0).json();
     // The user space copy into the message's place: the gate let nothing land.
     assert!(
@@ -229,7 +237,8 @@ fn a_hundred_megabytes_in_one_message() {
     let len = 100 << 20;
     let file = bed.file("file", len);
     let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
-    let sent = bed.send_to_end(&["--message-size", "1G", file.to_str().unwrap()]);
+    // The receiver takes memory for it first, which may be long for who does not wait.
+    let sent = bed.send_to_end(&["--wait-for-grant", "--message-size", "1G", file.to_str().unwrap()]);
     assert_eq!(sent.expect_code(0).json()["messages"], 1);
     assert_eq!(receiver.end().expect_code(0).json()["user_copied_bytes"], 0);
     assert!(fs::read(out).unwrap() == content(len));

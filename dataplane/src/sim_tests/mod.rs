@@ -13,6 +13,7 @@ mod instructions;
 mod integrity;
 mod jumbo;
 mod one_copy;
+mod pending;
 mod rate;
 mod resilience;
 mod restart;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::config::ConnectOptions;
+use crate::config::{ConnectOptions, Start};
 use crate::error::{ConnectError, RecvError};
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
@@ -39,6 +39,7 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     bed.hosts[0].completions.clear();
     let options = ConnectOptions {
         max_message_len: LEN as u64,
+        start: Start::WhenGranted,
         timeout: Duration::from_secs(1),
         ..ConnectOptions::default()
     };

@@ -9,7 +9,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, data_address, fill, noise};
-use crate::config::ConnectOptions;
+use crate::config::{ConnectOptions, Start};
 use crate::error::{ConnectError, LoanError, RecvError};
 use crate::message::Message;
 use crate::outbound::{Outbound, Outcome};
@@ -246,6 +246,7 @@ fn as_many_sessions_as_places() {
         crowded.connect(host, &options(30_000)).expect("a session");
     }
     let last = ConnectOptions {
+        start: Start::WhenGranted,
         timeout: Duration::from_millis(300),
         ..options(30_000)
     };

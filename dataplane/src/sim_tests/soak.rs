@@ -82,6 +82,8 @@ pub(crate) struct Report {
     pub(crate) violations: u64,
     /// Sessions that went on by the one-copy path.
     pub(crate) astray: u64,
+    /// Sessions that landed after they had begun by the one-copy path.
+    pub(crate) changed_over: u64,
     pub(crate) virtual_ns: u64,
     pub(crate) died: bool,
     pub(crate) impaired: [ImpairmentCounters; 2],
@@ -143,6 +145,7 @@ fn seeds_settle() {
                 sum.reported += report.reported;
                 sum.violations += report.violations;
                 sum.astray += report.astray;
+                sum.changed_over += report.changed_over;
             }
             Err(error) => {
                 println!("soak: {seed} failed: {error}");
@@ -157,7 +160,11 @@ fn seeds_settle() {
     // That messages arrive and fail at all shows that something was tried.
     if seeds.end - seeds.start >= SEEDS.end {
         assert!(
-            sum.delivered > 100 && sum.reported > 10 && sum.violations > 3 && sum.astray > 0,
+            sum.delivered > 100
+                && sum.reported > 10
+                && sum.violations > 3
+                && sum.astray > 0
+                && sum.changed_over > 0,
             "{sum:?}"
         );
     }

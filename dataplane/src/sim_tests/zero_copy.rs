@@ -14,7 +14,7 @@ use lm_protocol::integrity::Integrity;
 use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
-use crate::config::ConnectOptions;
+use crate::config::{ConnectOptions, Start};
 use crate::error::ConnectError;
 use crate::message::Message;
 use crate::nic::ModeRequest;
@@ -244,6 +244,7 @@ fn a_queue_carries_one_session() {
     let first = bed.session(1, WireMode::Lm, 100_000);
     let options = ConnectOptions {
         max_message_len: 100_000,
+        start: Start::WhenGranted,
         timeout: Duration::from_millis(500),
         ..ConnectOptions::default()
     };

@@ -196,10 +196,11 @@ pub fn config_b() -> EndpointConfig {
     }
 }
 
-/// For messages of up to `len` bytes.
+/// For messages of up to `len` bytes, which land: on a busy machine a grant may take so long that others would begin before.
 pub fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {
         max_message_len: len,
+        start: lm_dataplane::Start::WhenGranted,
         ..ConnectOptions::default()
     }
 }

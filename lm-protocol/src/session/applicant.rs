@@ -97,6 +97,13 @@ impl Applicant {
         &self.state
     }
 
+    /// While it is pending: what the receiver said last, if it answered at all. It is busy, and says for how long.
+    pub fn busy(&self) -> Option<&Reject> {
+        self.busy
+            .as_ref()
+            .filter(|_| self.state == ApplicantState::Pending)
+    }
+
     /// The message to transmit now, if any; call until `None`. Gives up when the deadline has passed.
     pub fn poll_transmit(&mut self, now: Time) -> Option<ControlMessage> {
         if let Some(end) = self.unwanted.take() {

@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, LoanError, PeerId, RecvError, SendError,
+    ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, LoanError, PeerId, RecvError, SendError, Start,
 };
 
 use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, Transport, write_number};
@@ -91,6 +91,7 @@ impl Lm {
         let options = ConnectOptions {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
+            start: Start::WhenGranted,
             ..ConnectOptions::default()
         };
         let peer = match args.side {

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     pub(super) death: Option<(usize, u64)>,
     /// Whose fragments do not reach the landing queue any more, and from when after the start on.
     pub(super) detour: Option<(usize, u64)>,
+    /// Until when after the start each host's places for sessions that land are taken, where its sender begins by the one-copy path.
+    pub(super) full_until: Option<[u64; 2]>,
     /// How long an application keeps a message, at most.
     pub(super) keep_max_ns: u64,
 }
@@ -236,6 +238,14 @@ impl Plan {
             let at_ns = pick(&mut dice, &[0, 0, 1_000_000, 30_000_000]);
             (dice.roll(2) as usize, dice.roll(at_ns + 1))
         });
+        // By their own dice, too.
+        let full_until = seed.is_multiple_of(5).then(|| {
+            let mut dice = self::dice(seed ^ 0x70_656e_6469_6e67);
+            [0, 1].map(|_| {
+                let longest_ns = pick(&mut dice, &[1_000_000, 30_000_000, 30_000_000, 400_000_000]);
+                dice.roll(longest_ns)
+            })
+        });
         let death = (soak.death && dice.roll(6) == 0).then(|| (dice.roll(2) as usize, dice.roll(10_000_000)));
         Plan {
             mode,
@@ -246,6 +256,7 @@ impl Plan {
             stalls,
             death,
             detour,
+            full_until,
             keep_max_ns: pick(dice, &[0, 100_000, 20_000_000]),
             bed,
         }

@@ -2,15 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
+use lm_protocol::session::{self, Permit, Refusal};
 use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
 use super::{LIMIT_NS, Report};
 use crate::arena::pages_len;
-use crate::config::{ConnectOptions, GENERAL_FRAMES};
+use crate::config::{ConnectOptions, GENERAL_FRAMES, Start};
 use crate::error::{LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Inbound;
 use crate::message::Message;
@@ -20,7 +24,7 @@ use crate::outbound::Outcome;
 use crate::peer::PeerId;
 use crate::region::SendRegion;
 use crate::release::Released;
-use crate::sim_tests::bed::{Bed, fill, is_back_pressure, noise};
+use crate::sim_tests::bed::{Bed, PORT, fill, is_back_pressure, noise};
 use crate::sim_tests::guard::Guard;
 use crate::sim_tests::transfer::Dice;
 use crate::simnic::Impairments;
@@ -68,6 +72,8 @@ pub(super) struct Run {
     rounds: u64,
     /// Rounds without work since the last one with some.
     idle: u32,
+    /// Whether each host's places are taken.
+    are_full: Option<[Arc<AtomicBool>; 2]>,
     dice: Dice,
 }
 
@@ -119,6 +125,25 @@ impl Run {
         for (from, what) in plan.impairments.iter().enumerate() {
             bed.wire.impair(from, *what);
         }
+        let are_full = plan
+            .full_until
+            .map(|_| [0, 1].map(|_| Arc::new(AtomicBool::new(true))));
+        for (engine, is_full) in (bed.hosts.iter_mut()).zip(are_full.iter().flatten()) {
+            let (is_full, control) = (Arc::clone(is_full), PORT + 1);
+            let permit = Permit {
+                max_message_len: plan.bed.max_message_len,
+                lease: plan.bed.lease,
+            };
+            // Who asks for a session by the one-copy path asks from the data port.
+            let admit = move |application: &session::Application<'_>| {
+                let lands = application.from.port() == control;
+                match lands && is_full.load(Ordering::Relaxed) {
+                    true => Err(Refusal::busy(Duration::from_millis(50))),
+                    false => Ok(permit),
+                }
+            };
+            engine.grants.as_mut().expect("the granting side").admit = Box::new(admit);
+        }
         Run {
             layout: Layout::new(plan.mode, plan.bed.mtu, LinkShape::IPV4).expect("a legal MTU"),
             start_ns: bed.now_ns,
@@ -129,6 +154,7 @@ impl Run {
             bed,
             rounds: 0,
             idle: 0,
+            are_full,
             dice: plan::dice(!seed),
         }
     }
@@ -164,6 +190,10 @@ impl Run {
             && since_ns >= at_ns
         {
             self.take_a_detour(host);
+        }
+        let until = self.plan.full_until.iter().flatten();
+        for (is_full, until_ns) in (self.are_full.iter().flatten()).zip(until) {
+            is_full.store(since_ns < *until_ns, Ordering::Relaxed);
         }
         let is_awake = [0, 1].map(|host| {
             !self.applications[host].dead
@@ -295,6 +325,10 @@ impl Run {
             max_message_len: self.plan.max_message_len,
             messages_in_flight: self.plan.messages_in_flight,
             one_copy: self.plan.mode == WireMode::Lm && (self.seed / 5).is_multiple_of(4),
+            start: match self.plan.full_until {
+                Some(_) => Start::WhilePending,
+                None => Start::WhenGranted,
+            },
             rate: NonZeroU64::new([0, 0, 0, 300_000_000, 2_000_000_000][(self.seed / 4 % 5) as usize]),
             ..ConnectOptions::default()
         };
@@ -546,6 +580,10 @@ impl Run {
             violations: engines
                 .iter()
                 .map(|engine| engine.counters.violations.total())
+                .sum(),
+            changed_over: engines
+                .iter()
+                .map(|engine| engine.counters.sessions_changed_over)
                 .sum(),
             astray: engines.iter().map(|engine| engine.counters.sessions_astray).sum(),
             virtual_ns: impaired_until_ns,

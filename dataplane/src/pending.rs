@@ -1,0 +1,299 @@
+//! A session by the one-copy path while the request for one that lands is pending, so that the application's data is not delayed by it
+//! (LM §3.3, where a request takes some 30 ms).
+//!
+//! ```text
+//!  request ──── no place, or 25 ms ──────▶ beside it, a request for a session by the one-copy path
+//!                                          granted: the peer's `outbound`; the first request is made on
+//!  grant ────────────────────────────────▶ the session that lands is the peer's `successor`; no message is taken (back-pressure)
+//!  outbound has nothing under way ───────▶ it ends, and the successor is the `outbound`
+//! ```
+//! Nothing lands before all that went by the one-copy path is settled, so that order is kept and the receiver sees two
+//! sessions which have nothing to do with each other. Regions are cut alike for both, or the grant goes back.
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::control::{ControlMessage, End, Grant, RejectReason};
+use lm_protocol::geometry::Wire;
+use lm_protocol::session::{Applicant, ApplicantState};
+use lm_protocol::wire::lm::LmHeader;
+
+use crate::config::{ConnectOptions, Start};
+use crate::control::{Applying, random_u64};
+use crate::engine::{Engine, time};
+use crate::error::ConnectError;
+use crate::nic::Nic;
+use crate::notices::Fault;
+use crate::outbound::{Outbound, Outcome};
+use crate::timers::KEEPALIVE_NS;
+use crate::udp::Port;
+
+/// A request that has no grant after so long, or an answer that says so, is one that waits. A receiver with a free place grants sooner,
+/// even where its sender has to ask again: after 10 ms, since its first answers show what its device writes, or after 20 ms, since it
+/// looked for the sender's neighbour address. Who would begin before would have two sessions instead of one.
+const START_AFTER_MS: u32 = 25;
+
+/// A session that lands, granted while messages go by the one-copy path.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    pub(crate) outbound: Outbound,
+    options: ConnectOptions,
+}
+
+impl Applying {
+    /// Whether a session by the one-copy path is to be had meanwhile.
+    fn is_slow(&self, now_ns: u64) -> bool {
+        let wanted = self.options.start == Start::WhilePending
+            && self.options.wire == Wire::Lm
+            && !self.options.one_copy
+            && !self.started;
+        let slow = now_ns.saturating_sub(self.begun_ns) >= u64::from(START_AFTER_MS) * 1_000_000;
+        let waits = |asked: &Applicant| {
+            let is_full = (asked.busy()).is_some_and(|busy| busy.retry_after_ms >= START_AFTER_MS);
+            is_full || (slow && *asked.state() == ApplicantState::Pending)
+        };
+        wanted
+            && (self.applicant.as_ref().is_some_and(waits)
+                || self.asking.as_ref().is_some_and(|asked| asked.may_start(slow)))
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Asks for sessions by the one-copy path beside requests that wait.
+    pub(crate) fn start_by_one_copy(&mut self, now_ns: u64) {
+        for position in 0..self.applying.len() {
+            let index = self.applying[position].peer;
+            if !self.applying[position].is_slow(now_ns) || self.peers.at(index).outbound.is_some() {
+                continue;
+            }
+            self.applying[position].started = true;
+            let options = ConnectOptions {
+                one_copy: true,
+                ..self.applying[position].options
+            };
+            tracing::info!(to = %self.peers.at(index).data, "it does not land yet: begins by the one-copy path");
+            self.apply(index, &options, now_ns);
+        }
+    }
+
+    /// Takes answers to requests whose senders have begun.
+    pub(crate) fn look_at_pending(&mut self, now_ns: u64) {
+        let mut position = 0;
+        while position < self.applying.len() {
+            let applying = &self.applying[position];
+            let (index, to) = (applying.peer, applying.to);
+            let has_begun = !applying.options.one_copy && self.peers.at(index).outbound.is_some();
+            match has_begun.then(|| self.request_outcome(position)).flatten() {
+                None => position += 1,
+                Some(Ok(grant)) => {
+                    let options = self.no_longer_applying(position, now_ns);
+                    self.succeed(index, &grant, options, now_ns);
+                }
+                Some(Err(error)) if is_passing(&error) => {
+                    self.renew(position, now_ns);
+                    position += 1;
+                }
+                Some(Err(error)) => {
+                    tracing::info!(%to, "messages go on by the one-copy path: {error}");
+                    self.no_longer_applying(position, now_ns);
+                }
+            }
+        }
+    }
+
+    /// A request has run out of patience while its sender has not.
+    fn renew(&mut self, position: usize, now_ns: u64) {
+        let patience = self.applying[position].options.timeout;
+        if let Some(mut asking) = self.applying[position].asking.take() {
+            self.take_back_request(&asking);
+            asking.renew(now_ns, patience);
+            self.applying[position].asking = Some(asking);
+        }
+        if let Some(applicant) = &mut self.applying[position].applicant {
+            self.notices.remember(applicant.request_id().into());
+            *applicant = Applicant::new(*applicant.request(), random_u64() as u32, time(now_ns), patience);
+        }
+    }
+
+    /// A session that lands is granted to a sender that has begun by the one-copy path.
+    fn succeed(&mut self, index: u16, grant: &Grant, options: ConnectOptions, now_ns: u64) {
+        let to = self.peers.at(index).data;
+        let outbound = match self.granted(index, grant, &options, now_ns) {
+            Ok(outbound) => outbound,
+            Err(error) => {
+                tracing::info!(%to, "messages go on by the one-copy path: {error}");
+                return;
+            }
+        };
+        let peer = self.peers.at(index);
+        let next = outbound.terms;
+        // What was loaned is to be sendable, whichever session takes it.
+        let fits = (peer.outbound.as_ref()).is_some_and(|now| {
+            now.terms.layout == next.layout && now.terms.max_message_len <= next.max_message_len
+        });
+        if !fits {
+            tracing::info!(%to, "messages go on by the one-copy path: what was granted has packets of another length");
+            self.end_session_key(index, false, grant.session_key, 0, now_ns);
+            return;
+        }
+        peer.successor = Some(Box::new(Successor { outbound, options }));
+        self.change_over(index, now_ns);
+    }
+
+    /// Has the successor take over as soon as the session before it has nothing under way.
+    pub(crate) fn change_over(&mut self, index: u16, now_ns: u64) {
+        let peer = self.peers.at(index);
+        let Some(outbound) = peer
+            .outbound
+            .as_ref()
+            .filter(|outbound| outbound.unsettled() == 0)
+        else {
+            return;
+        };
+        let key = outbound.terms.key;
+        let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
+        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        self.end_session_key(index, true, key, messages, now_ns);
+    }
+
+    /// The session `before` is over. `false`: it has no successor.
+    pub(crate) fn take_over(&mut self, index: u16, before: Outbound) -> bool {
+        let peer = self.peers.at(index);
+        let Some(successor) = peer.successor.take() else {
+            return false;
+        };
+        let mut outbound = successor.outbound;
+        // What the one let go counts for the other.
+        outbound.rate_limit = before.rate_limit;
+        peer.outbound = Some(outbound);
+        self.counters.sessions_changed_over += 1;
+        tracing::info!(to = %peer.data, "messages land from here on");
+        true
+    }
+
+    /// A successor is not wanted any more.
+    pub(crate) fn end_successor(&mut self, index: u16, now_ns: u64) {
+        if let Some(successor) = self.peers.at(index).successor.take() {
+            self.end_session_key(index, false, successor.outbound.terms.key, 0, now_ns);
+        }
+    }
+
+    /// The receiver has ended the session with this key: if it is the successor's, another one is asked for.
+    pub(crate) fn lost_successor(&mut self, index: u16, key: u64, now_ns: u64) -> bool {
+        let lost = (self.peers.at(index).successor).take_if(|next| next.outbound.terms.key == key);
+        let Some(lost) = lost else { return false };
+        self.notices.remember(key);
+        self.apply(index, &lost.options, now_ns);
+        true
+    }
+
+    /// Says that a successor lives, which has no messages to announce.
+    pub(crate) fn keep_successor(&mut self, index: u16, now_ns: u64) {
+        let Some(next) = &self.peers.at(index).successor else {
+            return;
+        };
+        let (key, first) = (next.outbound.terms.key, next.outbound.terms.first_message);
+        if now_ns.saturating_sub(next.outbound.last_announce_ns) <= KEEPALIVE_NS {
+            return;
+        }
+        let header = LmHeader::Announce {
+            session_key: key,
+            first,
+            entries: 0,
+            sent: 0,
+        };
+        if self.send_packet(index, &header, &[])
+            && let Some(next) = &mut self.peers.at(index).successor
+        {
+            next.outbound.last_announce_ns = now_ns;
+        }
+    }
+
+    /// Credit of a session whose messages do not go yet, or of none.
+    #[cold]
+    pub(crate) fn take_credit_ahead(
+        &mut self,
+        index: u16,
+        from: SocketAddrV4,
+        key: u64,
+        (limit, delivered, announced): (u32, u32, u32),
+        now_ns: u64,
+    ) {
+        let peer = self.peers.at(index);
+        let next = peer.successor.as_mut().map(|next| &mut next.outbound);
+        let Some(next) = next.filter(|next| next.terms.key == key) else {
+            self.reject_for(key, Fault::Key, from);
+            return;
+        };
+        peer.heard_ns = now_ns;
+        match next.credit(limit, delivered, announced, now_ns) {
+            Ok(()) => self.counters.packets_used += 1,
+            Err(_) => self.reject(Fault::Credit, from),
+        }
+    }
+
+    /// A request for a session of a kind is not wanted any more, if there is one.
+    pub(crate) fn withdraw(&mut self, index: u16, one_copy: bool, now_ns: u64) {
+        let Some(position) = self.position_of(index, one_copy) else {
+            return;
+        };
+        let applying = self.applying.swap_remove(position);
+        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
+        if let Some(asking) = &applying.asking {
+            self.take_back_request(asking);
+        }
+        let Some(applicant) = applying.applicant else {
+            return;
+        };
+        let (to, port, request_id) = (applying.to, applying.port, applicant.request_id());
+        self.notices.remember(request_id.into());
+        match applicant.state() {
+            ApplicantState::Granted(grant) => {
+                self.notices.remember(grant.session_key);
+                self.say_farewell(to, port, grant.session_key, 0, now_ns);
+            }
+            ApplicantState::Pending => {
+                self.send_control(port, to, request_id, &ControlMessage::End(End::WITHDRAWN));
+            }
+            _ => {}
+        }
+    }
+
+    /// A grant came that nobody waits for. If it answers a request of ours that was withdrawn meanwhile, its place is given back at
+    /// once.
+    pub(crate) fn return_late_grant(
+        &mut self,
+        port: Port,
+        from: SocketAddrV4,
+        request_id: u32,
+        grant: &Grant,
+        now_ns: u64,
+    ) {
+        let key = grant.session_key;
+        let is_used = self.senders.iter().any(|&index| {
+            let peer = self.peers.at(index);
+            let next = peer.successor.as_ref().map(|next| &next.outbound);
+            (peer.outbound.iter())
+                .chain(next)
+                .any(|outbound| outbound.terms.key == key)
+        });
+        // A repetition of what was used, or has ended, needs nothing.
+        if is_used || self.notices.is_past(key) || !self.notices.is_past(request_id.into()) {
+            return;
+        }
+        // One at a time, whatever the other side makes up.
+        if self.leaving.iter().any(|leaving| leaving.to == from) {
+            return;
+        }
+        self.notices.remember(key);
+        self.say_farewell(from, port, key, 0, now_ns);
+    }
+}
+
+/// Whether asking on may help.
+fn is_passing(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Rejected { reason, .. } => *reason == RejectReason::Busy,
+        ConnectError::Unreachable { .. } | ConnectError::NoDaemon { .. } | ConnectError::Daemon(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,513 @@
+//! Sessions that begin by the one-copy path while the request for one that lands is pending.
+#![cfg(test)]
+
+use std::time::Duration;
+
+use lm_ebpf::SessionAdmission;
+use lm_protocol::control::RejectReason;
+use lm_protocol::geometry::Wire as WireMode;
+
+use super::bed::{Bed, BedConfig, fill, noise};
+use crate::config::{ConnectOptions, Start};
+use crate::error::{ConnectError, LoanError, SendError};
+use crate::notices::Fault;
+use crate::outbound::Outcome;
+use crate::peer::PeerId;
+use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
+
+const LEN_MAX: u64 = 200_000;
+
+const ZERO_COPY: Semantics = Semantics::ZeroCopy(ZeroCopy {
+    batch: 16,
+    ring_len: 64,
+    burst: 64,
+    prefix_len: 12,
+    pad_to: 0,
+    lap: 1,
+});
+
+fn options() -> ConnectOptions {
+    ConnectOptions {
+        max_message_len: LEN_MAX,
+        messages_in_flight: 4,
+        ..ConnectOptions::default()
+    }
+}
+
+fn config(semantics: Semantics) -> BedConfig {
+    BedConfig {
+        wire: WireConfig {
+            semantics: [semantics; 2],
+            ..WireConfig::default()
+        },
+        ..BedConfig::default()
+    }
+}
+
+/// A receiver (host 0) whose places are all taken, and one more sender (the last host).
+struct Crowd {
+    bed: Bed,
+    holders: Vec<PeerId>,
+    late: usize,
+    peer: PeerId,
+    /// Numbers of messages that the late one has sent, and that came.
+    sent: u64,
+    came: u64,
+}
+
+fn payload(number: u64) -> Vec<u8> {
+    noise(number, 2_000 + (number as usize * 37_411) % 190_000)
+}
+
+impl Crowd {
+    fn new(semantics: Semantics) -> Crowd {
+        Crowd::with(&config(semantics))
+    }
+
+    fn with(config: &BedConfig) -> Crowd {
+        // In zero-copy mode one session lands at a time.
+        let places = match config.wire.semantics[0] {
+            Semantics::Copy => SessionAdmission::PLACES as usize,
+            Semantics::ZeroCopy(_) => 1,
+        };
+        let mut bed = Bed::switch(config, places + 2);
+        let holders: Vec<PeerId> = (1..=places)
+            .map(|host| bed.session(host, WireMode::Lm, 20_000))
+            .collect();
+        let late = places + 1;
+        let began_ns = bed.now_ns;
+        let peer = bed.connect(late, &options()).expect("a session");
+        let waited_ns = bed.now_ns - began_ns;
+        assert!(waited_ns < 25_000_000, "{waited_ns} ns");
+        let mut crowd = Crowd {
+            bed,
+            holders,
+            late,
+            peer,
+            sent: 0,
+            came: 0,
+        };
+        assert!(crowd.is_one_copy());
+        crowd
+    }
+
+    fn is_one_copy(&mut self) -> bool {
+        let peer = self.bed.hosts[self.late].peers.at(self.peer.index);
+        peer.outbound.as_ref().expect("a session").terms.one_copy
+    }
+
+    fn has_successor(&mut self) -> bool {
+        let peer = self.bed.hosts[self.late].peers.at(self.peer.index);
+        peer.successor.is_some()
+    }
+
+    /// A round in which the late sender hands a message over if one is taken. What comes is what was sent, once and in order.
+    fn round(&mut self) {
+        match self
+            .bed
+            .try_send(self.late, self.peer, &payload(self.sent), self.sent)
+        {
+            Ok(_) => self.sent += 1,
+            Err(SendError::WouldBlock) => {}
+            Err(error) => panic!("{error}"),
+        }
+        self.idle_round();
+    }
+
+    fn idle_round(&mut self) {
+        self.bed.round();
+        while let Some(message) = self.bed.hosts[0].take_message().expect("no failure") {
+            assert_eq!(message.tag(), self.came);
+            assert!(message[..] == payload(self.came)[..], "message {}", self.came);
+            self.came += 1;
+        }
+        while let Some(completion) = self.bed.hosts[self.late].completions.pop_front() {
+            assert_eq!(completion.outcome, Outcome::Delivered, "{}", completion.tag);
+        }
+    }
+
+    /// Rounds until `is_so`, with messages or without.
+    fn until(&mut self, what: &str, sends: bool, is_so: impl Fn(&mut Crowd) -> bool) {
+        for _ in 0..200_000 {
+            if is_so(self) {
+                return;
+            }
+            match sends {
+                true => self.round(),
+                false => self.idle_round(),
+            }
+        }
+        panic!("never: {what}; {:?}", self.bed.hosts[self.late].counters);
+    }
+
+    /// One of those that were there first goes.
+    fn free_a_place(&mut self) {
+        let now_ns = self.bed.now_ns;
+        self.bed.hosts[1].end_session(self.holders[0].index, now_ns);
+    }
+
+    fn changed_over(&mut self) -> bool {
+        self.bed.hosts[self.late].counters.sessions_changed_over == 1
+    }
+
+    /// Sessions that the receiver has: those that land, and the others.
+    fn sessions(&self) -> (usize, usize) {
+        let landing = self.bed.hosts[0].landing.as_ref().expect("a landing side");
+        let one_copy = landing.sessions.iter().filter(|inbound| inbound.terms.one_copy);
+        let one_copy = one_copy.count();
+        (landing.sessions.iter().count() - one_copy, one_copy)
+    }
+
+    fn end(&mut self) {
+        let now_ns = self.bed.now_ns;
+        self.bed.hosts[self.late].end_session(self.peer.index, now_ns);
+    }
+
+    /// Nothing of the late sender is left anywhere, once so much time has passed.
+    fn check_nothing_is_left(mut self, holders: usize, after: Duration) {
+        self.bed.pass(after);
+        assert_eq!(self.sessions(), (holders, 0));
+        let engine = &mut self.bed.hosts[self.late];
+        assert!(engine.applying.is_empty() && engine.leaving.is_empty() && engine.senders.is_empty());
+        let peer = engine.peers.at(self.peer.index);
+        assert!(peer.outbound.is_none() && peer.successor.is_none() && !peer.applying);
+        // Entries that a loss left unused keep a zone as long as others land beside it.
+        let now_ns = self.bed.now_ns;
+        for (at, holder) in self.holders.iter().enumerate() {
+            self.bed.hosts[at + 1].end_session(holder.index, now_ns);
+        }
+        self.bed.pass(Duration::from_millis(900));
+        for engine in &mut self.bed.hosts {
+            engine.completions.clear();
+        }
+        self.bed.check_memory();
+    }
+}
+
+#[test]
+fn a_message_arrives_before_a_place_is_free_and_later_ones_land() {
+    for semantics in [Semantics::Copy, ZERO_COPY] {
+        let mut crowd = Crowd::new(semantics);
+        let places = crowd.holders.len();
+        crowd.until("messages arrive", true, |crowd| crowd.came >= 5);
+        assert_eq!(crowd.sessions(), (places, 1));
+        assert_eq!(crowd.bed.hosts[0].counters.landing_packets, 0);
+        assert!(crowd.bed.hosts[0].counters.fragments_one_copy > 100);
+        // However long it takes: the request is made on.
+        crowd.bed.pass(Duration::from_secs(4));
+        crowd.until("messages arrive", true, |crowd| crowd.came >= 10);
+        assert_eq!(crowd.sessions(), (places, 1));
+
+        crowd.free_a_place();
+        crowd.until("it changes over", true, Crowd::changed_over);
+        let (sent, one_copy) = (crowd.sent, crowd.bed.hosts[0].counters.fragments_one_copy);
+        let late = crowd.late;
+        assert_eq!(crowd.bed.hosts[late].counters.messages_one_copy, sent);
+        crowd.until("messages land", true, |crowd| crowd.came >= sent + 20);
+        crowd.until("all came", false, |crowd| crowd.came == crowd.sent);
+        let receiver = &crowd.bed.hosts[0].counters;
+        assert_eq!(receiver.fragments_one_copy, one_copy);
+        assert!(receiver.landing_packets > 500);
+        assert_eq!(receiver.sessions_one_copy, 1);
+        assert_eq!(receiver.violations.total(), 0);
+        assert_eq!(crowd.bed.hosts[late].counters.messages_one_copy, sent);
+        crowd.until("its first session ends", false, |crowd| {
+            crowd.sessions() == (crowd.holders.len(), 0)
+        });
+        crowd.end();
+        crowd.check_nothing_is_left(places - 1, Duration::from_millis(900));
+    }
+}
+
+/// What was loaned before is sent after, and lands.
+#[test]
+fn a_region_outlives_the_change() {
+    let mut crowd = Crowd::new(Semantics::Copy);
+    let (late, peer) = (crowd.late, crowd.peer);
+    crowd.until("a message arrives", true, |crowd| crowd.came >= 1);
+    let mut region = crowd.bed.hosts[late].loan(peer, 50_000).expect("a region");
+    fill(&mut region, &noise(77, 50_000));
+    crowd.free_a_place();
+    crowd.until("it changes over", false, Crowd::changed_over);
+    let now_ns = crowd.bed.now_ns;
+    let one_copy = crowd.bed.hosts[0].counters.fragments_one_copy;
+    assert!(crowd.bed.hosts[late].submit(region, 77, now_ns).is_ok());
+    assert!(crowd.bed.recv(0)[..] == noise(77, 50_000)[..]);
+    assert_eq!(crowd.bed.hosts[0].counters.fragments_one_copy, one_copy);
+    assert_eq!(crowd.bed.completion(late).outcome, Outcome::Delivered);
+}
+
+#[test]
+fn who_wants_to_wait_waits() {
+    for timeout in [200, 500] {
+        let mut bed = Crowd::new(Semantics::Copy).bed;
+        let late = bed.hosts.len() - 1;
+        let wait = ConnectOptions {
+            start: Start::WhenGranted,
+            timeout: Duration::from_millis(timeout),
+            ..options()
+        };
+        let sessions = bed.hosts[0].counters.sessions_one_copy;
+        let refused = bed.connect(late, &wait);
+        let is_busy = |error: &ConnectError| {
+            matches!(
+                error,
+                ConnectError::Rejected {
+                    reason: RejectReason::Busy,
+                    ..
+                }
+            )
+        };
+        assert!(refused.as_ref().is_err_and(is_busy), "{refused:?}");
+        assert_eq!(bed.hosts[0].counters.sessions_one_copy, sessions);
+    }
+}
+
+/// What is refused for good is refused at once, and no other session is asked for.
+#[test]
+fn a_refusal_is_no_waiting() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let large = ConnectOptions {
+        max_message_len: 1 << 40,
+        ..ConnectOptions::default()
+    };
+    let refused = bed.connect(0, &large);
+    assert!(
+        matches!(
+            refused,
+            Err(ConnectError::Rejected {
+                reason: RejectReason::TooLarge,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert!(bed.hosts[0].applying.is_empty());
+    // Who is granted a session at once has one, and no more.
+    let peer = bed.session(0, WireMode::Lm, 20_000);
+    bed.exchange(0, peer, &noise(1, 20_000));
+    assert_eq!(bed.hosts[1].counters.sessions_granted, 1);
+    assert_eq!(bed.hosts[1].counters.sessions_one_copy, 0);
+}
+
+/// Loss, duplication and reordering of everything, from the first request to the last farewell.
+#[test]
+fn the_change_survives_a_bad_link() {
+    for seed in 0..12 {
+        // Eighteen hosts take long.
+        let semantics = if seed % 6 == 0 { Semantics::Copy } else { ZERO_COPY };
+        let mut crowd = Crowd::with(&BedConfig {
+            lease: Duration::from_secs(1),
+            ..config(semantics)
+        });
+        let late = crowd.late;
+        let places = crowd.holders.len();
+        for from in [0, late] {
+            let impairments = Impairments {
+                seed: seed * 2 + u64::from(from == 0),
+                loss_ppm: 60_000,
+                duplicate_ppm: 60_000,
+                duplicate_delay_max_ns: 3_000_000,
+                reorder_ppm: 60_000,
+                reorder_packets_max: 5,
+                reorder_hold_max_ns: 1_000_000,
+                ..Impairments::default()
+            };
+            crowd.bed.wire.impair(from, impairments);
+        }
+        crowd.until("messages arrive", true, |crowd| crowd.came >= 3);
+        crowd.free_a_place();
+        crowd.until("it changes over", true, Crowd::changed_over);
+        let sent = crowd.sent;
+        crowd.until("messages land", true, |crowd| crowd.came >= sent + 5);
+        crowd.until("all came", false, |crowd| crowd.came == crowd.sent);
+        for from in [0, late] {
+            crowd.bed.wire.impair(from, Impairments::default());
+        }
+        crowd.end();
+        // A farewell that nobody hears leaves the rest to the lease.
+        crowd.check_nothing_is_left(places - 1, Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_receiver_that_dies_leaves_nothing_here() {
+    for granted in [false, true] {
+        let mut crowd = Crowd::new(Semantics::Copy);
+        let late = crowd.late;
+        crowd.until("a message arrives", true, |crowd| crowd.came >= 1);
+        if granted {
+            hold_fragments(&mut crowd);
+            crowd.free_a_place();
+            crowd.until("a grant", false, Crowd::has_successor);
+        } else {
+            crowd.round();
+        }
+        crowd.bed.wire.set_filter(|from, _| from != 0);
+        crowd.bed.pass(Duration::from_secs(12));
+        let engine = &mut crowd.bed.hosts[late];
+        assert!(engine.applying.is_empty() && engine.senders.is_empty() && engine.leaving.is_empty());
+        assert_eq!(
+            engine.loan(crowd.peer, LEN_MAX).unwrap_err(),
+            LoanError::NoSession
+        );
+        let completions: Vec<_> = engine.completions.drain(..).collect();
+        assert!(!completions.is_empty());
+        let lost = |outcome: &Outcome| matches!(outcome, Outcome::TimedOut | Outcome::SessionEnded);
+        assert!(completions.iter().all(|completion| lost(&completion.outcome)));
+        crowd.bed.check_memory_of(late);
+    }
+}
+
+/// Fragments of the late sender do not pass, so that its session is not drained.
+fn hold_fragments(crowd: &mut Crowd) {
+    let late = crowd.late;
+    crowd
+        .bed
+        .wire
+        .set_filter(move |from, packet| from != late || packet.len() < 1000);
+    let sent = crowd.sent;
+    crowd.until("it sends", true, |crowd| crowd.sent > sent);
+}
+
+#[test]
+fn a_sender_that_closes_takes_no_place() {
+    // Before there is a place.
+    let mut crowd = Crowd::new(Semantics::Copy);
+    let places = crowd.holders.len();
+    crowd.until("a message arrives", true, |crowd| crowd.came >= 1);
+    crowd.until("all came", false, |crowd| crowd.came == crowd.sent);
+    crowd.end();
+    crowd.free_a_place();
+    crowd.check_nothing_is_left(places - 1, Duration::from_millis(900));
+
+    // While a grant is on its way, and with the word that none is wanted lost.
+    for is_lost in [false, true] {
+        let mut crowd = Crowd::new(Semantics::Copy);
+        let late = crowd.late;
+        crowd.free_a_place();
+        let granted = crowd.bed.hosts[0].counters.sessions_granted;
+        crowd.until("a grant", false, |crowd| {
+            crowd.bed.hosts[0].counters.sessions_granted > granted
+        });
+        assert!(crowd.is_one_copy() && !crowd.has_successor());
+        crowd.bed.wire.set_filter(move |from, _| !is_lost || from != late);
+        crowd.end();
+        crowd.bed.wire.set_filter(|_, _| true);
+        crowd.check_nothing_is_left(places - 1, Duration::from_millis(900));
+    }
+
+    // With a grant, while messages are under way by the one-copy path.
+    let mut crowd = Crowd::new(Semantics::Copy);
+    hold_fragments(&mut crowd);
+    crowd.free_a_place();
+    crowd.until("a grant", false, Crowd::has_successor);
+    assert_eq!(crowd.sessions(), (places, 1));
+    crowd.end();
+    crowd.bed.hosts[crowd.late].completions.clear();
+    crowd.bed.wire.set_filter(|_, _| true);
+    crowd.bed.pass(Duration::from_millis(900));
+    assert!(crowd.bed.hosts[0].take_message().is_err(), "what was under way");
+    crowd.check_nothing_is_left(places - 1, Duration::from_millis(1));
+}
+
+/// While it waits for its turn it does not lose its place, and no message is taken.
+#[test]
+fn a_granted_session_lives_until_it_is_used() {
+    let mut crowd = Crowd::with(&BedConfig {
+        lease: Duration::from_millis(1500),
+        message_timeout: Duration::from_secs(30),
+        ..BedConfig::default()
+    });
+    let places = crowd.holders.len();
+    hold_fragments(&mut crowd);
+    crowd.free_a_place();
+    crowd.until("a grant", false, Crowd::has_successor);
+    crowd.bed.pass(Duration::from_secs(5));
+    assert!(crowd.has_successor());
+    assert_eq!(crowd.sessions(), (places, 1));
+    let refused = crowd
+        .bed
+        .try_send(crowd.late, crowd.peer, &payload(crowd.sent), crowd.sent);
+    assert_eq!(refused, Err(SendError::WouldBlock));
+    crowd.bed.wire.set_filter(|_, _| true);
+    crowd.until("it changes over", false, Crowd::changed_over);
+    let sent = crowd.sent;
+    crowd.until("messages land", true, |crowd| crowd.came > sent + 3);
+}
+
+/// A grant that its receiver takes back before it is used is asked for again.
+#[test]
+fn a_granted_session_that_ends_is_asked_for_again() {
+    let mut crowd = Crowd::new(Semantics::Copy);
+    let late = crowd.late;
+    hold_fragments(&mut crowd);
+    crowd.free_a_place();
+    crowd.until("a grant", false, Crowd::has_successor);
+    let peer = crowd.bed.hosts[late].peers.at(crowd.peer.index);
+    let key = peer.successor.as_ref().expect("a successor").outbound.terms.key;
+    crowd.bed.hosts[0].abort_session(key, Fault::Stalled);
+    crowd.until("it is lost", false, |crowd| !crowd.has_successor());
+    assert!(crowd.is_one_copy());
+    crowd.bed.wire.set_filter(|_, _| true);
+    crowd.until("it changes over", true, Crowd::changed_over);
+    let sent = crowd.sent;
+    crowd.until("messages land", true, |crowd| crowd.came > sent + 3);
+    assert_eq!(crowd.bed.hosts[late].counters.messages_failed, 0);
+}
+
+/// The session by the one-copy path is lost, and the one that was granted goes on: only what was under way is.
+#[test]
+fn a_granted_session_replaces_one_that_is_lost() {
+    let mut crowd = Crowd::new(Semantics::Copy);
+    let late = crowd.late;
+    hold_fragments(&mut crowd);
+    crowd.free_a_place();
+    crowd.until("a grant", false, Crowd::has_successor);
+    let peer = crowd.bed.hosts[late].peers.at(crowd.peer.index);
+    let key = peer.outbound.as_ref().expect("a session").terms.key;
+    crowd.bed.hosts[0].abort_session(key, Fault::Stalled);
+    crowd.bed.wire.set_filter(|_, _| true);
+    for _ in 0..10_000 {
+        if crowd.changed_over() {
+            break;
+        }
+        crowd.bed.round();
+    }
+    let lost: Vec<_> = crowd.bed.hosts[late].completions.drain(..).collect();
+    assert!(!lost.is_empty());
+    assert!(
+        lost.iter()
+            .all(|completion| completion.outcome == Outcome::SessionEnded)
+    );
+    while crowd.bed.hosts[0].take_message().is_err() {}
+    crowd.came = crowd.sent;
+    let sent = crowd.sent;
+    crowd.until("messages land", true, |crowd| crowd.came > sent + 3);
+    assert!(crowd.bed.hosts[0].counters.landing_packets > 0);
+}
+
+/// What limits the rate limits both sessions together.
+#[test]
+fn the_rate_limit_goes_over() {
+    let mut crowd = Crowd::new(Semantics::Copy);
+    let late = crowd.late;
+    let rated = ConnectOptions {
+        rate: std::num::NonZeroU64::new(50_000_000),
+        ..options()
+    };
+    crowd.peer = crowd.bed.connect(late, &rated).expect("a session");
+    crowd.until("a message arrives", true, |crowd| crowd.came >= 1);
+    crowd.free_a_place();
+    crowd.until("it changes over", true, Crowd::changed_over);
+    let (began_ns, bytes) = (crowd.bed.now_ns, crowd.bed.hosts[0].counters.bytes_received);
+    let sent = crowd.sent;
+    crowd.until("messages land", true, |crowd| crowd.came >= sent + 10);
+    let bits = 8 * (crowd.bed.hosts[0].counters.bytes_received - bytes);
+    let seconds = (crowd.bed.now_ns - began_ns) as f64 / 1e9;
+    // Five packets of a burst more.
+    assert!(
+        bits as f64 <= 50e6 * seconds + 5.0 * 1500.0 * 8.0,
+        "{bits} bits in {seconds} s"
+    );
+}
