@@ -240,17 +240,14 @@ fn one_receiver_in_the_cluster_under_exclusive() {
     let mut here = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
     let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
     // A voter that has just started abstains: it may have promised something in its life before.
-    let granted = (0..50).find_map(|_| {
-        let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
-        match sender.outcome(ticket) {
-            Outcome::Granted(_) => Some(ticket),
-            _ => {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-                None
-            }
+    let mut ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+    wait_until("granted after the voter's silence", || {
+        let is_granted = matches!(sender.outcome(ticket), Outcome::Granted(_));
+        if !is_granted {
+            ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
         }
+        is_granted
     });
-    let ticket = granted.expect("granted after the voter's silence");
     assert!(matches!(here.event(), Event::Opened { .. }));
     // Everybody knows, so nobody asks: neither the same receiver nor another one.
     wait_until("the sender's host knows", || {

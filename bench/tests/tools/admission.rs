@@ -197,27 +197,32 @@ fn kernel_says(tool: &Tool, field: &str) -> String {
     line.unwrap().split_whitespace().nth(1).unwrap().to_owned()
 }
 
-#[test]
-fn a_transfer_without_privileges() {
-    let Some(hosts) = Hosts::new(USER) else { return };
-    const LEN: usize = 64 << 20;
-    let file = hosts.bed.file("file", LEN);
-    let out = hosts.directory("out").join("file");
-    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
-    assert_eq!(kernel_says(&receiver, "Uid:"), USER.to_string());
-    assert_eq!(kernel_says(&receiver, "CapEff:"), "0000000000000000");
+/// A file of `len` bytes lands at a receiver that was started for it.
+fn a_file_lands(hosts: &Hosts, receiver: Tool, len: usize) {
+    let file = hosts.bed.file("file", len);
     // What is counted is what lands.
     let sent = hosts.send(&["--wait-for-grant", file.to_str().unwrap()]).end();
     sent.expect_code(0);
     let received = receiver.end();
     received.expect_code(0);
-    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    let came = fs::read(hosts.bed.path("out").join("file")).unwrap();
+    assert!(came == content(len), "the bytes differ");
     for report in [sent.json(), received.json()] {
-        assert_eq!(report["bytes"], LEN);
+        assert_eq!(report["bytes"], len);
         assert_eq!(report["mode"], "copy-native");
         // By the landing queue, and not by the kernel's socket.
         assert_eq!(report["user_copied_bytes"], 0, "{report}");
     }
+}
+
+#[test]
+fn a_transfer_without_privileges() {
+    let Some(hosts) = Hosts::new(USER) else { return };
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    assert_eq!(kernel_says(&receiver, "Uid:"), USER.to_string());
+    assert_eq!(kernel_says(&receiver, "CapEff:"), "0000000000000000");
+    a_file_lands(&hosts, receiver, 64 << 20);
     hosts.wait_until_nothing_is_left();
 }
 
@@ -229,20 +234,9 @@ fn a_transfer_with_jumbo_frames() {
         bed.ip(host, &format!("link set {INTERFACE} mtu 9000"));
     }
     let Some(hosts) = Hosts::on(bed, USER) else { return };
-    const LEN: usize = 16 << 20;
-    let file = hosts.bed.file("file", LEN);
     let out = hosts.directory("out").join("file");
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
-    // What is counted is what lands.
-    let sent = hosts.send(&["--wait-for-grant", file.to_str().unwrap()]).end();
-    sent.expect_code(0);
-    let received = receiver.end();
-    received.expect_code(0);
-    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
-    for report in [sent.json(), received.json()] {
-        assert_eq!(report["mode"], "copy-native");
-        assert_eq!(report["user_copied_bytes"], 0, "{report}");
-    }
+    a_file_lands(&hosts, receiver, 16 << 20);
     hosts.wait_until_nothing_is_left();
 }
 

@@ -110,6 +110,15 @@ impl Over<'_> {
     pub fn other(&self) -> bool {
         self.other.load(Ordering::Acquire)
     }
+
+    /// Waits until the other side is done; `false`: it is not, after `limit`.
+    pub fn wait_for_other(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while !self.other() && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.other()
+    }
 }
 
 impl Drop for Over<'_> {
