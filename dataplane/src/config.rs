@@ -228,9 +228,9 @@ impl Default for EndpointConfig {
 /// When a sender that asked for a session that lands begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// While the request is pending, where there is no place or no answer for 25 ms: by the one-copy path, whose fragments the receiving host copies once.
-    /// The request is made on, and when it is granted, messages land: those that are handed over when all before them are
-    /// settled. [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. Not with `ipfrag`.
+    /// While the request is pending, where there is no place or no answer for 25 ms: by the one-copy path, whose fragments the
+    /// receiving host copies once. The request is made on, and when it is granted, messages land: those that are handed over when all
+    /// before them are settled. [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. Not with `ipfrag`.
     #[default]
     WhilePending,
     /// When the session is granted. If that takes longer than the time limit, it is an error.

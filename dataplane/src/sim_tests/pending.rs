@@ -337,9 +337,7 @@ fn a_receiver_that_dies_leaves_nothing_here() {
         let late = crowd.late;
         crowd.until("a message arrives", true, |crowd| crowd.came >= 1);
         if granted {
-            hold_fragments(&mut crowd);
-            crowd.free_a_place();
-            crowd.until("a grant", false, Crowd::has_successor);
+            grant_while_it_sends(&mut crowd);
         } else {
             crowd.round();
         }
@@ -368,6 +366,13 @@ fn hold_fragments(crowd: &mut Crowd) {
         .set_filter(move |from, packet| from != late || packet.len() < 1000);
     let sent = crowd.sent;
     crowd.until("it sends", true, |crowd| crowd.sent > sent);
+}
+
+/// A place gets free while the late sender's messages are under way and stay so.
+fn grant_while_it_sends(crowd: &mut Crowd) {
+    hold_fragments(crowd);
+    crowd.free_a_place();
+    crowd.until("a grant", false, Crowd::has_successor);
 }
 
 #[test]
@@ -399,9 +404,7 @@ fn a_sender_that_closes_takes_no_place() {
 
     // With a grant, while messages are under way by the one-copy path.
     let mut crowd = Crowd::new(Semantics::Copy);
-    hold_fragments(&mut crowd);
-    crowd.free_a_place();
-    crowd.until("a grant", false, Crowd::has_successor);
+    grant_while_it_sends(&mut crowd);
     assert_eq!(crowd.sessions(), (places, 1));
     crowd.end();
     crowd.bed.hosts[crowd.late].completions.clear();
@@ -420,9 +423,7 @@ fn a_granted_session_lives_until_it_is_used() {
         ..BedConfig::default()
     });
     let places = crowd.holders.len();
-    hold_fragments(&mut crowd);
-    crowd.free_a_place();
-    crowd.until("a grant", false, Crowd::has_successor);
+    grant_while_it_sends(&mut crowd);
     crowd.bed.pass(Duration::from_secs(5));
     assert!(crowd.has_successor());
     assert_eq!(crowd.sessions(), (places, 1));
@@ -441,9 +442,7 @@ fn a_granted_session_lives_until_it_is_used() {
 fn a_granted_session_that_ends_is_asked_for_again() {
     let mut crowd = Crowd::new(Semantics::Copy);
     let late = crowd.late;
-    hold_fragments(&mut crowd);
-    crowd.free_a_place();
-    crowd.until("a grant", false, Crowd::has_successor);
+    grant_while_it_sends(&mut crowd);
     let peer = crowd.bed.hosts[late].peers.at(crowd.peer.index);
     let key = peer.successor.as_ref().expect("a successor").outbound.terms.key;
     crowd.bed.hosts[0].abort_session(key, Fault::Stalled);
@@ -461,9 +460,7 @@ fn a_granted_session_that_ends_is_asked_for_again() {
 fn a_granted_session_replaces_one_that_is_lost() {
     let mut crowd = Crowd::new(Semantics::Copy);
     let late = crowd.late;
-    hold_fragments(&mut crowd);
-    crowd.free_a_place();
-    crowd.until("a grant", false, Crowd::has_successor);
+    grant_while_it_sends(&mut crowd);
     let peer = crowd.bed.hosts[late].peers.at(crowd.peer.index);
     let key = peer.outbound.as_ref().expect("a session").terms.key;
     crowd.bed.hosts[0].abort_session(key, Fault::Stalled);
