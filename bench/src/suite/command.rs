@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use lm_core_distance::{Distances, REPEATS};
+use lm_core_distance::{Distances, PATIENCE, REPEATS};
 
 use super::bare;
 use super::catalogue::{self, Entry, How, On};
@@ -77,8 +77,8 @@ pub struct MeasureArgs {
     /// Keep round trips as HdrHistogram's .hgrm files in this folder
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
-    /// Where both hosts are on one machine: before each round wait up to half a minute until the two cores are near, and measure a round
-    /// again, three times at most, under which they moved. A virtual machine's cores do
+    /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, and repeat it, three
+    /// times at most, when they moved meanwhile. A virtual machine's cores do
     #[arg(long)]
     near_cores: bool,
     /// Something to be told with the results: what else the machine did, for example
@@ -348,15 +348,7 @@ impl Run {
         }
         let mut failures = Failures::new();
         for at in 0..rounds {
-            for repeat in 0..=REPEATS {
-                let before = self.distances.wait();
-                let measured = self.round(bench, entries, rows, (at, rounds), extent, &mut failures);
-                if self.distances.held(before) || repeat == REPEATS {
-                    measured.into_iter().for_each(|one| self.keep(one));
-                    break;
-                }
-                eprintln!("lm-bench: the cores moved, round {} once more", at + 1);
-            }
+            self.round(bench, entries, rows, (at, rounds), extent, &mut failures);
         }
     }
 
@@ -369,8 +361,7 @@ impl Run {
         (at, rounds): (u32, u32),
         extent: Extent,
         failures: &mut Failures<'a>,
-    ) -> Vec<Measured<'a>> {
-        let mut all = Vec::new();
+    ) {
         for &(what, size) in rows {
             let mut order: Vec<&Entry> = entries
                 .iter()
@@ -392,11 +383,10 @@ impl Run {
                     entry.id
                 );
                 // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
-                let measured = bench
-                    .measure(entry, what, size, at, extent)
-                    .or_else(|_| bench.measure(entry, what, size, at, extent));
+                let measured = (self.measure(bench, entry, what, size, at, extent))
+                    .or_else(|_| self.measure(bench, entry, what, size, at, extent));
                 match measured {
-                    Ok((round, histogram)) => all.push(Measured {
+                    Ok((round, histogram)) => self.keep(Measured {
                         what,
                         entry,
                         size,
@@ -412,7 +402,27 @@ impl Run {
                 }
             }
         }
-        all
+    }
+
+    /// One measurement, on near cores if may be: they move about within seconds.
+    fn measure(
+        &mut self,
+        bench: &mut Bench,
+        entry: &Entry,
+        what: What,
+        size: u64,
+        at: u32,
+        extent: Extent,
+    ) -> Result<(Round, Option<LatencyHistogram>), Failure> {
+        let mut repeat = 0;
+        loop {
+            let before = self.distances.wait();
+            let measured = bench.measure(entry, what, size, at, extent)?;
+            if self.distances.held(before) || repeat == REPEATS {
+                return Ok(measured);
+            }
+            repeat += 1;
+        }
     }
 
     fn keep(&mut self, measured: Measured<'_>) {
@@ -534,9 +544,12 @@ fn caveats(args: &MeasureArgs, bench: &Bench, distances: &Distances) -> Vec<Stri
     });
     if args.near_cores && most > 0.0 {
         say(&format!(
-            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back) in the {} rounds under which they stayed; a \
-             round waited up to half a minute for near cores, and was measured again, {REPEATS} times at most, when they moved.",
-            distances.rounds.len()
+            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back) in the {} measurements under which they stayed, \
+             and two threads of one core of the machine below in {}; each measurement waited up to {} s for near cores, and was repeated, \
+             {REPEATS} times at most, when they moved.",
+            distances.rounds.len(),
+            distances.shared,
+            PATIENCE.as_secs()
         ));
     }
     let plain = bench.pair(On::Plain);
