@@ -133,6 +133,7 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
             mode: arguments.mode,
             json: arguments.json.clone(),
             console: arguments.console.clone(),
+            reports: None,
         });
     }
     let mut selection: Vec<String> = arguments

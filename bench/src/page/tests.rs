@@ -215,6 +215,64 @@ fn the_papers_evaluation_is_beside_ours() {
     assert!(without(&alone) > without(&page) && without(&page) > 0);
 }
 
+/// The paper's interrupts: what holds them back sleeps, what polls spins, and each place has a file for each command.
+#[test]
+fn the_papers_interrupts_are_compared_between_files() {
+    let file = |place: &str, command: &str, lm: &str, sizes: [u64; 2]| {
+        let mut report = measured(place, 1500);
+        report["command"] = json!(command);
+        report["links"][0]["mode"] = json!("native zero-copy");
+        report["systems"][0]["id"] = json!(lm);
+        // Only what that command measures.
+        let rows = report["rows"].as_array().unwrap().iter();
+        let mut rows: Vec<Value> = rows.filter(|row| row["what"] == command).cloned().collect();
+        for row in &mut rows {
+            if row["system"] == "lm" {
+                row["system"] = json!(lm);
+            }
+        }
+        if command == "latency" {
+            let more: Vec<Value> = rows.clone();
+            rows.iter_mut().for_each(|row| row["size"] = json!(sizes[0]));
+            rows.extend(more.into_iter().map(|mut row| {
+                row["size"] = json!(sizes[1]);
+                row
+            }));
+        }
+        report["rows"] = json!(rows);
+        report
+    };
+    let mut files = Vec::new();
+    for (place, lm) in [
+        ("igb (emulated)", "lm-sleeping"),
+        ("igb (emulated), coalescing", "lm-sleeping"),
+        ("igb (emulated), polling", "lm"),
+    ] {
+        for command in ["latency", "throughput"] {
+            files.push(file(place, command, lm, [64, 7168]));
+        }
+    }
+    let absent = |page: &str, row: &str| {
+        let from = page.find(row).unwrap_or_else(|| panic!("no row {row}"));
+        // The paper's row, then ours.
+        let rows: Vec<&str> = page[from..].split("</tr>").take(2).collect();
+        rows.concat().matches("not measured").count()
+    };
+    let page = page_of(&files);
+    for row in [
+        "interrupt coalescing over polling",
+        "<td>igb, emulated",
+        "LM here, igb (emulated)",
+    ] {
+        assert_eq!(absent(&page, row), 0, "{row}");
+    }
+    assert!(page.contains("native zero-copy"));
+    // A spinning LM is no measurement of coalescing.
+    files[2] = file("igb (emulated), coalescing", "latency", "lm", [64, 7168]);
+    let page = page_of(&files);
+    assert_eq!(absent(&page, "interrupt coalescing over polling"), 2);
+}
+
 #[test]
 fn files_of_another_kind_are_refused_in_one_line() {
     let mut newer = measured("veth", 1500);

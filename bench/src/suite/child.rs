@@ -15,11 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use super::bare::BareSpec;
 use super::end::Spec;
+use super::host::{LINK, await_link};
 use super::tools::ToolSpec;
 use crate::cli::{Failure, chain};
 
-/// How long a program may take to say that it is ready.
-const READY: Duration = Duration::from_secs(10);
+/// How long a program may take to say that it is ready, its card's link included.
+const READY: Duration = Duration::from_secs(10 + LINK.as_secs());
 /// How long a program that was asked to end may take.
 const ENDING: Duration = Duration::from_secs(2);
 
@@ -99,6 +100,8 @@ impl Running {
         core: u32,
         limit: Duration,
     ) -> Result<Running, Failure> {
+        let (Place::Near(interface) | Place::Far(interface)) = place;
+        await_link(interface)?;
         let (program, words) = launch.words(place, limit)?;
         let mut command = Command::new(&program);
         command
@@ -136,6 +139,7 @@ impl Running {
         };
         if matches!(place, Place::Far(_)) {
             running.await_ready(launch)?;
+            await_link(interface)?;
         }
         Ok(running)
     }
@@ -158,7 +162,7 @@ impl Running {
                 return Err(self.failure("it ended before it was ready"));
             }
             if Instant::now() > limit {
-                return Err(self.failure("it is not ready after 10 s"));
+                return Err(self.failure(&format!("it is not ready after {} s", READY.as_secs())));
             }
             thread::sleep(Duration::from_millis(1));
         }

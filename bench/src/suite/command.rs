@@ -10,7 +10,7 @@ use lm_core_distance::{Distances, PATIENCE, REPEATS};
 
 use super::bare;
 use super::catalogue::{self, Entry, How, On};
-use super::measure::{self, Addresses, Bench, Extent, SHORT};
+use super::measure::{Addresses, Bench, Extent, SHORT};
 use super::output;
 use super::schema::{Absent, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
@@ -481,9 +481,7 @@ impl Run {
                 How::Bare(_) => format!("{}; {}", bench.recipe(entry).title(), entry.configuration),
                 _ => entry.configuration.to_owned(),
             },
-            link: bench
-                .pair(entry.on)
-                .map_or_else(|_| String::new(), |pair| pair.link(measure::mode(entry.on)).name),
+            link: bench.link_name(entry.on),
         });
         let mtu = bench.main.near.mtu.min(bench.main.far.mtu);
         let mut settings: BTreeMap<String, String> = [

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lm_dataplane::interface::Interface;
 use serde::{Deserialize, Serialize};
@@ -10,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::end::offload;
 use super::schema::{Host, Link};
 use crate::cli::{Failure, chain};
+
+/// How long an interface may take to have its link again.
+pub(super) const LINK: Duration = Duration::from_secs(15);
 
 /// Offloads that a report tells, by `ethtool -k`'s names, with the commands that ask for them (`include/uapi/linux/ethtool.h`).
 const OFFLOADS: [(&str, u32); 5] = [
@@ -108,6 +113,23 @@ impl LinkEnd {
     pub(super) fn is_virtual(&self) -> bool {
         self.virtual_link
     }
+}
+
+/// Waits until an interface has its link: many cards begin anew when an XDP program comes or goes, and lose what is sent meanwhile.
+pub(super) fn await_link(interface: &str) -> Result<(), Failure> {
+    let carrier = format!("/sys/class/net/{interface}/carrier");
+    let limit = Instant::now() + LINK;
+    // Of an interface that is down it cannot be read.
+    while read(&carrier).as_deref() != Some("1") {
+        if Instant::now() > limit {
+            return Err(Failure::new(format!(
+                "{interface} has no link after {} s; see what ip link says of it",
+                LINK.as_secs()
+            )));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Receive packet steering of a device's queues that is on: `queue 0: 2`.

@@ -1,6 +1,6 @@
 //! One measurement: a program on each host, from the far one's start to both reports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::bare::{BareSpec, Recipe};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
 use super::end::{Outcome, Spec, Task, Transport};
-use super::host::LinkEnd;
+use super::host::{LINK, LinkEnd};
 use super::schema::{LatencyRound, Link, Round, TransferRound, What};
 use super::serve::{Far, Hello};
 use super::statistics::Median;
@@ -21,8 +21,8 @@ use crate::link::interface_towards;
 const PORT: u16 = 7172;
 /// Length of the round trips' messages beside a load.
 pub(super) const SHORT: u64 = 64;
-/// Time for everything but what is measured: start, connections, warm-up of slow round trips.
-const SET_UP: Duration = Duration::from_secs(15);
+/// Time for everything but what is measured: start, the link, connections, warm-up of slow round trips.
+const SET_UP: Duration = Duration::from_secs(15 + LINK.as_secs());
 
 /// The two ends of a link.
 pub(super) struct Pair {
@@ -80,6 +80,8 @@ pub(super) struct Bench {
     pub(super) here: Hello,
     /// The best way of each system on bare AF_XDP.
     recipes: BTreeMap<&'static str, Recipe>,
+    /// How AF_XDP has moved LM's packets, as its ends have told.
+    modes: BTreeSet<String>,
 }
 
 /// Addresses of the other host.
@@ -107,6 +109,7 @@ impl Bench {
             core,
             here: Hello::of_this_host(core),
             recipes: BTreeMap::new(),
+            modes: BTreeSet::new(),
         })
     }
 
@@ -162,12 +165,27 @@ impl Bench {
         let mut links: Vec<Link> = Vec::new();
         for entry in entries {
             let Ok(pair) = self.pair(entry.on) else { continue };
-            let link = pair.link(mode(entry.on));
+            let link = pair.link(&self.mode(entry.on));
             if !links.iter().any(|known| known.interface == link.interface) {
                 links.push(link);
             }
         }
         links
+    }
+
+    /// How AF_XDP moves packets on a link: bare programs copy, LM takes what the driver has.
+    fn mode(&self, on: On) -> String {
+        match on {
+            On::Main if self.modes.is_empty() => "native copy".to_owned(),
+            On::Main => self.modes.iter().cloned().collect::<Vec<_>>().join(" and "),
+            _ => "none".to_owned(),
+        }
+    }
+
+    /// What a system's link is called.
+    pub(super) fn link_name(&self, on: On) -> String {
+        self.pair(on)
+            .map_or_else(|_| String::new(), |pair| pair.link("").name)
     }
 
     /// Measures once. The histogram is there for round trips of our own ends.
@@ -204,6 +222,8 @@ impl Bench {
                 } else {
                     outcome(&there)?
                 };
+                self.modes.extend(here.mode.clone());
+                self.modes.extend(there.mode.clone());
                 Ok(self.round(what, at, &here, &there))
             }
             How::Bare(sockets) => {
@@ -376,13 +396,5 @@ fn task(what: What, extent: Extent) -> Task {
             rate: extent.bit_rate,
             spare: what == What::Cpu,
         },
-    }
-}
-
-/// What AF_XDP may do on a link.
-pub(super) fn mode(on: On) -> &'static str {
-    match on {
-        On::Main => "native copy",
-        _ => "none",
     }
 }

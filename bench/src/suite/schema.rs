@@ -75,7 +75,8 @@ pub struct Link {
     pub driver: String,
     /// Largest IP packet in bytes.
     pub mtu: u32,
-    /// What AF_XDP can do there: `native copy`, `native zero-copy`, `generic copy`, or `none` where no AF_XDP ran.
+    /// How AF_XDP moved packets there: `native copy`, `native zero-copy`, `generic copy`, several joined by `and`, or `none` where no
+    /// AF_XDP ran.
     pub mode: String,
     /// Receive queues.
     pub queues: u32,

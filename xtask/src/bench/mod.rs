@@ -69,6 +69,11 @@ enum Suite {
         /// Also keep everything, with every single sample, in this file.
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Measure what `lm-bench report` shows of the paper's evaluation on igb instead, with interrupts as the driver has them, held
+        /// back, and not; keep a file for each command of lm-bench in this folder. Takes some seven minutes, more on a
+        /// busy machine, whose figures are worth nothing.
+        #[arg(long, value_name = "FOLDER")]
+        paper: Option<PathBuf>,
     },
 }
 
@@ -394,10 +399,14 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Share(arguments) => share::run(&arguments),
         Suite::Strip(arguments) => strip::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
-        Suite::Vm { json } => {
+        Suite::Vm { json, paper } => {
             let choice = vm::Choice {
-                purpose: Purpose::Bench,
+                purpose: match paper {
+                    Some(_) => Purpose::Paper,
+                    None => Purpose::Bench,
+                },
                 json,
+                reports: paper,
                 ..vm::Choice::default()
             };
             vm::run(&choice.into())

@@ -27,10 +27,10 @@ pub mod qemu;
 pub mod unavailable;
 mod userland;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 use checks::{List, Selected};
@@ -110,6 +110,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
     #[arg(skip)]
+    reports: Option<PathBuf>,
+    #[arg(skip)]
     purpose: Purpose,
 }
 
@@ -125,6 +127,8 @@ pub enum Purpose {
     ShortTest,
     /// `cargo xtask bench vm`.
     Bench,
+    /// `cargo xtask bench vm --paper`.
+    Paper,
 }
 
 impl Purpose {
@@ -134,6 +138,14 @@ impl Purpose {
             Purpose::Test => |list| matches!(list, List::Short | List::Long),
             Purpose::ShortTest => |list| list == List::Short,
             Purpose::Bench => |list| list == List::Bench,
+            Purpose::Paper => |list| list == List::Paper,
+        }
+    }
+
+    fn devices(self) -> &'static [Device] {
+        match self {
+            Purpose::Paper => &[Device::Igb],
+            Purpose::Machine | Purpose::Test | Purpose::ShortTest | Purpose::Bench => &Device::ALL,
         }
     }
 }
@@ -151,13 +163,15 @@ pub struct Choice {
     pub json: Option<PathBuf>,
     /// Where the guest's console is kept.
     pub console: Option<PathBuf>,
+    /// The folder for reports of `lm-bench` that checks bring, a file each.
+    pub reports: Option<PathBuf>,
 }
 
 impl From<Choice> for Arguments {
     fn from(choice: Choice) -> Arguments {
         Arguments {
             checks: choice.checks,
-            devices: Device::ALL.to_vec(),
+            devices: choice.purpose.devices().to_vec(),
             mode: choice.mode,
             list: false,
             run: Vec::new(),
@@ -170,6 +184,7 @@ impl From<Choice> for Arguments {
             json: choice.json,
             console: choice.console,
             page: None,
+            reports: choice.reports,
             purpose: choice.purpose,
         }
     }
@@ -205,6 +220,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    if let Some(folder) = &arguments.reports {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}; name another", folder.display()))?;
+    }
     let started = Instant::now();
     let parts = Parts::find(arguments)?;
     let fetched_seconds = started.elapsed().as_secs_f64();
@@ -281,6 +300,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         file.write(&result)?;
     }
     print!("{}", shown(&report, !arguments.run.is_empty()));
+    if let Some(folder) = &arguments.reports {
+        print!("{}", keep_reports(folder, &report)?);
+    }
     verdict(&report, &plan.tasks)
 }
 
@@ -394,6 +416,24 @@ fn shown(report: &Report, of_commands: bool) -> String {
         }
     }
     format!("{table}{words}")
+}
+
+/// Writes the reports of `lm-bench` that the checks have brought, and says what makes a page of them; nothing where there is none.
+fn keep_reports(folder: &Path, report: &Report) -> Result<String> {
+    let reports = report
+        .ended
+        .iter()
+        .filter_map(|ended| ended.report["reports"].as_object());
+    let mut files = Vec::new();
+    for (name, of_lm_bench) in reports.flatten() {
+        let path = folder.join(format!("{name}.json"));
+        ResultFile::create(&path)?.write(of_lm_bench)?;
+        files.push(path.display().to_string());
+    }
+    Ok(match files.is_empty() {
+        true => String::new(),
+        false => format!("\nlm-bench report {} --html page.html\n", files.join(" ")),
+    })
 }
 
 /// An error for whatever did not pass or did not run.
@@ -527,6 +567,33 @@ mod tests {
         assert!(
             error.starts_with("the guest died in boot: Kernel panic"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn reports_of_lm_bench_become_files() {
+        let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "reports").unwrap();
+        let mut report = Report {
+            ended: vec![
+                ended("boot", Outcome::Passed),
+                ended("igb/paper-polling", Outcome::Passed),
+            ],
+            ..Report::default()
+        };
+        assert_eq!(keep_reports(&folder, &report).unwrap(), "", "none brings any");
+        report.ended[1].report =
+            json!({"reports": {"a-latency": {"schema": "s"}, "a-throughput": {"schema": "t"}}});
+        let said = keep_reports(&folder, &report).unwrap();
+        let files = ["a-latency", "a-throughput"].map(|name| folder.join(format!("{name}.json")));
+        let names = files.each_ref().map(|file| file.display().to_string());
+        assert_eq!(
+            said,
+            format!("\nlm-bench report {} --html page.html\n", names.join(" "))
+        );
+        let text = std::fs::read_to_string(&files[1]).unwrap();
+        assert_eq!(
+            serde_json::from_str::<Value>(&text).unwrap(),
+            json!({"schema": "t"})
         );
     }
 

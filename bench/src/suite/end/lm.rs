@@ -4,12 +4,14 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, DEFAULT_PORT, Endpoint, EndpointConfig, LoanError, PeerId, RecvError, SendError, Start,
+    ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, EndpointConfig, LoanError, PeerId, RecvError,
+    SendError, Start,
 };
 
 use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, Transport, write_number};
 use crate::cli::{Failure, IntegrityOption, Mode, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
+use crate::suite::host::await_link;
 
 /// Bytes that a stream has under way. The window of packets is shared by its messages, so that short ones need many; but what is
 /// under way should stay in the processor's cache.
@@ -20,7 +22,7 @@ pub(super) fn in_flight(message_len: u64) -> u32 {
     (TOGETHER / message_len.max(1)).clamp(4, 64) as u32
 }
 
-/// Opens an endpoint for `messages` of `len` bytes at a time.
+/// Opens an endpoint for `messages` of `len` bytes at a time; its card has its link again.
 pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> Result<Endpoint, Failure> {
     let idle = match spec.transport {
         Transport::LmSleeping => Idle::Default,
@@ -46,7 +48,9 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         Side::Near => (Some(*spec.address.ip()), 0),
         Side::Far => (None, DEFAULT_PORT),
     };
-    options.open(towards, port, len, messages, integrity)
+    let endpoint = options.open(towards, port, len, messages, integrity)?;
+    await_link(&args.interface)?;
+    Ok(endpoint)
 }
 
 pub(super) fn failed(error: &dyn std::error::Error) -> io::Error {
@@ -159,6 +163,16 @@ impl End for Lm {
     fn end_soon(&mut self) -> io::Result<()> {
         self.ending = true;
         Ok(())
+    }
+
+    fn mode(&self) -> Option<String> {
+        let mode = match self.endpoint.mode() {
+            EffectiveMode::ZeroCopy => "native zero-copy",
+            EffectiveMode::CopyNative => "native copy",
+            EffectiveMode::CopyGeneric => "generic copy",
+            EffectiveMode::Simulated => "simulated",
+        };
+        Some(mode.to_owned())
     }
 
     fn wait_until(&mut self, time: Instant) {

@@ -160,6 +160,11 @@ trait End {
         }
     }
 
+    /// How AF_XDP moves its packets; `None` where the kernel does.
+    fn mode(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the connection after the last message, which has to arrive.
     fn close(&mut self) -> io::Result<()> {
         self.flush()
@@ -200,14 +205,22 @@ pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::new(error.to_string()))?;
     let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
+    let told = |outcome: io::Result<Outcome>, end: &dyn End| {
+        let outcome = outcome.map_err(failed)?;
+        Ok(Outcome {
+            mode: end.mode(),
+            ..outcome
+        })
+    };
     match spec.task {
         Task::RoundTrips { count, seconds, rate } => {
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
-            match args.side {
-                Side::Near => drive::ask(end, &spec, count, seconds, rate).map_err(failed),
-                Side::Far => drive::answer(end).map_err(failed),
-            }
+            let outcome = match args.side {
+                Side::Near => drive::ask(end, &spec, count, seconds, rate),
+                Side::Far => drive::answer(end),
+            };
+            told(outcome, end)
         }
         Task::Stream {
             warm_up,
@@ -218,10 +231,11 @@ pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
             let meter = meter::Meter::new(spare).map_err(failed)?;
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
-            match args.side {
-                Side::Near => drive::send(end, &spec, meter, [warm_up, seconds], rate).map_err(failed),
-                Side::Far => drive::receive(end, &spec, meter, [warm_up, seconds]).map_err(failed),
-            }
+            let outcome = match args.side {
+                Side::Near => drive::send(end, &spec, meter, [warm_up, seconds], rate),
+                Side::Far => drive::receive(end, &spec, meter, [warm_up, seconds]),
+            };
+            told(outcome, end)
         }
         Task::RoundTripsUnderLoad { count, seconds } => match (spec.transport, args.side) {
             (Transport::Lm | Transport::LmNoIntegrity, Side::Near) => {

@@ -5,6 +5,7 @@ mod cards;
 mod copies;
 mod ends;
 mod fragments;
+mod interrupts;
 pub mod overlay;
 mod pair;
 mod rate;
@@ -44,6 +45,8 @@ pub enum List {
     Long,
     /// `cargo xtask bench vm`.
     Bench,
+    /// `cargo xtask bench vm --paper`.
+    Paper,
 }
 
 /// Devices with zero-copy.
@@ -188,6 +191,38 @@ pub const TABLE: &[Check] = &[
         run: refusals::veth,
     },
     Check {
+        name: "interrupts",
+        devices: &[Device::Igb],
+        list: List::Short,
+        limit_s: 240,
+        about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and kernel UDP",
+        run: interrupts::check,
+    },
+    Check {
+        name: "paper-defaults",
+        devices: &[Device::Igb],
+        list: List::Paper,
+        limit_s: 900,
+        about: "LM and kernel UDP with the driver's own setting of interrupts, for the report's rows of the paper's evaluation",
+        run: interrupts::defaults,
+    },
+    Check {
+        name: "paper-coalescing",
+        devices: &[Device::Igb],
+        list: List::Paper,
+        limit_s: 900,
+        about: "the same with interrupts held back, asleep meanwhile",
+        run: interrupts::coalescing,
+    },
+    Check {
+        name: "paper-polling",
+        devices: &[Device::Igb],
+        list: List::Paper,
+        limit_s: 900,
+        about: "the same with interrupts that are not held back, never asleep",
+        run: interrupts::polling,
+    },
+    Check {
         name: "packets-per-second",
         devices: CARDS,
         list: List::Bench,
@@ -319,6 +354,11 @@ mod tests {
             short.contains(&"virtio-net/foreign".to_owned()) && short.contains(&"veth/no-driver".to_owned())
         );
         assert!(!short.contains(&"boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
+        let paper = of(|list| list == List::Paper);
+        assert_eq!(
+            paper,
+            ["igb/paper-defaults", "igb/paper-coalescing", "igb/paper-polling"]
+        );
         let bench = of(|list| list == List::Bench);
         assert_eq!(bench, ["igb/packets-per-second", "virtio-net/packets-per-second"]);
         assert_eq!(
