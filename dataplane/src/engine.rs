@@ -33,7 +33,8 @@ use crate::arena::Arena;
 use crate::capture::Capture;
 use crate::channel::Transmit;
 use crate::config::{
-    EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE, RECEIVE_BURST, TRANSMIT_BURST,
+    EXCHANGE_BURST, EXCHANGE_BURST_VETH, EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE,
+    RECEIVE_BURST, TRANSMIT_BURST,
 };
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
@@ -167,6 +168,10 @@ pub(crate) struct Fixed {
 pub(crate) struct Stream {
     since_sent: u32,
     empty_looks: u32,
+    /// A message came since the last one left.
+    has_come: bool,
+    /// When a message last left after another had come.
+    answered_ns: Option<u64>,
 }
 
 impl Stream {
@@ -174,10 +179,20 @@ impl Stream {
     const LENGTH: u32 = 64;
     /// So many looks without a packet end it.
     const PATIENCE: u32 = 2000;
+    /// An answer was so long ago: the exchange is over.
+    const EXCHANGE_NS: u64 = 1_000_000;
 
     /// A message leaves; whether it answers one, so that somebody waits for it.
-    pub(crate) fn sent(&mut self) -> bool {
+    pub(crate) fn sent(&mut self, now_ns: u64) -> bool {
+        if std::mem::take(&mut self.has_come) {
+            self.answered_ns = Some(now_ns);
+        }
         std::mem::take(&mut self.since_sent) > 0
+    }
+
+    /// A message has come: what comes else on the channel (credits, acknowledgements) asks for no answer.
+    pub(crate) fn message_came(&mut self) {
+        self.has_come = true;
     }
 
     fn looked(&mut self, packets: u32) {
@@ -194,6 +209,12 @@ impl Stream {
 
     pub(crate) fn is_hot(&self) -> bool {
         self.since_sent >= Stream::LENGTH
+    }
+
+    /// Whether small messages go to and fro, so that somebody waits for each.
+    fn is_exchange(&self, now_ns: u64) -> bool {
+        !self.is_hot()
+            && (self.answered_ns).is_some_and(|then| now_ns.saturating_sub(then) < Stream::EXCHANGE_NS)
     }
 }
 
@@ -276,7 +297,10 @@ impl<N: Nic> Engine<N> {
         self.care(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
-        work += self.send_fragments(now_ns);
+        // Somebody waits for each message of an exchange: the application has it before fragments leave.
+        if self.ready.is_empty() || !self.stream.is_exchange(now_ns) {
+            work += self.send_fragments(now_ns);
+        }
         self.flush();
         if work == 0 {
             work += self.reap(true);
@@ -349,7 +373,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
-    /// sender's core is faster: it has the packet at hand.
+    /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
+    /// look at the landing queue takes all that has come there, some hundred microseconds of it.
     fn poll_queues(&mut self) {
         if let Some(general) = &mut self.general
             && self.stream.is_hot()
@@ -358,6 +383,7 @@ impl<N: Nic> Engine<N> {
             self.nic.busy_poll(self.config.general_queue);
         }
         if let Some(landing) = &mut self.landing
+            && !self.stream.is_exchange(self.now_ns)
             && landing.sessions.awaits_packets()
             && landing.sessions.quiet_ns(self.now_ns) < STREAM_PAUSE_NS
             && landing.rx.available(1) == 0
@@ -651,6 +677,12 @@ impl<N: Nic> Engine<N> {
     /// Stage 8.
     fn send_fragments(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
+        // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
+        let (bursts, burst) = match self.stream.is_exchange(now_ns) {
+            true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
+            true => (1, EXCHANGE_BURST),
+            false => (2, TRANSMIT_BURST),
+        };
         for &index in &self.senders {
             let peer = self.peers.at(index);
             let Some(outbound) = &mut peer.outbound else {
@@ -666,13 +698,12 @@ impl<N: Nic> Engine<N> {
                 copied: Copied::default(),
             };
             let capture = &mut self.capture;
-            // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
             let resent = outbound.resent;
-            for _ in 0..2 {
+            for _ in 0..bursts {
                 let sent = outbound.transmit(
                     &mut self.outgoing,
                     &mut way,
-                    TRANSMIT_BURST,
+                    burst,
                     now_ns,
                     |umem, address, len| {
                         if let Some(capture) = capture {

@@ -321,6 +321,7 @@ impl<N: Nic> Engine<N> {
         }
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
+        self.stream.message_came();
         self.frames_held += 1;
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;

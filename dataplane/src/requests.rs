@@ -192,7 +192,7 @@ impl<N: Nic> Engine<N> {
         token: SendToken,
         now_ns: u64,
     ) {
-        let answers = self.stream.sent();
+        let answers = self.stream.sent(now_ns);
         let peer = self.peers.at(index);
         let number = peer.eager_out.next;
         let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);

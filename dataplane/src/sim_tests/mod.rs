@@ -3,6 +3,7 @@
 mod allocations;
 mod astray;
 mod bed;
+mod beside;
 mod copies;
 mod delivery;
 mod failures;
