@@ -3,7 +3,8 @@
 //! ```text
 //!  poll(now):  1 memory that the application gave back
 //!              2 TX completions (late, in bulk)
-//!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs)
+//!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
+//!                while somebody waits for the application's answer to what came
 //!              4 landing channel: fragments                                       (landing.rs)
 //!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
 //!                admission, and what the gate passed on                       (packets.rs, control.rs)
@@ -69,6 +70,10 @@ const SOCKETS_EVERY_ROUNDS: u32 = 64;
 const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
 const STREAM_PAUSE_NS: u64 = 200_000;
+/// So many rounds in sequence do nothing but bring a message of an exchange.
+const HURRIED_MAX: u32 = 8;
+/// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
+const LOOKS_MAX: u32 = 16;
 /// Rounds that are further apart than this were delayed by the application.
 const PAUSE_NS: u64 = 100_000_000;
 /// Timers need no more precision than this.
@@ -269,6 +274,8 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) timers_ns: u64,
     /// The round before came late.
     pub(crate) late: bool,
+    /// Rounds in sequence that did nothing but bring a message of an exchange.
+    pub(crate) hurried: u32,
     /// The clock argument of the round that is running.
     pub(crate) now_ns: u64,
     pub(crate) wake_error: Option<WakeError>,
@@ -292,15 +299,15 @@ impl<N: Nic> Engine<N> {
         work += self.reap(false);
         self.poll_queues();
         work += self.receive_general(now_ns);
+        if self.answers_first(now_ns) {
+            return work;
+        }
         work += self.receive_landing(now_ns);
         work += self.look_at_sockets(now_ns);
         self.care(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
-        // Somebody waits for each message of an exchange: the application has it before fragments leave.
-        if self.ready.is_empty() || !self.stream.is_exchange(now_ns) {
-            work += self.send_fragments(now_ns);
-        }
+        work += self.send_fragments(now_ns);
         self.flush();
         if work == 0 {
             work += self.reap(true);
@@ -310,6 +317,32 @@ impl<N: Nic> Engine<N> {
             self.run_timers(now_ns);
         }
         work
+    }
+
+    /// Whether the rest of the round can wait: a message is here that is part of an exchange, and its sender waits for the
+    /// application's answer.
+    fn answers_first(&mut self, now_ns: u64) -> bool {
+        let answers = !self.ready.is_empty() && self.stream.is_exchange(now_ns) && self.hurried < HURRIED_MAX;
+        self.hurried = if answers { self.hurried + 1 } else { 0 };
+        answers
+    }
+
+    /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
+    /// round, and a message would wait for half of one.
+    pub(crate) fn linger(&mut self) {
+        let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
+        let is_idle = !lands && self.outgoing.is_empty() && !self.stream.is_hot();
+        let general = self.general.as_mut().filter(|_| is_idle);
+        let Some(general) = general else {
+            std::hint::spin_loop();
+            return;
+        };
+        for _ in 0..LOOKS_MAX {
+            if general.rx.available(1) > 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// The application did not poll for a while. What came meanwhile may be more than one round takes, and a sender

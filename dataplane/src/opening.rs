@@ -361,6 +361,7 @@ impl Parts {
             udp_looked_ns: 0,
             timers_ns: 0,
             late: false,
+            hurried: 0,
             round: 0,
             now_ns: 0,
             wake_error: None,

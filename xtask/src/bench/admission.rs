@@ -445,6 +445,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn quantiles_have_an_interval_that_more_values_narrow() {
+        let values: Vec<f64> = (1..=10_000).map(f64::from).collect();
+        let found = quantile_of(&values, 0.99).expect("there are values");
+        // sqrt(10,000 * 0.99 * 0.01) = 9.95 ranks to each side, 1.96 times.
+        assert_eq!((found.value, found.interval), (9900.0, [9881.0, 9920.0]));
+        let few = quantile_of(&values[..10], 0.99).expect("there are values");
+        assert_eq!((few.value, few.interval), (10.0, [10.0, 10.0]));
+        assert_eq!(quantile_of(&[], 0.5), None);
+    }
+
+    #[test]
+    fn rounds_are_put_together() {
+        let round = |counts: &[(u64, u64)]| json!({"granted": 2, "latency_counts": counts});
+        let latency = Latency {
+            distances: Vec::new(),
+            rounds: vec![round(&[(3000, 1), (9000, 1)]), round(&[(5000, 2)]), json!({})],
+        };
+        assert_eq!(latency.all(), [3.0, 5.0, 5.0, 9.0]);
+        assert_eq!(latency.granted(), 4);
+    }
+
+    #[test]
     fn processor_time_is_read_behind_any_name() {
         let ticks = rustix::param::clock_ticks_per_second();
         let line = format!(
