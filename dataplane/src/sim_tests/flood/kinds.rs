@@ -120,6 +120,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 tag: n,
                 paced: false,
                 digested: false,
+                acknowledges: None,
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
@@ -269,6 +270,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 tag: n,
                 paced: false,
                 digested: true,
+                acknowledges: None,
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
