@@ -325,7 +325,11 @@ fn bytes_of_a_message_that_acknowledges() {
         changed[bit / 8] ^= 1 << (bit % 8);
         let intact = lm::parse_packet(&changed).is_ok_and(|packet| packet.is_intact(from));
         // That of MISSING and the four that nobody knows mean nothing.
-        assert_eq!(intact, bit / 8 == 1 && ![0, 1, 3].contains(&(bit % 8)), "bit {bit}");
+        assert_eq!(
+            intact,
+            bit / 8 == 1 && ![0, 1, 3].contains(&(bit % 8)),
+            "bit {bit}"
+        );
     }
 }
 

@@ -538,10 +538,7 @@ fn mistakes_are_named() {
     // The eight bytes behind the header are too few for an acknowledgement.
     let short = Err(ParseError::Lm(lm::LmError::Length));
     assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES)]), short);
-    assert_eq!(
-        changed(&[(43, lm::FLAG_ACKNOWLEDGES | lm::FLAG_DIGEST)]),
-        short
-    );
+    assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES | lm::FLAG_DIGEST)]), short);
     assert!(
         matches!(changed(&[(42, 0x13), (43, 0xf8 | 2)]), Ok(Transport::Lm { .. })),
         "an ACK has none behind it, whatever its flags say"

@@ -7,7 +7,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange};
 
 use super::{LEN, Scene, control, packet};
 use crate::sim_tests::bed::{PORT, sender_id};
@@ -316,6 +316,27 @@ pub(super) const FLOODS: &[Flood] = &[
             packet(to, from, PORT, &header, &[])
         },
         counters: ["implausible", "unexpected"],
+    },
+    Flood {
+        name: "messages that acknowledge what was never sent",
+        to: 0,
+        make: |_, to, from, n| {
+            let header = LmHeader::Eager {
+                sender_id: sender_id(1, Integrity::Manifest),
+                number: 1_000_000 + n as u32,
+                tag: n,
+                paced: false,
+                digested: true,
+                acknowledges: Some(EagerAcknowledgement {
+                    sender_id: sender_id(0, Integrity::Manifest),
+                    next: 5000 + n as u32,
+                    limit: 6000 + n as u32,
+                }),
+            };
+            packet(to, from, PORT, &header, &[0x5a; 64])
+        },
+        // Of a stranger nothing is acknowledged: what he says of it is not looked at.
+        counters: ["implausible", "eager_out_of_order"],
     },
     Flood {
         name: "requests for fragments that no message has",
