@@ -2,6 +2,7 @@
 //! made of them where packets are lost, late, changed or forged.
 #![cfg(test)]
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -469,6 +470,31 @@ fn a_forged_acknowledgement_costs_its_message() {
     bed.pass(Duration::from_millis(20));
     assert_eq!([0, 1].map(|host| confirmed(&mut bed, host)), [1, 1]);
     bed.check_memory();
+}
+
+/// Who was never sent anything has nothing to acknowledge, as soon as he is known.
+#[test]
+fn a_stranger_acknowledges_nothing() {
+    let mut bed = one_unconfirmed();
+    let stranger = SocketAddrV4::new(Ipv4Addr::new(10, 9, 0, 77), 4000);
+    for number in 0..3 {
+        let header = LmHeader::Eager {
+            sender_id: 0x77,
+            number,
+            tag: 5,
+            paced: false,
+            digested: true,
+            acknowledges: Some(acknowledgement(2, 66)),
+        };
+        let addressing = bed.hosts[0]
+            .addressing_to(stranger, simnic::mac_of(*stranger.ip()))
+            .reversed();
+        bed.wire.inject(0, 0, &lm_packet(&addressing, &header, b"hello"));
+    }
+    bed.alone(0, 2);
+    assert_eq!(bed.hosts[0].counters.drops.implausible, 2);
+    assert_eq!(bed.hosts[0].unconfirmed_messages(), 1);
+    assert_eq!(std::mem::take(&mut bed.hosts[0].ready).len(), 1);
 }
 
 /// An acknowledgement behind a message may be as old as the message. That it confirms nothing does not say that something is

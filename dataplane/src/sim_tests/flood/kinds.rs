@@ -9,7 +9,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange};
 
-use super::{LEN, Scene, control, packet};
+use super::{LEN, STRANGER, Scene, control, packet};
 use crate::sim_tests::bed::{PORT, sender_id};
 
 /// What one flood is made of: the `n`-th packet, from an address, to a host whose session has that key.
@@ -328,14 +328,15 @@ pub(super) const FLOODS: &[Flood] = &[
                 paced: false,
                 digested: true,
                 acknowledges: Some(EagerAcknowledgement {
-                    sender_id: sender_id(0, Integrity::Manifest),
+                    // A stranger does not know the incarnation.
+                    sender_id: sender_id(0, Integrity::Manifest) + 2 * u64::from(*from.ip() == STRANGER),
                     next: 5000 + n as u32,
                     limit: 6000 + n as u32,
                 }),
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
-        // Of a stranger nothing is acknowledged: what he says of it is not looked at.
+        // What another incarnation is told is not looked at, only the message.
         counters: ["implausible", "eager_out_of_order"],
     },
     Flood {
