@@ -23,12 +23,11 @@ use std::sync::Arc;
 
 use lm_ebpf::Log;
 use lm_protocol::geometry::{Layout, LinkShape};
-use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{LmHeader, packet_digest};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::Arena;
 use crate::capture::Capture;
@@ -785,48 +784,64 @@ impl<N: Nic> Engine<N> {
     /// there is none. `false`: no room now; try again in a later round.
     pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
         let peer = self.peers.at(peer);
-        let digest_len = header.digest_len();
-        let digest = match digest_len {
-            0 => [0; DIGEST_LEN],
-            _ => packet_digest(header, payload, self.nic.local()).to_be_bytes(),
-        };
-        let Some(general) = &self.general else {
-            let mut datagram = [0u8; 2048];
-            let Ok(payload_len) = u16::try_from(payload.len()) else {
-                return false;
-            };
-            let header = header.encode(payload_len);
-            datagram[..header.len()].copy_from_slice(&header);
-            let end = header.len() + payload.len();
-            datagram[header.len()..end].copy_from_slice(payload);
-            let len = end + digest_len;
-            datagram[end..len].copy_from_slice(&digest[..digest_len]);
-            return self.nic.udp_send(Port::Data, peer.data, &datagram[..len]).is_ok();
-        };
-        let channel = &mut self.transmit[general.transmit];
-        if channel.room() == 0 {
+        let general = self.general.as_ref().map(|general| general.transmit);
+        if let Some(general) = general
+            && self.transmit[general].room() == 0
+        {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
             return false;
         };
-        let mut packet = [0u8; 2048];
+        let mut headers = [0u8; 128];
         let header_len = peer
             .addressing
-            .write_headers(&mut packet, header, payload.len())
-            .expect("control packets are shorter than a frame");
-        let end = header_len + payload.len();
-        packet[header_len..end].copy_from_slice(payload);
-        let len = end + digest_len;
-        packet[end..len].copy_from_slice(&digest[..digest_len]);
+            .write_headers(&mut headers, header, payload.len())
+            .expect("128 bytes hold any header");
+        let trailer = Trailer::new(header, payload, self.nic.local());
+        let parts = [&headers[..header_len], payload, trailer.as_bytes()];
+        let len = parts.iter().map(|part| part.len() as u32).sum();
+        // The frame behind this one is somebody else's.
+        assert!(
+            len <= self.fixed.chunk_len,
+            "control packets are shorter than a frame"
+        );
         let address = frame.address();
-        self.umem.copy_to(address, &packet[..len]);
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, address, len as u32);
+        let mut at = address;
+        for part in parts {
+            self.umem.copy_to(at, part);
+            at += part.len() as u64;
         }
-        channel.push(address, len as u32);
-        self.transmit_frames.control_sent(frame);
-        true
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, address, len);
+        }
+        match general {
+            Some(general) => {
+                self.transmit[general].push(address, len);
+                self.transmit_frames.control_sent(frame);
+                true
+            }
+            None => {
+                let skip = (header_len - HEADER_LEN) as u32;
+                let datagram = (address + u64::from(skip), len - skip);
+                let sent = Self::send_by_socket(&mut self.nic, &self.umem, peer.data, datagram);
+                self.transmit_frames.put(frame);
+                sent
+            }
+        }
+    }
+
+    /// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
+    /// socket, which copies it before it returns. `false`: it did not go.
+    pub(crate) fn send_by_socket(
+        nic: &mut N,
+        umem: &Umem,
+        to: SocketAddrV4,
+        (address, len): (u64, u32),
+    ) -> bool {
+        // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
+        let bytes = unsafe { umem.mapping().slice(address, len.into()) };
+        nic.udp_send(Port::Data, to, bytes).is_ok()
     }
 
     /// Records the end of a message for the application.

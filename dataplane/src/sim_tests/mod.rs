@@ -1,5 +1,6 @@
 //! The poll engine on the simulated NIC: two engines, one wire, the real rings; no root, no threads, no clock.
 
+mod acknowledgements;
 mod allocations;
 mod astray;
 mod bed;

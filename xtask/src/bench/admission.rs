@@ -299,7 +299,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             micros(p50.map(|p50| p50.value)),
             micros(p90.map(|p90| p90.value)),
             micros(p99.map(|p99| p99.value)),
-            p99.map_or_else(String::new, |p99| format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])),
+            p99.map_or_else(String::new, |p99| {
+                format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])
+            }),
             verdict(met, &format!("p99 ≤ {target} µs")),
         ]);
         result[name]["ask"] = latency.to_json();
