@@ -355,7 +355,7 @@ impl Parts {
             footprint: None,
             unfit: false,
             led_ns: None,
-            stream: crate::engine::Stream::default(),
+            stream: crate::stream::Stream::default(),
             probes_ns: 0,
             passed_seen: 0,
             udp_looked_ns: 0,
