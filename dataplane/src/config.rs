@@ -42,6 +42,10 @@ pub(crate) const ZONES_MAX: usize = 4096;
 /// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
 /// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
 pub(crate) const TRANSMIT_BURST: u32 = 32;
+/// The same while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
+pub(crate) const EXCHANGE_BURST: u32 = 8;
+/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
+pub(crate) const EXCHANGE_BURST_VETH: u32 = 2;
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
 pub(crate) const RECEIVE_BURST: u32 = 256;
 /// Landing memory that several messages in flight may take together; a single larger message takes what it

@@ -21,6 +21,8 @@ struct FrameRecord {
     token: SendToken,
     tag: u64,
     len: u32,
+    /// Bytes behind the message.
+    trailer_len: u32,
     submitted_ns: u64,
 }
 
@@ -40,6 +42,7 @@ impl TransmitFrames {
             token: SendToken(0),
             tag: 0,
             len: 0,
+            trailer_len: 0,
             submitted_ns: 0,
         };
         let records = vec![free; pool.count() as usize];
@@ -85,8 +88,8 @@ impl TransmitFrames {
         self.records[index].unacknowledged = false;
     }
 
-    /// The frame carries an eager message: it goes to the end of its peer's list. `in_kernel` is false when the
-    /// kernel has copied it already (UDP socket).
+    /// The frame carries an eager message of `len` bytes and `trailer_len` behind them: it goes to the end of its peer's list.
+    /// `in_kernel` is false when the kernel has copied it already (UDP socket).
     #[inline]
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn message_sent(
@@ -96,7 +99,7 @@ impl TransmitFrames {
         in_kernel: bool,
         token: SendToken,
         tag: u64,
-        len: u32,
+        (len, trailer_len): (u32, u32),
         now_ns: u64,
     ) {
         let index = self.index(frame.into_address());
@@ -107,6 +110,7 @@ impl TransmitFrames {
             token,
             tag,
             len,
+            trailer_len,
             submitted_ns: now_ns,
         };
         match out.newest {
@@ -156,11 +160,6 @@ impl TransmitFrames {
         while serial::precedes(out.acknowledged, next) {
             self.settle_oldest(out, peer, Outcome::Delivered, now_ns, &mut settled);
         }
-        // Without credit and with nothing under way: a receiver that has lost count will not give any under this
-        // numbering.
-        if out.oldest.is_none() && serial::precedes(next, out.acknowledged) && out.limit == out.next {
-            out.begin_anew(now_ns);
-        }
         true
     }
 
@@ -193,12 +192,13 @@ impl TransmitFrames {
         });
     }
 
-    /// An unacknowledged message: UMEM address of its frame, length in bytes, whether the kernel still has it, and the next
-    /// one in number order.
-    pub(crate) fn unacknowledged(&self, index: u32) -> (u64, u32, bool, Option<u32>) {
+    /// An unacknowledged message: UMEM address of its frame, its length and that of what is behind it in bytes, whether the kernel
+    /// still has it, and the next one in number order.
+    pub(crate) fn unacknowledged(&self, index: u32) -> (u64, (u32, u32), bool, Option<u32>) {
         let record = &self.records[index as usize];
         let address = self.pool.reclaim_index(index as usize).into_address();
-        (address, record.len, record.in_kernel, record.next)
+        let lens = (record.len, record.trailer_len);
+        (address, lens, record.in_kernel, record.next)
     }
 
     /// An unacknowledged message goes to the kernel once more.
@@ -251,7 +251,7 @@ mod tests {
         for n in 0..4 {
             let frame = frames.take_for_message().unwrap();
             addresses.push(frame.address());
-            frames.message_sent(&mut out, frame, true, SendToken(n), n * 10, 100, n);
+            frames.message_sent(&mut out, frame, true, SendToken(n), n * 10, (100, 8), n);
         }
         assert_eq!(out.next, 2, "message numbers wrap");
         assert!(frames.completed(addresses[0] + 2));

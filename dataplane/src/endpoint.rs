@@ -397,7 +397,7 @@ impl Endpoint {
     /// One step of the idle strategy, `longest` at most: call it when [`poll`](Endpoint::poll) returned 0.
     pub fn wait(&mut self, longest: Duration) {
         match self.idle.step(self.engine.now_ns) {
-            IdleStep::Spin => std::hint::spin_loop(),
+            IdleStep::Spin => self.engine.linger(),
             IdleStep::Yield => std::thread::yield_now(),
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.

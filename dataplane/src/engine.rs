@@ -3,7 +3,8 @@
 //! ```text
 //!  poll(now):  1 memory that the application gave back
 //!              2 TX completions (late, in bulk)
-//!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs)
+//!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
+//!                while somebody waits for the application's answer to what came
 //!              4 landing channel: fragments                                       (landing.rs)
 //!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
 //!                admission, and what the gate passed on                       (packets.rs, control.rs)
@@ -22,18 +23,18 @@ use std::sync::Arc;
 
 use lm_ebpf::Log;
 use lm_protocol::geometry::{Layout, LinkShape};
-use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{LmHeader, packet_digest};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::Arena;
 use crate::capture::Capture;
 use crate::channel::Transmit;
 use crate::config::{
-    EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE, RECEIVE_BURST, TRANSMIT_BURST,
+    EXCHANGE_BURST, EXCHANGE_BURST_VETH, EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE,
+    RECEIVE_BURST, TRANSMIT_BURST,
 };
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
@@ -54,6 +55,7 @@ use crate::platform::probe::Probe;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
 use crate::stewarded::Stewarded;
+use crate::stream::Stream;
 use crate::udp::Port;
 use crate::xsk::{WakeError, XdpStatistics};
 
@@ -68,6 +70,10 @@ const SOCKETS_EVERY_ROUNDS: u32 = 64;
 const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
 const STREAM_PAUSE_NS: u64 = 200_000;
+/// So many rounds in sequence do nothing but bring a message of an exchange.
+const HURRIED_MAX: u32 = 8;
+/// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
+const LOOKS_MAX: u32 = 16;
 /// Rounds that are further apart than this were delayed by the application.
 const PAUSE_NS: u64 = 100_000_000;
 /// Timers need no more precision than this.
@@ -162,41 +168,6 @@ pub(crate) struct Fixed {
     pub(crate) transmit_registered_len: u64,
 }
 
-/// Tells a stream of eager messages from an exchange of them: many came since the last one left.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stream {
-    since_sent: u32,
-    empty_looks: u32,
-}
-
-impl Stream {
-    /// So many in one direction are a stream.
-    const LENGTH: u32 = 64;
-    /// So many looks without a packet end it.
-    const PATIENCE: u32 = 2000;
-
-    /// A message leaves; whether it answers one, so that somebody waits for it.
-    pub(crate) fn sent(&mut self) -> bool {
-        std::mem::take(&mut self.since_sent) > 0
-    }
-
-    fn looked(&mut self, packets: u32) {
-        if packets > 0 {
-            self.since_sent = self.since_sent.saturating_add(packets);
-            self.empty_looks = 0;
-        } else {
-            self.empty_looks = self.empty_looks.saturating_add(1);
-            if self.empty_looks > Stream::PATIENCE {
-                self.since_sent = 0;
-            }
-        }
-    }
-
-    pub(crate) fn is_hot(&self) -> bool {
-        self.since_sent >= Stream::LENGTH
-    }
-}
-
 /// All state of an endpoint.
 pub(crate) struct Engine<N: Nic> {
     pub(crate) nic: N,
@@ -248,6 +219,8 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) timers_ns: u64,
     /// The round before came late.
     pub(crate) late: bool,
+    /// Rounds in sequence that did nothing but bring a message of an exchange.
+    pub(crate) hurried: u32,
     /// The clock argument of the round that is running.
     pub(crate) now_ns: u64,
     pub(crate) wake_error: Option<WakeError>,
@@ -271,6 +244,9 @@ impl<N: Nic> Engine<N> {
         work += self.reap(false);
         self.poll_queues();
         work += self.receive_general(now_ns);
+        if self.answers_first(now_ns) {
+            return work;
+        }
         work += self.receive_landing(now_ns);
         work += self.look_at_sockets(now_ns);
         self.care(now_ns);
@@ -286,6 +262,32 @@ impl<N: Nic> Engine<N> {
             self.run_timers(now_ns);
         }
         work
+    }
+
+    /// Whether the rest of the round can wait: a message is here that is part of an exchange, and its sender waits for the
+    /// application's answer.
+    fn answers_first(&mut self, now_ns: u64) -> bool {
+        let answers = !self.ready.is_empty() && self.stream.is_exchange(now_ns) && self.hurried < HURRIED_MAX;
+        self.hurried = if answers { self.hurried + 1 } else { 0 };
+        answers
+    }
+
+    /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
+    /// round, and a message would wait for half of one.
+    pub(crate) fn linger(&mut self) {
+        let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
+        let is_idle = !lands && self.outgoing.is_empty() && !self.stream.is_hot();
+        let general = self.general.as_mut().filter(|_| is_idle);
+        let Some(general) = general else {
+            std::hint::spin_loop();
+            return;
+        };
+        for _ in 0..LOOKS_MAX {
+            if general.rx.available(1) > 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// The application did not poll for a while. What came meanwhile may be more than one round takes, and a sender
@@ -349,7 +351,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
-    /// sender's core is faster: it has the packet at hand.
+    /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
+    /// look at the landing queue takes all that has come there, some hundred microseconds of it.
     fn poll_queues(&mut self) {
         if let Some(general) = &mut self.general
             && self.stream.is_hot()
@@ -358,6 +361,7 @@ impl<N: Nic> Engine<N> {
             self.nic.busy_poll(self.config.general_queue);
         }
         if let Some(landing) = &mut self.landing
+            && !self.stream.is_exchange(self.now_ns)
             && landing.sessions.awaits_packets()
             && landing.sessions.quiet_ns(self.now_ns) < STREAM_PAUSE_NS
             && landing.rx.available(1) == 0
@@ -651,6 +655,12 @@ impl<N: Nic> Engine<N> {
     /// Stage 8.
     fn send_fragments(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
+        // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
+        let (bursts, burst) = match self.stream.is_exchange(now_ns) {
+            true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
+            true => (1, EXCHANGE_BURST),
+            false => (2, TRANSMIT_BURST),
+        };
         for &index in &self.senders {
             let peer = self.peers.at(index);
             let Some(outbound) = &mut peer.outbound else {
@@ -666,13 +676,12 @@ impl<N: Nic> Engine<N> {
                 copied: Copied::default(),
             };
             let capture = &mut self.capture;
-            // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
             let resent = outbound.resent;
-            for _ in 0..2 {
+            for _ in 0..bursts {
                 let sent = outbound.transmit(
                     &mut self.outgoing,
                     &mut way,
-                    TRANSMIT_BURST,
+                    burst,
                     now_ns,
                     |umem, address, len| {
                         if let Some(capture) = capture {
@@ -721,48 +730,64 @@ impl<N: Nic> Engine<N> {
     /// there is none. `false`: no room now; try again in a later round.
     pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
         let peer = self.peers.at(peer);
-        let digest_len = header.digest_len();
-        let digest = match digest_len {
-            0 => [0; DIGEST_LEN],
-            _ => packet_digest(header, payload, self.nic.local()).to_be_bytes(),
-        };
-        let Some(general) = &self.general else {
-            let mut datagram = [0u8; 2048];
-            let Ok(payload_len) = u16::try_from(payload.len()) else {
-                return false;
-            };
-            let header = header.encode(payload_len);
-            datagram[..header.len()].copy_from_slice(&header);
-            let end = header.len() + payload.len();
-            datagram[header.len()..end].copy_from_slice(payload);
-            let len = end + digest_len;
-            datagram[end..len].copy_from_slice(&digest[..digest_len]);
-            return self.nic.udp_send(Port::Data, peer.data, &datagram[..len]).is_ok();
-        };
-        let channel = &mut self.transmit[general.transmit];
-        if channel.room() == 0 {
+        let general = self.general.as_ref().map(|general| general.transmit);
+        if let Some(general) = general
+            && self.transmit[general].room() == 0
+        {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
             return false;
         };
-        let mut packet = [0u8; 2048];
+        let mut headers = [0u8; 128];
         let header_len = peer
             .addressing
-            .write_headers(&mut packet, header, payload.len())
-            .expect("control packets are shorter than a frame");
-        let end = header_len + payload.len();
-        packet[header_len..end].copy_from_slice(payload);
-        let len = end + digest_len;
-        packet[end..len].copy_from_slice(&digest[..digest_len]);
+            .write_headers(&mut headers, header, payload.len())
+            .expect("128 bytes hold any header");
+        let trailer = Trailer::new(header, payload, self.nic.local());
+        let parts = [&headers[..header_len], payload, trailer.as_bytes()];
+        let len = parts.iter().map(|part| part.len() as u32).sum();
+        // The frame behind this one is somebody else's.
+        assert!(
+            len <= self.fixed.chunk_len,
+            "control packets are shorter than a frame"
+        );
         let address = frame.address();
-        self.umem.copy_to(address, &packet[..len]);
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, address, len as u32);
+        let mut at = address;
+        for part in parts {
+            self.umem.copy_to(at, part);
+            at += part.len() as u64;
         }
-        channel.push(address, len as u32);
-        self.transmit_frames.control_sent(frame);
-        true
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, address, len);
+        }
+        match general {
+            Some(general) => {
+                self.transmit[general].push(address, len);
+                self.transmit_frames.control_sent(frame);
+                true
+            }
+            None => {
+                let skip = (header_len - HEADER_LEN) as u32;
+                let datagram = (address + u64::from(skip), len - skip);
+                let sent = Self::send_by_socket(&mut self.nic, &self.umem, peer.data, datagram);
+                self.transmit_frames.put(frame);
+                sent
+            }
+        }
+    }
+
+    /// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
+    /// socket, which copies it before it returns. `false`: it did not go.
+    pub(crate) fn send_by_socket(
+        nic: &mut N,
+        umem: &Umem,
+        to: SocketAddrV4,
+        (address, len): (u64, u32),
+    ) -> bool {
+        // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
+        let bytes = unsafe { umem.mapping().slice(address, len.into()) };
+        nic.udp_send(Port::Data, to, bytes).is_ok()
     }
 
     /// Records the end of a message for the application.

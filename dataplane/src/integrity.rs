@@ -85,8 +85,17 @@ impl<N: Nic> Engine<N> {
         u64::from(self.fixed.layout.payload_len()) - u64::from(self.eager_digest_len())
     }
 
+    /// Longest message that goes to this peer in one packet, in bytes: what its interface takes is known from a session.
+    pub(crate) fn eager_len_to(&mut self, index: u16) -> u64 {
+        let session = self.peers.at(index).outbound.as_ref();
+        match session.map(|outbound| outbound.terms.layout) {
+            Some(layout) => self.eager_max_len().min(self.eager_len_in(&layout)),
+            None => self.eager_max_len(),
+        }
+    }
+
     /// Longest message in one packet that is no longer than those of a session with this layout, in bytes.
-    pub(crate) fn eager_len_in(&self, session: &Layout) -> u64 {
+    fn eager_len_in(&self, session: &Layout) -> u64 {
         let overhead = u32::from(self.fixed.layout.header_len()) + self.eager_digest_len();
         u64::from(session.max_frame_len()).saturating_sub(overhead.into())
     }

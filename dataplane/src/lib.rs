@@ -53,6 +53,7 @@ mod sim_tests;
 pub mod simnic;
 pub mod steering;
 mod stewarded;
+mod stream;
 mod telling;
 pub mod terms;
 mod timers;

@@ -94,7 +94,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn ask_for_missing(&mut self, place: u8, now_ns: u64) {
         while let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(place)
-            && inbound.needs_care()
+            && inbound.is_troubled()
             && let Some((message, ranges)) = inbound.next_request(now_ns)
         {
             let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);

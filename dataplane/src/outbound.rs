@@ -219,6 +219,10 @@ impl OutgoingTable {
         !self.free.is_empty()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
     /// Messages that can be taken now.
     #[cfg(test)]
     pub(crate) fn available(&self) -> usize {

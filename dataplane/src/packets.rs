@@ -8,9 +8,8 @@ use std::sync::Arc;
 use lm_protocol::control::{ControlMessage, KIND_ENDED, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
-use lm_protocol::wire::lm::LmError;
-use lm_protocol::wire::lm::{AnnounceEntry, LmPacket, MessageDigest, MissingRange, parse_packet};
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, broken_messages};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::config::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
@@ -181,8 +180,15 @@ impl<N: Nic> Engine<N> {
                 number,
                 tag,
                 paced,
+                acknowledges,
                 ..
             } => {
+                if let Some(acknowledgement) = acknowledges
+                    && !self.take_acknowledgement_behind(from, &acknowledgement, now_ns)
+                {
+                    self.frames.put(frame);
+                    return;
+                }
                 let address = self.address_in_umem(payload);
                 let len = payload.len() as u64;
                 self.take_eager(
@@ -199,7 +205,12 @@ impl<N: Nic> Engine<N> {
                 next,
                 limit,
             } => {
-                self.take_eager_ack(from, sender_id, next, limit, now_ns);
+                let acknowledgement = EagerAcknowledgement {
+                    sender_id,
+                    next,
+                    limit,
+                };
+                self.take_eager_ack(from, &acknowledgement, now_ns);
             }
             LmHeader::Announce {
                 session_key,
@@ -321,6 +332,7 @@ impl<N: Nic> Engine<N> {
         }
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
+        self.stream.message_came();
         self.frames_held += 1;
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;
@@ -338,32 +350,43 @@ impl<N: Nic> Engine<N> {
         });
     }
 
-    fn take_eager_ack(&mut self, from: SocketAddrV4, sender_id: u64, next: u32, limit: u32, now_ns: u64) {
-        let Some(index) = self.peers.find(from) else {
+    /// An acknowledgement that came behind a message. `false`: no honest peer says that, so its message is not believed either.
+    ///
+    /// It may be late, since its message is sent again as it was: what it does not confirm says nothing.
+    fn take_acknowledgement_behind(
+        &mut self,
+        from: SocketAddrV4,
+        acknowledgement: &EagerAcknowledgement,
+        now_ns: u64,
+    ) -> bool {
+        match self.peers.find(from) {
+            Some(index) if self.is_ours(index, acknowledgement) => {
+                self.confirm_eager(index, acknowledgement, now_ns)
+            }
+            // Of an incarnation that is gone.
+            _ => true,
+        }
+    }
+
+    fn take_eager_ack(&mut self, from: SocketAddrV4, acknowledgement: &EagerAcknowledgement, now_ns: u64) {
+        let found = self.peers.find(from);
+        let Some(index) = found.filter(|&index| self.is_ours(index, acknowledgement)) else {
             self.reject(Fault::Unexpected, from);
             return;
         };
-        let id = self.peers.id_of(index);
-        let peer = self.peers.at(index);
-        if sender_id != peer.eager_out.sender_id(self.fixed.sender_id) {
-            self.reject(Fault::Unexpected, from);
-            return;
-        }
-        peer.heard_ns = now_ns;
-        let (completions, counters, failed) =
-            (&mut self.completions, &mut self.counters, &mut self.failed_sends);
-        let plausible =
-            self.transmit_frames
-                .acknowledged(&mut peer.eager_out, id, next, limit, now_ns, |completion| {
-                    Self::completed(completions, counters, failed, completion)
-                });
-        if !plausible {
-            self.reject(Fault::Acknowledgement, from);
+        self.peers.at(index).heard_ns = now_ns;
+        if !self.confirm_eager(index, acknowledgement, now_ns) {
             return;
         }
         self.counters.packets_used += 1;
+        let next = acknowledgement.next;
+        let out = &mut self.peers.at(index).eager_out;
+        // Without credit and with nothing under way: a receiver that has lost count will not give any under this
+        // numbering.
+        if out.oldest.is_none() && serial::precedes(next, out.acknowledged) && out.limit == out.next {
+            out.begin_anew(now_ns);
+        }
         // The receiver says again where it is: something before what it got is lost.
-        let out = &self.peers.at(index).eager_out;
         let pause_ns = EAGER_REPEAT_SOON_NS << out.resends.min(9);
         if out.oldest.is_some()
             && next == out.acknowledged
@@ -371,6 +394,32 @@ impl<N: Nic> Engine<N> {
         {
             self.resend_eager(index, now_ns);
         }
+    }
+
+    /// Whether an acknowledgement is of messages of ours to this peer, under the present numbering.
+    fn is_ours(&mut self, index: u16, acknowledgement: &EagerAcknowledgement) -> bool {
+        acknowledgement.sender_id == self.peers.at(index).eager_out.sender_id(self.fixed.sender_id)
+    }
+
+    /// Settles what a peer acknowledges. `false`: it acknowledges what was never sent.
+    fn confirm_eager(&mut self, index: u16, acknowledgement: &EagerAcknowledgement, now_ns: u64) -> bool {
+        let id = self.peers.id_of(index);
+        let peer = self.peers.at(index);
+        let (completions, counters, failed) =
+            (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+        let plausible = self.transmit_frames.acknowledged(
+            &mut peer.eager_out,
+            id,
+            acknowledgement.next,
+            acknowledgement.limit,
+            now_ns,
+            |completion| Self::completed(completions, counters, failed, completion),
+        );
+        if !plausible {
+            let from = peer.data;
+            self.reject(Fault::Acknowledgement, from);
+        }
+        plausible
     }
 
     /// A fragment that the gate passed on: repeated on request, late, or from elsewhere.
@@ -421,7 +470,8 @@ impl<N: Nic> Engine<N> {
         let data = self.peers.at(index).data;
         for _ in 0..EAGER_RESEND_MAX {
             let Some(frame) = next else { break };
-            let (address, len, in_kernel, following) = self.transmit_frames.unacknowledged(frame);
+            let (address, (len, trailer_len), in_kernel, following) =
+                self.transmit_frames.unacknowledged(frame);
             next = following;
             if in_kernel {
                 continue;
@@ -430,7 +480,7 @@ impl<N: Nic> Engine<N> {
                 break;
             };
             let packet = address + geometry.tx_frame_offset(0);
-            let packet_len = u32::from(geometry.fragment(0).frame_len()) + self.eager_digest_len();
+            let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
             match &self.general {
                 Some(general) => {
                     let channel = &mut self.transmit[general.transmit];
@@ -442,12 +492,8 @@ impl<N: Nic> Engine<N> {
                 }
                 None => {
                     let skip = u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32;
-                    let len = u64::from(packet_len - skip);
-                    let pointer = self.loaned.pointer(packet + u64::from(skip), len);
-                    // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside a transmit frame that
-                    // the engine owns; nobody writes it.
-                    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
-                    if self.nic.udp_send(Port::Data, data, bytes).is_err() {
+                    let datagram = (packet + u64::from(skip), packet_len - skip);
+                    if !Self::send_by_socket(&mut self.nic, &self.umem, data, datagram) {
                         self.counters.control_send_errors += 1;
                         break;
                     }

@@ -8,6 +8,7 @@ use std::net::SocketAddrV4;
 
 use lm_protocol::serial;
 use lm_protocol::wire::Addressing;
+use lm_protocol::wire::lm::EagerAcknowledgement;
 
 use crate::config::PEERS_MAX;
 use crate::outbound::Outbound;
@@ -116,6 +117,26 @@ impl EagerIn {
     /// Messages that arrived and are not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u32 {
         self.next.wrapping_sub(self.told_next)
+    }
+
+    /// Where we are, with credit for what `free_frames` general frames can take, and never less than the peer was told before.
+    pub(crate) fn acknowledgement(&self, free_frames: u32) -> EagerAcknowledgement {
+        let most = match self.paced {
+            true => EAGER_CREDIT_PACED,
+            false => EAGER_CREDIT_MAX,
+        };
+        let allowance = most.min(free_frames / 4);
+        EagerAcknowledgement {
+            sender_id: self.sender_id.unwrap_or_default(),
+            next: self.next,
+            limit: serial::later(self.told_limit, self.next.wrapping_add(allowance)),
+        }
+    }
+
+    /// This acknowledgement left.
+    pub(crate) fn told(&mut self, acknowledgement: &EagerAcknowledgement) {
+        self.told_next = acknowledgement.next;
+        self.told_limit = acknowledgement.limit;
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{LmHeader, packet_digest};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
 use crate::engine::Engine;
@@ -19,7 +19,6 @@ use crate::outbound::{Outbound, OutboundTerms, SendToken};
 use crate::peer::PeerId;
 use crate::region::SendRegion;
 use crate::release::Released;
-use crate::udp::Port;
 
 /// Front margin of a region made before its session's header length is known: the longest headers.
 const REGION_FRONT_MARGIN: u64 = 512;
@@ -31,9 +30,7 @@ impl<N: Nic> Engine<N> {
         let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
         let plain = peer.plain;
         let terms = peer.outbound.as_ref().map(|outbound| outbound.terms);
-        // What the receiver's interface takes is known from the session.
-        let path_max_len = terms.map_or(u64::MAX, |terms| self.eager_len_in(&terms.layout));
-        if !plain && len <= self.eager_max_len().min(path_max_len) {
+        if !plain && len <= self.eager_len_to(id.index) {
             // One fragment: eager.
             let geometry = layout
                 .message(len)
@@ -192,7 +189,9 @@ impl<N: Nic> Engine<N> {
         token: SendToken,
         now_ns: u64,
     ) {
-        let answers = self.stream.sent();
+        let answers = self.stream.sent(now_ns);
+        let fragment = geometry.fragment(0);
+        let acknowledges = self.acknowledgement_behind(index, fragment.len.into());
         let peer = self.peers.at(index);
         let number = peer.eager_out.next;
         let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);
@@ -202,8 +201,8 @@ impl<N: Nic> Engine<N> {
             tag,
             paced: self.fixed.paced,
             digested: self.config.integrity.has_digests(),
+            acknowledges,
         };
-        let fragment = geometry.fragment(0);
         let packet = start + geometry.tx_frame_offset(0);
         let mut bytes = [0u8; 128];
         let header_len = peer
@@ -211,41 +210,40 @@ impl<N: Nic> Engine<N> {
             .write_headers(&mut bytes, &header, usize::from(fragment.len))
             .expect("128 bytes hold any header");
         self.umem.copy_to(packet, &bytes[..header_len]);
-        let packet_len = u32::from(fragment.frame_len()) + header.digest_len() as u32;
+        let trailer_len = header.trailer_len() as u32;
+        let packet_len = u32::from(fragment.frame_len()) + trailer_len;
         if let Some(outbound) = &mut peer.outbound {
             outbound.rate_limit.spend(u64::from(packet_len));
         }
-        if header.digest_len() > 0 {
-            // A transmit frame holds a packet of the MTU, and this message is shorter by the digest's length.
+        if trailer_len > 0 {
+            // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
             let payload = packet + header_len as u64;
             let len = u64::from(fragment.len);
-            let from = self.nic.local();
             // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
             let bytes = unsafe { self.umem.mapping().slice(payload, len) };
-            let digest = packet_digest(&header, bytes, from);
-            self.umem.copy_to(payload + len, &digest.to_be_bytes());
+            let trailer = Trailer::new(&header, bytes, self.nic.local());
+            self.umem.copy_to(payload + len, trailer.as_bytes());
         }
+        let mut left = true;
         let in_kernel = match &self.general {
             Some(general) => {
                 self.transmit[general.transmit].push(packet, packet_len);
                 true
             }
             None => {
-                // One queue only: the datagram (LM header and payload, already side by side) goes through the
-                // kernel's socket, which copies it before it returns.
-                let skip = u64::from(fragment.header_len) - lm_protocol::wire::lm::HEADER_LEN as u64;
-                let datagram = packet + skip;
-                let len = u64::from(packet_len) - skip;
-                let pointer = self.loaned.pointer(datagram, len);
-                // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside a transmit frame
-                // that the engine owns now; nobody writes it.
-                let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
-                if self.nic.udp_send(Port::Data, peer.data, bytes).is_err() {
+                // One queue only.
+                let skip = u32::from(fragment.header_len) - HEADER_LEN as u32;
+                let datagram = (packet + u64::from(skip), packet_len - skip);
+                left = Self::send_by_socket(&mut self.nic, &self.umem, peer.data, datagram);
+                if !left {
                     self.counters.control_send_errors += 1;
                 }
                 false
             }
         };
+        if let Some(acknowledgement) = acknowledges.filter(|_| left) {
+            peer.eager_in.told(&acknowledgement);
+        }
         if let Some(capture) = &mut self.capture {
             capture.sent(&self.umem, packet, packet_len);
         }
@@ -263,7 +261,7 @@ impl<N: Nic> Engine<N> {
             in_kernel,
             token,
             tag,
-            u32::from(fragment.len),
+            (u32::from(fragment.len), trailer_len),
             now_ns,
         );
         if let Some(general) = &self.general

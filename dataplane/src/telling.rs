@@ -1,13 +1,13 @@
 //! Stage 7: what peers are told when it is due: acknowledgements, credits, announcements.
 
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MessageDigest, SETTLED_KEPT};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT};
 
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::landing::Told;
 use crate::nic::Nic;
-use crate::peer::{EAGER_ACK_EVERY, EAGER_CREDIT_MAX, EAGER_CREDIT_PACED};
+use crate::peer::EAGER_ACK_EVERY;
 
 /// A sender with fewer packets of credit left is told of more at once.
 const LOW_CREDIT: u32 = 16;
@@ -41,20 +41,14 @@ impl<N: Nic> Engine<N> {
             let Some(index) = self.acknowledge.pop_front() else {
                 break;
             };
-            let free = (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
-                .saturating_sub(self.frames_held)
-                .saturating_sub(self.fixed.kept_frames);
+            let free = self.free_general_frames();
             let eager = &self.peers.at(index).eager_in;
-            let allowance = match eager.paced {
-                true => EAGER_CREDIT_PACED.min(free / 4),
-                false => EAGER_CREDIT_MAX.min(free / 4),
-            };
-            let limit = serial::later(eager.told_limit, eager.next.wrapping_add(allowance));
+            let acknowledgement = eager.acknowledgement(free);
             let quiet = now_ns.saturating_sub(eager.last_ns) >= patience_ns(idle);
             let owed = eager.unacknowledged() > 0 || eager.repeat;
             // A peer that was left with little credit is told again when frames have come back.
             let short = |limit: u32| serial::distance(eager.next, limit) < EAGER_ACK_EVERY as i32;
-            let relief = short(eager.told_limit) && !short(limit);
+            let relief = short(eager.told_limit) && !short(acknowledgement.limit);
             if eager.unacknowledged() < EAGER_ACK_EVERY && !(quiet && owed) && !relief {
                 if owed || short(eager.told_limit) {
                     self.acknowledge.push_back(index);
@@ -63,20 +57,45 @@ impl<N: Nic> Engine<N> {
                 }
                 continue;
             }
-            let sender_id = eager.sender_id.unwrap_or_default();
+            let EagerAcknowledgement {
+                sender_id,
+                next,
+                limit,
+            } = acknowledgement;
             let header = LmHeader::EagerAck {
                 sender_id,
-                next: eager.next,
+                next,
                 limit,
             };
             if self.send_packet(index, &header, &[]) {
                 let eager = &mut self.peers.at(index).eager_in;
-                eager.told_next = eager.next;
-                eager.told_limit = limit;
+                eager.told(&acknowledgement);
                 eager.repeat = false;
             }
             self.acknowledge.push_back(index);
         }
+    }
+
+    /// What travels behind a message of `len` bytes to a peer: the acknowledgement that it is owed, if the packet has room for it.
+    ///
+    /// Not what is said again because something was dropped (`repeat`): the peer draws conclusions from that, and an
+    /// acknowledgement that is sent again with its message may be long out of date.
+    #[inline]
+    pub(crate) fn acknowledgement_behind(&mut self, index: u16, len: u64) -> Option<EagerAcknowledgement> {
+        if self.peers.at(index).eager_in.unacknowledged() == 0
+            || len + EagerAcknowledgement::LEN as u64 > self.eager_len_to(index)
+        {
+            return None;
+        }
+        let free = self.free_general_frames();
+        Some(self.peers.at(index).eager_in.acknowledgement(free))
+    }
+
+    /// General frames that are no messages and not kept for anything else.
+    fn free_general_frames(&self) -> u32 {
+        (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
+            .saturating_sub(self.frames_held)
+            .saturating_sub(self.fixed.kept_frames)
     }
 
     fn give_credit(&mut self, place: u8, now_ns: u64, idle: bool) {

@@ -128,6 +128,7 @@ impl<N: Nic> Engine<N> {
             tag: 0,
             paced: self.fixed.paced,
             digested: self.config.integrity.has_digests(),
+            acknowledges: None,
         };
         self.send_packet(index, &header, &[]);
     }

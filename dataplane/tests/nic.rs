@@ -260,6 +260,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
             tag: 7,
             paced: false,
             digested: false,
+            acknowledges: None,
         },
         b"small",
     );
@@ -527,6 +528,7 @@ fn packets_cross_by_hand_and_in_turn() {
                 tag: 0,
                 paced: false,
                 digested: false,
+                acknowledges: None,
             },
             &[number as u8; 8],
         )
@@ -570,6 +572,7 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
             tag: 0,
             paced: false,
             digested: false,
+            acknowledges: None,
         },
         &[1; 8],
     );

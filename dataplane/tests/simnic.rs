@@ -95,6 +95,7 @@ fn eager(number: u32) -> Vec<u8> {
         tag: 0,
         paced: false,
         digested: false,
+        acknowledges: None,
     };
     packet(header, &[number as u8; 40])
 }

@@ -4,12 +4,21 @@
 
 use libfuzzer_sys::fuzz_target;
 use lm_protocol::manifest;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange};
+use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange, Trailer};
 use lm_protocol::wire::{Transport, ipv4, parse_frame};
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 fn header(header: &LmHeader, payload: &[u8]) {
-    let again = header.encode(payload.len() as u16);
-    assert_eq!(LmHeader::decode(&again), Ok((*header, payload.len() as u16)));
+    let from = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7168);
+    let trailer = Trailer::new(header, payload, from);
+    let again = [
+        &header.encode(payload.len() as u16)[..],
+        payload,
+        trailer.as_bytes(),
+    ]
+    .concat();
+    let read = lm::parse_packet(&again).expect("what was read can be written");
+    assert_eq!((read.header, read.payload), (*header, payload));
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
@@ -67,10 +76,12 @@ fuzz_target!(|bytes: &[u8]| {
         frame(&summed);
     }
     if let Ok((lm, payload)) = lm::parse_datagram(bytes) {
-        assert_eq!(payload, &bytes[lm::HEADER_LEN..bytes.len() - lm.digest_len()]);
+        assert_eq!(payload, &bytes[lm::HEADER_LEN..bytes.len() - lm.trailer_len()]);
         header(&lm, payload);
     }
     if let Ok((lm, payload_len)) = LmHeader::decode(bytes) {
-        assert_eq!(LmHeader::decode(&lm.encode(payload_len)), Ok((lm, payload_len)));
+        let mut again = bytes.to_vec();
+        again[..lm::HEADER_LEN].copy_from_slice(&lm.encode(payload_len));
+        assert_eq!(LmHeader::decode(&again), Ok((lm, payload_len)));
     }
 });

@@ -9,7 +9,7 @@ use lm_protocol::control::*;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{self, LmHeader};
+use lm_protocol::wire::lm::{self, EagerAcknowledgement, LmHeader, Trailer};
 use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
 
 fn bytes(dump: &str) -> Vec<u8> {
@@ -177,6 +177,7 @@ fn bytes_of_every_lm_header() {
                 tag: 0x2122_2324_3132_3334,
                 paced: true,
                 digested: false,
+                acknowledges: None,
             },
             1,
             "12 01 00 01 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
@@ -188,6 +189,7 @@ fn bytes_of_every_lm_header() {
                 tag: 0x2122_2324_3132_3334,
                 paced: false,
                 digested: true,
+                acknowledges: None,
             },
             1,
             "12 02 00 09 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 31 32 33 34",
@@ -291,6 +293,46 @@ fn bytes_of_a_packet_with_a_digest() {
     }
 }
 
+/// The digest by libxxhash 0.8.4.
+#[test]
+fn bytes_of_a_message_that_acknowledges() {
+    let header = LmHeader::Eager {
+        sender_id: 0x0102_0304_0506_0709,
+        number: 0x1112_1314,
+        tag: 0x2122_2324_3132_3334,
+        paced: true,
+        digested: true,
+        acknowledges: Some(EagerAcknowledgement {
+            sender_id: 0x4142_4344_4546_4748,
+            next: 0x5152_5354,
+            limit: 0x6162_6364,
+        }),
+    };
+    let dump = "12 0b 00 1d 01 02 03 04 05 06 07 09 11 12 13 14 21 22 23 24 31 32 33 34 68 65 6c 6c 6f \
+                41 42 43 44 45 46 47 48 51 52 53 54 61 62 63 64 97 dc 03 e5 13 01 36 0c";
+    let packet = bytes(dump);
+    let from = SocketAddrV4::new(Ipv4Addr::new(192, 168, 1, 1), 7168);
+    let trailer = Trailer::new(&header, b"hello", from);
+    let built = [&header.encode(5)[..], b"hello", trailer.as_bytes()].concat();
+    assert_eq!(built, packet);
+    let read = lm::parse_packet(&packet).unwrap();
+    assert_eq!((read.header, read.payload), (header, &b"hello"[..]));
+    assert!(read.is_intact(from));
+
+    // Any bit, also of the acknowledgement.
+    for bit in 0..packet.len() * 8 {
+        let mut changed = packet.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let intact = lm::parse_packet(&changed).is_ok_and(|packet| packet.is_intact(from));
+        // That of MISSING and the four that nobody knows mean nothing.
+        assert_eq!(
+            intact,
+            bit / 8 == 1 && ![0, 1, 3].contains(&(bit % 8)),
+            "bit {bit}"
+        );
+    }
+}
+
 /// No change of one byte makes an eager packet with a digest one without, or anything else an eager packet without.
 #[test]
 fn one_byte_does_not_switch_a_digest_off() {
@@ -303,6 +345,19 @@ fn one_byte_does_not_switch_a_digest_off() {
             tag: 9,
             paced: true,
             digested: true,
+            acknowledges: Some(EagerAcknowledgement {
+                sender_id: key,
+                next: 1,
+                limit: 2,
+            }),
+        },
+        LmHeader::Eager {
+            sender_id: key,
+            number: 0,
+            tag: 9,
+            paced: true,
+            digested: true,
+            acknowledges: None,
         },
         LmHeader::Data {
             session_key: key,
@@ -322,10 +377,14 @@ fn one_byte_does_not_switch_a_digest_off() {
         },
     ];
     for header in headers {
-        let payload = [];
-        let digest = lm::packet_digest(&header, &payload, from).to_be_bytes();
-        let mut packet = header.encode(0).to_vec();
-        packet.extend_from_slice(&digest[..header.digest_len()]);
+        // As long as an acknowledgement and a digest, in whose place it could be taken.
+        let payload: &[u8] = match header {
+            LmHeader::Eager { .. } | LmHeader::Credit { .. } => &[0x5a; 24],
+            _ => &[],
+        };
+        let mut packet = header.encode(payload.len() as u16).to_vec();
+        packet.extend_from_slice(payload);
+        packet.extend_from_slice(Trailer::new(&header, payload, from).as_bytes());
         assert!(lm::parse_packet(&packet).unwrap().is_intact(from));
         for at in 0..packet.len() {
             for change in 1..=255 {

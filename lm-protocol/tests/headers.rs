@@ -9,7 +9,9 @@ use inputs::{addressing, any_addressing};
 use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::wire::ipfrag::IpFragment;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange};
+use lm_protocol::wire::lm::{
+    self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, MissingRange, Trailer,
+};
 use lm_protocol::wire::{
     Addressing, BuildError, DataTemplate, Frame, IpFragTemplate, ParseError, Transport, parse_frame, udp,
 };
@@ -31,6 +33,11 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             tag: u64::from(b) << 32 | u64::from(c),
             paced: c & 1 == 1,
             digested: c & 2 == 2,
+            acknowledges: (c & 4 == 4).then_some(EagerAcknowledgement {
+                sender_id: key.rotate_left(32),
+                next: c,
+                limit: b,
+            }),
         },
         2 => LmHeader::EagerAck {
             sender_id: key,
@@ -136,23 +143,26 @@ proptest! {
     ) {
         let payload = payload_for(&header, &bytes);
         let from = SocketAddrV4::new(address.src_ip, address.src_port);
-        let digest = lm::packet_digest(&header, &payload, from);
-        let digest_bytes = &digest.to_be_bytes()[..header.digest_len()];
+        let trailer = Trailer::new(&header, &payload, from);
         let mut packet = vec![0; 70 + payload.len() + padding];
         let header_len = address.write_headers(&mut packet, &header, payload.len()).unwrap();
         prop_assert_eq!(header_len, if address.vlan.is_some() { 70 } else { 66 });
         packet[header_len..header_len + payload.len()].copy_from_slice(&payload);
         packet.truncate(header_len + payload.len());
-        packet.extend_from_slice(digest_bytes);
+        packet.extend_from_slice(trailer.as_bytes());
 
         let (ip, udp, udp_payload) = check_addresses(&packet, &address);
         prop_assert!(ip.dont_fragment && !ip.more_fragments && ip.identification == 0);
         let udp = udp.unwrap();
         prop_assert_eq!(udp.checksum, 0);
-        prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len() + digest_bytes.len());
+        prop_assert_eq!(usize::from(udp.length), 8 + 24 + payload.len() + header.trailer_len());
         prop_assert_eq!(lm::parse_datagram(&udp_payload), Ok((header, &payload[..])));
         let read = lm::parse_packet(&udp_payload).unwrap();
+        let digest = lm::packet_digest(&header, &payload, from);
         prop_assert_eq!(read.digest, (header.digest_len() > 0).then_some(digest));
+        for len in 0..udp_payload.len() {
+            prop_assert!(lm::parse_packet(&udp_payload[..len]).is_err(), "{} bytes", len);
+        }
 
         // Ethernet padding may hold anything.
         packet.resize(packet.len() + padding, 0x5a);
@@ -174,8 +184,9 @@ proptest! {
         ttl: u8,
     ) {
         let payload = payload_for(&header, &bytes);
-        let digest = &[0x11; DIGEST_LEN][..header.digest_len()];
-        let datagram = [&header.encode(payload.len() as u16)[..], &payload, digest].concat();
+        let from = SocketAddrV4::new(address.src_ip, address.src_port);
+        let trailer = Trailer::new(&header, &payload, from);
+        let datagram = [&header.encode(payload.len() as u16)[..], &payload, trailer.as_bytes()].concat();
         let link = PacketBuilder::ethernet2(address.src_mac.0, address.dst_mac.0);
         let (src, dst) = (address.src_ip.octets(), address.dst_ip.octets());
         let network = match address.vlan {
@@ -372,6 +383,7 @@ fn headers_that_do_not_fit_are_refused() {
         tag: 3,
         paced: false,
         digested: false,
+        acknowledges: None,
     };
     let mut out = [0xaa; 66];
     assert_eq!(
@@ -406,6 +418,7 @@ fn mistakes_are_named() {
         tag: 3,
         paced: false,
         digested: false,
+        acknowledges: None,
     };
     let mut good = vec![0; 66 + 8];
     address.write_headers(&mut good, &header, 8).unwrap();
@@ -522,6 +535,15 @@ fn mistakes_are_named() {
         "fragment 3 of 3"
     );
 
+    // The eight bytes behind the header are too few for an acknowledgement.
+    let short = Err(ParseError::Lm(lm::LmError::Length));
+    assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES)]), short);
+    assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES | lm::FLAG_DIGEST)]), short);
+    assert!(
+        matches!(changed(&[(42, 0x13), (43, 0xf8 | 2)]), Ok(Transport::Lm { .. })),
+        "an ACK has none behind it, whatever its flags say"
+    );
+
     let mut packet = good.clone();
     packet[25] ^= 1;
     assert_eq!(parse_frame(&packet), Err(ParseError::IpChecksum));
@@ -532,6 +554,67 @@ fn mistakes_are_named() {
             "{len} bytes"
         );
     }
+}
+
+/// An acknowledgement takes 16 bytes before the digest, and nothing of the message.
+#[test]
+fn an_acknowledgement_is_no_part_of_its_message() {
+    let acknowledgement = EagerAcknowledgement {
+        sender_id: 5,
+        next: 6,
+        limit: 7,
+    };
+    for digested in [false, true] {
+        let header = LmHeader::Eager {
+            sender_id: lm::with_digests(1, digested),
+            number: 2,
+            tag: 3,
+            paced: false,
+            digested,
+            acknowledges: Some(acknowledgement),
+        };
+        let from = SocketAddrV4::new(addressing().src_ip, addressing().src_port);
+        for message in [&b""[..], b"m", &[0x77; 1400]] {
+            let trailer = Trailer::new(&header, message, from);
+            assert_eq!(trailer.as_bytes().len(), header.trailer_len());
+            let bytes = [
+                &header.encode(message.len() as u16)[..],
+                message,
+                trailer.as_bytes(),
+            ]
+            .concat();
+            let read = lm::parse_packet(&bytes).unwrap();
+            assert_eq!((read.header, read.payload), (header, message));
+            assert!(read.is_intact(from));
+            // As many bytes as the header says, but none for the acknowledgement to lie in.
+            let mut short = bytes.clone();
+            short[2..4].copy_from_slice(&(header.trailer_len() as u16 - 1).to_be_bytes());
+            short.truncate(lm::HEADER_LEN + header.trailer_len() - 1);
+            assert_eq!(lm::parse_packet(&short), Err(lm::LmError::Length));
+            // A header alone does not say what is acknowledged.
+            assert_eq!(
+                LmHeader::decode(&bytes[..lm::HEADER_LEN]),
+                Err(lm::LmError::Truncated)
+            );
+        }
+    }
+    assert_eq!(
+        addressing().write_headers(
+            &mut [0; 128],
+            &LmHeader::Eager {
+                sender_id: 1,
+                number: 2,
+                tag: 3,
+                paced: false,
+                digested: true,
+                acknowledges: Some(acknowledgement),
+            },
+            lm::MAX_PAYLOAD_LEN - 23,
+        ),
+        Err(BuildError::PayloadTooLong {
+            maximum: lm::MAX_PAYLOAD_LEN - 24
+        })
+    );
 }
 
 #[test]

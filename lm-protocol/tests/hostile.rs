@@ -6,10 +6,13 @@ use inputs::addressing;
 use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::manifest;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmError, LmHeader, MessageDigest, MissingRange};
+use lm_protocol::wire::lm::{
+    self, AnnounceEntry, EagerAcknowledgement, LmError, LmHeader, MessageDigest, MissingRange, Trailer,
+};
 use lm_protocol::wire::{IpFragTemplate, Transport, ipv4, parse_frame};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// Whatever the parsers make of these bytes must hold together.
 fn look(bytes: &[u8]) {
@@ -29,7 +32,7 @@ fn look(bytes: &[u8]) {
         }
     }
     if let Ok((header, payload)) = lm::parse_datagram(bytes) {
-        let end = bytes.len() - header.digest_len();
+        let end = bytes.len() - header.trailer_len();
         assert_eq!(payload, &bytes[lm::HEADER_LEN..end]);
         look_at_lm(&header, payload);
     }
@@ -53,8 +56,16 @@ fn look(bytes: &[u8]) {
 }
 
 fn look_at_lm(header: &LmHeader, payload: &[u8]) {
-    let again = header.encode(payload.len() as u16);
-    assert_eq!(LmHeader::decode(&again), Ok((*header, payload.len() as u16)));
+    let from = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7168);
+    let trailer = Trailer::new(header, payload, from);
+    let again = [
+        &header.encode(payload.len() as u16)[..],
+        payload,
+        trailer.as_bytes(),
+    ]
+    .concat();
+    let read = lm::parse_packet(&again).expect("what was read can be written");
+    assert_eq!((read.header, read.payload), (*header, payload));
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
@@ -91,6 +102,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 tag: 3,
                 paced: false,
                 digested: false,
+                acknowledges: None,
             },
             7,
         ),
@@ -101,6 +113,22 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 tag: 3,
                 paced: false,
                 digested: true,
+                acknowledges: None,
+            },
+            7,
+        ),
+        (
+            LmHeader::Eager {
+                sender_id: 1,
+                number: 2,
+                tag: 3,
+                paced: false,
+                digested: true,
+                acknowledges: Some(EagerAcknowledgement {
+                    sender_id: 4,
+                    next: 5,
+                    limit: 6,
+                }),
             },
             7,
         ),
@@ -160,7 +188,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
         let mut address = addressing();
         address.vlan = vlan;
         for (header, payload_len) in headers {
-            let mut frame = vec![0x33; address.header_len() + payload_len + header.digest_len()];
+            let mut frame = vec![0x33; address.header_len() + payload_len + header.trailer_len()];
             address.write_headers(&mut frame, &header, payload_len).unwrap();
             frames.push(frame);
         }

@@ -37,7 +37,9 @@ const BATCHES: u64 = 50;
 /// Distances within this factor are the same.
 const SAME: f64 = 1.5;
 /// How long a measurement waits for near cores before it is done at any distance.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long all measurements of a comparison wait together: on a machine whose cores stay far apart waiting brings nothing.
+const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
 /// How often a measurement is repeated because the distance changed.
 pub const REPEATS: u32 = 3;
 
@@ -167,6 +169,7 @@ pub struct Distances {
     pub rounds: Vec<f64>,
     /// Rounds of these on two threads of one core.
     pub shared: usize,
+    waited: Duration,
     cores: Option<[usize; 2]>,
 }
 
@@ -190,13 +193,15 @@ impl Distances {
 
     /// Waits for near cores, [`PATIENCE`] at most, and says how far apart they are then. Near is what is hardly farther than the
     /// least that this process has seen.
-    pub fn wait(&self) -> Option<Distance> {
+    pub fn wait(&mut self) -> Option<Distance> {
+        let patience = PATIENCE.min(PATIENCE_OF_ALL.saturating_sub(self.waited));
         let start = Instant::now();
         loop {
             let now = self.look()?;
             let least = LEAST_PS.load(Ordering::Relaxed) as f64 / 1000.0;
             let is_near = !now.is_shared && now.nanoseconds <= least * SAME;
-            if is_near || start.elapsed() > PATIENCE {
+            if is_near || start.elapsed() > patience {
+                self.waited += start.elapsed();
                 return Some(now);
             }
             thread::sleep(Duration::from_millis(100));

@@ -54,6 +54,9 @@ pub struct AskArgs {
     /// Do not sleep while an answer is to come
     #[arg(long)]
     pub spin: bool,
+    /// Print all latencies, as a histogram, so that several runs can be put together
+    #[arg(long)]
+    pub histogram: bool,
 }
 
 /// What `admission-ask` prints.
@@ -81,6 +84,9 @@ pub struct AskReport {
     pub seconds: f64,
     /// From a request to its LM_ACQ_OK, in microseconds.
     pub latency_us: LatencySummary,
+    /// The same as a histogram, with `--histogram`: nanoseconds, and requests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub latency_counts: Vec<(u64, u64)>,
     /// Datagrams that came and were taken.
     pub datagrams: u64,
 }
@@ -159,6 +165,10 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
     Ok(AskReport {
         open: asking.sent.len() as u64,
         latency_us: asking.latencies.summary(),
+        latency_counts: match args.histogram {
+            true => asking.latencies.counts().collect(),
+            false => Vec::new(),
+        },
         datagrams: host.counters().accepted,
         ..asking.report
     })

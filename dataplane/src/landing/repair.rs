@@ -358,6 +358,7 @@ impl Inbound {
             message.arrivals.reject(position);
             message.timer.noticed(time(self.progress_ns));
             message.missing_ns.get_or_insert(self.progress_ns);
+            self.troubled = true;
             self.repair.no_room += 1;
             return None;
         };
@@ -454,7 +455,14 @@ impl Inbound {
         }
     }
 
-    /// Whether [`watch`](Inbound::watch) and [`next_request`](Inbound::next_request) have anything to do.
+    /// Whether something is known to be lost, or lies elsewhere than at its place: only then
+    /// [`next_request`](Inbound::next_request) has anything to do.
+    #[inline]
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.troubled
+    }
+
+    /// Whether [`watch`](Inbound::watch) has anything to do.
     pub(crate) fn needs_care(&self) -> bool {
         self.troubled || self.claim.is_some() || self.has_landed() || self.awaits_digests()
     }

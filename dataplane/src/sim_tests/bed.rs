@@ -9,7 +9,7 @@ use lm_protocol::session::Permit;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{LmHeader, packet_digest, with_digests};
+use lm_protocol::wire::lm::{LmHeader, Trailer, with_digests};
 #[cfg(test)]
 use lm_protocol::zone::ZONE_ALIGN;
 
@@ -545,7 +545,7 @@ impl Drop for Bed {
     }
 }
 
-/// A whole LM packet with this header and payload, and the digest that belongs to it.
+/// A whole LM packet with this header and payload, and the trailer that belongs to it.
 pub(crate) fn lm_packet(addressing: &Addressing, header: &LmHeader, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0; addressing.header_len()];
     addressing
@@ -553,8 +553,7 @@ pub(crate) fn lm_packet(addressing: &Addressing, header: &LmHeader, payload: &[u
         .expect("room for the headers");
     packet.extend_from_slice(payload);
     let from = SocketAddrV4::new(addressing.src_ip, addressing.src_port);
-    let digest = packet_digest(header, payload, from).to_be_bytes();
-    packet.extend_from_slice(&digest[..header.digest_len()]);
+    packet.extend_from_slice(Trailer::new(header, payload, from).as_bytes());
     packet
 }
 

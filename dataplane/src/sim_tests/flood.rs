@@ -267,6 +267,7 @@ fn floods_from_everywhere() {
                             tag: n,
                             paced: false,
                             digested: true,
+                            acknowledges: None,
                         };
                         packet(1, from, PORT, &header, &[0x5a; 64])
                     }

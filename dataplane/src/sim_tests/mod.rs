@@ -1,8 +1,10 @@
 //! The poll engine on the simulated NIC: two engines, one wire, the real rings; no root, no threads, no clock.
 
+mod acknowledgements;
 mod allocations;
 mod astray;
 mod bed;
+mod beside;
 mod copies;
 mod delivery;
 mod failures;

@@ -33,6 +33,7 @@ fn eager(addressing: &Addressing, sender_id: u64, number: u32) -> Vec<u8> {
         tag: 5,
         paced: false,
         digested: has_digests(sender_id),
+        acknowledges: None,
     };
     lm_packet(addressing, &header, &[0; 20])
 }

@@ -449,6 +449,7 @@ fn messages_name_their_sender() {
         tag: 12,
         paced: false,
         digested: true,
+        acknowledges: None,
     };
     let addressing = Addressing {
         src_mac: MacAddr([2; 6]),

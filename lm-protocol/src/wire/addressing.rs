@@ -25,7 +25,8 @@ use zerocopy::byteorder::network_endian::U16;
 ///     src_port: 40_000,
 ///     dst_port: 7168,
 /// };
-/// let header = LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false, digested: false };
+/// let header =
+///     LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false, digested: false, acknowledges: None };
 /// let mut packet = [0; 128];
 /// let header_len = addressing.write_headers(&mut packet, &header, 5)?;
 /// packet[header_len..header_len + 5].copy_from_slice(b"hello");
@@ -116,7 +117,7 @@ impl Addressing {
     }
 
     /// Writes all headers of one LM packet to the start of `out`; gives their length. The payload follows there, and behind
-    /// it the digest, if the header says that there is one ([`lm::packet_digest`], which `payload_len` does not count).
+    /// it the [`lm::Trailer`], which `payload_len` does not count.
     ///
     /// Don't fragment, identification 0 (RFC 6864), TTL 64, DSCP 0, no UDP checksum (see [`super::udp`]).
     ///
@@ -129,8 +130,8 @@ impl Addressing {
         header: &LmHeader,
         payload_len: usize,
     ) -> Result<usize, BuildError> {
-        let digest_len = header.digest_len();
-        let maximum = lm::MAX_PAYLOAD_LEN - digest_len;
+        let trailer_len = header.trailer_len();
+        let maximum = lm::MAX_PAYLOAD_LEN - trailer_len;
         if payload_len > maximum {
             return Err(BuildError::PayloadTooLong { maximum });
         }
@@ -139,9 +140,9 @@ impl Addressing {
             .get_mut(..needed)
             .ok_or(BuildError::OutputTooShort { needed })?;
 
-        // At most 65,483 with the digest, so no sum below overflows.
+        // At most 65,483 with the trailer, so no sum below overflows.
         let payload_len = payload_len as u16;
-        let udp_payload_len = payload_len + (digest_len + lm::HEADER_LEN) as u16;
+        let udp_payload_len = payload_len + (trailer_len + lm::HEADER_LEN) as u16;
         let (below_lm, lm_out) = out.split_at_mut(needed - lm::HEADER_LEN);
         let (below_udp, udp_out) = below_lm.split_at_mut(below_lm.len() - UdpRepr::HEADER_LEN);
         let (ethernet_out, ip_out) = below_udp.split_at_mut(below_udp.len() - Ipv4Repr::HEADER_LEN);

@@ -7,7 +7,6 @@ use super::ipfrag::IpFragment;
 use super::ipv4::{Ipv4Repr, PROTOCOL_UDP};
 use super::lm::{self, LmHeader, LmPacket};
 use super::udp::UdpRepr;
-use crate::manifest::DIGEST_LEN;
 use core::net::Ipv4Addr;
 
 /// A frame that was read. Headers are copied out; the payload still lies in the packet.
@@ -29,7 +28,8 @@ pub struct Frame<'a> {
     pub header_len: u16,
     /// What IP carries.
     pub transport: Transport,
-    /// Bytes of the message (DATA, EAGER, IP fragments) or entries (the rest), without digest and Ethernet padding.
+    /// Bytes of the message (DATA, EAGER, IP fragments) or entries (the rest), without what follows them in the packet
+    /// ([`lm::Trailer`]) and Ethernet padding.
     pub payload: &'a [u8],
     /// The digest at the end of an LM packet that has one. It is not checked here.
     pub digest: Option<u64>,
@@ -126,9 +126,9 @@ pub fn parse_frame(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
     if ip.protocol != PROTOCOL_UDP {
         return Err(ParseError::NotUdp);
     }
-    let (transport, payload, digest) = if ip.is_fragment() {
+    let (transport, payload, trailer_len, digest) = if ip.is_fragment() {
         let (fragment, payload) = IpFragment::parse(&ip, ip_payload)?;
-        (Transport::Fragment(fragment), payload, None)
+        (Transport::Fragment(fragment), payload, 0, None)
     } else {
         let (udp, udp_payload) = UdpRepr::parse(ip_payload)?;
         let packet = lm::parse_packet(udp_payload)?;
@@ -139,11 +139,11 @@ pub fn parse_frame(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
                 header: packet.header,
             },
             packet.payload,
+            packet.header.trailer_len(),
             packet.digest,
         )
     };
-    let digest_len = digest.map_or(0, |_| DIGEST_LEN);
-    let header_len = ethernet_len + Ipv4Repr::HEADER_LEN + (ip_payload.len() - payload.len() - digest_len);
+    let header_len = ethernet_len + Ipv4Repr::HEADER_LEN + (ip_payload.len() - payload.len() - trailer_len);
     Ok(Frame {
         src_mac: ethernet.src,
         dst_mac: ethernet.dst,

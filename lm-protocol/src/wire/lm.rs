@@ -18,20 +18,26 @@
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. The
 //! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_PACED`],
-//! [`FLAG_DIGEST`] and [`FLAG_MANIFEST`], each in the types that it belongs to, and what is not known of them is ignored.
+//! [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of
+//! them is ignored.
 //!
-//! # Packets that end with a digest
+//! # What follows the payload
 //!
 //! ```text
-//!  0                        24                                    payload length + 24
-//! +------------------------+---------------------+---------------+
-//! |  LM header             |  payload            |  digest u64   |
-//! +------------------------+---------------------+---------------+
+//!  0                        24                                                            payload length + 24
+//! +------------------------+---------------------+-----------------------+---------------+
+//! |  LM header             |  payload            |  acknowledgement, 16  |  digest u64   |
+//! +------------------------+---------------------+-----------------------+---------------+
 //! ```
 //!
-//! Types 3 to 7 always, EAGER where its sender wants it ([`FLAG_DIGEST`]). It is the [`packet_digest`] of header, payload
-//! and sender's address, and the header's payload length counts it. DATA has none: a fragment's digest is in its message's
-//! (see [`crate::manifest`]). CONTROL travels through the kernel's sockets, with a UDP checksum.
+//! The header's payload length counts both.
+//!
+//! A *digest* ends packets of types 3 to 7 always, EAGER where its sender wants it ([`FLAG_DIGEST`]). It is the [`packet_digest`]
+//! of header, payload, acknowledgement and sender's address. DATA has none: a fragment's digest is in its message's (see
+//! [`crate::manifest`]). CONTROL travels through the kernel's sockets, with a UDP checksum.
+//!
+//! An [`EagerAcknowledgement`] says in EAGER packets what an EAGER_ACK says, of the messages that go the other way
+//! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
 use crate::manifest::DIGEST_LEN;
 use core::fmt;
@@ -71,6 +77,8 @@ pub const FLAG_DIGEST: u8 = 2;
 /// Flag of a MISSING packet: what is missing is not fragments but the digests of those in the ranges, or, without ranges,
 /// the message's digest.
 pub const FLAG_MANIFEST: u8 = 4;
+/// Flag of an EAGER packet: an [`EagerAcknowledgement`] follows the message.
+pub const FLAG_ACKNOWLEDGES: u8 = 8;
 /// Type of a sealed admission message: what daemons say to each other; see [`crate::admission`].
 pub const TYPE_SEALED: u8 = 14;
 /// Type of the admission messages on the control port; see [`crate::control`].
@@ -82,7 +90,7 @@ pub const TYPE_CONTROL: u8 = 15;
 pub struct RawHeader {
     /// `version << 4 | type`.
     pub version_type: u8,
-    /// [`FLAG_PACED`], [`FLAG_DIGEST`] and [`FLAG_MANIFEST`].
+    /// [`FLAG_PACED`], [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`].
     pub flags: u8,
     /// Bytes behind the header.
     pub payload_len: U16,
@@ -103,7 +111,7 @@ const _: () = assert!(core::mem::offset_of!(RawHeader, a) == 12);
 const _: () = assert!(core::mem::offset_of!(RawHeader, b) == 16);
 const _: () = assert!(core::mem::offset_of!(RawHeader, c) == 20);
 
-/// An LM header's legal content.
+/// An LM header's legal content; for an EAGER packet with the acknowledgement behind its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LmHeader {
@@ -130,6 +138,8 @@ pub enum LmHeader {
         paced: bool,
         /// [`FLAG_DIGEST`].
         digested: bool,
+        /// [`FLAG_ACKNOWLEDGES`]: what its sender has got of our own messages.
+        acknowledges: Option<EagerAcknowledgement>,
     },
     /// Which eager messages arrived, and how many more may come.
     EagerAck {
@@ -213,7 +223,7 @@ pub enum LmError {
         /// The type, 0 to 15.
         packet_type: u8,
     },
-    /// The payload length differs from UDP's, or from the number of entries.
+    /// The payload length differs from UDP's, or from the number of entries, or has no room for what is said to be in it.
     Length,
     /// A packet of a type that ends with a digest says that it has none, or one of a type that has none says it has.
     Digest,
@@ -266,8 +276,21 @@ impl LmHeader {
         }
     }
 
-    /// The header's 24 bytes in front of a payload of `payload_len` bytes and, where the packet has one, the digest, which
-    /// `payload_len` does not count: 65,475 at most there.
+    /// Bytes behind the payload: 16 of an acknowledgement and 8 of the digest, in packets with them.
+    #[inline]
+    pub const fn trailer_len(&self) -> usize {
+        let acknowledgement_len = match self {
+            LmHeader::Eager {
+                acknowledges: Some(_),
+                ..
+            } => EagerAcknowledgement::LEN,
+            _ => 0,
+        };
+        acknowledgement_len + self.digest_len()
+    }
+
+    /// The header's 24 bytes in front of a payload of `payload_len` bytes and of the [`Trailer`], which `payload_len` does not
+    /// count: [`MAX_PAYLOAD_LEN`] less [`trailer_len`](LmHeader::trailer_len) at most.
     ///
     /// ```
     /// use lm_protocol::wire::lm::LmHeader;
@@ -329,14 +352,21 @@ impl LmHeader {
         let raw = RawHeader {
             version_type: VERSION << 4 | self.packet_type(),
             flags: match *self {
-                LmHeader::Eager { paced, digested, .. } => {
-                    (u8::from(paced) * FLAG_PACED) | (u8::from(digested) * FLAG_DIGEST)
+                LmHeader::Eager {
+                    paced,
+                    digested,
+                    acknowledges,
+                    ..
+                } => {
+                    (u8::from(paced) * FLAG_PACED)
+                        | (u8::from(digested) * FLAG_DIGEST)
+                        | (u8::from(acknowledges.is_some()) * FLAG_ACKNOWLEDGES)
                 }
                 LmHeader::Missing { manifest, .. } => FLAG_DIGEST | (u8::from(manifest) * FLAG_MANIFEST),
                 LmHeader::Data { .. } | LmHeader::Control { .. } => 0,
                 _ => FLAG_DIGEST,
             },
-            payload_len: U16::new(payload_len.wrapping_add(self.digest_len() as u16)),
+            payload_len: U16::new(payload_len.wrapping_add(self.trailer_len() as u16)),
             key: U64::new(key),
             a: U32::new(a),
             b: U32::new(b),
@@ -345,8 +375,8 @@ impl LmHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads the 24 bytes at the start of `bytes`; gives the header and the length of the payload that it announces, without
-    /// the digest.
+    /// Reads the 24 bytes at the start of `bytes`, and an acknowledgement behind the payload; gives the header and the length of
+    /// the payload that it announces, without what follows it.
     ///
     /// Whether that payload is there is not looked at: a header that survived at the lowest slot of a window stands
     /// alone. [`parse_datagram`] reads whole packets.
@@ -380,6 +410,7 @@ impl LmHeader {
                 tag: u64::from(b) << 32 | u64::from(c),
                 paced: raw.flags & FLAG_PACED != 0,
                 digested: raw.flags & FLAG_DIGEST != 0,
+                acknowledges: EagerAcknowledgement::behind(raw, bytes)?,
             },
             TYPE_EAGER_ACK => LmHeader::EagerAck {
                 sender_id: key,
@@ -417,11 +448,12 @@ impl LmHeader {
             },
             packet_type => return Err(LmError::UnknownType { packet_type }),
         };
-        let digest_len = header.digest_len() as u16;
-        if digest_len > 0 && raw.flags & FLAG_DIGEST == 0 {
+        if header.digest_len() > 0 && raw.flags & FLAG_DIGEST == 0 {
             return Err(LmError::Digest);
         }
-        let payload_len = behind_header.checked_sub(digest_len).ok_or(LmError::Length)?;
+        let payload_len = behind_header
+            .checked_sub(header.trailer_len() as u16)
+            .ok_or(LmError::Length)?;
         let entries_len = match header {
             LmHeader::Announce { entries, .. } => announce_payload_len(payload_len, entries),
             LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
@@ -469,7 +501,8 @@ fn manifest_payload_len(payload_len: u16, first: u32, count: u32) -> Result<u64,
 /// ```
 /// use lm_protocol::wire::lm::{self, LmError, LmHeader};
 ///
-/// let header = LmHeader::Eager { sender_id: 4, number: 2, tag: 3, paced: false, digested: false };
+/// let header =
+///     LmHeader::Eager { sender_id: 4, number: 2, tag: 3, paced: false, digested: false, acknowledges: None };
 /// let mut packet = header.encode(5).to_vec();
 /// packet.extend_from_slice(b"hello");
 /// assert_eq!(lm::parse_datagram(&packet), Ok((header, &b"hello"[..])));
@@ -485,7 +518,7 @@ pub fn parse_datagram(bytes: &[u8]) -> Result<(LmHeader, &[u8]), LmError> {
 pub struct LmPacket<'a> {
     /// The header.
     pub header: LmHeader,
-    /// What is between header and digest.
+    /// What is between the header and the [`Trailer`].
     pub payload: &'a [u8],
     /// The digest, where the header says that there is one.
     pub digest: Option<u64>,
@@ -534,41 +567,151 @@ pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
         // Its type was another one.
         return Err(LmError::Digest);
     }
-    if behind.len() != usize::from(payload_len) + digest_len {
+    if behind.len() != usize::from(payload_len) + header.trailer_len() {
         return Err(LmError::Length);
     }
-    let (payload, digest) = behind.split_at(usize::from(payload_len));
+    let (_, digest) = behind.split_at(behind.len() - digest_len);
     Ok(LmPacket {
         header,
-        payload,
+        payload: &behind[..usize::from(payload_len)],
         digest: digest.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)),
     })
 }
 
 /// The digest at the end of a packet with this header and payload, sent from the data port `from`: XXH3 (64 bits), with the
-/// header's key as seed, of the header's 24 bytes, the address, the port and XXH3 (64 bits, no seed) of the payload.
-///
-/// ```
-/// use lm_protocol::wire::lm::{self, LmHeader};
-///
-/// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
-/// let from = "10.0.0.1:7168".parse().unwrap();
-/// let mut packet = header.encode(0).to_vec();
-/// packet.extend_from_slice(&lm::packet_digest(&header, &[], from).to_be_bytes());
-/// let mut read = lm::parse_packet(&packet).unwrap();
-/// assert!(read.is_intact(from));
-/// assert!(!read.is_intact("10.0.0.2:7168".parse().unwrap()));
-/// ```
+/// header's key as seed, of the header's 24 bytes, the address, the port, XXH3 (64 bits, no seed) of the payload and, where there is
+/// one, the acknowledgement.
 #[inline]
 pub fn packet_digest(header: &LmHeader, payload: &[u8], from: SocketAddrV4) -> u64 {
-    let mut bytes = [0; HEADER_LEN + 6 + DIGEST_LEN];
+    const LEN: usize = HEADER_LEN + 6 + DIGEST_LEN;
+    let mut bytes = [0; LEN + EagerAcknowledgement::LEN];
     let encoded = header.encode(payload.len() as u16);
     bytes[..HEADER_LEN].copy_from_slice(&encoded);
     bytes[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&from.ip().octets());
     bytes[HEADER_LEN + 4..HEADER_LEN + 6].copy_from_slice(&from.port().to_be_bytes());
-    bytes[HEADER_LEN + 6..].copy_from_slice(&xxh3_64(payload).to_be_bytes());
+    bytes[HEADER_LEN + 6..LEN].copy_from_slice(&xxh3_64(payload).to_be_bytes());
+    let mut len = LEN;
+    if let LmHeader::Eager {
+        acknowledges: Some(acknowledgement),
+        ..
+    } = header
+    {
+        bytes[LEN..].copy_from_slice(&acknowledgement.encode());
+        len += EagerAcknowledgement::LEN;
+    }
     let [_, _, _, _, key @ .., _, _, _, _, _, _, _, _, _, _, _, _] = encoded;
-    xxh3_64_with_seed(&bytes, u64::from_be_bytes(key))
+    xxh3_64_with_seed(&bytes[..len], u64::from_be_bytes(key))
+}
+
+/// What follows the payload of a packet: acknowledgement and digest, where the header says that there are such.
+///
+/// ```
+/// use lm_protocol::wire::lm::{self, LmHeader, Trailer};
+///
+/// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
+/// let from = "10.0.0.1:7168".parse().unwrap();
+/// let mut packet = header.encode(0).to_vec();
+/// packet.extend_from_slice(Trailer::new(&header, &[], from).as_bytes());
+/// let mut read = lm::parse_packet(&packet).unwrap();
+/// assert!(read.is_intact(from));
+/// assert!(!read.is_intact("10.0.0.2:7168".parse().unwrap()));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Trailer {
+    bytes: [u8; EagerAcknowledgement::LEN + DIGEST_LEN],
+    len: usize,
+}
+
+impl Trailer {
+    /// That of a packet with this header and payload, sent from the data port `from`.
+    #[inline]
+    pub fn new(header: &LmHeader, payload: &[u8], from: SocketAddrV4) -> Trailer {
+        let mut bytes = [0; EagerAcknowledgement::LEN + DIGEST_LEN];
+        let mut len = 0;
+        if let LmHeader::Eager {
+            acknowledges: Some(acknowledgement),
+            ..
+        } = header
+        {
+            bytes[..EagerAcknowledgement::LEN].copy_from_slice(&acknowledgement.encode());
+            len = EagerAcknowledgement::LEN;
+        }
+        if header.digest_len() > 0 {
+            let digest = packet_digest(header, payload, from);
+            bytes[len..len + DIGEST_LEN].copy_from_slice(&digest.to_be_bytes());
+            len += DIGEST_LEN;
+        }
+        Trailer { bytes, len }
+    }
+
+    /// Its bytes: [`LmHeader::trailer_len`].
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// An acknowledgement that travels behind a message: which eager messages arrived at who sends it, and how many more may come.
+///
+/// ```text
+///  0                       8               12              16
+/// +-----------------------+---------------+---------------+
+/// |     sender id u64     |   next u32    |   limit u32   |
+/// +-----------------------+---------------+---------------+
+/// ```
+///
+/// The message is sent again as it was, so an acknowledgement may come late. It then confirms nothing new; that something is lost
+/// says an EAGER_ACK alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EagerAcknowledgement {
+    /// Whose messages these are: an incarnation of the packet's receiver, which may be gone.
+    pub sender_id: u64,
+    /// All numbers before this one arrived (serial arithmetic).
+    pub next: u32,
+    /// Numbers before this one may be sent (serial arithmetic): the credit.
+    pub limit: u32,
+}
+
+impl EagerAcknowledgement {
+    /// Bytes of one.
+    pub const LEN: usize = 16;
+
+    /// Its bytes.
+    #[inline]
+    pub fn encode(&self) -> [u8; EagerAcknowledgement::LEN] {
+        let mut bytes = [0; EagerAcknowledgement::LEN];
+        bytes[..8].copy_from_slice(&self.sender_id.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.next.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.limit.to_be_bytes());
+        bytes
+    }
+
+    /// That of the EAGER packet `bytes` with this header, if the header says that there is one.
+    #[inline]
+    fn behind(raw: &RawHeader, bytes: &[u8]) -> Result<Option<EagerAcknowledgement>, LmError> {
+        if raw.flags & FLAG_ACKNOWLEDGES == 0 {
+            return Ok(None);
+        }
+        let digest_len = match raw.flags & FLAG_DIGEST {
+            0 => 0,
+            _ => DIGEST_LEN,
+        };
+        let payload_len = usize::from(raw.payload_len.get())
+            .checked_sub(EagerAcknowledgement::LEN + digest_len)
+            .ok_or(LmError::Length)?;
+        let bytes: &[u8; EagerAcknowledgement::LEN] = bytes
+            .get(HEADER_LEN + payload_len..)
+            .and_then(<[u8]>::first_chunk)
+            .ok_or(LmError::Truncated)?;
+        let [sender_id @ .., _, _, _, _, _, _, _, _] = *bytes;
+        let [_, _, _, _, _, _, _, _, next @ .., _, _, _, _] = *bytes;
+        let [_, _, _, _, _, _, _, _, _, _, _, _, limit @ ..] = *bytes;
+        Ok(Some(EagerAcknowledgement {
+            sender_id: u64::from_be_bytes(sender_id),
+            next: u32::from_be_bytes(next),
+            limit: u32::from_be_bytes(limit),
+        }))
+    }
 }
 
 /// A receiver says of so many settled messages whether they are whole: as many as may be under way.

@@ -7,9 +7,9 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MissingRange};
 
-use super::{LEN, Scene, control, packet};
+use super::{LEN, STRANGER, Scene, control, packet};
 use crate::sim_tests::bed::{PORT, sender_id};
 
 /// What one flood is made of: the `n`-th packet, from an address, to a host whose session has that key.
@@ -120,6 +120,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 tag: n,
                 paced: false,
                 digested: false,
+                acknowledges: None,
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
@@ -269,6 +270,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 tag: n,
                 paced: false,
                 digested: true,
+                acknowledges: None,
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
@@ -314,6 +316,28 @@ pub(super) const FLOODS: &[Flood] = &[
             packet(to, from, PORT, &header, &[])
         },
         counters: ["implausible", "unexpected"],
+    },
+    Flood {
+        name: "messages that acknowledge what was never sent",
+        to: 0,
+        make: |_, to, from, n| {
+            let header = LmHeader::Eager {
+                sender_id: sender_id(1, Integrity::Manifest),
+                number: 1_000_000 + n as u32,
+                tag: n,
+                paced: false,
+                digested: true,
+                acknowledges: Some(EagerAcknowledgement {
+                    // A stranger does not know the incarnation.
+                    sender_id: sender_id(0, Integrity::Manifest) + 2 * u64::from(*from.ip() == STRANGER),
+                    next: 5000 + n as u32,
+                    limit: 6000 + n as u32,
+                }),
+            };
+            packet(to, from, PORT, &header, &[0x5a; 64])
+        },
+        // What another incarnation is told is not looked at, only the message.
+        counters: ["implausible", "eager_out_of_order"],
     },
     Flood {
         name: "requests for fragments that no message has",

@@ -12,7 +12,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::{EagerAcknowledgement, HEADER_LEN, LmHeader};
 
 use crate::sim_tests::bed::{IPS, PORT, lm_packet, noise, sender_id};
 use crate::sim_tests::transfer::Dice;
@@ -234,6 +234,15 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             tag: words[2],
             paced: false,
             digested: dice.roll(2) == 0,
+            // Half of them with the real incarnation, and every other one of any at all.
+            acknowledges: (words[3] & 1 == 0).then(|| EagerAcknowledgement {
+                sender_id: match words[3] & 2 {
+                    0 => sender_id(to, Integrity::Manifest),
+                    _ => words[0],
+                },
+                next: words[3] as u32 >> 2,
+                limit: words[1] as u32,
+            }),
         },
         2 => LmHeader::EagerAck {
             // The real one's now and then.

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{self, AnnounceEntry, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, MissingRange, Trailer};
 
 use super::Dice;
 use crate::simnic::datagram::{HEADERS_LEN, write_datagram};
@@ -166,6 +166,5 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
     payload.truncate(payload_len);
     packet.extend_from_slice(&payload);
     // The digest keeps nobody out, it is no secret.
-    let digest = lm::packet_digest(&header, &payload, ends.from).to_be_bytes();
-    packet.extend_from_slice(&digest[..header.digest_len()]);
+    packet.extend_from_slice(Trailer::new(&header, &payload, ends.from).as_bytes());
 }
