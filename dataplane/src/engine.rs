@@ -243,8 +243,9 @@ impl<N: Nic> Engine<N> {
         let mut work = self.take_back();
         work += self.reap(false);
         self.poll_queues();
-        work += self.receive_general(now_ns);
-        if self.answers_first(now_ns) {
+        let packets = self.receive_general(now_ns);
+        work += packets;
+        if self.answers_first(packets, now_ns) {
             return work;
         }
         work += self.receive_landing(now_ns);
@@ -264,10 +265,13 @@ impl<N: Nic> Engine<N> {
         work
     }
 
-    /// Whether the rest of the round can wait: a message is here that is part of an exchange, and its sender waits for the
+    /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
     /// application's answer.
-    fn answers_first(&mut self, now_ns: u64) -> bool {
-        let answers = !self.ready.is_empty() && self.stream.is_exchange(now_ns) && self.hurried < HURRIED_MAX;
+    fn answers_first(&mut self, packets: usize, now_ns: u64) -> bool {
+        let answers = packets > 0
+            && !self.ready.is_empty()
+            && self.stream.is_exchange(now_ns)
+            && self.hurried < HURRIED_MAX;
         self.hurried = if answers { self.hurried + 1 } else { 0 };
         answers
     }
