@@ -45,11 +45,21 @@ impl Daemons {
                 .and_then(|()| std::fs::set_permissions(folder, Permissions::from_mode(0o755)))
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        // The folder that programs are built in may be closed to other users.
-        for tool in ["lm-admissiond", "lm-bench", "lm-send", "lm-recv"] {
-            std::fs::copy(programs.path(tool), folder.join(tool))
-                .with_context(|| format!("cannot copy {tool} to {}", folder.display()))?;
-        }
+        // The folder that programs are built in may be closed to other users. Copied by a process of its own: a program that another
+        // thread starts meanwhile would keep a file that we write open, and nobody can run one that is being written (ETXTBSY).
+        let tools = ["lm-admissiond", "lm-bench", "lm-send", "lm-recv"];
+        let copied = Command::new("cp")
+            .args(tools.map(|tool| programs.path(tool)))
+            .arg(folder)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot run cp")?;
+        ensure!(
+            copied.status.success(),
+            "cannot copy the tools to {}: {}",
+            folder.display(),
+            String::from_utf8_lossy(&copied.stderr).trim()
+        );
         let daemons = Daemons {
             folder: folder.to_owned(),
             options: options.iter().map(|&option| option.to_owned()).collect(),
