@@ -3,24 +3,16 @@
 //! On a virtual machine it changes by a factor of four from minute to minute, as the host moves the virtual cores about, and what
 //! hands packets from core to core changes with it, while a kernel socket's own work hardly does. Nearest of all are two virtual
 //! cores that the host runs as the two threads of one core of its own: each of them has little more than half of it, and no real host
-//! gives its two cores so. Each round of a benchmark notes all this, waits a while for near cores that are two, and is measured again
+//! gives its two cores so. Each measurement of a benchmark notes all this, waits a while for near cores that are two, and is repeated
 //! when the distance changed under it:
 //!
 //! ```
-//! # use lm_core_distance::{Distances, REPEATS};
-//! # let measure = || 1;
+//! # use lm_core_distance::Distances;
+//! # let measure = || Ok::<u32, ()>(1);
 //! let mut distances = Distances::between([0, 1]);
 //! # distances = Distances::default();
-//! let mut kept = Vec::new();
-//! for repeat in 0..=REPEATS {
-//!     let before = distances.wait();
-//!     let round = measure();
-//!     if distances.held(before) || repeat == REPEATS {
-//!         kept.push(round);
-//!         break;
-//!     }
-//! }
-//! # assert_eq!(kept, [1]);
+//! let kept = distances.near(|_repeat| measure());
+//! # assert_eq!(kept, Ok(1));
 //! ```
 #![forbid(unsafe_code)]
 
@@ -55,11 +47,11 @@ struct Line(AtomicU64);
 
 /// Where two cores are to each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Distance {
-    /// What a cache line takes there and back, in nanoseconds.
-    pub nanoseconds: f64,
+struct Distance {
+    /// What a cache line takes there and back.
+    nanoseconds: f64,
     /// They are threads of one core.
-    pub is_shared: bool,
+    is_shared: bool,
 }
 
 fn pin(core: usize) -> Option<()> {
@@ -162,12 +154,12 @@ fn await_value(line: &AtomicU64, value: u64) -> Option<()> {
 /// The least distance of two cores that this process has seen, in picoseconds.
 static LEAST_PS: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// The distances of a comparison's rounds.
+/// The distances of a comparison's measurements.
 #[derive(Debug, Default)]
 pub struct Distances {
-    /// One for each round under which the cores stayed, in nanoseconds.
+    /// One for each measurement under which the cores stayed, in nanoseconds.
     pub rounds: Vec<f64>,
-    /// Rounds of these on two threads of one core.
+    /// Measurements of these on two threads of one core.
     pub shared: usize,
     waited: Duration,
     cores: Option<[usize; 2]>,
@@ -191,9 +183,26 @@ impl Distances {
         Some(now)
     }
 
+    /// Measures on near cores if may be: waits for them, and measures again, [`REPEATS`] times at most, when they moved meanwhile.
+    /// `measure` is told how often it was called before.
+    ///
+    /// # Errors
+    /// Those of `measure`, at once.
+    pub fn near<T, E>(&mut self, mut measure: impl FnMut(u32) -> Result<T, E>) -> Result<T, E> {
+        let mut repeat = 0;
+        loop {
+            let before = self.wait();
+            let measured = measure(repeat)?;
+            if self.held(before) || repeat == REPEATS {
+                return Ok(measured);
+            }
+            repeat += 1;
+        }
+    }
+
     /// Waits for near cores, [`PATIENCE`] at most, and says how far apart they are then. Near is what is hardly farther than the
     /// least that this process has seen.
-    pub fn wait(&mut self) -> Option<Distance> {
+    fn wait(&mut self) -> Option<Distance> {
         let patience = PATIENCE.min(PATIENCE_OF_ALL.saturating_sub(self.waited));
         let start = Instant::now();
         loop {
@@ -208,8 +217,8 @@ impl Distances {
         }
     }
 
-    /// Whether the distance is still the one from before the round.
-    pub fn held(&mut self, before: Option<Distance>) -> bool {
+    /// Whether the distance is still the one from before the measurement.
+    fn held(&mut self, before: Option<Distance>) -> bool {
         match (before, self.look()) {
             (Some(before), Some(after)) => {
                 let [one, other] = [before.nanoseconds, after.nanoseconds];

@@ -383,8 +383,11 @@ impl Run {
                     entry.id
                 );
                 // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
-                let measured = (self.measure(bench, entry, what, size, at, extent))
-                    .or_else(|_| self.measure(bench, entry, what, size, at, extent));
+                let mut measure = || {
+                    let distances = &mut self.distances;
+                    distances.near(|_| bench.measure(entry, what, size, at, extent))
+                };
+                let measured = measure().or_else(|_| measure());
                 match measured {
                     Ok((round, histogram)) => self.keep(Measured {
                         what,
@@ -401,27 +404,6 @@ impl Run {
                     }
                 }
             }
-        }
-    }
-
-    /// One measurement, on near cores if may be: they move about within seconds.
-    fn measure(
-        &mut self,
-        bench: &mut Bench,
-        entry: &Entry,
-        what: What,
-        size: u64,
-        at: u32,
-        extent: Extent,
-    ) -> Result<(Round, Option<LatencyHistogram>), Failure> {
-        let mut repeat = 0;
-        loop {
-            let before = self.distances.wait();
-            let measured = bench.measure(entry, what, size, at, extent)?;
-            if self.distances.held(before) || repeat == REPEATS {
-                return Ok(measured);
-            }
-            repeat += 1;
         }
     }
 

@@ -30,7 +30,7 @@ pub struct Report {
     pub links: Vec<Link>,
     /// The command's options, and whatever else a repetition needs to know.
     pub settings: BTreeMap<String, String>,
-    /// How far apart the two ends' cores were in each round under which they stayed, in nanoseconds: a cache line there and
+    /// How far apart the two ends' cores were in each measurement under which they stayed, in nanoseconds: a cache line there and
     /// back. Empty where nobody asked, or the hosts are two machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub core_distances_ns: Vec<f64>,

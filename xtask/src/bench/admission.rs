@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::{Distances, REPEATS};
+use lm_core_distance::Distances;
 use serde_json::{Value, json};
 
 use crate::bed::daemons::{Daemons, NOBODY};
@@ -150,14 +150,8 @@ impl Ground {
         let mut distances = Distances::between(two_cores());
         let mut rounds = Vec::new();
         for _ in 0..requests.div_ceil(REQUESTS_A_ROUND) {
-            for repeat in 0..=REPEATS {
-                let before = distances.wait();
-                let report = self.ask_with(REQUESTS_A_ROUND, rate, spin, &["--histogram"])?;
-                if distances.held(before) || repeat == REPEATS {
-                    rounds.push(report);
-                    break;
-                }
-            }
+            let ask = |_| self.ask_with(REQUESTS_A_ROUND, rate, spin, &["--histogram"]);
+            rounds.push(distances.near(ask)?);
         }
         Ok(Latency {
             distances: distances.rounds,

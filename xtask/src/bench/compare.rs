@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(12 * 3600);
 ///
 /// Makes two hosts with four equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with
 /// receive packet steering; and one with all offloads on. Each side has a core; leave the machine alone meanwhile. A round of `compare`
-/// takes about a minute, waits before for near cores, and is repeated when they moved.
+/// takes about a minute; each measurement waits a while for near cores, and is repeated when they moved.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Arguments {
     /// What to run: compare, latency, throughput, cpu or limit

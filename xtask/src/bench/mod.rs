@@ -21,7 +21,7 @@ mod yardsticks;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::{Distances, REPEATS};
+use lm_core_distance::Distances;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, BedConfig};
@@ -187,16 +187,14 @@ impl Comparison {
         let mut samples: Vec<Vec<Sample>> = self.contenders.iter().map(|_| Vec::new()).collect();
         let mut distances = Distances::between(two_cores());
         for round in 0..rounds {
-            for repeat in 0..=REPEATS {
-                let before = distances.wait();
-                let measured = self.measure_once(round, rounds, programs, &progress)?;
-                if distances.held(before) || repeat == REPEATS {
-                    for (all, sample) in samples.iter_mut().zip(measured) {
-                        all.push(sample);
-                    }
-                    break;
+            let measured = distances.near(|repeat| {
+                if repeat > 0 {
+                    progress(&format!("{}: the cores moved, once more", self.title));
                 }
-                progress(&format!("{}: the cores moved, once more", self.title));
+                self.measure_once(round, rounds, programs, &progress)
+            })?;
+            for (all, sample) in samples.iter_mut().zip(measured) {
+                all.push(sample);
             }
         }
         let results = self.contenders.iter().zip(samples).map(|(contender, samples)| {
@@ -467,8 +465,8 @@ fn print_distances(measured: &[Measured]) {
     distances.sort_by(f64::total_cmp);
     if let (Some(least), Some(most)) = (distances.first(), distances.last()) {
         println!(
-            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back). A round waits up to half a minute for\n\
-             near cores, and is measured again, three times at most, when they moved meanwhile.\n"
+            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back). A round waits up to 5 s for near\n\
+             cores, and is measured again, three times at most, when they moved meanwhile.\n"
         );
     }
 }
