@@ -81,19 +81,15 @@ impl Ports {
             true => (broadcast, Some(&self.unicast)),
             false => (Some(&self.unicast), broadcast),
         };
-        for socket in first.into_iter().chain(second) {
-            loop {
-                match socket.recv_from(buffer) {
-                    Ok((len, SocketAddr::V4(from))) => return Some((from, len)),
-                    Ok((_, SocketAddr::V6(_))) => {}
-                    // ICMP said that nobody listens there; the message is repeated, or its lease ends.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => break,
-                }
-            }
-        }
-        None
+        first
+            .into_iter()
+            .chain(second)
+            .find_map(|socket| receive(socket, buffer))
+    }
+
+    /// The next datagram that is not for all hosts.
+    pub(crate) fn receive_at_address(&self, buffer: &mut Received) -> Option<(SocketAddrV4, usize)> {
+        receive(&self.unicast, buffer)
     }
 
     /// Sends to one host.
@@ -117,6 +113,20 @@ impl Ports {
         std::iter::once(&self.unicast)
             .chain(broadcast)
             .map(AsRawFd::as_raw_fd)
+    }
+}
+
+/// The next datagram at a socket, if one is there.
+fn receive(socket: &UdpSocket, buffer: &mut Received) -> Option<(SocketAddrV4, usize)> {
+    loop {
+        match socket.recv_from(buffer) {
+            Ok((len, SocketAddr::V4(from))) => return Some((from, len)),
+            Ok((_, SocketAddr::V6(_))) => {}
+            // ICMP said that nobody listens there; the message is repeated, or its lease ends.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
     }
 }
 

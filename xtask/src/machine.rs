@@ -39,6 +39,16 @@ pub fn two_cores() -> [usize; 2] {
     [first, cores.next().unwrap_or(first)]
 }
 
+/// Keeps idle cores from sleeping (PM QoS, Linux Documentation/power/pm_qos_interface.rst) as long as the file is open, as latency
+/// measurements such as cyclictest do: on a virtual machine a core that sleeps is given away, and comes back when it comes back.
+/// `None` where the kernel has no such file.
+pub fn keep_cores_awake() -> Option<File> {
+    let mut file = File::options().write(true).open("/dev/cpu_dma_latency").ok()?;
+    // The latency that is borne, in microseconds.
+    file.write_all(&0_i32.to_ne_bytes()).ok()?;
+    Some(file)
+}
+
 fn revision() -> Option<String> {
     let mut git = std::process::Command::new("git");
     git.current_dir(crate::workspace::root())

@@ -22,6 +22,8 @@ const SPIN_BEFORE: Duration = Duration::from_millis(1);
 const WARMUP: u64 = 16;
 /// How long the gate's places, which these sessions have all used, rest before the first request that counts.
 const REST: Duration = Duration::from_millis(200);
+/// Requests of a train that do not count: they find the caches of both hosts full of other things.
+const TRAIN_WARMUP: u32 = 4;
 /// They may take so long: a daemon refuses at once while requests of others, who are gone, fill its queue of those that wait.
 const WARMUP_LIMIT: Duration = Duration::from_secs(20);
 /// Data ports that requests come from, in turns: a receiver has one session for each.
@@ -48,6 +50,10 @@ pub struct AskArgs {
     /// Requests a second, each at its time whatever became of those before
     #[arg(long, default_value_t = 150.0)]
     pub rate: f64,
+    /// Requests in trains instead: so many one after the other, each when the session before has ended. The first four of each
+    /// train do not count, and all places of the gate rest before the next one
+    #[arg(long, value_name = "REQUESTS", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(8..=16))]
+    pub train: Option<u32>,
     /// Seconds that a request may wait
     #[arg(long, default_value_t = 3.0)]
     pub patience: f64,
@@ -131,18 +137,29 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
             )));
         }
     }
-    let rested = Instant::now() + REST;
-    while Instant::now() < rested {
-        host.turn(SLEEP_MAX, &mut told)?;
-        asking.take(&mut host, &mut told);
-    }
+    asking.rest(&mut host, &mut told)?;
     asking.report = AskReport {
         program: "admission-ask",
         ..AskReport::default()
     };
     let started = Instant::now();
+    if let Some(train) = args.train {
+        let mut number = first;
+        while asking.latencies.count() < u64::from(args.requests) {
+            for of_train in 0..train {
+                let counts = of_train >= TRAIN_WARMUP;
+                asking.ask(&mut host, args, patience, &mut ports, number, counts, &mut told);
+                number = number.wrapping_add(1);
+                while !asking.sent.is_empty() {
+                    host.turn(SLEEP_MAX, &mut told)?;
+                    asking.take(&mut host, &mut told);
+                }
+            }
+            asking.rest(&mut host, &mut told)?;
+        }
+    }
     let due = |number: u32| started + Duration::from_secs_f64(f64::from(number) / args.rate.max(0.1));
-    for number in 0..args.requests {
+    for number in 0..args.train.map_or(args.requests, |_| 0) {
         while let Some(left) = due(number).checked_duration_since(Instant::now()) {
             // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
             if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| asking.sent.is_empty()) {
@@ -175,6 +192,16 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
 }
 
 impl Asking {
+    /// Until the gate's places, which these sessions have all used, are free again.
+    fn rest(&mut self, host: &mut Host, told: &mut Vec<Told>) -> Result<(), Failure> {
+        let rested = Instant::now() + REST;
+        while Instant::now() < rested {
+            host.turn(SLEEP_MAX, told)?;
+            self.take(host, told);
+        }
+        Ok(())
+    }
+
     #[expect(clippy::too_many_arguments, reason = "whom, what, and what came meanwhile")]
     fn ask(
         &mut self,

@@ -39,6 +39,9 @@ pub struct RoundTripReport {
     pub count: u64,
     /// Their times.
     pub rtt_us: Percentiles,
+    /// The same as a histogram, where that was asked for: nanoseconds, and round trips.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rtt_counts: Vec<(u64, u64)>,
 }
 
 impl RoundTrips {
@@ -54,6 +57,12 @@ impl RoundTrips {
     pub fn record(&mut self, time: Duration) {
         self.nanoseconds
             .saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// What was recorded, in nanoseconds and ascending, each with how many there were.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
+        let recorded = self.nanoseconds.iter_recorded();
+        recorded.map(|step| (step.value_iterated_to(), step.count_at_value()))
     }
 
     /// Percentiles of what was recorded.
@@ -73,6 +82,7 @@ impl RoundTrips {
             program,
             count: self.nanoseconds.len(),
             rtt_us,
+            rtt_counts: Vec::new(),
         }
     }
 }

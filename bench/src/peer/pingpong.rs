@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -22,10 +22,19 @@ pub struct PingArgs {
     /// Round trips that count (a tenth of it again goes before as a warm-up)
     #[arg(long, default_value_t = 20_000)]
     pub count: u64,
+    /// Round trips a second at most, which finds colder caches [default: one after the other]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Spin on a non-blocking socket instead of sleeping in recv
     #[arg(long)]
     pub spin: bool,
+    /// Print all round trips, as a histogram, so that several runs can be put together
+    #[arg(long)]
+    pub histogram: bool,
 }
+
+/// How long before a round trip that waits for its time the program is awake.
+const SPIN_BEFORE: Duration = Duration::from_millis(1);
 
 /// Arguments of `udp-pong`.
 #[derive(Debug, Clone, Args)]
@@ -55,7 +64,11 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
     let mut round_trips = RoundTrips::new();
     let warm_up = args.count / 10;
     let progress = Progress::watch("an answer is missing");
+    let started = Instant::now();
     for number in 0..args.count + warm_up {
+        if let Some(rate) = args.rate {
+            sleep_until(started + Duration::from_secs_f64(number as f64 / f64::from(rate)));
+        }
         payload[..8].copy_from_slice(&number.to_be_bytes());
         let sent = Instant::now();
         socket.send(&payload)?;
@@ -78,7 +91,21 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
             round_trips.record(elapsed);
         }
     }
-    Ok(round_trips.report("udp-ping"))
+    let mut report = round_trips.report("udp-ping");
+    if args.histogram {
+        report.rtt_counts = round_trips.counts().collect();
+    }
+    Ok(report)
+}
+
+/// Awake for the last moment, as whoever spins for its answer is.
+fn sleep_until(due: Instant) {
+    while let Some(left) = due.checked_duration_since(Instant::now()) {
+        match left.checked_sub(SPIN_BEFORE) {
+            Some(left) => std::thread::sleep(left),
+            None => std::hint::spin_loop(),
+        }
+    }
 }
 
 /// Runs `udp-pong` until the process is ended.

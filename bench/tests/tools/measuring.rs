@@ -244,7 +244,7 @@ fn round_trips_are_whole_and_ordered() {
         (format!("udp-pong --bind {to}"), format!("udp-ping --to {to}")),
         (
             format!("udp-pong --bind {to} --spin"),
-            format!("udp-ping --to {to} --spin"),
+            format!("udp-ping --to {to} --spin --rate 5000 --histogram"),
         ),
         (
             format!("bare-pong {bare}"),
@@ -263,6 +263,10 @@ fn round_trips_are_whole_and_ordered() {
         assert!(at("min") > 0.5, "no round trip is that short: {report}");
         let ordered = ["min", "p50", "p90", "p99", "p999", "max"].map(at);
         assert!(ordered.is_sorted(), "{report}");
+        if let Some(counts) = report["rtt_counts"].as_array() {
+            let trips = counts.iter().filter_map(|count| count[1].as_u64());
+            assert_eq!(trips.sum::<u64>(), 500, "{report}");
+        }
         answering.signal(Signal::TERM);
         answering.end();
         wait_until("a program stayed attached", || {

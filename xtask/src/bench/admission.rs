@@ -14,21 +14,24 @@ use serde_json::{Value, json};
 
 use crate::bed::daemons::{Daemons, NOBODY};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
-use crate::machine::{ResultFile, describe, two_cores};
+use crate::machine::{ResultFile, describe, keep_cores_awake, two_cores};
 use crate::table::Table;
 use crate::workspace::Programs;
 
 /// LM_REQ to LM_ACQ_OK between two daemons on a veth pair, the gate opened for each.
 ///
-/// Prints latencies with a sleeping daemon and with one that spins, the way from a program to its own daemon apart, what becomes of 10,000 requests a second, and what a flood of messages that must not be believed does to honest
-/// ones. Takes five minutes and both of two cores; leave the machine alone meanwhile. A target that is missed is no error; a session
+/// Prints latencies with a sleeping daemon and with one that spins: of requests one after the other, and of requests that come seldom
+/// and find cold caches, with kernel UDP's round trips at the same pace below them. Then the way from a program to its own daemon apart,
+/// what becomes of 10,000 requests a second, and what a flood of messages that must not be believed does to honest ones. Sleeping
+/// daemons sleep, but idle cores do not (PM QoS). Takes ten minutes and both of two cores; leave the machine alone meanwhile. A target that is missed is no error; a session
 /// that was granted and lost is.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// Requests of each latency, in short rounds, each of which waits a while for near cores.
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1000..))]
+    /// Requests of each latency, in short rounds, each of which waits a while for near cores; a third of them where requests come
+    /// seldom.
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1000..))]
     requests: u32,
-    /// Requests a second of each latency: a place of the gate rests for tens of milliseconds after its session.
+    /// Requests a second where they come seldom: a place of the gate rests for tens of milliseconds after its session.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
     /// Requests a second that are offered.
@@ -48,8 +51,13 @@ pub(super) struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// Requests of a round: half a second of them, because a virtual machine's cores move about within seconds.
+/// Requests of a round: a second of them at most, because a virtual machine's cores move about within seconds.
 const REQUESTS_A_ROUND: u32 = 100;
+const REQUESTS_IN_TRAINS_A_ROUND: u32 = 36;
+/// Requests of a train: as many as a queue has places in the gate. Twelve of them count.
+const TRAIN: u32 = 16;
+/// Length of a request in bytes, for the round trips of UDP.
+const REQUEST_LEN: u32 = 128;
 /// LM_REQ to LM_ACQ_OK, 99 of 100: with a sleeping daemon, and with one that spins, in microseconds.
 const P99_MAX_US: [f64; 2] = [300.0, 60.0];
 /// What a flood may make of honest requests' p99.
@@ -57,6 +65,7 @@ const FLOOD_MAX: f64 = 2.0;
 const RECEIVER_PORT: u16 = 7168;
 const CONTROL_PORT: u16 = 7169;
 const HOP_PORT: u16 = 9000;
+const ECHO_PORT: u16 = 7400;
 
 /// A daemon on the right host, and a program that receives there.
 struct Ground {
@@ -116,14 +125,14 @@ impl Ground {
 
     /// Asks the right host's daemon; nothing that was granted may be lost.
     fn ask(&self, requests: u32, rate: u32, spin: bool) -> Result<Value> {
-        self.ask_with(requests, rate, spin, &[])
+        self.ask_with(requests, spin, &["--rate", &rate.to_string()])
     }
 
-    /// The same, with further options.
-    fn ask_with(&self, requests: u32, rate: u32, spin: bool, options: &[&str]) -> Result<Value> {
+    /// The same, with other options.
+    fn ask_with(&self, requests: u32, spin: bool, options: &[&str]) -> Result<Value> {
         let mut launch = self.launch(self.bed.left(), "admission-ask");
         launch = launch
-            .args(["--requests", &requests.to_string(), "--rate", &rate.to_string()])
+            .args(["--requests", &requests.to_string()])
             .args(options)
             .goes_first();
         if spin {
@@ -145,17 +154,21 @@ impl Ground {
         Ok(report)
     }
 
-    /// Asks in rounds, measured again when the cores moved apart meanwhile.
-    fn rounds(&self, requests: u32, rate: u32, spin: bool) -> Result<Latency> {
-        let mut distances = Distances::between(two_cores());
-        let mut rounds = Vec::new();
-        for _ in 0..requests.div_ceil(REQUESTS_A_ROUND) {
-            let ask = |_| self.ask_with(REQUESTS_A_ROUND, rate, spin, &["--histogram"]);
-            rounds.push(distances.near(ask)?);
-        }
-        Ok(Latency {
-            distances: distances.rounds,
-            rounds,
+    /// Asks for one session after the other.
+    fn in_trains(&self, requests: u32, spin: bool, distances: &mut Distances) -> Result<Latency> {
+        let train = TRAIN.to_string();
+        let options = ["--train", &train, "--histogram"];
+        rounds(requests, REQUESTS_IN_TRAINS_A_ROUND, distances, |requests| {
+            self.ask_with(requests, spin, &options)
+        })
+    }
+
+    /// Asks so many times a second.
+    fn seldom(&self, requests: u32, rate: u32, spin: bool, distances: &mut Distances) -> Result<Latency> {
+        let rate = rate.to_string();
+        let options = ["--rate", &rate, "--histogram"];
+        rounds(requests, REQUESTS_A_ROUND, distances, |requests| {
+            self.ask_with(requests, spin, &options)
         })
     }
 
@@ -188,6 +201,54 @@ impl Ground {
         let status = self.daemons.status(self.bed.right())?;
         Ok(status["interfaces"][0]["datagrams"].clone())
     }
+}
+
+/// Kernel UDP's round trips at the same pace, on the same cores and a bed without a gate or a daemon.
+fn echo(
+    programs: &Programs,
+    requests: u32,
+    rate: u32,
+    spin: bool,
+    distances: &mut Distances,
+) -> Result<Latency> {
+    let bed = Bed::new(&BedConfig::default())?;
+    let [asking, answering] = two_cores();
+    let to = format!("{}:{ECHO_PORT}", bed.right().address());
+    let launch = |program: &str, core| {
+        let launch = Launch::new(programs.path("lm-bench")).arg(program).core(core);
+        let launch = launch.time_limit(Duration::from_secs(3600));
+        if spin { launch.arg("--spin") } else { launch }
+    };
+    let pong = launch("udp-pong", answering).args(["--bind", &to, "--time-limit", "3600"]);
+    // As a daemon: only one that sleeps goes first.
+    let pong = if spin { pong } else { pong.goes_first() };
+    let mut pong = bed.right().spawn(pong)?;
+    pong.await_text("ready")?;
+    rounds(requests, REQUESTS_A_ROUND, distances, |requests| {
+        let ping = launch("udp-ping", asking)
+            .goes_first()
+            .args(["--to", &to, "--histogram"])
+            .args(["--message-size", &REQUEST_LEN.to_string()])
+            .args(["--count", &requests.to_string(), "--rate", &rate.to_string()]);
+        bed.left().spawn(ping)?.finish()?.json()
+    })
+}
+
+/// Measures in rounds, which are measured again when the cores moved apart meanwhile.
+fn rounds(
+    requests: u32,
+    of_round: u32,
+    distances: &mut Distances,
+    measure: impl Fn(u32) -> Result<Value>,
+) -> Result<Latency> {
+    let mut rounds = Vec::new();
+    for _ in 0..requests.div_ceil(of_round) {
+        rounds.push(distances.near(|_| measure(of_round))?);
+    }
+    Ok(Latency {
+        distances: std::mem::take(&mut distances.rounds),
+        rounds,
+    })
 }
 
 /// Requests in rounds.
@@ -224,7 +285,8 @@ impl Latency {
     /// All rounds' latencies, in microseconds, in order.
     fn all(&self) -> Vec<f64> {
         let counts = |report: &Value| -> Vec<(u64, u64)> {
-            serde_json::from_value(report["latency_counts"].clone()).unwrap_or_default()
+            let counts = report.get("latency_counts").or_else(|| report.get("rtt_counts"));
+            serde_json::from_value(counts.cloned().unwrap_or_default()).unwrap_or_default()
         };
         let mut all: Vec<f64> = (self.rounds.iter())
             .flat_map(counts)
@@ -234,9 +296,25 @@ impl Latency {
         all
     }
 
-    fn granted(&self) -> u64 {
-        let of = |report: &Value| report["granted"].as_u64();
-        self.rounds.iter().filter_map(of).sum()
+    /// A line of the table.
+    fn row(&self, what: &str, target_us: Option<f64>) -> [String; 7] {
+        let all = self.all();
+        let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| quantile_of(&all, part));
+        let of = |quantile: Option<Quantile>| micros(quantile.map(|quantile| quantile.value));
+        [
+            what.to_owned(),
+            all.len().to_string(),
+            of(p50),
+            of(p90),
+            of(p99),
+            p99.map_or_else(String::new, |p99| {
+                format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])
+            }),
+            target_us.map_or_else(String::new, |target| {
+                let met = p99.is_some_and(|p99| p99.value <= target);
+                verdict(met, &format!("p99 ≤ {target} µs"))
+            }),
+        ]
     }
 
     fn to_json(&self) -> Value {
@@ -269,36 +347,35 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     crate::bed::require_root("make network namespaces")?;
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let programs = Programs::build()?;
+    let awake = keep_cores_awake();
+    if awake.is_none() {
+        eprintln!("  cores sleep when they are idle: there is no /dev/cpu_dma_latency here");
+    }
     let mut latencies = Table::new(&[
         "LM_REQ to LM_ACQ_OK",
-        "granted",
+        "count",
         "p50 µs",
         "p90 µs",
         "p99 µs",
         "95 % interval",
         "target",
     ]);
-    let mut result = json!({"suite": "admission", "machine": describe()});
+    let mut result = json!({
+        "suite": "admission", "machine": describe(), "cores_awake": awake.is_some(),
+    });
+    let mut distances = Distances::between(two_cores());
     for (at, (name, spin)) in [("sleeping", false), ("spinning", true)].into_iter().enumerate() {
         let ground = Ground::new(&programs, spin)?;
+        let (requests, few) = (arguments.requests, arguments.requests / 3);
+        let mut measured = |what: &str, key: &str, latency: Latency, target: Option<f64>| {
+            latencies.row(latency.row(what, target));
+            result[name][key] = latency.to_json();
+        };
         eprintln!("  daemons {name}: latency");
-        let latency = ground.rounds(arguments.requests, arguments.rate, spin)?;
-        let target = P99_MAX_US[at];
-        let all = latency.all();
-        let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| quantile_of(&all, part));
-        let met = p99.is_some_and(|p99| p99.value <= target);
-        latencies.row([
-            format!("daemons {name}"),
-            latency.granted().to_string(),
-            micros(p50.map(|p50| p50.value)),
-            micros(p90.map(|p90| p90.value)),
-            micros(p99.map(|p99| p99.value)),
-            p99.map_or_else(String::new, |p99| {
-                format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])
-            }),
-            verdict(met, &format!("p99 ≤ {target} µs")),
-        ]);
-        result[name]["ask"] = latency.to_json();
+        let latency = ground.in_trains(requests, spin, &mut distances)?;
+        measured(&format!("daemons {name}"), "ask", latency, Some(P99_MAX_US[at]));
+        let latency = ground.seldom(few, arguments.rate, spin, &mut distances)?;
+        measured(&format!("  {} a second", arguments.rate), "seldom", latency, None);
         let hop = ground.hop(arguments.requests.min(1000), arguments.rate)?;
         let of_hop = |quantile: &str| micros(hop["latency_us"][quantile].as_f64());
         latencies.row([
@@ -315,6 +392,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             let [load, flood] = [load(&ground, arguments)?, flood(&ground, arguments)?];
             (result["load"], result["flood"]) = (load, flood);
         }
+        drop(ground);
+        let latency = echo(&programs, few, arguments.rate, spin, &mut distances)?;
+        let what = format!("  kernel UDP's round trip, {} a second", arguments.rate);
+        latencies.row(latency.row(&what, None));
+        result[name]["echo"] = latency.to_json();
     }
     println!("\n{latencies}");
     if !arguments.latency_only {
@@ -328,14 +410,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 fn load(ground: &Ground, arguments: &Arguments) -> Result<Value> {
     eprintln!("  load");
     let before = ground.daemon_seconds()?;
+    let rate = arguments.load.to_string();
     // Who waits for a place asks no longer than this, so that no more wait than the asking host can have open.
-    let patience = ["--patience", "0.2"];
-    let report = ground.ask_with(
-        arguments.load * arguments.seconds,
-        arguments.load,
-        false,
-        &patience,
-    )?;
+    let options = ["--rate", &rate, "--patience", "0.2"];
+    let report = ground.ask_with(arguments.load * arguments.seconds, false, &options)?;
     let used = ground.daemon_seconds()? - before;
     Ok(json!({
         "ask": report,
@@ -456,10 +534,13 @@ mod tests {
         let round = |counts: &[(u64, u64)]| json!({"granted": 2, "latency_counts": counts});
         let latency = Latency {
             distances: Vec::new(),
-            rounds: vec![round(&[(3000, 1), (9000, 1)]), round(&[(5000, 2)]), json!({})],
+            rounds: vec![
+                round(&[(3000, 1), (9000, 1)]),
+                json!({"rtt_counts": [(5000, 2)]}),
+                json!({}),
+            ],
         };
         assert_eq!(latency.all(), [3.0, 5.0, 5.0, 9.0]);
-        assert_eq!(latency.granted(), 4);
     }
 
     #[test]
