@@ -9,15 +9,29 @@ use super::input::Input;
 use super::plot::{Axis, Chart, Line, Point, family};
 use crate::suite::schema::{Host, LatencyRound, Link, Report, Row, TransferRound, What};
 
-/// Who measured what, when and where, and what a reader must know first.
+/// Who measured what, when and where, and what a reader must know first. Files of the same hosts and links share their lines, and what is
+/// said of all files is said once.
 pub(super) fn header(input: &Input) -> Markup {
     html! {
         header {
             h1 { "lm-bench report" }
-            @for report in &input.reports {
+            @let caveats = caveats(&input.reports);
+            @if !caveats.is_empty() {
+                aside.caveats {
+                    strong { "Before believing a figure" }
+                    ul {
+                        @for (caveat, places) in &caveats {
+                            li { @if let Some(places) = places { b { (places) ": " } } (caveat) }
+                        }
+                    }
+                }
+            }
+            @for reports in &beds_of(&input.reports) {
                 dl.facts {
-                    (fact("command", &report.command))
-                    (fact("date", &report.started))
+                    @for report in reports {
+                        (fact("command", &format!("{}, {}", report.command, report.started)))
+                    }
+                    @let report = reports[0];
                     (fact("version", &report.version))
                     (host("host", &report.host))
                     @if let Some(far) = &report.far { (host("far host", far)) }
@@ -25,12 +39,6 @@ pub(super) fn header(input: &Input) -> Markup {
                     @if !report.settings.is_empty() {
                         dt { "settings" }
                         dd { @for (name, value) in &report.settings { span.pair { (name) " " b { (value) } } " " } }
-                    }
-                }
-                @if !report.caveats.is_empty() {
-                    aside.caveats {
-                        strong { "Before believing a figure" }
-                        ul { @for caveat in &report.caveats { li { (caveat) } } }
                     }
                 }
             }
@@ -47,6 +55,45 @@ pub(super) fn header(input: &Input) -> Markup {
             }
         }
     }
+}
+
+/// Reports of the same hosts and links with the same settings together, never none.
+fn beds_of(reports: &[Report]) -> Vec<Vec<&Report>> {
+    let mut beds: Vec<Vec<&Report>> = Vec::new();
+    for report in reports {
+        match beds.iter_mut().find(|bed| is_same_bed(bed[0], report)) {
+            Some(bed) => bed.push(report),
+            None => beds.push(vec![report]),
+        }
+    }
+    beds
+}
+
+fn is_same_bed(one: &Report, other: &Report) -> bool {
+    (&one.host, &one.far, &one.links) == (&other.host, &other.far, &other.links)
+        && (&one.version, &one.settings) == (&other.version, &other.settings)
+}
+
+/// Each caveat once, in the order in which they come, and the links it is for where it is not for all.
+fn caveats(reports: &[Report]) -> Vec<(&str, Option<String>)> {
+    let mut found: Vec<&str> = Vec::new();
+    for caveat in reports.iter().flat_map(|report| &report.caveats) {
+        if !found.contains(&caveat.as_str()) {
+            found.push(caveat);
+        }
+    }
+    let places = |caveat: &str| {
+        let (with, without): (Vec<&Report>, Vec<&Report>) =
+            (reports.iter()).partition(|report| report.caveats.iter().any(|other| other == caveat));
+        let mut links: Vec<&str> = with
+            .iter()
+            .flat_map(|report| &report.links)
+            .map(|link| &*link.name)
+            .collect();
+        links.dedup();
+        (!without.is_empty()).then(|| links.join("; "))
+    };
+    found.into_iter().map(|caveat| (caveat, places(caveat))).collect()
 }
 
 /// As the other files have it (RFC 3339).

@@ -115,6 +115,35 @@ fn the_page_names_what_the_figures_depend_on() {
 }
 
 #[test]
+fn what_files_have_in_common_is_said_once() {
+    let mut other = measured("igb", 1500);
+    other["caveats"] = json!(["another caveat", "held back"]);
+    let mut later = measured("veth", 1500);
+    later["started"] = json!("2031-02-03T05:00:00Z");
+    let page = page_of(&[measured("veth", 1500), other, later]);
+    let count = |words: &str| page.matches(words).count();
+    assert_eq!(
+        (
+            count("another caveat"),
+            count("held back"),
+            count("Before believing")
+        ),
+        (1, 1, 1)
+    );
+    assert!(page.contains("<li>another caveat"), "it is for all");
+    assert!(page.contains("<li><b>igb: </b>held back"), "for one of two links");
+    assert!(
+        page.contains("<li><b>veth: </b>the first"),
+        "for the other one, named once"
+    );
+    assert!(
+        page.contains("compare, 2031-02-03T05:00:00Z"),
+        "the later one is in its bed's lines"
+    );
+    assert_eq!(count("<dt>far host</dt>"), 2, "two beds");
+}
+
+#[test]
 fn the_page_needs_nothing_else_and_is_short() {
     let mut long = measured("veth", 1500);
     let mut histogram = crate::histogram::LatencyHistogram::new();

@@ -207,7 +207,16 @@ impl Comparison {
                 samples.into_iter().map(|sample| sample.report).collect(),
             ))
         });
-        let results = results.collect::<Result<_>>()?;
+        let results = results.collect::<Result<Vec<_>>>()?;
+        // Who ends a long measurement has at least these.
+        let medians = results
+            .iter()
+            .map(|(name, summary, _): &(_, Summary, _)| format!("{name} {:.2}", summary.median));
+        progress(&format!(
+            "{}, medians: {}",
+            self.title,
+            medians.collect::<Vec<_>>().join("; ")
+        ));
         Ok(Measured {
             key: self.key,
             title: self.title,
