@@ -41,12 +41,22 @@ pub fn two_cores() -> [usize; 2] {
 
 /// Keeps idle cores from sleeping (PM QoS, Linux Documentation/power/pm_qos_interface.rst) as long as the file is open, as latency
 /// measurements such as cyclictest do: on a virtual machine a core that sleeps is given away, and comes back when it comes back.
-/// `None` where the kernel has no such file.
-pub fn keep_cores_awake() -> Option<File> {
-    let mut file = File::options().write(true).open("/dev/cpu_dma_latency").ok()?;
+///
+/// # Errors
+/// The file cannot be opened or written.
+pub fn keep_cores_awake() -> Result<File> {
+    let path = "/dev/cpu_dma_latency";
     // The latency that is borne, in microseconds.
-    file.write_all(&0_i32.to_ne_bytes()).ok()?;
-    Some(file)
+    let open = || {
+        let mut file = File::options().write(true).open(path)?;
+        file.write_all(&0_i32.to_ne_bytes())?;
+        Ok::<File, std::io::Error>(file)
+    };
+    open().with_context(|| {
+        format!(
+            "cannot keep idle cores awake by {path}; run as root on the host, not in a container without it"
+        )
+    })
 }
 
 fn revision() -> Option<String> {

@@ -145,7 +145,8 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
     let started = Instant::now();
     if let Some(train) = args.train {
         let mut number = first;
-        while asking.latencies.count() < u64::from(args.requests) {
+        // As many trains as have so many requests that count.
+        for _ in 0..args.requests.div_ceil(train - TRAIN_WARMUP) {
             for of_train in 0..train {
                 let counts = of_train >= TRAIN_WARMUP;
                 asking.ask(&mut host, args, patience, &mut ports, number, counts, &mut told);
@@ -157,21 +158,22 @@ pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
             }
             asking.rest(&mut host, &mut told)?;
         }
-    }
-    let due = |number: u32| started + Duration::from_secs_f64(f64::from(number) / args.rate.max(0.1));
-    for number in 0..args.train.map_or(args.requests, |_| 0) {
-        while let Some(left) = due(number).checked_duration_since(Instant::now()) {
-            // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
-            if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| asking.sent.is_empty()) {
-                std::thread::sleep(left);
-                continue;
+    } else {
+        let due = |number: u32| started + Duration::from_secs_f64(f64::from(number) / args.rate.max(0.1));
+        for number in 0..args.requests {
+            while let Some(left) = due(number).checked_duration_since(Instant::now()) {
+                // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
+                if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| asking.sent.is_empty()) {
+                    std::thread::sleep(left);
+                    continue;
+                }
+                host.turn(left.min(SLEEP_MAX), &mut told)?;
+                asking.take(&mut host, &mut told);
             }
-            host.turn(left.min(SLEEP_MAX), &mut told)?;
+            let number = number.wrapping_add(first);
+            asking.ask(&mut host, args, patience, &mut ports, number, true, &mut told);
             asking.take(&mut host, &mut told);
         }
-        let number = number.wrapping_add(first);
-        asking.ask(&mut host, args, patience, &mut ports, number, true, &mut told);
-        asking.take(&mut host, &mut told);
     }
     asking.report.seconds = started.elapsed().as_secs_f64();
     let deadline = Instant::now() + 3 * patience;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
+
+use crate::histogram::LatencyHistogram;
 
 /// Collects round trips. All memory is taken at the start, recording allocates nothing.
 #[derive(Debug)]
 pub struct RoundTrips {
-    nanoseconds: Histogram<u64>,
+    latencies: LatencyHistogram,
 }
 
 /// Round-trip times in microseconds (whole round trips, not halves).
@@ -45,42 +46,41 @@ pub struct RoundTripReport {
 }
 
 impl RoundTrips {
-    /// Room for times from 1 ns to 10 s with three significant digits; longer ones count as 10 s.
+    /// None yet.
     #[must_use]
     pub fn new() -> RoundTrips {
         RoundTrips {
-            nanoseconds: Histogram::new_with_bounds(1, 10_000_000_000, 3).expect("the bounds are legal"),
+            latencies: LatencyHistogram::new(),
         }
     }
 
     /// Adds one round trip.
     pub fn record(&mut self, time: Duration) {
-        self.nanoseconds
-            .saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        self.latencies
+            .record_ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What was recorded, in nanoseconds and ascending, each with how many there were.
+    /// What was recorded, as [`LatencyHistogram::counts`] gives it.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
-        let recorded = self.nanoseconds.iter_recorded();
-        recorded.map(|step| (step.value_iterated_to(), step.count_at_value()))
+        self.latencies.counts()
     }
 
     /// Percentiles of what was recorded.
     #[must_use]
     pub fn report(&self, program: &'static str) -> RoundTripReport {
-        let at = |quantile| self.nanoseconds.value_at_quantile(quantile) as f64 / 1e3;
+        let at = |quantile| self.latencies.quantile_ns(quantile).unwrap_or(0) as f64 / 1e3;
         let rtt_us = Percentiles {
-            min: self.nanoseconds.min() as f64 / 1e3,
+            min: at(0.0),
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: self.nanoseconds.max() as f64 / 1e3,
-            mean: self.nanoseconds.mean() / 1e3,
+            max: at(1.0),
+            mean: self.latencies.mean_ns() / 1e3,
         };
         RoundTripReport {
             program,
-            count: self.nanoseconds.len(),
+            count: self.latencies.count(),
             rtt_us,
             rtt_counts: Vec::new(),
         }

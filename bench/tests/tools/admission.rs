@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
-use crate::measuring::lm_bench;
+use crate::measuring::{lm_bench, receiver};
 
 /// An ordinary user.
 const USER: u32 = 65534;
@@ -512,53 +512,37 @@ fn losses_are_repaired_by_the_daemon() {
 
 #[test]
 fn requests_in_trains_wait_for_one_another() {
-    let Some(hosts) = Hosts::new(0) else { return };
-    let mut receive = hosts
-        .bed
-        .network_command(Host::Receiver, env!("CARGO_BIN_EXE_lm-bench"));
-    receive
-        .args([
-            "admission-receive",
-            "--interface",
-            INTERFACE,
-            "--bind",
-            &format!("{RECEIVER}:7168"),
-        ])
-        .arg("--socket")
-        .arg(hosts.socket(Host::Receiver));
-    let receiver = Tool::start(receive);
-    receiver.wait_for_line("ready");
-    let ask = |options: &[&str]| {
-        let mut command = hosts
-            .bed
-            .network_command(Host::Sender, env!("CARGO_BIN_EXE_lm-bench"));
-        command
-            .args([
-                "admission-ask",
-                "--bind",
-                SENDER,
-                "--to",
-                &format!("{RECEIVER}:7169"),
-            ])
-            .arg("--key-file")
-            .arg(hosts.bed.path("key"))
-            .args(options);
-        Tool::start(command).end()
+    // Of a daemon that never sleeps, which takes requests on a way of its own.
+    let Some(hosts) = Bed::new().and_then(|bed| Hosts::with_policy(bed, 0, &["--spin"])) else {
+        return;
     };
-    let report = ask(&["--requests", "20", "--train", "12", "--histogram"])
-        .expect_code(0)
-        .json();
+    let socket = hosts.socket(Host::Receiver);
+    let line = format!(
+        "admission-receive --interface {INTERFACE} --bind {RECEIVER}:7168 --socket {}",
+        socket.display()
+    );
+    let receiving = receiver(&hosts.bed, &line);
+    let key = hosts.bed.path("key");
+    let ask = |options: &str| {
+        let line = format!(
+            "admission-ask --bind {SENDER} --to {RECEIVER}:7169 --key-file {} {options}",
+            key.display()
+        );
+        Tool::start(lm_bench(&hosts.bed, Host::Sender, &line)).end()
+    };
+    let report = ask("--requests 20 --train 12 --histogram").expect_code(0).json();
     // Of each train the first four do not count: three trains.
+    let number = |name: &str| report[name].as_u64();
     assert_eq!(
-        (report["granted"].as_u64(), report["ended"].as_u64()),
+        (number("granted"), number("ended")),
         (Some(36), Some(36)),
         "{report}"
     );
     let counts = report["latency_counts"].as_array().expect("a histogram");
     let counted = counts.iter().filter_map(|count| count[1].as_u64());
     assert_eq!(counted.sum::<u64>(), 24, "{report}");
-    ask(&["--train", "12", "--rate", "5"]).expect_code(2);
-    receiver.signal(Signal::TERM);
-    receiver.end();
+    ask("--train 12 --rate 5").expect_code(2);
+    receiving.signal(Signal::TERM);
+    receiving.end();
     hosts.wait_until_nothing_is_left();
 }
