@@ -556,8 +556,8 @@ impl<N: Nic> Engine<N> {
         // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
         // general channel.
         self.round = self.round.wrapping_add(1);
-        let repairs = (self.landing.as_ref())
-            .is_some_and(|landing| landing.sessions.any_needs_care() || landing.sessions.awaits_datagrams());
+        let repairs =
+            (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_datagrams(now_ns));
         if self.general.is_some() && !repairs && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
             return 0;
         }

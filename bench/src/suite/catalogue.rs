@@ -76,7 +76,7 @@ pub(super) const ALL: &[Entry] = &[
         Main,
         Ours(Transport::Lm),
         "the tools' defaults: reliable, digests; never sleeps, 192 packets in flight, windows of 256 fragments, queue polled on veth; 1 MiB \
-         of messages under way, 4 to 64 of them",
+         of messages under way, 4 to 256 of them",
     ),
     entry(
         "lm-no-integrity",

@@ -27,6 +27,8 @@ const HELD_MAX: usize = 512;
 const HELD_LEN_MAX: usize = 4 << 20;
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
 const CLAIM_GRACE_NS: u64 = 200_000;
+/// So long after a claim, and after the last packet, what is missing is looked for in the socket.
+const CLAIM_LATE_NS: u64 = 50_000;
 /// The same in zero-copy mode, where who is taken for lost and comes after all shifts what comes behind: cards hold packets back,
 /// and a claim comes by another queue.
 const CLAIM_GRACE_ZERO_COPY_NS: u64 = 10_000_000;
@@ -465,6 +467,14 @@ impl Inbound {
     /// Whether [`watch`](Inbound::watch) has anything to do.
     pub(crate) fn needs_care(&self) -> bool {
         self.troubled || self.claim.is_some() || self.has_landed() || self.awaits_digests()
+    }
+
+    /// Whether fragments may come another way than they were sent first: something is missing, or what was sent is late. In a stream there
+    /// is always a claim, since it overtakes the packets that it speaks of.
+    #[inline]
+    pub(super) fn awaits_repairs(&self, now_ns: u64) -> bool {
+        let is_late = |since_ns: u64| now_ns.saturating_sub(since_ns.max(self.progress_ns)) >= CLAIM_LATE_NS;
+        self.troubled || self.claim.is_some_and(|(_, since_ns)| is_late(since_ns))
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.

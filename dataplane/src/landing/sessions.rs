@@ -314,12 +314,14 @@ impl Sessions {
                 .any(|inbound| inbound.lands && !inbound.messages.is_empty())
     }
 
-    /// Whether fragments of announced messages are expected by the kernel's socket.
+    /// Whether fragments of announced messages are expected by the kernel's socket: all of a session's that does not land, repetitions, and
+    /// what does not come although its sender says that it was sent.
     #[inline]
-    pub(crate) fn awaits_datagrams(&self) -> bool {
-        Taken(self.without_entries)
-            .filter_map(|place| self.at(place))
-            .any(|inbound| !inbound.messages.is_empty())
+    pub(crate) fn awaits_datagrams(&self, now_ns: u64) -> bool {
+        self.iter().any(|inbound| inbound.awaits_repairs(now_ns))
+            || Taken(self.without_entries)
+                .filter_map(|place| self.at(place))
+                .any(|inbound| !inbound.messages.is_empty())
     }
 
     /// Nanoseconds since a packet landed or a message was announced to a queue without any.
@@ -529,11 +531,6 @@ impl Sessions {
     /// Whether [`watch`](Sessions::watch) and requests have anything to do.
     pub(crate) fn needs_care(&self, place: u8) -> bool {
         self.entries.keeps_zones() || self.at(place).is_some_and(Inbound::needs_care)
-    }
-
-    /// Whether any session needs care.
-    pub(crate) fn any_needs_care(&self) -> bool {
-        !self.is_empty() && (self.entries.keeps_zones() || self.iter().any(Inbound::needs_care))
     }
 
     /// What time brings to the session at `place`: losses at the end of what was sent, messages to be given up, or shown without

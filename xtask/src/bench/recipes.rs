@@ -39,8 +39,8 @@ pub(super) const fn messages_in_flight(message_len: u32) -> u32 {
     let count = TOGETHER / message_len;
     if count < 4 {
         4
-    } else if count > 64 {
-        64
+    } else if count > 256 {
+        256
     } else {
         count
     }

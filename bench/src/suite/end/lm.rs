@@ -19,7 +19,7 @@ const TOGETHER: u64 = 1 << 20;
 
 /// Messages that a stream of this length has under way.
 pub(super) fn in_flight(message_len: u64) -> u32 {
-    (TOGETHER / message_len.max(1)).clamp(4, 64) as u32
+    (TOGETHER / message_len.max(1)).clamp(4, 256) as u32
 }
 
 /// Opens an endpoint for `messages` of `len` bytes at a time; its card has its link again.
