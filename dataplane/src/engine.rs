@@ -64,8 +64,10 @@ use crate::xsk::{WakeError, XdpStatistics};
 pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
 /// So long at most when there is other work in every round.
 pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
-/// The gate's count of passed packets is looked at once in so many rounds.
+/// The gate's count of passed packets is looked at once in so many rounds,
 const SOCKETS_EVERY_ROUNDS: u32 = 64;
+/// and, where rounds are long, once in so many nanoseconds: who asks for a session waits for it.
+const PASSED_LOOK_EVERY_NS: u64 = 100_000;
 /// The kernel's sockets are looked at when the gate's counter says so, and at least this often.
 const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
@@ -216,6 +218,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) round: u32,
     pub(crate) passed_seen: u64,
     pub(crate) udp_looked_ns: u64,
+    pub(crate) passed_looked_ns: u64,
     pub(crate) timers_ns: u64,
     /// The round before came late.
     pub(crate) late: bool,
@@ -558,9 +561,13 @@ impl<N: Nic> Engine<N> {
         self.round = self.round.wrapping_add(1);
         let repairs =
             (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_datagrams(now_ns));
-        if self.general.is_some() && !repairs && !self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS) {
+        let more_waits = self.udp_looked_ns == 0;
+        let is_due = self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS)
+            || now_ns.saturating_sub(self.passed_looked_ns) >= PASSED_LOOK_EVERY_NS;
+        if self.general.is_some() && !repairs && !more_waits && !is_due {
             return 0;
         }
+        self.passed_looked_ns = now_ns;
         let passed = self.nic.passed_count();
         if passed == self.passed_seen && now_ns.saturating_sub(self.udp_looked_ns) < UDP_LOOK_EVERY_NS {
             self.found_socket_empty(now_ns);

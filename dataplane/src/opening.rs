@@ -359,6 +359,7 @@ impl Parts {
             probes_ns: 0,
             passed_seen: 0,
             udp_looked_ns: 0,
+            passed_looked_ns: 0,
             timers_ns: 0,
             late: false,
             hurried: 0,
