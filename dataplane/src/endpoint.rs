@@ -271,6 +271,10 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::WouldBlock`] is back-pressure: poll and try again.
     pub fn try_send_copy(&mut self, peer: PeerId, payload: &[u8], tag: u64) -> Result<SendToken, SendError> {
+        let now_ns = self.now_ns();
+        if let Some(result) = self.engine.submit_copy(peer, payload, tag, now_ns) {
+            return result;
+        }
         let mut region = self.engine.loan(peer, payload.len() as u64)?;
         let mut rest = payload;
         for range in region.payloads_mut() {

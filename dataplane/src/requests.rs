@@ -109,8 +109,7 @@ impl<N: Nic> Engine<N> {
         if let Err(reason) = reason {
             return Err(TrySendError { region, reason });
         }
-        let token = SendToken(self.next_token);
-        self.next_token += 1;
+        let token = self.new_token();
         let index = region.peer.index;
         let (released, start, geometry, len) = region.into_sent();
         match released {
@@ -135,6 +134,40 @@ impl<N: Nic> Engine<N> {
             }
         }
         Ok(token)
+    }
+
+    /// Copies a message of one fragment into a frame and hands it over, without a region in between. `None`: this message takes a
+    /// region.
+    pub(crate) fn submit_copy(
+        &mut self,
+        id: PeerId,
+        payload: &[u8],
+        tag: u64,
+        now_ns: u64,
+    ) -> Option<Result<SendToken, SendError>> {
+        let len = payload.len() as u64;
+        if self.peers.named(id)?.plain || len > self.eager_len_to(id.index) {
+            return None;
+        }
+        let geometry = self.fixed.layout.message(len).ok()?;
+        if let Err(reason) = self.may_send_eager(id, now_ns) {
+            return Some(Err(reason));
+        }
+        let Some(frame) = self.transmit_frames.take_for_message() else {
+            return Some(Err(SendError::WouldBlock));
+        };
+        let start = frame.into_address();
+        self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
+        self.counters.user_copied_bytes += len;
+        let token = self.new_token();
+        self.send_eager(id.index, start, start, &geometry, tag, token, now_ns);
+        Some(Ok(token))
+    }
+
+    fn new_token(&mut self) -> SendToken {
+        let token = SendToken(self.next_token);
+        self.next_token += 1;
+        token
     }
 
     fn may_send_eager(&mut self, id: PeerId, now_ns: u64) -> Result<(), SendError> {
@@ -204,12 +237,13 @@ impl<N: Nic> Engine<N> {
             acknowledges,
         };
         let packet = start + geometry.tx_frame_offset(0);
-        let mut bytes = [0u8; 128];
-        let header_len = peer
-            .addressing
-            .write_headers(&mut bytes, &header, usize::from(fragment.len))
-            .expect("128 bytes hold any header");
-        self.umem.copy_to(packet, &bytes[..header_len]);
+        let header_len = peer.addressing.header_len();
+        // SAFETY: the range lies inside a transmit frame that the engine owns now: the kernel has no entry for it, and nobody else
+        // reads or writes it.
+        let headers = unsafe { self.umem.mapping().slice_mut(packet, header_len as u64) };
+        peer.addressing
+            .write_headers(headers, &header, usize::from(fragment.len))
+            .expect("as many bytes as the headers take");
         let trailer_len = header.trailer_len() as u32;
         let packet_len = u32::from(fragment.frame_len()) + trailer_len;
         if let Some(outbound) = &mut peer.outbound {
@@ -241,6 +275,13 @@ impl<N: Nic> Engine<N> {
                 false
             }
         };
+        // Somebody waits for an answer: it leaves before the books are kept.
+        if let Some(general) = &self.general
+            && (answers || self.transmit[general.transmit].has_burst())
+            && let Err(error) = self.transmit[general.transmit].flush(&mut self.nic)
+        {
+            self.wake_error = Some(error);
+        }
         if let Some(acknowledgement) = acknowledges.filter(|_| left) {
             peer.eager_in.told(&acknowledgement);
         }
@@ -264,12 +305,6 @@ impl<N: Nic> Engine<N> {
             (u32::from(fragment.len), trailer_len),
             now_ns,
         );
-        if let Some(general) = &self.general
-            && (answers || self.transmit[general.transmit].has_burst())
-            && let Err(error) = self.transmit[general.transmit].flush(&mut self.nic)
-        {
-            self.wake_error = Some(error);
-        }
     }
 
     /// Takes the next message, or the news that one stays incomplete.

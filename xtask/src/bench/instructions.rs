@@ -1,9 +1,10 @@
-//! `cargo xtask bench instructions`: what a fragment costs in user space, counted in instructions by callgrind.
+//! `cargo xtask bench instructions`: what a fragment, and the answer to a small message, cost in user space, counted in instructions by
+//! callgrind.
 //!
-//! The program is the test `sim_tests::instructions::subject` of `lm-dataplane`, built as for release: one message from one engine to
-//! the other on the simulated NIC. Callgrind collects inside the rounds of one engine alone. What is counted there in the files
-//! of the simulated NIC (its locks, its look at a queue) is taken off. Two lengths of message are counted, and the difference is divided
-//! by the fragments between them: what happens once for a message or a session drops out.
+//! The programs are the tests `sim_tests::instructions` of `lm-dataplane`, built as for release: one message from one engine to
+//! the other on the simulated NIC, and small messages to and fro. Callgrind collects inside the rounds of one engine alone. What is
+//! counted there in the files of the simulated NIC (its locks, its look at a queue) is taken off. Two numbers of fragments or messages are
+//! counted, and the difference is divided by those between them: what happens once for a message or a session drops out.
 //!
 //! Instructions do not depend on the machine's speed or load, only on the compiler and, for the C library's copies, on the processor's
 //! features. So a growth is told from noise where a time would not be.
@@ -21,9 +22,9 @@ use crate::fuzz::{answers, lacking};
 use crate::table::Table;
 use crate::workspace::{cargo, command_line, root};
 
-/// Instructions per fragment in user space, counted by callgrind on the simulated NIC.
+/// Instructions per fragment, and per answer to a small message, in user space, counted by callgrind on the simulated NIC.
 ///
-/// For the sending and the receiving engine apart, without digests and with them. Compares with the committed baseline
+/// Fragments for the sending and the receiving engine apart; all without digests and with them. Compares with the committed baseline
 /// (bench/instructions.json) and fails where a figure has grown by more than 5 %. Needs valgrind; neither root nor a quiet machine.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Arguments {
@@ -35,27 +36,53 @@ pub(super) struct Arguments {
     top: usize,
 }
 
-/// Fragments of the shorter and the longer message: whole windows, and some hundred rounds between them.
-const FRAGMENTS: [u32; 2] = [1024, 5120];
+/// Fragments of the shorter and the longer message, whole windows with some hundred rounds between them; and messages that are
+/// answered.
+const COUNTS: [u32; 2] = [1024, 5120];
 /// What a fragment may take on either side, integrity excluded.
 const TARGET: f64 = 120.0;
 /// A figure that is larger than the baseline by this factor is a failure.
 const GROWTH: f64 = 1.05;
-/// The functions that each side's rounds run in, in `dataplane/src/sim_tests/instructions.rs`.
-const SIDES: [(&str, &str); 2] = [
-    ("sender", "counted_round_of_sender"),
-    ("receiver", "counted_round_of_receiver"),
+/// What is counted one by one.
+struct Subject {
+    name: &'static str,
+    /// The function that it runs in, in `dataplane/src/sim_tests/instructions.rs`,
+    function: &'static str,
+    /// and the test that runs it.
+    test: &'static str,
+    /// What it may take, integrity excluded.
+    target: Option<f64>,
+}
+
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        name: "fragment, sender",
+        function: "counted_round_of_sender",
+        test: "transfer_of_fragments",
+        target: Some(TARGET),
+    },
+    Subject {
+        name: "fragment, receiver",
+        function: "counted_round_of_receiver",
+        test: "transfer_of_fragments",
+        target: Some(TARGET),
+    },
+    Subject {
+        name: "answer to 64 bytes",
+        function: "counted_answer",
+        test: "exchange_of_messages",
+        target: None,
+    },
 ];
 const INTEGRITIES: [&str; 2] = ["none", "manifest"];
-const SUBJECT: &str = "sim_tests::instructions::subject";
 
-/// Instructions per fragment by case: `sender, integrity none`.
+/// Instructions by case: `fragment, sender, integrity none`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Baseline {
     /// The compiler that made what was counted.
     rustc: String,
-    /// Instructions per fragment, rounded to a tenth.
-    per_fragment: BTreeMap<String, f64>,
+    /// Instructions, rounded to a tenth.
+    instructions: BTreeMap<String, f64>,
 }
 
 /// Instructions of one run by function, and those of the simulated NIC's files apart.
@@ -78,26 +105,30 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let program = build()?;
     let (folder, _guard) = leftovers::temporary_folder(&std::env::temp_dir(), "instructions")?;
-    let baseline = read_baseline()?;
+    // What cannot be read is written anew where that is asked for.
+    let baseline = match arguments.update {
+        true => read_baseline().unwrap_or_default(),
+        false => read_baseline()?,
+    };
     let rustc = compiler()?;
-    let mut table = Table::new(&["", "per fragment", "baseline", "target", ""]);
-    let mut per_fragment = BTreeMap::new();
+    let mut table = Table::new(&["for each", "instructions", "baseline", "target", ""]);
+    let mut instructions = BTreeMap::new();
     let mut grown = Vec::new();
     let mut tops = String::new();
     for integrity in INTEGRITIES {
-        for (side, function) in SIDES {
-            let case = format!("{side}, integrity {integrity}");
+        for subject in &SUBJECTS {
+            let case = format!("{}, integrity {integrity}", subject.name);
             eprintln!("  counting: {case}");
-            let count = |fragments| count(&program, &folder, function, integrity, fragments);
-            let [few, many] = [count(FRAGMENTS[0])?, count(FRAGMENTS[1])?];
-            let more = f64::from(FRAGMENTS[1] - FRAGMENTS[0]);
+            let count = |number| count(&program, &folder, subject, integrity, number);
+            let [few, many] = [count(COUNTS[0])?, count(COUNTS[1])?];
+            let more = f64::from(COUNTS[1] - COUNTS[0]);
             let found = tenths((many.total() as f64 - few.total() as f64) / more);
             let simulated = (many.simulated as f64 - few.simulated as f64) / more;
-            let before = (baseline.as_ref()).and_then(|baseline| baseline.per_fragment.get(&case).copied());
-            let target = match integrity {
-                "none" if found <= TARGET => format!("≤ {TARGET} met"),
-                "none" => format!("≤ {TARGET} MISSED"),
-                _ => String::new(),
+            let before = (baseline.as_ref()).and_then(|baseline| baseline.instructions.get(&case).copied());
+            let target = match subject.target.filter(|_| integrity == "none") {
+                Some(target) if found <= target => format!("≤ {target} met"),
+                Some(target) => format!("≤ {target} MISSED"),
+                None => String::new(),
             };
             let has_grown = before.is_some_and(|before| found > before * GROWTH);
             table.row([
@@ -113,7 +144,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             if arguments.top > 0 {
                 tops += &top(&case, &few, &many, more, simulated, arguments.top);
             }
-            per_fragment.insert(case, found);
+            instructions.insert(case, found);
         }
     }
     println!("{tops}\nInstructions in user space, {rustc}:\n\n{table}");
@@ -121,7 +152,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         println!("The baseline is of {}.", baseline.rustc);
     }
     if arguments.update {
-        let text = serde_json::to_string_pretty(&Baseline { rustc, per_fragment })?;
+        let text = serde_json::to_string_pretty(&Baseline { rustc, instructions })?;
         let path = baseline_path();
         std::fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
         println!("kept in {}", path.display());
@@ -193,8 +224,8 @@ fn build() -> Result<PathBuf> {
     programs.next_back().context("cargo named no test program")
 }
 
-/// Counts the instructions of one side.
-fn count(program: &Path, folder: &Path, function: &str, integrity: &str, fragments: u32) -> Result<Counted> {
+/// Counts the instructions of so many fragments or messages.
+fn count(program: &Path, folder: &Path, subject: &Subject, integrity: &str, number: u32) -> Result<Counted> {
     let report = folder.join("callgrind.out");
     let mut command = Command::new("valgrind");
     command
@@ -204,11 +235,12 @@ fn count(program: &Path, folder: &Path, function: &str, integrity: &str, fragmen
             "--compress-strings=no",
         ])
         .args(["--compress-pos=no", "--dump-line=yes"])
-        .arg(format!("--toggle-collect=*{function}*"))
+        .arg(format!("--toggle-collect=*{}*", subject.function))
         .arg(format!("--callgrind-out-file={}", report.display()))
         .arg(program)
-        .args(["--exact", "--test-threads=1", SUBJECT])
-        .env("LM_INSTRUCTIONS_FRAGMENTS", fragments.to_string())
+        .args(["--exact", "--test-threads=1"])
+        .arg(format!("sim_tests::instructions::{}", subject.test))
+        .env("LM_INSTRUCTIONS_COUNT", number.to_string())
         .env("LM_INSTRUCTIONS_INTEGRITY", integrity);
     let output = command.output().context("cannot start valgrind")?;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -221,7 +253,8 @@ fn count(program: &Path, folder: &Path, function: &str, integrity: &str, fragmen
     let counted = read(&text)?;
     ensure!(
         counted.total() > 0,
-        "nothing was counted in {function}: did it get another name?"
+        "nothing was counted in {}: did it get another name?",
+        subject.function
     );
     Ok(counted)
 }
@@ -266,7 +299,7 @@ fn top(case: &str, few: &Counted, many: &Counted, more: f64, simulated: f64, sho
         .map(|name| ((of(many, name) - of(few, name)) / more, name))
         .collect();
     functions.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut text = format!("\n{case}, per fragment:\n");
+    let mut text = format!("\n{case}:\n");
     for (cost, name) in functions.iter().take(shown).filter(|(cost, _)| *cost >= 0.05) {
         text += &format!("  {cost:7.1}  {}\n", shorten(name));
     }
@@ -325,12 +358,12 @@ totals: 956
     fn the_counted_functions_exist() {
         let path = root().join("dataplane/src/sim_tests/instructions.rs");
         let text = std::fs::read_to_string(path).unwrap();
-        for (_, function) in SIDES {
+        for Subject { function, test, .. } in SUBJECTS {
             assert!(
                 text.contains(&format!("#[inline(never)]\nfn {function}(")),
                 "{function}"
             );
+            assert!(text.contains(&format!("#[test]\nfn {test}()")), "{test}");
         }
-        assert!(text.contains("\nfn subject()"));
     }
 }
