@@ -15,7 +15,7 @@ use crate::workspace::{cargo, command_line, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
-/// Builds all programs first, because tests start them. Tests that need root, a kernel feature or a second core
+/// Builds all programs, too, because tests start them. Tests that need root, a kernel feature or a second core
 /// print `SKIPPED: why` where it is missing; with CI=true in the environment that is an error. What the running kernel
 /// was built without is listed as well and is no error.
 #[derive(Debug, clap::Args)]
@@ -147,16 +147,21 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     if arguments.release {
         selection.push("--release".to_owned());
     }
-    run(cargo().args(["build", "--bins"]).args(if arguments.release {
-        &["--workspace", "--release"][..]
-    } else {
-        &["--workspace"]
-    }))?;
-
     let (for_cargo, for_tests) = match arguments.rest.iter().position(|word| word == "--") {
         Some(at) => (&arguments.rest[..at], &arguments.rest[at + 1..]),
         None => (&arguments.rest[..], &[][..]),
     };
+    // Tests start programs of other packages. `cargo test` builds all of them where it builds all tests; to build them before would be to
+    // build most of the workspace twice, because tests ask for more features of what they depend on.
+    let whole = arguments.package.is_empty() && !for_cargo.iter().any(|word| word.starts_with('-'));
+    if !whole {
+        run(cargo().args(["build", "--bins"]).args(if arguments.release {
+            &["--workspace", "--release"][..]
+        } else {
+            &["--workspace"]
+        }))?;
+    }
+
     let mut command = cargo();
     command
         .args(["test", "--no-fail-fast"])
