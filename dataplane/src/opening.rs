@@ -30,6 +30,7 @@ use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
+use crate::polling::Flow;
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
 
@@ -283,6 +284,7 @@ impl Parts {
                 registered_len,
                 transmit: transmit.len(),
                 woken: false,
+                flow: Flow::default(),
             });
             transmit.push(Transmit::new(
                 queue,
