@@ -442,6 +442,8 @@ impl Nic for KernelNic {
 
     #[inline]
     fn keep_queue(&mut self, queue: u32, keep: bool) -> bool {
+        // Who waits on the descriptor does not poll meanwhile.
+        let keep = keep && self.epoll.get().is_none();
         match self.channels.get_mut(queue as usize) {
             Some(Some(Open {
                 poller: Some(poller), ..

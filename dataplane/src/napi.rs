@@ -23,7 +23,7 @@ const NETDEV_A_NAPI_DEFER_HARD_IRQS: u16 = 5;
 const NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT: u16 = 6;
 
 /// When the kernel goes on with an instance that was polled and had no more packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deferral {
     /// Polls without packets after which interrupts (on veth: whoever sends) take over again; 0: at once.
     pub hard_irqs: u32,

@@ -47,8 +47,9 @@ impl<N: Nic> Engine<N> {
         if std::mem::take(&mut flow.brought) {
             flow.brought_ns = now_ns;
         }
-        let quiet_ns = (landing.sessions.quiet_ns(now_ns)).min(now_ns.saturating_sub(flow.brought_ns));
-        let flows = !self.stream.is_exchange(now_ns) && quiet_ns < STREAM_PAUSE_NS;
+        let flows = !self.stream.is_exchange(now_ns)
+            && (now_ns.saturating_sub(flow.brought_ns) < STREAM_PAUSE_NS
+                || landing.sessions.quiet_ns(now_ns) < STREAM_PAUSE_NS);
         if !flows {
             flow.packets = 0;
             self.leave_queues();

@@ -115,7 +115,11 @@ impl QueuePoller {
 
     fn find(&self) -> io::Result<Instance> {
         let mut napi = Napi::new(self.napi_id()? as u32)?;
-        let before = napi.deferral()?;
+        let before = match napi.deferral()? {
+            // Left by a program that was killed.
+            KEPT => Deferral::default(),
+            before => before,
+        };
         Ok(Instance {
             keep: napi.setting(KEPT),
             leave: napi.setting(before),
