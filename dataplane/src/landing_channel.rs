@@ -102,7 +102,6 @@ impl<N: Nic> Engine<N> {
             chosen,
             mut sessions,
             transmit,
-            flow,
             ..
         } = landing;
         for released in self.outgoing.abandoned(transmit) {
@@ -153,7 +152,6 @@ impl<N: Nic> Engine<N> {
             registered_len,
             transmit,
             woken: false,
-            flow,
         });
         Ok(())
     }

@@ -30,7 +30,6 @@ use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
-use crate::polling::Flow;
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
 
@@ -284,7 +283,6 @@ impl Parts {
                 registered_len,
                 transmit: transmit.len(),
                 woken: false,
-                flow: Flow::default(),
             });
             transmit.push(Transmit::new(
                 queue,

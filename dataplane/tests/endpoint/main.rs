@@ -7,6 +7,5 @@ mod harness;
 mod life;
 mod messages;
 mod modes;
-mod polling;
 mod sessions;
 mod wires;
