@@ -417,6 +417,7 @@ impl Endpoint {
                 let most = most.min(longest);
                 let most = self.until_departure().map_or(most, |left| most.min(left));
                 if !most.is_zero() {
+                    self.engine.leave_queues();
                     let _ = self.engine.nic.wait(most);
                 }
             }

@@ -52,6 +52,7 @@ use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, PeerId, Peers};
 use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
+use crate::polling::Flow;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
 use crate::stewarded::Stewarded;
@@ -70,8 +71,6 @@ const SOCKETS_EVERY_ROUNDS: u32 = 64;
 const PASSED_LOOK_EVERY_NS: u64 = 100_000;
 /// The kernel's sockets are looked at when the gate's counter says so, and at least this often.
 const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
-/// A landing session without packets for so long has paused: its queue is left to the sender's core.
-const STREAM_PAUSE_NS: u64 = 200_000;
 /// So many rounds in sequence do nothing but bring a message of an exchange.
 const HURRIED_MAX: u32 = 8;
 /// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
@@ -115,6 +114,7 @@ pub(crate) struct LandingSide {
     pub(crate) transmit: usize,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
+    pub(crate) flow: Flow,
 }
 
 /// Packets that a sender may have on the way to us.
@@ -199,7 +199,10 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) leaving: Vec<Leaving>,
     pub(crate) grants: Option<Grants>,
     pub(crate) ready: VecDeque<Message>,
-    pub(crate) failures: VecDeque<RecvError>,
+    /// Messages that stay incomplete, each behind so many whole ones.
+    pub(crate) failures: VecDeque<(u64, RecvError)>,
+    /// Whole messages that the application has taken.
+    pub(crate) messages_taken: u64,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) failed_sends: u64,
     pub(crate) next_token: u64,
@@ -357,26 +360,6 @@ impl<N: Nic> Engine<N> {
         count as usize
     }
 
-    /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
-    /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
-    /// look at the landing queue takes all that has come there, some hundred microseconds of it.
-    fn poll_queues(&mut self) {
-        if let Some(general) = &mut self.general
-            && self.stream.is_hot()
-            && general.rx.available(1) == 0
-        {
-            self.nic.busy_poll(self.config.general_queue);
-        }
-        if let Some(landing) = &mut self.landing
-            && !self.stream.is_exchange(self.now_ns)
-            && landing.sessions.awaits_packets()
-            && landing.sessions.quiet_ns(self.now_ns) < STREAM_PAUSE_NS
-            && landing.rx.available(1) == 0
-        {
-            self.nic.busy_poll(landing.queue);
-        }
-    }
-
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.
     fn receive_general(&mut self, now_ns: u64) -> usize {
         let Some(general) = &mut self.general else {
@@ -481,6 +464,7 @@ impl<N: Nic> Engine<N> {
         if burst.packets == 0 {
             return 0;
         }
+        landing.flow.landed(burst.packets);
         if burst.window_ended || landing.sessions.iter().any(Inbound::has_landed) {
             self.show_landed(now_ns);
         }

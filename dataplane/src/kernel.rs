@@ -339,6 +339,10 @@ impl Nic for KernelNic {
     }
 
     fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
+        // The queue stays, and with it the NAPI instance that its poller has learnt.
+        let poller = (self.channels.get_mut(config.queue as usize))
+            .and_then(Option::as_mut)
+            .and_then(|open| open.poller.take());
         match &self.authority {
             Authority::Own(_) => self.close_channel(old)?,
             Authority::Daemon(_) => {
@@ -347,7 +351,11 @@ impl Nic for KernelNic {
                 *self.slot(config.queue)? = None;
             }
         }
-        self.open_channel(config)
+        let channel = self.open_channel(config)?;
+        if let (Some(poller), Some(open)) = (poller, self.slot(config.queue)?) {
+            open.poller = Some(poller);
+        }
+        Ok(channel)
     }
 
     fn close_channel(&mut self, channel: Channel) -> Result<(), NicError> {
@@ -429,6 +437,18 @@ impl Nic for KernelNic {
         })) = self.channels.get(queue as usize)
         {
             poller.poll();
+        }
+    }
+
+    #[inline]
+    fn keep_queue(&mut self, queue: u32, keep: bool) -> bool {
+        // Who waits on the descriptor does not poll meanwhile.
+        let keep = keep && self.epoll.get().is_none();
+        match self.channels.get_mut(queue as usize) {
+            Some(Some(Open {
+                poller: Some(poller), ..
+            })) => poller.keep(keep),
+            _ => false,
         }
     }
 

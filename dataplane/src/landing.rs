@@ -746,15 +746,17 @@ impl Inbound {
             self.repair.given_up += message.arrived();
             zones.extend(message.zone);
             message.arrivals.claim(u32::MAX);
+            let count = message.fragment_count();
+            let missing = match message.arrivals.is_complete() {
+                // It waits for an earlier one, or for digests: nothing of it was shown to be right.
+                true => std::iter::once(0..count).collect(),
+                false => repair::missing_indices(&self.terms.window, &message.arrivals, count),
+            };
             given_up.push(GivenUp {
                 number: message.number,
                 tag: message.tag,
                 len: message.len,
-                missing: repair::missing_indices(
-                    &self.terms.window,
-                    &message.arrivals,
-                    message.fragment_count(),
-                ),
+                missing,
             });
         }
         self.posting = 0;

@@ -102,6 +102,7 @@ impl<N: Nic> Engine<N> {
             chosen,
             mut sessions,
             transmit,
+            flow,
             ..
         } = landing;
         for released in self.outgoing.abandoned(transmit) {
@@ -152,6 +153,7 @@ impl<N: Nic> Engine<N> {
             registered_len,
             transmit,
             woken: false,
+            flow,
         });
         Ok(())
     }

@@ -228,12 +228,14 @@ impl<N: Nic> Engine<N> {
         if self.failures.len() == FAILURES_MAX {
             self.failures.pop_front();
         }
-        self.failures.push_back(RecvError::Incomplete {
+        let behind = self.messages_taken + self.ready.len() as u64;
+        let failure = RecvError::Incomplete {
             peer,
             number: message.number,
             tag: message.tag,
             len: message.len,
             missing: message.missing,
-        });
+        };
+        self.failures.push_back((behind, failure));
     }
 }

@@ -1,10 +1,13 @@
-//! One question to the kernel over rtnetlink(7), and its answers.
+//! One question to the kernel over netlink(7), and its answers.
 //!
-//! A socket sees the network namespace of the thread that opens it, so each question opens its own.
+//! A socket sees the network namespace of the thread that opens it, so each question over rtnetlink opens its own.
 
 use std::io;
 
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ERROR, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
+};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
@@ -19,7 +22,7 @@ pub(crate) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
     let mut result = Vec::new();
     for _ in 0..DUMP_ATTEMPTS {
         result.clear();
-        if ask(request, NLM_F_DUMP, &mut result)? {
+        if ask(&mut open(NETLINK_ROUTE)?, request, NLM_F_DUMP, &mut result)? {
             break;
         }
     }
@@ -29,24 +32,28 @@ pub(crate) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
 /// The one object asked for.
 pub(crate) fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     let mut result = Vec::new();
-    ask(request, 0, &mut result)?;
+    ask(&mut open(NETLINK_ROUTE)?, request, 0, &mut result)?;
     result
         .pop()
         .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
 }
 
-/// Whether the answers are consistent.
-fn ask(request: &RouteNetlinkMessage, flags: u16, result: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
+/// A socket to the kernel, for one of the `NETLINK_` protocols.
+pub(crate) fn open(protocol: isize) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::from(request.clone()));
-    message.header.flags = NLM_F_REQUEST | flags;
-    message.header.sequence_number = 1;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
+    Ok(socket)
+}
+
+/// Asks, and takes the answers. Whether they are consistent.
+pub(crate) fn ask<M>(socket: &mut Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
+where
+    M: NetlinkSerializable + NetlinkDeserializable + Clone,
+    M::Error: std::error::Error + Send + Sync + 'static,
+    NetlinkPayload<M>: From<M>,
+{
+    socket.send(&serialized(request, flags), 0)?;
 
     let mut consistent = true;
     loop {
@@ -57,17 +64,50 @@ fn ask(request: &RouteNetlinkMessage, flags: u16, result: &mut Vec<RouteNetlinkM
     }
 }
 
+/// A request as the kernel takes it.
+pub(crate) fn serialized<M>(request: &M, flags: u16) -> Vec<u8>
+where
+    M: NetlinkSerializable + Clone,
+    NetlinkPayload<M>: From<M>,
+{
+    let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::from(request.clone()));
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.header.sequence_number = 1;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+/// Sends a request that asks for an acknowledgement, and takes it. Allocates nothing.
+pub(crate) fn order(socket: &Socket, request: &[u8]) -> io::Result<()> {
+    socket.send(request, 0)?;
+    let mut answer = [0; 512];
+    let len = socket.recv(&mut &mut answer[..], 0)?;
+    // `struct nlmsghdr` and the code of `struct nlmsgerr`.
+    match (&answer[4..6], answer[16..20].try_into().map(i32::from_ne_bytes)) {
+        (kind, Ok(code)) if len >= 20 && kind == NLMSG_ERROR.to_ne_bytes() => match code {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+        },
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Takes one datagram of answers; tells whether it was the last one.
-pub(crate) fn read(
+pub(crate) fn read<M>(
     bytes: &[u8],
     is_dump: bool,
     consistent: &mut bool,
-    result: &mut Vec<RouteNetlinkMessage>,
-) -> io::Result<bool> {
+    result: &mut Vec<M>,
+) -> io::Result<bool>
+where
+    M: NetlinkDeserializable,
+    M::Error: std::error::Error + Send + Sync + 'static,
+{
     let mut rest = bytes;
     while !rest.is_empty() {
-        let answer: NetlinkMessage<RouteNetlinkMessage> =
-            NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
+        let answer: NetlinkMessage<M> = NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
         // Messages are padded to 4 bytes; the header's length is at least its own, as deserialize checked.
         rest = rest
             .get((answer.header.length as usize).next_multiple_of(4)..)
@@ -109,10 +149,20 @@ mod tests {
     #[test]
     fn errors_of_the_kernel_are_errors_whatever_their_number() {
         for (code, number) in [(-2, 2), (i32::MIN, i32::MAX), (i32::MAX, -i32::MAX)] {
-            let answer = read(&error(code), true, &mut true, &mut Vec::new());
+            let answer = read(
+                &error(code),
+                true,
+                &mut true,
+                &mut Vec::<RouteNetlinkMessage>::new(),
+            );
             assert_eq!(answer.expect_err("an error").raw_os_error(), Some(number));
         }
-        let answer = read(&error(0), false, &mut true, &mut Vec::new());
+        let answer = read(
+            &error(0),
+            false,
+            &mut true,
+            &mut Vec::<RouteNetlinkMessage>::new(),
+        );
         assert!(answer.expect("an acknowledgement"));
     }
 }

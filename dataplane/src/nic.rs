@@ -287,6 +287,13 @@ pub trait Nic {
         None
     }
 
+    /// Keeps a queue's receive work to [`Nic::busy_poll`], or lets interrupts and senders' cores do it again. Whether it is kept now.
+    /// Packets of a queue that is kept and not polled are late.
+    fn keep_queue(&mut self, queue: u32, keep: bool) -> bool {
+        let _ = (queue, keep);
+        false
+    }
+
     /// Blocks until something can be received, at most `timeout`; whether there is something.
     ///
     /// # Errors

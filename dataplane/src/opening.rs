@@ -30,6 +30,7 @@ use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
+use crate::polling::Flow;
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
 
@@ -283,6 +284,7 @@ impl Parts {
                 registered_len,
                 transmit: transmit.len(),
                 woken: false,
+                flow: Flow::default(),
             });
             transmit.push(Transmit::new(
                 queue,
@@ -346,6 +348,7 @@ impl Parts {
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
             failures: VecDeque::with_capacity(64),
+            messages_taken: 0,
             completions: VecDeque::with_capacity(COMPLETIONS_MAX),
             failed_sends: 0,
             next_token: 0,

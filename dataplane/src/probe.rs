@@ -23,20 +23,20 @@ const BY_LANDING: u32 = 1 << 16;
 const PROBE_EVERY_NS: u64 = 50_000_000;
 
 impl<N: Nic> Engine<N> {
-    /// Asks for the probes that are missing and of use now. Called from the timers.
+    /// Asks for the probes that are missing and of use now, and notices those that have come. Called from the timers.
     pub(crate) fn ask_for_probes(&mut self, now_ns: u64) {
-        if now_ns.saturating_sub(self.probes_ns) < PROBE_EVERY_NS {
-            return;
-        }
+        let asks = now_ns.saturating_sub(self.probes_ns) >= PROBE_EVERY_NS;
         if let Some(landing) = &self.landing
             && let Some(index) = landing.sessions.any_peer()
             && let Some(port) = self.nic.busy_poll_port(landing.queue)
+            && asks
         {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
         if self.stream.is_hot()
             && let Some(index) = self.acknowledge.front().copied()
             && let Some(port) = self.nic.busy_poll_port(self.config.general_queue)
+            && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);
         }

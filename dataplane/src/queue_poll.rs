@@ -6,10 +6,17 @@
 //! before their NAPI instances have an id (`veth_enable_xdp_range` in drivers/net/veth.c), so such a socket never
 //! learns one. An ordinary UDP socket does, from the first datagram that it receives through the queue
 //! (`sk_mark_napi_id_once` in net/core/sock.c): the peer is asked to send one.
+//!
+//! A poll ends where another begins: as soon as this core has left the instance, the next packet that is sent takes it again and
+//! runs it on the sender's core, one packet a softirq, which keeps the sender from sending; and a poll that used its budget up
+//! raises a softirq here, which goes on for as long as packets come, so that nobody gives credit meanwhile. While a stream goes
+//! on, the kernel is therefore told to leave the instance to us ([`QueuePoller::keep`]).
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
+
+use crate::napi::{Deferral, Napi, Setting};
 
 /// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
 /// read looks once.
@@ -17,11 +24,27 @@ const BUSY_POLL_US: libc::c_int = 20;
 /// Packets that one poll may take.
 const BUDGET: libc::c_int = 64;
 
+/// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs it
+/// again. Longer than two budgets of packets take, because a timer that ends during a poll is lost.
+const KEPT: Deferral = Deferral {
+    hard_irqs: 200,
+    timeout_ns: 1_000_000,
+};
+
 /// A UDP socket on an ephemeral port whose only use is to know a NAPI instance.
-#[derive(Debug)]
 pub(crate) struct QueuePoller {
     socket: UdpSocket,
     ready: bool,
+    /// The instance, once it was looked for, or why it cannot be kept.
+    instance: Option<io::Result<Instance>>,
+    kept: bool,
+}
+
+/// An instance, and what keeps it and leaves it as it was.
+struct Instance {
+    napi: Napi,
+    keep: Setting,
+    leave: Setting,
 }
 
 impl QueuePoller {
@@ -31,7 +54,12 @@ impl QueuePoller {
         set_option(&socket, libc::SO_PREFER_BUSY_POLL, 1)?;
         set_option(&socket, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
         set_option(&socket, libc::SO_BUSY_POLL_BUDGET, BUDGET)?;
-        Ok(QueuePoller { socket, ready: false })
+        Ok(QueuePoller {
+            socket,
+            ready: false,
+            instance: None,
+            kept: false,
+        })
     }
 
     /// The port that waits for a datagram through the queue; `None` once it came.
@@ -43,6 +71,60 @@ impl QueuePoller {
             true => None,
             false => self.socket.local_addr().ok().map(|address| address.port()),
         }
+    }
+
+    /// Keeps the instance from interrupts and from senders' cores, or gives it back to them. Whether it is kept now: an unprivileged
+    /// program cannot, nor can one on a kernel before 6.14. Who keeps it must go on polling.
+    #[inline]
+    pub(crate) fn keep(&mut self, keep: bool) -> bool {
+        if keep != self.kept {
+            self.set(keep);
+        }
+        self.kept
+    }
+
+    #[cold]
+    fn set(&mut self, keep: bool) {
+        if self.instance.is_none() && self.ready {
+            self.instance = Some(self.find());
+        }
+        let Some(Ok(instance)) = &self.instance else {
+            return;
+        };
+        match instance
+            .napi
+            .set(if keep { &instance.keep } else { &instance.leave })
+        {
+            Ok(()) => {
+                self.kept = keep;
+                if !keep {
+                    // Until a poll ends without a timer behind it, veth takes the instance for scheduled and wakes nobody
+                    // (`rx_notify_masked` in drivers/net/veth.c).
+                    self.poll();
+                }
+            }
+            Err(error) => {
+                self.kept = false;
+                self.instance = Some(Err(error));
+            }
+        }
+        if let Some(Err(error)) = &self.instance {
+            tracing::debug!("the landing queue's NAPI instance cannot be kept: {error}");
+        }
+    }
+
+    fn find(&self) -> io::Result<Instance> {
+        let mut napi = Napi::new(self.napi_id()? as u32)?;
+        let before = match napi.deferral()? {
+            // Left by a program that was killed.
+            KEPT => Deferral::default(),
+            before => before,
+        };
+        Ok(Instance {
+            keep: napi.setting(KEPT),
+            leave: napi.setting(before),
+            napi,
+        })
     }
 
     /// Runs the queue's NAPI instance once, if it is known.
@@ -82,6 +164,12 @@ impl QueuePoller {
         } else {
             Err(io::Error::last_os_error())
         }
+    }
+}
+
+impl Drop for QueuePoller {
+    fn drop(&mut self) {
+        self.keep(false);
     }
 }
 

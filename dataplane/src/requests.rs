@@ -307,12 +307,17 @@ impl<N: Nic> Engine<N> {
         );
     }
 
-    /// Takes the next message, or the news that one stays incomplete.
+    /// Takes the next message, or the news that one stays incomplete, in the order in which they were settled.
     pub(crate) fn take_message(&mut self) -> Result<Option<Message>, RecvError> {
-        if let Some(failure) = self.failures.pop_front() {
-            return Err(failure);
+        let comes_first = |&(behind, _): &(u64, _)| behind <= self.messages_taken || self.ready.is_empty();
+        if self.failures.front().is_some_and(comes_first) {
+            return self
+                .failures
+                .pop_front()
+                .map_or(Ok(None), |(_, failure)| Err(failure));
         }
         if let Some(message) = self.ready.pop_front() {
+            self.messages_taken += 1;
             return Ok(Some(message));
         }
         if self.wake_error.take().is_some() {

@@ -81,6 +81,53 @@ fn a_dead_senders_lease_ends_and_its_queue_is_free() {
     bed.check_memory();
 }
 
+/// Its sender dies in the middle of a message, or before the digests of one that has come: both are reported, as missing in part and
+/// altogether, behind the whole messages before it.
+#[test]
+fn what_a_dead_sender_left_is_reported_in_order() {
+    for whole in [false, true] {
+        let mut bed = Bed::new(&BedConfig::default());
+        let peer = bed.session(0, WireMode::Lm, 100_000);
+        for tag in [1, 2] {
+            bed.send(0, peer, &noise(tag, 50_000), tag);
+        }
+        while bed.hosts[1].ready.len() < 2 {
+            bed.round();
+        }
+        bed.send(0, peer, &noise(3, 4 * 1448), 3);
+        let mut fragments = 0;
+        bed.wire.set_filter(move |from, packet| {
+            let is_fragment = packet.len() > 1000;
+            let passes = if fragments == 0 {
+                true // the announcement goes first
+            } else {
+                is_fragment && (whole || fragments < 2)
+            };
+            fragments += u32::from(from == 0 && is_fragment && passes);
+            from == 1 || passes
+        });
+        for _ in 0..20 {
+            bed.round();
+        }
+        for _ in 0..520 {
+            bed.now_ns += 10_000_000;
+            bed.alone(1, 1);
+        }
+        assert_eq!(bed.hosts[1].counters.sessions_ended, 1);
+        for tag in [1, 2] {
+            let message = bed.hosts[1].take_message().expect("no failure yet");
+            assert_eq!(message.expect("it is whole").tag(), tag);
+        }
+        let failure = bed.hosts[1].take_message().expect_err("it never was whole");
+        let RecvError::Incomplete { tag, missing, .. } = failure else {
+            panic!("{failure}")
+        };
+        let expected = if whole { 0..4 } else { 0..2 };
+        assert_eq!((tag, missing), (3, vec![expected]));
+        assert!(bed.hosts[1].take_message().expect("no failure").is_none());
+    }
+}
+
 #[test]
 fn a_dead_receiver_is_noticed_within_the_lease() {
     let config = BedConfig::default();

@@ -7,5 +7,6 @@ mod harness;
 mod life;
 mod messages;
 mod modes;
+mod polling;
 mod sessions;
 mod wires;

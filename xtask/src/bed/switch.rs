@@ -13,8 +13,13 @@
 //! sent on queue 0, or by a kernel socket, on one that a hash of the flow picks. LM's data, from queue 1, would come in on queue
 //! 0. Transmit packet steering (XPS) of the bridge's ports overrides that: everything for the receiver goes to its landing
 //! queue, as the rule of a network card (`ethtool -N`) would have it, and everything for a sender to its general queue.
+//!
+//! **No firewall.** With `br_netfilter` a bridge shows every packet to iptables, and takes it from its socket before that
+//! (`setup_pre_routing` in net/bridge/br_netfilter_hooks.c). An XSK's completions then come when the packet reaches the bridge, not when
+//! it has left the receiver's ring, and no longer bound what lies in that: it overflows now and then, and fragments take the one-copy path.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
@@ -71,8 +76,13 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
     })
 }
 
-/// Joins ports to a bridge of this name.
+/// Joins ports to a bridge of this name, which shows iptables nothing.
 pub(super) fn bridge(switch: &Host, name: &str, ports: &[String]) -> Result<()> {
+    const TO_IPTABLES: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    // It is there where `br_netfilter` is.
+    if switch.enter(|| Ok(Path::new(TO_IPTABLES).exists()))? {
+        switch.write_file(TO_IPTABLES, "0")?;
+    }
     let mut commands = vec![format!("link add {name} type bridge mcast_snooping 0")];
     for port in ports {
         commands.push(format!("link set {port} master {name}"));

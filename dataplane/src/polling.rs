@@ -1,0 +1,76 @@
+//! Who runs the kernel's receive work of our queues: this core, by busy polling, or whoever brings the packets.
+
+use crate::engine::Engine;
+use crate::nic::Nic;
+
+/// A landing session without packets for so long has paused: its queue is left to the sender's core.
+const STREAM_PAUSE_NS: u64 = 200_000;
+/// After so many packets without a pause the landing queue's work is kept to this core: telling the kernel takes as long as a few of
+/// them.
+const KEEP_AFTER: u32 = 1024;
+
+/// What comes to the landing queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flow {
+    /// Packets since the last pause, or since the queue was last kept.
+    packets: u32,
+    /// The round before brought some. It may have taken longer than a pause.
+    brought: bool,
+    brought_ns: u64,
+    /// Nobody but this core runs the queue.
+    kept: bool,
+}
+
+impl Flow {
+    /// A round brought so many packets.
+    #[inline]
+    pub(crate) fn landed(&mut self, packets: u32) {
+        self.packets = self.packets.saturating_add(packets);
+        self.brought = true;
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
+    /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
+    /// look at the landing queue takes all that has come there, some hundred microseconds of it.
+    pub(crate) fn poll_queues(&mut self) {
+        if let Some(general) = &mut self.general
+            && self.stream.is_hot()
+            && general.rx.available(1) == 0
+        {
+            self.nic.busy_poll(self.config.general_queue);
+        }
+        let now_ns = self.now_ns;
+        let Some(landing) = &mut self.landing else { return };
+        let flow = &mut landing.flow;
+        if std::mem::take(&mut flow.brought) {
+            flow.brought_ns = now_ns;
+        }
+        let flows = !self.stream.is_exchange(now_ns)
+            && (now_ns.saturating_sub(flow.brought_ns) < STREAM_PAUSE_NS
+                || landing.sessions.quiet_ns(now_ns) < STREAM_PAUSE_NS);
+        if !flows {
+            flow.packets = 0;
+            self.leave_queues();
+            return;
+        }
+        if !flow.kept && flow.packets >= KEEP_AFTER {
+            flow.packets = 0;
+            flow.kept = self.nic.keep_queue(landing.queue, true);
+        }
+        if (flow.kept || landing.sessions.awaits_packets()) && landing.rx.available(1) == 0 {
+            self.nic.busy_poll(landing.queue);
+        }
+    }
+
+    /// This core polls no more: others run the queues again.
+    #[inline]
+    pub(crate) fn leave_queues(&mut self) {
+        if let Some(landing) = &mut self.landing
+            && landing.flow.kept
+        {
+            landing.flow.kept = self.nic.keep_queue(landing.queue, false);
+        }
+    }
+}
