@@ -102,10 +102,13 @@ impl Inbound {
         }
         let fragment = self.messages[at].geometry.fragment(index);
         let payload = start + u64::from(fragment.header_len);
+        let len = u64::from(fragment.len);
+        // The next one's, most likely, which the kernel copied there a hundred packets ago.
+        umem.mapping().prefetch(payload.saturating_sub(len), len);
         // SAFETY: the packet's descriptor was just read, so its entry is used. What is posted still ends where this payload
         // begins or begins behind it, but for a later window's lowest entry, which is posted when this window's tail was
         // saved, after this (I2, I5). Nothing copies there while the slice lives.
-        let payload = unsafe { umem.mapping().slice(payload, u64::from(fragment.len)) };
+        let payload = unsafe { umem.mapping().slice(payload, len) };
         let digest = self.evidence.hasher.digest(payload);
         self.note(at, index, digest);
     }
