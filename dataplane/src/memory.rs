@@ -286,10 +286,14 @@ impl Mapping {
     #[inline]
     pub fn prefetch(&self, addr: u64, len: u64) {
         #[cfg(target_arch = "x86_64")]
-        for line in (addr..addr.saturating_add(len)).step_by(64) {
+        for lines in (addr..addr.saturating_add(len)).step_by(8 * 64) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint, which changes no state that a program sees and does not fault, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(line as usize).cast()) };
+            let lines = self.base.as_ptr().wrapping_add(lines as usize);
+            // Eight at once: the loop would cost more than the hints.
+            for line in 0..8 {
+                // SAFETY: a hint, which changes no state that a program sees and does not fault, whatever the address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(lines.wrapping_add(line * 64).cast()) };
+            }
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (addr, len);
