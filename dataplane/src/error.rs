@@ -370,7 +370,7 @@ pub enum RecvError {
         tag: u64,
         /// Its length in bytes.
         len: u64,
-        /// Fragment indices that did not arrive where they should, ascending.
+        /// Fragment indices that did not arrive where they should, ascending; all of them where nothing of it was shown to be right.
         missing: Vec<Range<u32>>,
     },
     /// The interface went away, or its socket reports an error.
