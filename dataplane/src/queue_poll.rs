@@ -22,7 +22,7 @@ use crate::napi::{Deferral, Napi, Setting};
 /// read looks once.
 const BUSY_POLL_US: libc::c_int = 20;
 /// Packets that one poll may take; a read polls twice, and what lies in veth's ring is then taken at once. Half of that costs 5 to 12 %
-/// of a stream's throughput, twice as much brings nothing more (bench/NOTEBOOK.md).
+/// of a stream's throughput, twice as much brings nothing more on a bare pair (bench/NOTEBOOK.md).
 const BUDGET: libc::c_int = 128;
 
 /// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs it
