@@ -21,7 +21,7 @@ use crate::napi::{Deferral, Napi, Setting};
 /// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
 /// read looks once.
 const BUSY_POLL_US: libc::c_int = 20;
-/// Packets that one poll may take; a read polls twice, and what lies in veth's ring is then taken at once. Half of that costs 5 to 12 %
+/// Packets that one poll may take; a read polls twice, and what lies in veth's ring is then taken at once. Half of that costs 4 to 12 %
 /// of a stream's throughput, twice as much brings nothing more on a bare pair (bench/NOTEBOOK.md).
 const BUDGET: libc::c_int = 128;
 
