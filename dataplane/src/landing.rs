@@ -68,10 +68,12 @@ use sessions::Entries;
 pub(crate) use sessions::Sessions;
 use strays::Strays;
 
-/// A sender that loses packets has at least so many on the way, and so many more after each round trip without a loss
-/// ([`Backoff`]): random loss alone holds it near 112, which fills a path of 100 µs at 13 Gbit/s.
+/// A sender that loses packets has at least so many on the way, and so many more after each round trip without a decrease
+/// ([`Backoff`]): whatever random loss alone does, it holds it near 112, which fills a path of 100 µs at 13 Gbit/s.
 const BACKOFF_FLOOR: u32 = 32;
 const BACKOFF_INCREASE: u32 = 16;
+/// Losses of so many packets in a hundred are taken for the path's, not for a full queue's.
+const BACKOFF_TOLERATED_PERCENT: u32 = 2;
 /// Losses that come together count once: for a round trip, and not less than this.
 const ROUND_TRIP_MIN_NS: u64 = 100_000;
 /// Entries beyond what may be on the way, while packets are being lost: enough to the next round.
@@ -471,6 +473,7 @@ fn backoff_below(ceiling: u32) -> Backoff {
         ceiling,
         increase: BACKOFF_INCREASE,
         kept_eighths: 7,
+        tolerated_percent: BACKOFF_TOLERATED_PERCENT,
     };
     Backoff::new(shape).expect("a ceiling that is not below the floor")
 }
@@ -583,10 +586,10 @@ impl Inbound {
     }
 
     /// Packets were found to be lost.
-    fn lost(&mut self, now_ns: u64) {
+    fn lost(&mut self, packets: u32, now_ns: u64) {
         let round_trip_ns = self.answer_ns.max(ROUND_TRIP_MIN_NS);
         self.backoff
-            .lost(time(now_ns), Duration::from_nanos(round_trip_ns));
+            .lost(packets, time(now_ns), Duration::from_nanos(round_trip_ns));
     }
 
     /// What has come since this was last called counts as arrived.
@@ -775,5 +778,33 @@ impl Inbound {
     /// Whether an announcement with this number was taken already.
     pub(crate) fn knows(&self, number: u32) -> bool {
         serial::precedes(number, self.announced)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a sender may have on the way after 200 round trips that each lose so many packets in a thousand.
+    fn allowed_with(lost_permille: u32) -> u32 {
+        let mut backoff = backoff_below(768);
+        let round_trip = Duration::from_micros(100);
+        for at in 1..=200 {
+            let now = time(at * 100_000);
+            backoff.lost(
+                (backoff.allowed() * lost_permille).div_ceil(1000),
+                now,
+                round_trip,
+            );
+            backoff.confirmed(backoff.allowed());
+        }
+        backoff.allowed()
+    }
+
+    #[test]
+    fn random_losses_do_not_hold_a_sender_back_and_full_queues_do() {
+        assert_eq!(allowed_with(1), 768);
+        assert_eq!(allowed_with(10), 768);
+        assert!((100..=130).contains(&allowed_with(50)), "{}", allowed_with(50));
     }
 }

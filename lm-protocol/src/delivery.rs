@@ -55,8 +55,8 @@ impl Delivery {
 pub enum Arrival {
     /// The next one.
     Next,
-    /// Positions before it are missing now that were not before.
-    Jumped,
+    /// So many positions before it are missing now that were not before; at least 1.
+    Jumped(u32),
     /// One that was missing.
     Late,
     /// It had arrived before.
@@ -70,7 +70,7 @@ pub enum Arrival {
 ///
 /// let mut arrivals = Arrivals::new(5);
 /// assert_eq!(arrivals.take(0), Arrival::Next);
-/// assert_eq!(arrivals.take(3), Arrival::Jumped);
+/// assert_eq!(arrivals.take(3), Arrival::Jumped(2));
 /// assert_eq!(arrivals.missing(), [1..3]);
 /// assert_eq!(arrivals.take(2), Arrival::Late);
 /// arrivals.claim(5); // the sender says that it has sent all
@@ -118,9 +118,10 @@ impl Arrivals {
 
     fn take_unexpected(&mut self, position: u32) -> Arrival {
         if position > self.expected {
+            let jumped = position - self.expected;
             self.add_missing(self.expected..position);
             self.expected = position + 1;
-            return Arrival::Jumped;
+            return Arrival::Jumped(jumped);
         }
         let at = self.missing.partition_point(|range| range.end <= position);
         let Some(range) = self
@@ -312,7 +313,7 @@ mod tests {
                             _ if come.contains(&position) => Arrival::Duplicate,
                             _ if position < known => Arrival::Late,
                             _ if position == known => Arrival::Next,
-                            _ => Arrival::Jumped,
+                            _ => Arrival::Jumped(position - known),
                         };
                         prop_assert_eq!(arrivals.take(position), expected);
                         come.insert(position);

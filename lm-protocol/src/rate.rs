@@ -122,10 +122,13 @@ pub struct BackoffShape {
     pub floor: u32,
     /// Packets on the way that are never exceeded; at least `floor`.
     pub ceiling: u32,
-    /// Packets more after each round trip without loss (additive increase); at least 1.
+    /// Packets more after each round trip without a decrease (additive increase); at least 1.
     pub increase: u32,
-    /// Eighths that are kept after a loss (multiplicative decrease): 1 to 7. TCP (RFC 5681) keeps 4.
+    /// Eighths that are kept after losses (multiplicative decrease): 1 to 7. TCP (RFC 5681) keeps 4.
     pub kept_eighths: u32,
+    /// What may be lost of a round trip's packets without counting, in percent: 0 to 99. TCP tolerates nothing, BBR 2
+    /// (`BBR.LossThresh`, draft-ietf-ccwg-bbr).
+    pub tolerated_percent: u32,
 }
 
 /// Why a [`BackoffShape`] is none.
@@ -135,30 +138,32 @@ pub struct BackoffShapeError;
 impl fmt::Display for BackoffShapeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "a back-off needs 1 ≤ floor ≤ ceiling, an increase of at least 1, and 1 to 7 eighths kept",
+            "a back-off needs 1 ≤ floor ≤ ceiling, an increase of at least 1, 1 to 7 eighths kept, and less than 100 % tolerated",
         )
     }
 }
 
 impl core::error::Error for BackoffShapeError {}
 
-/// How many packets may be on the way to a receiver: fewer after losses, more while there are none.
+/// How many packets may be on the way to a receiver: fewer after losses, more while there are few.
 ///
 /// Additive increase, multiplicative decrease (Chiu and Jain, 1989): flows that lose packets in the same queue move
-/// towards equal shares. Begins at the ceiling: a path without losses never notices it. Where every round trip brings a
-/// loss, whatever the sender does, it settles near `increase · kept / (1 − kept)` or at the floor: 16 packets and 7/8
-/// kept hold it near 112, and so random loss alone does not starve a flow.
+/// towards equal shares. Begins at the ceiling: a path without losses never notices it. Losses of a few packets in a
+/// hundred say nothing about a queue, which loses what is too much of each round trip, and more the next time; they are tolerated.
+/// Where every round trip brings more, whatever the sender does, it settles near `increase · kept / (1 − kept)` or at the floor: 16
+/// packets and 7/8 kept hold it near 112, and so random loss alone does not starve a flow.
 ///
 /// ```
 /// use core::time::Duration;
 /// use lm_protocol::rate::{Backoff, BackoffShape};
 /// use lm_protocol::time::Time;
 ///
-/// let shape = BackoffShape { floor: 16, ceiling: 192, increase: 16, kept_eighths: 4 };
+/// let shape = BackoffShape { floor: 16, ceiling: 192, increase: 16, kept_eighths: 4, tolerated_percent: 2 };
 /// let mut backoff = Backoff::new(shape)?;
 /// let round_trip = Duration::from_micros(100);
-/// assert!(backoff.lost(Time::from_millis(1), round_trip));
-/// assert!(!backoff.lost(Time::from_millis(1), round_trip), "the same round trip");
+/// assert!(!backoff.lost(3, Time::from_millis(1), round_trip), "3 of 192 are below 2 %");
+/// assert!(backoff.lost(1, Time::from_millis(1), round_trip), "4 are not");
+/// assert!(!backoff.lost(9, Time::from_millis(1), round_trip), "the same round trip");
 /// assert_eq!(backoff.allowed(), 96);
 /// backoff.confirmed(96);
 /// assert_eq!(backoff.allowed(), 112);
@@ -170,6 +175,8 @@ pub struct Backoff {
     allowed: u32,
     /// Packets confirmed since the last step, below `allowed`.
     confirmed: u32,
+    /// Packets lost since the last step.
+    lost: u32,
     /// Losses before this moment belong to the last decrease.
     deaf_until: Time,
 }
@@ -186,14 +193,17 @@ impl Backoff {
             ceiling,
             increase,
             kept_eighths,
+            tolerated_percent,
         } = shape;
-        if floor == 0 || floor > ceiling || increase == 0 || !(1..=7).contains(&kept_eighths) {
+        let is_movement = increase > 0 && (1..=7).contains(&kept_eighths);
+        if floor == 0 || floor > ceiling || !is_movement || tolerated_percent > 99 {
             return Err(BackoffShapeError);
         }
         Ok(Backoff {
             shape,
             allowed: ceiling,
             confirmed: 0,
+            lost: 0,
             deaf_until: Time::ZERO,
         })
     }
@@ -207,32 +217,37 @@ impl Backoff {
     /// The receiver has `packets` more. As many as are allowed make a round trip, and each adds a step.
     #[inline]
     pub fn confirmed(&mut self, packets: u32) {
-        if self.allowed == self.shape.ceiling {
+        if self.allowed == self.shape.ceiling && self.lost == 0 {
             return;
         }
         let mut confirmed = u64::from(self.confirmed) + u64::from(packets);
-        while confirmed >= u64::from(self.allowed) && self.allowed < self.shape.ceiling {
+        while confirmed >= u64::from(self.allowed) {
             confirmed -= u64::from(self.allowed);
+            self.lost = 0;
             self.allowed = self
                 .allowed
                 .saturating_add(self.shape.increase)
                 .min(self.shape.ceiling);
+            if self.allowed == self.shape.ceiling {
+                confirmed = 0;
+            }
         }
-        self.confirmed = if self.allowed == self.shape.ceiling {
-            0
-        } else {
-            confirmed as u32 // below `allowed`
-        };
+        self.confirmed = confirmed as u32; // below `allowed`
     }
 
-    /// Packets were lost, or are taken for lost. Tells whether that counted: within `round_trip` after a decrease, further
-    /// losses are of packets that left before it.
-    pub fn lost(&mut self, now: Time, round_trip: Duration) -> bool {
+    /// `packets` were lost, or are taken for lost. Tells whether that led to a decrease: not while no more than what is tolerated
+    /// was lost in this round trip, and not within `round_trip` after a decrease, when losses are of packets that left before it.
+    pub fn lost(&mut self, packets: u32, now: Time, round_trip: Duration) -> bool {
         if now < self.deaf_until {
             return false;
         }
+        self.lost = self.lost.saturating_add(packets);
+        let tolerated = u64::from(self.allowed) * u64::from(self.shape.tolerated_percent);
+        if u64::from(self.lost) * 100 <= tolerated {
+            return false;
+        }
         self.deaf_until = now + round_trip;
-        self.confirmed = 0;
+        (self.confirmed, self.lost) = (0, 0);
         let kept = u64::from(self.allowed) * u64::from(self.shape.kept_eighths) / 8;
         self.allowed = (kept as u32).max(self.shape.floor); // less than `allowed`
         true
@@ -312,46 +327,53 @@ mod tests {
             }
         }
 
-        /// Bounds hold under any sequence, losses of one round trip count once, and without losses the ceiling is reached
-        /// in the stated number of round trips.
+        /// Bounds hold under any sequence, few losses count for nothing and those of one round trip once, and without losses the
+        /// ceiling is reached in the stated number of round trips.
         #[test]
         fn back_off_stays_in_its_bounds_and_recovers(
             floor in 1u32..100, above in 0u32..2000, increase in 1u32..100, kept_eighths in 1u32..=7,
-            events in prop::collection::vec((0u64..300, prop::option::of(0u32..5000)), 0..300),
+            tolerated_percent in 0u32..100,
+            events in prop::collection::vec((0u64..300, any::<bool>(), 0u32..2000), 0..100),
         ) {
-            let shape = BackoffShape { floor, ceiling: floor + above, increase, kept_eighths };
+            let shape = BackoffShape { floor, ceiling: floor + above, increase, kept_eighths, tolerated_percent };
             let mut backoff = Backoff::new(shape).unwrap();
             prop_assert_eq!(backoff.allowed(), shape.ceiling);
             let round_trip = Duration::from_micros(100);
+            // The same, packet by packet.
+            let (mut allowed, mut confirmed, mut lost) = (shape.ceiling, 0, 0);
             let (mut now, mut counted) = (Time::from_millis(1), None::<Time>);
-            for (after_us, event) in events {
+            for (after_us, is_loss, packets) in events {
                 now += Duration::from_micros(after_us);
-                let before = backoff.allowed();
-                match event {
-                    Some(packets) => {
-                        backoff.confirmed(packets);
-                        prop_assert!(backoff.allowed() >= before);
-                        // At most a step for each round trip's worth, plus the one that had begun.
-                        let most = u64::from(before) + u64::from(increase) * (u64::from(packets / before) + 1);
-                        prop_assert!(u64::from(backoff.allowed()) <= most);
+                if is_loss {
+                    let hears = counted.is_none_or(|at| now.since(at) >= round_trip);
+                    // Few losses are as likely as many.
+                    let packets = packets >> (packets % 12);
+                    lost += if hears { packets } else { 0 };
+                    let counts = hears && lost * 100 > allowed * tolerated_percent;
+                    if counts {
+                        (allowed, confirmed, lost) = ((allowed * kept_eighths / 8).max(floor), 0, 0);
+                        counted = Some(now);
                     }
-                    None => {
-                        let counts = backoff.lost(now, round_trip);
-                        prop_assert_eq!(counts, counted.is_none_or(|at| now.since(at) >= round_trip));
-                        if counts {
-                            counted = Some(now);
-                            prop_assert_eq!(backoff.allowed(), (before * kept_eighths / 8).max(floor));
-                        } else {
-                            prop_assert_eq!(backoff.allowed(), before);
+                    prop_assert_eq!(backoff.lost(packets, now, round_trip), counts);
+                } else {
+                    for _ in 0..packets {
+                        if allowed == shape.ceiling && lost == 0 {
+                            break;
+                        }
+                        confirmed += 1;
+                        if confirmed == allowed {
+                            (allowed, confirmed, lost) = ((allowed + increase).min(shape.ceiling), 0, 0);
                         }
                     }
+                    backoff.confirmed(packets);
                 }
-                prop_assert!((shape.floor..=shape.ceiling).contains(&backoff.allowed()));
+                prop_assert_eq!(backoff.allowed(), allowed);
+                prop_assert!((shape.floor..=shape.ceiling).contains(&allowed));
             }
             // Nothing but loss leads to the floor.
             for _ in 0..200 {
                 now += round_trip;
-                prop_assert!(backoff.lost(now, round_trip));
+                prop_assert!(backoff.lost(shape.ceiling, now, round_trip));
             }
             prop_assert_eq!(backoff.allowed(), floor);
             let mut round_trips = 0;
@@ -401,6 +423,7 @@ mod tests {
             ceiling: 384,
             increase: 16,
             kept_eighths: 7,
+            tolerated_percent: 0,
         };
         let mut backoff = Backoff::new(shape).unwrap();
         let round_trip = Duration::from_micros(100);
@@ -408,7 +431,7 @@ mod tests {
         for _ in 0..200 {
             backoff.confirmed(backoff.allowed());
             now += round_trip;
-            assert!(backoff.lost(now, round_trip));
+            assert!(backoff.lost(1, now, round_trip));
         }
         assert!((105..=115).contains(&backoff.allowed()), "{}", backoff.allowed());
     }
@@ -420,6 +443,7 @@ mod tests {
             ceiling: 1,
             increase: 1,
             kept_eighths: 1,
+            tolerated_percent: 99,
         };
         assert!(Backoff::new(good).is_ok());
         for bad in [
@@ -432,6 +456,10 @@ mod tests {
             },
             BackoffShape {
                 kept_eighths: 8,
+                ..good
+            },
+            BackoffShape {
+                tolerated_percent: 100,
                 ..good
             },
         ] {

@@ -114,7 +114,7 @@ impl Inbound {
         (written, frames_written)
     }
 
-    /// Entries that may be posted at once. After losses they are few: what is posted when a packet is lost is met by the one
+    /// Entries that may be posted at once. While back-off holds they are few: what is posted when a packet is lost is met by the one
     /// behind it, and each of those is copied to its place.
     pub(super) fn posted_max(&self) -> u32 {
         let allowed = self.on_the_way();

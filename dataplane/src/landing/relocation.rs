@@ -106,8 +106,8 @@ impl Inbound {
         let mut unused = wrong;
         unused.retain(|(_, position)| !taken.contains(&(0, *position)));
         self.move_fragments(moves, &unused, umem, now_ns);
-        if shift > 0 {
-            self.lost(now_ns);
+        if let Ok(lost @ 1..) = u32::try_from(shift) {
+            self.lost(lost, now_ns);
         }
         let front = &mut self.messages[0];
         front.proof.verdict = Verdict::Open;

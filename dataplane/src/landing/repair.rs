@@ -245,12 +245,18 @@ impl Inbound {
         now_ns: u64,
     ) -> Option<u64> {
         // The gate keeps the order: what has not come of the messages before is lost, or late.
+        let mut lost = 0;
         for before in 0..at {
             let message = &mut self.messages[before];
+            let expected = message.arrivals.expected();
             if message.arrivals.claim(u32::MAX) {
+                lost += message.arrivals.expected() - expected;
                 message.timer.noticed(time(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
             }
+        }
+        if lost > 0 {
+            self.lost(lost, now_ns);
         }
         if !self.noticed(at, arrival, now_ns) || in_place {
             return None;
@@ -265,8 +271,8 @@ impl Inbound {
     /// Books an arrival that is out of the ordinary. `false`: it had arrived before.
     fn noticed(&mut self, at: usize, arrival: Arrival, now_ns: u64) -> bool {
         self.troubled = true;
-        if arrival == Arrival::Jumped {
-            self.lost(now_ns);
+        if let Arrival::Jumped(lost) = arrival {
+            self.lost(lost, now_ns);
         }
         let message = &mut self.messages[at];
         match arrival {
@@ -274,7 +280,7 @@ impl Inbound {
                 self.repair.duplicate += 1;
                 return false;
             }
-            Arrival::Jumped => {
+            Arrival::Jumped(_) => {
                 message.timer.noticed(time(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
             }
