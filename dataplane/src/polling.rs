@@ -6,8 +6,9 @@ use crate::nic::Nic;
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
 const STREAM_PAUSE_NS: u64 = 200_000;
 /// After so many packets without a pause the landing queue's work is kept to this core: telling the kernel takes as long as a few of
-/// them.
-const KEEP_AFTER: u32 = 1024;
+/// them. Not many more: where senders share a core each of their turns is a stream of its own, and after a pause the
+/// senders' core would do the receiver's work as well.
+const KEEP_AFTER: u32 = 64;
 
 /// What comes to the landing queue.
 #[derive(Clone, Copy, Debug, Default)]
