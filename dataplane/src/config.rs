@@ -86,6 +86,8 @@ pub(crate) const RATE_BURST_PACKETS: (u32, u32) = (4, 256);
 pub const DEFAULT_PORT: u16 = 7168;
 
 /// What to do when a poll round found nothing to do: spin, then yield the core, then sleep in `poll(2)`.
+///
+/// Where a yield shows that others use the core as well, the next 0.1 s have no spinning and no yields but those of who never sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleStrategy {
     /// For so long rounds return at once. Lowest latency, a busy core.

@@ -402,7 +402,11 @@ impl Endpoint {
     pub fn wait(&mut self, longest: Duration) {
         match self.idle.step(self.engine.now_ns) {
             IdleStep::Spin => self.engine.linger(),
-            IdleStep::Yield => std::thread::yield_now(),
+            IdleStep::Yield => {
+                let before_ns = self.now_ns();
+                std::thread::yield_now();
+                self.idle.yielded(before_ns, self.now_ns());
+            }
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
                 let busy = self
