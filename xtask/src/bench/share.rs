@@ -8,7 +8,8 @@
 //! **Beside TCP**: the two receivers share a core and the two senders the other. The stream in the background starts first and ends
 //! last, and each of the two is measured once in the background of the other: so no sample has a moment in which it is alone.
 //!
-//! LM waits here as it does by default, spinning for some 100 µs and then asleep: whoever shares a core must give it away.
+//! LM waits here as it does by default, spinning for some 100 µs and then asleep, or asleep at once while it finds that others use its
+//! core: whoever shares a core must give it away.
 
 use std::path::PathBuf;
 use std::time::Duration;
