@@ -31,6 +31,7 @@
 //! has shifted.
 
 mod astray;
+mod claim;
 mod integrity;
 mod pairing;
 mod posting;
@@ -61,6 +62,7 @@ use crate::engine::time;
 use crate::peer::PeerId;
 
 use astray::Astray;
+use claim::Claim;
 use integrity::{Evidence, Proof};
 use repair::Held;
 pub(crate) use repair::{Remedy, RepairCounters};
@@ -417,8 +419,7 @@ pub(crate) struct Inbound {
     corrections: i64,
     /// Zero-copy mode: what landed where nothing of its kind was expected.
     strays: Strays,
-    /// The sender says that it has sent so many packets, and when it said so.
-    claim: Option<(u64, u64)>,
+    claim: Option<Claim>,
     /// Message and position of the last packet that the gate accepted.
     last: Option<(u32, u32)>,
     /// Something is missing, or lies in the wrong place.

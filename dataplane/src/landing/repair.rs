@@ -15,7 +15,7 @@ use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
 
-use super::{Aim, Entries, GivenUp, Inbound, Sessions, Zone};
+use super::{Aim, Claim, Entries, GivenUp, Inbound, Sessions, Zone};
 use crate::arena::Arena;
 use crate::engine::time;
 use crate::losses::RANGES_MAX;
@@ -458,8 +458,8 @@ impl Inbound {
 
     /// Packets of the session before `sent` are lost, unless they come soon.
     fn suspect(&mut self, sent: u64, now_ns: u64) {
-        if self.claim.is_none_or(|(known, _)| known < sent) {
-            self.claim = Some((sent, now_ns));
+        if self.claim.is_none_or(|claim| claim.sent < sent) {
+            self.claim = Some(Claim::new(sent, now_ns));
         }
     }
 
@@ -480,7 +480,7 @@ impl Inbound {
     #[inline]
     pub(super) fn awaits_repairs(&self, now_ns: u64) -> bool {
         let is_late = |since_ns: u64| now_ns.saturating_sub(since_ns.max(self.progress_ns)) >= CLAIM_LATE_NS;
-        self.troubled || self.claim.is_some_and(|(_, since_ns)| is_late(since_ns))
+        self.troubled || self.claim.is_some_and(|claim| is_late(claim.since_ns))
     }
 
     /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
@@ -577,7 +577,7 @@ impl Inbound {
     }
 
     fn believe_claim(&mut self, entries: &Entries, now_ns: u64) {
-        let Some((sent, since_ns)) = self.claim else {
+        let Some(claim) = &mut self.claim else {
             return;
         };
         let grace_ns = match self.terms.zero_copy {
@@ -589,9 +589,10 @@ impl Inbound {
             true => now_ns,
             false => (entries.drained_ns).max(now_ns.saturating_sub(SOCKET_PATIENCE_NS)),
         };
-        if seen_ns.saturating_sub(since_ns.max(self.progress_ns)) < grace_ns {
+        if !claim.outlasts(grace_ns, self.progress_ns, seen_ns) {
             return;
         }
+        let Claim { sent, since_ns, .. } = *claim;
         self.claim = None;
         if self.terms.zero_copy {
             // What came since says that more was sent.
