@@ -47,7 +47,6 @@ impl<N: Nic> Engine<N> {
 
     fn watch_outbound(&mut self, index: u16, now_ns: u64) {
         let peer = self.peers.at(index);
-        let heard_ns = peer.heard_ns;
         let Some(outbound) = &mut peer.outbound else {
             return;
         };
@@ -55,13 +54,13 @@ impl<N: Nic> Engine<N> {
             self.settle_outbound(index, None, now_ns);
             return;
         }
-        let silent_ns = now_ns.saturating_sub(heard_ns.max(outbound.heard_ns));
-        if silent_ns > outbound.terms.lease_ns {
+        // What else the peer says, on its eager messages or a successor for example, is no answer: it may have ended this session, and
+        // its word of that may be lost.
+        let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
+        if unanswered_ns > outbound.terms.lease_ns {
             self.drop_outbound(index, &Outcome::TimedOut, now_ns);
             return;
         }
-        // What else the peer says, on its eager messages for example, answers no announcement.
-        let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
         let since_announcement = now_ns.saturating_sub(outbound.last_announce_ns);
         let unanswered = outbound.announced != outbound.announced_confirmed
             || (outbound.waits_for_receiver() && unanswered_ns > REPEAT_AFTER_NS);

@@ -11,6 +11,7 @@ use lm_protocol::wire::lm::{LmHeader, has_digests};
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise};
 use crate::error::{SendError, TrySendError};
 use crate::nic::Nic;
+use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::udp::Port;
 
@@ -217,6 +218,34 @@ fn a_lost_credit_is_asked_for_although_the_peer_talks() {
         // One is asked for every 20 ms. With the keepalive alone it takes 500 ms each.
         assert!(bed.now_ns - begin_ns < 1_000_000_000, "stuck");
     }
+}
+
+/// The receiver ends a session, its word of that is lost, and it says other things all the time.
+#[test]
+fn an_end_that_is_lost_is_noticed_although_the_peer_talks() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 1 << 20);
+    bed.exchange(0, peer, &noise(1, 50_000));
+    let back = bed.hosts[1].peers.find(data_address(0)).expect("known");
+    let back = bed.hosts[1].peers.id_of(back);
+    let outbound = bed.hosts[0].peers.at(peer.index).outbound.as_ref();
+    let (key, lease_ns) = outbound
+        .map(|outbound| (outbound.terms.key, outbound.terms.lease_ns))
+        .expect("a session");
+    bed.wire.drop_next(1, 1);
+    bed.hosts[1].abort_session(key, Fault::Stalled);
+    assert_eq!(bed.wire.counters().lost, 1);
+    bed.send(0, peer, &noise(2, 200_000), 2);
+    let begin_ns = bed.now_ns;
+    while bed.hosts[0].completions.iter().all(|c| c.len != 200_000) {
+        let _ = bed.try_send(1, back, b"and now something else", 7);
+        bed.pass(Duration::from_millis(5));
+        bed.hosts[1].completions.clear();
+        drop(bed.hosts[0].take_message().expect("no failure"));
+        assert!(bed.now_ns - begin_ns < lease_ns + 1_000_000_000, "stuck");
+    }
+    assert_eq!(bed.completion(0).outcome, Outcome::TimedOut);
+    assert!(bed.hosts[0].peers.at(peer.index).outbound.is_none());
 }
 
 /// A receiver whose application did not poll for longer than its own time limit does not blame the sender, who
