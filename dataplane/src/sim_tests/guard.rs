@@ -28,8 +28,24 @@ pub(crate) struct Guard {
     clean: Vec<(u64, u64)>,
 }
 
-fn pattern(page: u64) -> [u8; PAGE_LEN as usize] {
-    std::array::from_fn(|at| (at as u64 * 31 + page * 17 + 0x5d) as u8)
+/// What every page's pattern is a part of: bytes with a difference of [`STEP`], which come again after 256.
+static BYTES: [u8; PAGE_LEN as usize + 256] = {
+    let mut bytes = [0u8; PAGE_LEN as usize + 256];
+    let mut at = 1;
+    while at < bytes.len() {
+        bytes[at] = bytes[at - 1].wrapping_add(STEP);
+        at += 1;
+    }
+    bytes
+};
+/// Odd, so that each of the 256 parts begins with another byte.
+const STEP: u8 = 31;
+
+/// The pattern of a page: another one than its neighbours'. A slice of a table, because most of the time of simulated transfers would go
+/// into computing it.
+fn pattern(page: u64) -> &'static [u8] {
+    let first = usize::from((page * 17 + 0x5d) as u8);
+    &BYTES[first..first + PAGE_LEN as usize]
 }
 
 impl Guard {
@@ -111,7 +127,7 @@ impl Guard {
     }
 
     fn paint(&mut self, umem: &Umem, page: usize) {
-        umem.copy_to(self.start + page as u64 * PAGE_LEN, &pattern(page as u64));
+        umem.copy_to(self.start + page as u64 * PAGE_LEN, pattern(page as u64));
         self.painted[page] = true;
     }
 
@@ -160,9 +176,9 @@ impl Guard {
             let found = &mut found[..(end - at) as usize];
             umem.copy_from(at, found);
             let expected = &pattern(page)[(at - page_start) as usize..][..found.len()];
-            if self.painted[page as usize]
-                && let Some(wrong) = found.iter().zip(expected).position(|(a, b)| a != b)
-            {
+            if self.painted[page as usize] && found != expected {
+                let wrong = (0..found.len()).find(|&at| found[at] != expected[at]);
+                let wrong = wrong.expect("they differ");
                 return Err(format!(
                     "guard byte at {:#x} of the landing memory was overwritten (checked {:#x} to {:#x})",
                     at - self.start + wrong as u64,
