@@ -41,7 +41,7 @@ static BYTES: [u8; PAGE_LEN as usize + 256] = {
 /// Odd, so that each of the 256 parts begins with another byte.
 const STEP: u8 = 31;
 
-/// The pattern of a page: another one than its neighbours'. A slice of a table, because most of the time of simulated transfers would go
+/// The pattern of a page: another one than its neighbours'. A slice of a table, because much of the time of simulated transfers would go
 /// into computing it.
 fn pattern(page: u64) -> &'static [u8] {
     let first = usize::from((page * 17 + 0x5d) as u8);
