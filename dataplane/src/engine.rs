@@ -574,7 +574,7 @@ impl<N: Nic> Engine<N> {
     /// Nothing waits in the data socket, and the gate has passed nothing on since it was read.
     fn found_socket_empty(&mut self, now_ns: u64) {
         if let Some(landing) = &mut self.landing {
-            landing.sessions.entries.drained_ns = now_ns;
+            landing.sessions.entries.found_socket_empty(now_ns);
         }
     }
 

@@ -451,7 +451,12 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let bytes = (address, payload.len() as u64);
-        (landing.sessions).take_datagram(key, place, bytes, &self.umem, now_ns);
+        // In zero-copy mode the gate counts none.
+        let accepted = match self.fixed.zero_copy {
+            true => landing.sessions.entries.received,
+            false => landing.log.producer(),
+        };
+        (landing.sessions).take_datagram(key, place, bytes, accepted, &self.umem, now_ns);
         if landing
             .sessions
             .keyed(key)

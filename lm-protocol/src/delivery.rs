@@ -276,6 +276,11 @@ impl RequestTimer {
         }
     }
 
+    /// Whether the fragment at this position may have been asked for.
+    pub fn has_asked_for(&self, position: u32) -> bool {
+        position < self.asked_to
+    }
+
     /// Nothing is missing at present.
     pub fn clear(&mut self) {
         *self = RequestTimer {

@@ -3,7 +3,8 @@
 //! steered). Their fragments come to the kernel's data socket, and each is copied to its place.
 //!
 //! Where fragments come says which it is, and no clock has a part in it, since on a busy machine any time may pass between two
-//! packets. A fragment of an open session that comes to the socket although entries are posted was not admitted by the gate.
+//! packets. A fragment of an open session that nobody has asked for and that comes to the socket although entries were posted when it
+//! passed the gate ([`Entries::found_socket_empty`](super::Entries)) was not admitted.
 //! Either the gate never saw it, or it expects others (after a packet whose header was corrupt): that can only be where a packet
 //! of the session landed, and is over when the channel was built anew. So after [`ASTRAY_AFTER`] of them, one after the other:
 //!
@@ -33,7 +34,7 @@ pub(super) const ASTRAY_AFTER: u32 = 2 * UNPOSTED_AHEAD as u32;
 /// What speaks against a session's packets reaching the landing queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Astray {
-    /// Fragments that came to the socket while entries were posted, since one landed or the channel was built anew.
+    /// Fragments that came to the socket unasked while entries were posted, since one landed or the channel was built anew.
     passed: u32,
     /// Packets of the session (cumulative, mod 2^32) that were sent before the channel was built anew, when the gate was closed.
     before: u32,
@@ -51,9 +52,16 @@ impl Astray {
 }
 
 impl Inbound {
-    /// A fragment that had not arrived came to the socket while entries were posted: packet `number` of the session, counted from 1.
-    pub(super) fn came_to_the_socket(&mut self, number: u64) {
-        if serial::precedes(self.astray.before, number as u32) {
+    /// The fragment at `position` of message `at` had not arrived and came to the socket. It passed the gate after `drained_ns`, with
+    /// entries posted.
+    pub(super) fn came_to_the_socket(&mut self, at: usize, position: u32, drained_ns: u64) {
+        let message = &self.messages[at];
+        // What is asked for comes this way.
+        let is_answer = message.timer.has_asked_for(position);
+        // The gate admits nothing that is not announced, and a lost announcement comes after what it announces.
+        let is_early = self.astray.landed && message.announced_ns >= drained_ns;
+        let number = message.base + u64::from(position) + 1;
+        if !is_answer && !is_early && serial::precedes(self.astray.before, number as u32) {
             self.astray.passed = self.astray.passed.saturating_add(1);
         }
     }

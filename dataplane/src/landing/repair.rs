@@ -302,13 +302,14 @@ impl Inbound {
         true
     }
 
-    /// A fragment that came by the one-copy path: `len` payload bytes at UMEM address `from`. `entries_posted`: the landing queue
-    /// could have taken it.
+    /// A fragment that came by the one-copy path: `len` payload bytes at UMEM address `from`. `entries_posted`: there were
+    /// some when it passed the gate, which was after `drained_ns`.
     pub(crate) fn take_datagram(
         &mut self,
         (number, index, count): (u32, u32, u32),
         (from, len): (u64, u64),
         entries_posted: bool,
+        drained_ns: u64,
         umem: &Umem,
         now_ns: u64,
     ) {
@@ -334,7 +335,7 @@ impl Inbound {
         self.progress_ns = now_ns;
         if self.noticed(at, arrival, now_ns) {
             if entries_posted {
-                self.came_to_the_socket(end);
+                self.came_to_the_socket(at, position, drained_ns);
             }
             self.repair.datagrams += 1;
             self.store(at, position, from, umem);

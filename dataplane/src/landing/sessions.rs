@@ -79,6 +79,8 @@ pub(crate) struct Entries {
     pub(super) landed_ns: u64,
     /// When the kernel's socket was last found empty.
     pub(crate) drained_ns: u64,
+    /// Posted at that time: what is read from it since then passed the gate with at least these.
+    drained_posted: u64,
     /// The CPU that runs the gate, where only one may (I3a).
     pub(super) processor: Option<u8>,
 }
@@ -105,6 +107,13 @@ impl Entries {
     /// Whether every one in a zone was used, by what it was posted for or not.
     pub(crate) fn are_used(&self) -> bool {
         self.trusted && self.zoned <= self.received
+    }
+
+    /// Nothing waits in the kernel's socket.
+    #[inline]
+    pub(crate) fn found_socket_empty(&mut self, now_ns: u64) {
+        self.drained_ns = now_ns;
+        self.drained_posted = self.posted;
     }
 
     /// Keeps a zone until every entry that is posted now is used.
@@ -184,6 +193,7 @@ impl Sessions {
                 quarantined: Vec::new(),
                 landed_ns: 0,
                 drained_ns: 0,
+                drained_posted: position,
                 processor: None,
             },
             repair: RepairCounters::default(),
@@ -514,17 +524,20 @@ impl Sessions {
     }
 
     /// A fragment that came by the one-copy path in the session with this key: `len` payload bytes at UMEM address `from`.
+    /// `accepted`: packets that the gate has let land by now.
     pub(crate) fn take_datagram(
         &mut self,
         key: u64,
         fragment: (u32, u32, u32),
         bytes: (u64, u64),
+        accepted: u64,
         umem: &Umem,
         now_ns: u64,
     ) {
-        let posted = self.entries.outstanding() > 0;
+        let posted = self.entries.drained_posted > accepted;
+        let drained_ns = self.entries.drained_ns;
         if let Some(inbound) = self.keyed(key) {
-            inbound.take_datagram(fragment, bytes, posted, umem, now_ns);
+            inbound.take_datagram(fragment, bytes, posted, drained_ns, umem, now_ns);
         }
     }
 
@@ -580,6 +593,7 @@ impl Sessions {
         (self.entries.posted, self.entries.received) = (position, position);
         self.entries.frames_out = 0;
         self.entries.zoned = position;
+        self.entries.drained_posted = position;
         self.entries.trusted = true;
         for kept in self.entries.quarantined.drain(..) {
             arena.free(kept.zone.start, kept.zone.len);

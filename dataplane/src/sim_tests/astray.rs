@@ -134,6 +134,28 @@ fn a_way_that_changes_later() {
     bed.check_memory();
 }
 
+/// Answers to requests come to the socket while entries are posted, as many as were lost: that says nothing about the way.
+#[test]
+fn what_is_asked_for_keeps_landing() {
+    const LOST: u64 = 120;
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, LEN as u64);
+    bed.exchange(0, peer, &noise(0, LEN));
+    // What comes behind them lands, so that the gate admits none of them any more.
+    let mut fragments = 0;
+    bed.wire.set_filter(move |from, packet| {
+        let is_fragment = from == 0 && packet.len() > 1000;
+        fragments += u64::from(is_fragment);
+        !is_fragment || !(COUNT - LOST - 2..COUNT - 2).contains(&fragments)
+    });
+    (1..4).for_each(|number| bed.exchange(0, peer, &noise(number, LEN)));
+    let counters = bed.hosts[1].counters;
+    assert!(counters.fragments_one_copy >= LOST, "{counters:?}");
+    assert_eq!((counters.sessions_astray, counters.landing_rebuilt), (0, 0));
+    assert_eq!(counters.landing_packets + counters.fragments_one_copy, 4 * COUNT);
+    bed.check_memory();
+}
+
 /// Whoever sleeps finds what landed and what did not at once, however long it was. What landed speaks for the way.
 #[test]
 fn a_receiver_that_sleeps_keeps_landing() {

@@ -156,15 +156,18 @@ fn two_senders_share_the_landing_queue() {
                 wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
                 assert_eq!(b.counters().sessions_granted, 2);
                 // Three threads on fewer cores: who is asleep in its turn loses it, and what it sends afterwards meets entries that
-                // were meant for the other one's. That is repaired, and counted.
+                // were meant for the other one's; and the receiving veth's ring of 256 packets (`VETH_RING_SIZE`) overflows while
+                // the core that empties it is busy, which loses announcements, too. That is repaired, and counted.
                 let counters = b.counters();
                 assert_eq!(counters.violations.total(), 0);
                 assert_eq!((counters.messages_incomplete, counters.messages_stalled), (0, 0));
                 let repaired = ["fragment_duplicate", "fragment_stale", "fragment_no_room"];
                 let honest = ["eager_duplicate", "late", "request_refused"];
+                let after_loss = ["announcement_refused", "implausible"];
                 let dropped: Vec<_> = (counters.drops())
                     .filter(|(reason, count)| {
-                        *count > 0 && !repaired.contains(reason) && !honest.contains(reason)
+                        let allowed = [&repaired[..], &honest, &after_loss].concat();
+                        *count > 0 && !allowed.contains(reason)
                     })
                     .collect();
                 assert_eq!(dropped, [], "{counters:?}");
