@@ -12,8 +12,8 @@ use lm_protocol::session::Permit;
 
 use crate::bed::Namespace;
 use crate::harness::{
-    B, Bed, PATIENCE, Switched, assert_clean, assert_delivered, both, check, completions, config_a, config_b,
-    connect, content, open, recv, send, settle, up_to, wait_until,
+    B, Bed, PATIENCE, Switched, assert_clean_but_late, assert_delivered, both, check, completions, config_a,
+    config_b, connect, content, open, recv, send, settle, up_to, wait_until,
 };
 
 /// How long a silent sender keeps the landing queue, in the tests that wait for its end.
@@ -83,6 +83,9 @@ fn exchange(endpoint: &mut Endpoint, peer: PeerId, count: u64, salt: u64) -> u64
 
 #[test]
 fn both_ways_at_once() {
+    // Of 19680: a core that runs both applications and the kernel's receive thread (`ksoftirqd`) may leave that waiting for a time
+    // slice, in which the word of what was sent comes by another queue. Seen in 1 to 2 of 100 runs, 19 to 64 fragments.
+    const LATE_MAX: u64 = 128;
     let Some(bed) = Bed::new(2) else { return };
     let options = ConnectOptions {
         messages_in_flight: 256,
@@ -96,14 +99,14 @@ fn both_ways_at_once() {
             send(a, peer, 0, b"hello");
             settle(a);
             let most = exchange(a, peer, 600, 0);
-            assert_clean(a);
+            assert_clean_but_late(a, LATE_MAX);
             most
         },
         |b| {
             let peer = recv(b).peer();
             b.open_session(peer, &options).unwrap();
             let most = exchange(b, peer, 600, !0);
-            assert_clean(b);
+            assert_clean_but_late(b, LATE_MAX);
             most
         },
     );
@@ -427,6 +430,8 @@ fn a_receiver_that_stands_still_is_noticed() {
             start.meet();
             let peer = connect(&mut a, 1 << 20);
             start.meet();
+            // Its last round is over.
+            start.meet();
             let outcomes = send_in_vain(&mut a, peer, config.message_timeout);
             assert_eq!(outcomes, [const { Outcome::TimedOut }; 6]);
         },
@@ -438,6 +443,7 @@ fn a_receiver_that_stands_still_is_noticed() {
             });
             // The grant may have to be repeated before the sender has it.
             start.meet_polling(&mut b);
+            start.meet();
             over.wait_for_other(PATIENCE);
         },
     );
