@@ -5,7 +5,7 @@ mod show;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -16,8 +16,9 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::{self, Config, Settings};
-use crate::daemon::{self, Daemon, SetLog};
-use crate::key;
+use crate::daemon::{self, Daemon, Reload, SetLog};
+use crate::reader::{self, Files, Reader};
+use crate::{key, privileges};
 
 /// Admits senders to this host's receivers, and gives programs without privileges their AF_XDP sockets.
 ///
@@ -51,6 +52,10 @@ struct Run {
     /// Look whether the daemon could start, and change nothing
     #[arg(long)]
     check: bool,
+
+    /// Be the process that reads the files again for a daemon that is another user
+    #[arg(long, hide = true)]
+    reads_for_the_daemon: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -86,13 +91,15 @@ EXIT CODES
 
 NOTES
   Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, which it keeps,
-  and root or CAP_SYS_ADMIN for a moment where bpffs is not mounted. Admission
-  is authenticated by the cluster's key; data is neither encrypted nor
-  authenticated.";
+  and root or CAP_SYS_ADMIN for a moment where bpffs is not mounted. Who is not
+  root names folders and a bpffs of its own (--socket, --state-dir, --bpffs).
+  Admission is authenticated by the cluster's key; data is neither encrypted
+  nor authenticated. THREATS.md says who can do what.";
 
 /// Does what a command line says.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let line = match CommandLine::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let line = match CommandLine::try_parse_from(&arguments) {
         Ok(line) => line,
         Err(error) => {
             // Closed standard output is no reason to say anything.
@@ -105,7 +112,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Some(Command::Status { socket, json }) => {
             client::status(&socket).and_then(|status| show::print(&status, json))
         }
-        None => run(line.run),
+        None => run(line.run, arguments.get(1..).unwrap_or_default()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -116,30 +123,51 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(run: Run) -> Result<(), String> {
+fn run(run: Run, arguments: &[OsString]) -> Result<(), String> {
     let (settings, file) = (run.settings, run.config);
-    let load = move || -> Result<(Config, ClusterKey), String> {
-        let config = configuration(settings.clone(), file.as_ref())?;
-        let key = key::read(&config.key_file)?;
+    let (own, path) = (settings.clone(), file.clone());
+    let read = move || read_files(&own, path.as_deref());
+    if run.reads_for_the_daemon {
+        return reader::serve(read);
+    }
+    let meaning = move |files: Files| -> Result<(Config, ClusterKey), String> {
+        let config = configuration(settings.clone(), file.as_deref().zip(files.config.as_deref()))?;
+        let key = key::of_bytes(&config.key_file, &files.key)?;
         Ok((config, key))
     };
-    let (config, key) = load()?;
+    let (config, key) = meaning(read()?)?;
     if run.check {
         daemon::check(&config)?;
         println!("the configuration is right");
         return Ok(());
     }
     let set_log = start_log(&config.log)?;
-    Daemon::start(config, key, Box::new(load), set_log)?.run()
+    let reload: Reload = match config.user {
+        None => Box::new(move || meaning(read()?)),
+        Some(_) => {
+            let mut reader = Reader::start(arguments)?;
+            Box::new(move || meaning(reader.read()?))
+        }
+    };
+    Daemon::start(config, key, reload, set_log)?.run()
 }
 
-/// What command line and file say together.
-fn configuration(settings: Settings, file: Option<&PathBuf>) -> Result<Config, String> {
-    let Some(path) = file else {
+/// Reads the files that the configuration is in, or names.
+fn read_files(settings: &Settings, file: Option<&Path>) -> Result<Files, String> {
+    let text = file.map(config::read).transpose()?;
+    let config = configuration(settings.clone(), file.zip(text.as_deref()))?;
+    let user = config.user.as_deref().map(privileges::find_user).transpose()?;
+    let key = key::read(&config.key_file, user.map(|(uid, _)| uid.as_raw()))?;
+    Ok(Files { config: text, key })
+}
+
+/// What command line and file, its name and text, say together.
+fn configuration(settings: Settings, file: Option<(&Path, &str)>) -> Result<Config, String> {
+    let Some((path, text)) = file else {
         return Config::new(settings).map_err(|error| error.to_string());
     };
-    let (from_file, text) = config::load(path)?;
-    Config::new(settings.over(from_file)).map_err(|error| match config::line_of(&text, error.key) {
+    let from_file = config::parse(path, text)?;
+    Config::new(settings.over(from_file)).map_err(|error| match config::line_of(text, error.key) {
         Some(line) => format!("{}:{line}: {error}", path.display()),
         None => format!("{}: {error}", path.display()),
     })

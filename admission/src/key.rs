@@ -11,11 +11,11 @@ use lm_protocol::admission::ClusterKey;
 /// Longest key file, in bytes.
 const FILE_LEN_MAX: u64 = 4096;
 
-/// Reads a key file.
+/// Reads a key file, which must be root's, this user's, or that of `user`, whom the daemon becomes.
 ///
 /// # Errors
-/// One line with the remedy: it is missing, others may read it, it is no key.
-pub fn read(path: &Path) -> Result<ClusterKey, String> {
+/// One line with the remedy: it is missing, others may read or change it, it is no key.
+pub fn read(path: &Path, user: Option<u32>) -> Result<Vec<u8>, String> {
     let name = path.display();
     let mut file = File::open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => format!(
@@ -28,6 +28,12 @@ pub fn read(path: &Path) -> Result<ClusterKey, String> {
         .map_err(|error| format!("cannot read the key file {name}: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("the key file {name} is no file"));
+    }
+    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != 0 && owner != own && Some(owner) != user {
+        return Err(format!(
+            "the key file {name} belongs to user {owner}, who can change it: chown {own} {name}"
+        ));
     }
     let mode = metadata.mode();
     if mode & 0o077 != 0 {
@@ -42,10 +48,18 @@ pub fn read(path: &Path) -> Result<ClusterKey, String> {
             "the key file {name} is no key ({error}): `lm-admissiond keygen` writes one"
         ));
     }
-    let bytes = from_hex(text.trim()).ok_or_else(|| {
+    from_hex(text.trim()).ok_or_else(|| {
         format!("the key file {name} has something else than hexadecimal digits: `lm-admissiond keygen` writes one")
-    })?;
-    ClusterKey::new(&bytes).map_err(|error| {
+    })
+}
+
+/// The key that these bytes of a key file are.
+///
+/// # Errors
+/// One line with the remedy: they are too few.
+pub fn of_bytes(path: &Path, bytes: &[u8]) -> Result<ClusterKey, String> {
+    ClusterKey::new(bytes).map_err(|error| {
+        let name = path.display();
         format!("the key file {name} is too short: {error}; `lm-admissiond keygen` writes one")
     })
 }
@@ -104,6 +118,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("lm-admissiond-key-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("key");
+        let read = |path: &Path| read(path, None).and_then(|bytes| of_bytes(path, &bytes));
         assert!(read(&path).unwrap_err().contains("keygen"));
         generate(&path).unwrap();
         read(&path).unwrap();

@@ -9,11 +9,15 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod daemon;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod key;
 mod metrics;
+mod pins;
 mod policy;
 mod ports;
 mod privileges;
+mod reader;
 mod socket;
 
 pub use cidr::{Cidr, CidrError};

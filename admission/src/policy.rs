@@ -12,6 +12,10 @@ use crate::Cidr;
 /// more often, and whoever comes next waits no longer than this for a sender that was killed.
 pub(crate) const LEASE: Duration = Duration::from_secs(5);
 
+/// A session goes on for so long in silence while nobody else wants its place: the path may be cut, or a link down. Not under
+/// `exclusive`, where hosts that want it are not heard here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Admits the senders whose address is on the list, for messages up to a limit.
 ///
 /// ```

@@ -10,12 +10,19 @@
 //! | CAP_NET_RAW | AF_XDP sockets |
 //! | CAP_IPC_LOCK | pinning the programs' memory |
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::unistd::{Gid, Uid, chown};
+use nix::unistd::{Gid, Uid};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::config::BPFFS;
+use crate::pins::Pins;
 
 const KEPT: [Capability; 4] = [
     Capability::CAP_BPF,
@@ -23,18 +30,6 @@ const KEPT: [Capability; 4] = [
     Capability::CAP_NET_RAW,
     Capability::CAP_IPC_LOCK,
 ];
-
-/// Where the kernel keeps what outlives a program.
-const BPFFS: &str = "/sys/fs/bpf";
-
-/// Where the gates of a daemon are pinned that runs as this user: each user has a folder of its own.
-pub(crate) fn pins(user: Option<(Uid, Gid)>) -> PathBuf {
-    let all = Path::new(BPFFS).join("lm");
-    match user {
-        Some((uid, _)) => all.join(format!("user-{uid}")),
-        None => all,
-    }
-}
 
 /// Checks, as the user that the daemon has become, that it can write its files.
 pub(crate) fn check_writable(directories: &[PathBuf]) -> Result<(), String> {
@@ -97,12 +92,17 @@ pub(crate) fn check() -> Result<(), String> {
     }
 }
 
-/// Makes the directories, mounts bpffs where it is absent, and raises the limit of locked memory: what needs root.
+/// Makes the directories and the folder for pins, mounts bpffs where it is absent, and raises the limit of locked memory: what needs root.
+/// `files`: what the daemon will write there.
+///
+/// Where it will be another user it follows no symbolic link and gives that user nothing but what it made itself: what lies in the
+/// user's folders is the user's doing.
 pub(crate) fn prepare(
     directories: &[PathBuf],
     files: &[PathBuf],
+    bpffs: &Path,
     user: Option<(Uid, Gid)>,
-) -> Result<(), String> {
+) -> Result<Pins, String> {
     // No error: kernels since 5.11 do not look at it.
     let unlimited = Rlimit {
         current: None,
@@ -113,42 +113,110 @@ pub(crate) fn prepare(
     let mut descriptors = getrlimit(Resource::Nofile);
     descriptors.current = descriptors.maximum;
     let _ = setrlimit(Resource::Nofile, descriptors);
-    if !is_bpffs(Path::new(BPFFS)) {
-        mount("bpf", BPFFS, "bpf", MountFlags::empty(), None)
-            .map_err(|error| format!("cannot mount bpffs at {BPFFS} ({error}): mount -t bpf bpf {BPFFS}"))?;
-    }
-    let (uid, gid) = user.unwrap_or((Uid::current(), Gid::current()));
-    let give = |path: &Path| {
-        // Nothing to ask for where it is so already: changing owners is another privilege.
-        let stat = rustix::fs::stat(path);
-        if stat.is_ok_and(|found| found.st_uid == uid.as_raw() && found.st_gid == gid.as_raw()) {
-            return Ok(());
+    if !is_bpffs(bpffs) {
+        let name = bpffs.display();
+        let remedy = format!("mount -t bpf -o mode=0700 bpf {name}");
+        if bpffs != Path::new(BPFFS) {
+            return Err(format!("there is no bpffs at {name}: {remedy}"));
         }
-        let given = chown(path, Some(uid), Some(gid));
-        given.map_err(|error| format!("cannot give {} to the user: {error}", path.display()))
-    };
-    let make = |directory: &Path| {
-        std::fs::create_dir_all(directory)
-            .map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))
-    };
-    for directory in directories {
-        // One that is there may be anybody's, and stays so.
-        if !directory.exists() {
-            make(directory)?;
-            give(directory)?;
+        mount("bpf", bpffs, "bpf", MountFlags::empty(), Some(c"mode=0700"))
+            .map_err(|error| format!("cannot mount bpffs at {name} ({error}): {remedy}"))?;
+    }
+    // What systemd has made for this daemon, and at a restart given back to root with all that is in it (systemd.exec(5)).
+    let made = std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_default();
+    for directory in std::env::split_paths(&made).filter(|made| directories.contains(made)) {
+        if let Some(user) = user {
+            hand_over(&directory, files, user)
+                .map_err(|error| format!("cannot give {} to the user: {error}", directory.display()))?;
         }
     }
-    // What a daemon of another user may have left.
-    files
-        .iter()
-        .filter(|file| file.exists())
-        .try_for_each(|file| give(file))?;
-    let pins = pins(user);
-    make(&pins)?;
-    if user.is_some() {
-        give(&pins)?;
+    // Another one that is there may be anybody's, and stays so.
+    for directory in directories.iter().filter(|path| path.symlink_metadata().is_err()) {
+        let made = match user {
+            None => std::fs::create_dir_all(directory).map_err(|error| error.to_string()),
+            Some(user) => make_for(directory, user),
+        };
+        made.map_err(|what| format!("cannot make the directory {}: {what}", directory.display()))?;
+    }
+    for file in files {
+        let found = file.symlink_metadata();
+        if found.is_ok_and(|found| !found.is_file()) {
+            return Err(format!(
+                "{} is no regular file, and no link is followed: remove it",
+                file.display()
+            ));
+        }
+    }
+    Pins::open(bpffs, user)
+}
+
+/// Gives a directory that is root's alone to a user, and those of `files` that are in it and root's: while it is, nothing there can be
+/// exchanged.
+fn hand_over(directory: &Path, files: &[PathBuf], user: (Uid, Gid)) -> Result<(), Errno> {
+    let folder = open_folder(rustix::fs::CWD, directory.as_os_str())?;
+    if !is_ours_alone(&folder) {
+        return Ok(());
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for file in files.iter().filter(|file| file.parent() == Some(directory)) {
+        let name = file.file_name().unwrap_or_default();
+        match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
+            Ok(open) if rustix::fs::fstat(&open)?.st_nlink == 1 => give(&open, user)?,
+            Ok(_) | Err(Errno::NOENT | Errno::NXIO | Errno::LOOP) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    give(&folder, user)
+}
+
+/// Makes a directory for a user. It must lie in one that nobody else can change: what is made there cannot be exchanged.
+fn make_for(directory: &Path, (uid, gid): (Uid, Gid)) -> Result<(), String> {
+    let by_hand = || format!("install -d -o {uid} {}", directory.display());
+    let mut folder = open_folder(rustix::fs::CWD, OsStr::new("/")).map_err(|error| error.to_string())?;
+    let mut is_new = false;
+    for part in directory.components().filter(|part| *part != Component::RootDir) {
+        folder = match open_folder(&folder, part.as_os_str()) {
+            Ok(found) => found,
+            Err(Errno::NOENT) if is_ours_alone(&folder) => {
+                is_new = true;
+                rustix::fs::mkdirat(&folder, part.as_os_str(), Mode::from_raw_mode(0o755))
+                    .and_then(|()| open_folder(&folder, part.as_os_str()))
+                    .map_err(|error| error.to_string())?
+            }
+            Err(Errno::NOENT) => return Err(format!("others can write there: {}", by_hand())),
+            Err(Errno::LOOP | Errno::NOTDIR) => {
+                let part = part.as_os_str().display();
+                return Err(format!(
+                    "{part} in it is no directory, and no link is followed: {}",
+                    by_hand()
+                ));
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+    }
+    if is_new {
+        give(&folder, (uid, gid)).map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+/// Opens a directory, which is no link to one.
+pub(crate) fn open_folder(parent: impl std::os::fd::AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+/// Whether a directory is this user's, and nobody else can write in it.
+pub(crate) fn is_ours_alone(folder: &OwnedFd) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    rustix::fs::fstat(folder).is_ok_and(|found| found.st_uid == own && found.st_mode & 0o022 == 0)
+}
+
+/// Changes the owner of what is open.
+pub(crate) fn give(folder: &OwnedFd, (uid, gid): (Uid, Gid)) -> Result<(), Errno> {
+    let uid = rustix::fs::Uid::from_raw(uid.as_raw());
+    let gid = rustix::fs::Gid::from_raw(gid.as_raw());
+    rustix::fs::fchown(folder, Some(uid), Some(gid))
 }
 
 /// Becomes the user, if any, and keeps the four capabilities alone. No other thread may run yet: the kernel does this by thread.
@@ -177,6 +245,16 @@ pub(crate) fn drop_rest(user: Option<(Uid, Gid)>) -> Result<(), String> {
     caps::clear(None, CapSet::Inheritable).map_err(caps_told)?;
     rustix::thread::set_no_new_privs(true).map_err(told("forbid new privileges"))?;
     Ok(())
+}
+
+/// Gives every capability up for good.
+pub(crate) fn drop_all() -> Result<(), String> {
+    let told = |error: caps::errors::CapsError| format!("cannot drop capabilities: {error}");
+    let _ = caps::clear(None, CapSet::Ambient);
+    for set in [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
+        caps::clear(None, set).map_err(told)?;
+    }
+    rustix::thread::set_no_new_privs(true).map_err(|error| format!("cannot forbid new privileges: {error}"))
 }
 
 fn is_bpffs(path: &Path) -> bool {

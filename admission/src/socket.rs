@@ -46,6 +46,10 @@ impl Listener {
             Errno::WOULDBLOCK => {
                 format!("another daemon listens on {name}: end it, or choose another --socket")
             }
+            Errno::ACCESS | Errno::LOOP => format!(
+                "{} is not this user's ({error}): remove it",
+                Listener::lock_path(path).display()
+            ),
             error => format!("cannot make {name}: {error}"),
         })?;
         match rustix::fs::unlink(path) {
@@ -55,9 +59,12 @@ impl Listener {
         let bound = || -> Result<OwnedFd, Errno> {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-            // Everybody may connect, to be told why it is not allowed.
-            rustix::fs::chmod(path, Mode::from_raw_mode(0o666))?;
+            // Everybody may connect, to be told why it is not allowed. No thread runs yet that makes files; and no path is looked up a
+            // second time, when something else may be there.
+            let mask = rustix::process::umask(Mode::from_raw_mode(0o111));
+            let bound = rustix::net::bind(&fd, &SocketAddrUnix::new(path)?);
+            rustix::process::umask(mask);
+            bound?;
             rustix::net::listen(&fd, 64)?;
             Ok(fd)
         };
@@ -157,6 +164,16 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The other end, as a program has it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn to(path: &Path) -> Result<Connection, Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        let waiting = VecDeque::new();
+        Ok(Connection { fd, waiting })
+    }
+
     /// The next packet, if one is there.
     pub(crate) fn receive(&self) -> Result<Option<Packet>, Broken> {
         let mut bytes = vec![0; MESSAGE_LEN_MAX];
@@ -243,5 +260,12 @@ impl Connection {
 
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

@@ -32,6 +32,8 @@ REPORT
     bytes, messages    payload confirmed (lm-send) or written out (lm-recv)
     transfers          complete transfers
     failed_transfers   transfers that broke under way
+    resumed_bytes      bytes that lm-recv had of an earlier transfer, verified
+                       and not sent again (lm-send --resume)
     seconds            from the first transfer's request to the last one's end
     gbit_per_s         payload bits in that time
     mode               what the kernel reports: copy-native, zero-copy, ...
@@ -60,13 +62,13 @@ EXIT CODES
   0    done
   1    failed
   2    wrong command line
-  130  ended by Ctrl-C or SIGTERM; nothing partial is left
+  130  ended by Ctrl-C or SIGTERM
 
 NOTES
-  Needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, or root. Data is neither
-  encrypted nor authenticated. Packets are taken before the host's firewall
-  and out of tcpdump's sight: use --pcap to see them. Sizes take the binary
-  suffixes K, M, G and T.";
+  Needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK, or root. Data is
+  neither encrypted nor authenticated. Packets are taken before the host's
+  firewall and out of tcpdump's sight: use --pcap to see them. Sizes take the
+  binary suffixes K, M, G and T.";
 
 /// Options of `lm-send` and `lm-recv` alike.
 #[derive(Clone, Debug, Args)]
@@ -96,9 +98,17 @@ pub struct LinkOptions {
     /// Who may use the interface for this program: auto, embedded, or the path of an admission daemon's socket
     ///
     /// auto asks the admission daemon of this host (lm-admissiond) where it runs, which needs no privileges, and else does without;
-    /// embedded does without, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. The other end must do the same.
+    /// embedded does without, which needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK. The other end must do the same.
     #[arg(long, value_name = "WHO", value_parser = parse_admission, default_value = "auto")]
     pub admission: Admission,
+
+    /// How many seconds the other end may be silent, or the interface down, before a transfer is given up
+    ///
+    /// A path that is cut, a cable that is out or an interface that is set down for less than that only delays what is under way. A
+    /// sender waits for 5 seconds at least. Programs that have gone, on hosts that are there, are noticed after 5 seconds. Under an
+    /// admission daemon no session outlasts a minute of silence.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "60")]
+    pub patience: Duration,
 
     /// Print a line of statistics to standard error every so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
@@ -113,6 +123,10 @@ pub struct LinkOptions {
     /// Write the latency histogram to a file, in HdrHistogram's percentile text format (.hgrm), in microseconds
     #[arg(long, value_name = "FILE")]
     pub histogram: Option<PathBuf>,
+
+    /// Replace files that exist: those of --pcap, --histogram and lm-recv --output
+    #[arg(long)]
+    pub force: bool,
 
     /// Print the report as one JSON object on standard output
     #[arg(long)]
@@ -146,7 +160,8 @@ impl From<DeliveryOption> for Delivery {
 }
 
 /// `--integrity`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum IntegrityOption {
     /// Each hop's checksums must do.
     None,
@@ -254,7 +269,7 @@ impl Failure {
     pub fn interrupted() -> Self {
         Failure {
             code: EXIT_INTERRUPTED,
-            ..Failure::new("interrupted; nothing partial is left")
+            ..Failure::new("interrupted; start again, lm-send with --resume to go on")
         }
     }
 }

@@ -9,7 +9,8 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::output::describe;
+use crate::output::{self, describe};
+use crate::transfer::wire::Digest;
 
 /// How many payload ranges one read fills (Linux allows 1024). 64 are some 90 KiB, so that the poll engine has its
 /// turn every few ten microseconds.
@@ -91,6 +92,17 @@ impl Input {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == Some(0)
+    }
+
+    /// The digest of the bytes `from..to` of a file. `between` is called after every read, as in [`fill`](Self::fill).
+    ///
+    /// # Errors
+    /// What the system reports; a stream has no bytes to go back to.
+    pub fn digest(&self, from: u64, to: u64, between: &mut dyn FnMut() -> bool) -> io::Result<Digest> {
+        match self {
+            Input::File { file, .. } => output::digest(file, from, to, between),
+            Input::Stream { .. } => Err(io::ErrorKind::NotSeekable.into()),
+        }
     }
 
     /// Fills `ranges` one after the other with the input's bytes from `offset` on (a stream: with its next bytes).

@@ -9,9 +9,13 @@ pub mod admission;
 pub mod bare;
 pub mod bind;
 pub mod cli;
+pub mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod histogram;
 pub mod impair;
 pub mod input;
+mod kept;
 pub mod link;
 pub mod lm;
 pub mod log;
@@ -20,6 +24,7 @@ pub mod output;
 pub mod overlay;
 pub mod page;
 pub mod peer;
+pub mod privileges;
 pub mod recv;
 pub mod report;
 #[cfg(test)]

@@ -2,31 +2,32 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, ToSocketAddrs};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, PeerId, SendError};
 
 use crate::cli::{Failure, LinkOptions, chain, complain};
+use crate::files;
 use crate::output::describe;
 use crate::report::Report;
 use crate::transfer::wire::{CONTROL_TAG, Control};
 
-/// A message without progress for so long is given up. As long as a session's lease: the receiver's program also writes
-/// files, and a slow disk may keep it from answering for a while.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The part of an endpoint's configuration that both tools take from their options.
-#[must_use]
-pub fn endpoint_config(options: &LinkOptions) -> EndpointConfig {
-    EndpointConfig {
+///
+/// # Errors
+/// When the file of `--pcap` cannot be created.
+pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure> {
+    let create = |path: &PathBuf| files::create(path, options.force).map(Arc::new);
+    Ok(EndpointConfig {
         mode: options.mode.into(),
         mtu: options.mtu,
         landing_queue: options.queue,
-        capture: options.pcap.clone(),
-        message_timeout: MESSAGE_TIMEOUT,
+        capture: options.pcap.as_ref().map(create).transpose()?,
+        patience: options.patience,
         admission: options.admission.clone(),
         ..EndpointConfig::default()
-    }
+    })
 }
 
 /// The interface of the default route.
@@ -132,7 +133,11 @@ pub fn report(tool: &str, endpoint: &mut Endpoint) -> Report {
         );
     }
     let counters = endpoint.counters();
+    let landing = endpoint.landing_memory();
     Report {
+        landing_memory: landing.len,
+        landing_memory_max: landing.len_max,
+        landing_memory_address_max: landing.address_max,
         mode: endpoint.mode().as_str().to_owned(),
         user_copied_bytes: counters.user_copied_bytes,
         messages_one_copy: counters.messages_one_copy,

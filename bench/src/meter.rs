@@ -1,15 +1,15 @@
 //! What a tool measures while it runs, and how it shows it: the histogram, a line now and then, a progress bar.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{Failure, LinkOptions, complain};
+use crate::files;
 use crate::histogram::LatencyHistogram;
-use crate::output::describe;
 use crate::report::gbit_per_s;
 use crate::size::approximate;
 
@@ -46,7 +46,8 @@ impl Meter {
     /// # Errors
     /// When the file of `--histogram` cannot be created: better known before the transfer than after it.
     pub fn new(tool: &'static str, options: &LinkOptions, now: Instant) -> Result<Self, Failure> {
-        let histogram = options.histogram.as_deref().map(create).transpose()?;
+        let create = |path: &PathBuf| files::create(path, options.force).map(|file| (path.clone(), file));
+        let histogram = options.histogram.as_ref().map(create).transpose()?;
         let stats = options.stats.map(|every| Stats {
             every,
             next: now + every,
@@ -128,32 +129,11 @@ impl Meter {
             return Ok(());
         };
         let mut out = BufWriter::new(file);
-        let written = out
-            .get_ref()
-            .set_len(0)
-            .and_then(|()| self.latency.write_hgrm(&mut out));
-        written
+        self.latency
+            .write_hgrm(&mut out)
             .and_then(|()| out.flush())
-            .map_err(|error| cannot_write(&path, &error))
+            .map_err(|error| files::cannot_write(&path, &error))
     }
-}
-
-fn create(path: &Path) -> Result<(PathBuf, File), Failure> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path);
-    file.map(|file| (path.to_owned(), file))
-        .map_err(|error| cannot_write(path, &error))
-}
-
-fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(format!(
-        "cannot write {}: {}; choose another --histogram",
-        path.display(),
-        describe(error)
-    ))
 }
 
 fn bar() -> ProgressBar {
@@ -181,11 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn the_histogram_is_written_over_an_old_one() {
+    fn the_histogram_is_written_over_an_old_one_when_told_so() {
         let scratch = Scratch::new("meter");
         let path = scratch.path().join("x.hgrm");
         fs::write(&path, "old ".repeat(10_000)).unwrap();
-        let mut meter = meter(&["--histogram", path.to_str().unwrap()], Instant::now()).unwrap();
+        let arguments = ["--histogram", path.to_str().unwrap(), "--force"];
+        assert!(meter(&arguments[..2], Instant::now()).is_err());
+        let mut meter = meter(&arguments, Instant::now()).unwrap();
         meter.latency.record_ns(5000);
         meter.finish().unwrap();
         let text = fs::read_to_string(&path).unwrap();

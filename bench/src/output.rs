@@ -1,23 +1,28 @@
 //! Where `lm-recv` puts what arrives: a file, numbered files in a directory, standard output, or a device.
 //!
-//! A file is written under `.NAME.partial-PID` beside its final name and renamed when the transfer is complete, so
-//! that nothing half-written ever has the final name. The partial file is removed when the [`Destination`] is
-//! dropped without [`Destination::finish`], which covers failures, Ctrl-C and panics (not SIGKILL).
+//! A file is written under another name beside its final one and renamed when the transfer is complete, so that nothing
+//! half-written ever has the final name: `.NAME.part` for what a sender can go on with (`part.rs`), which is kept when the way to it
+//! breaks; `.NAME.partial-PID` for everything else, removed when the [`Destination`] is dropped without
+//! [`Destination::finish`], which covers failures, Ctrl-C and panics (not SIGKILL).
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-use crate::size::approximate;
-use crate::transfer::wire::Refusal;
+pub use self::part::{Source, digest};
+use self::space::{Room, Space};
+use crate::transfer::wire::{Digest, Refusal};
+
+mod part;
+mod space;
 
 /// Bytes written to a file between two rounds of the poll engine, some 50 µs of copying into the page cache.
 const FILE_PIECE_LEN: usize = 256 << 10;
@@ -27,6 +32,9 @@ const STREAM_PIECE_LEN: usize = 4096;
 
 /// How long one wait for a slow reader lasts before the poll engine gets its next round, in nanoseconds.
 const STREAM_WAIT_NS: i64 = 1_000_000;
+
+/// What `st_blocks` counts in, in bytes (stat(2)).
+const BLOCK_LEN: u64 = 512;
 
 /// Longest file name that every common file system takes, in bytes (NAME_MAX).
 const NAME_LEN_MAX: usize = 255;
@@ -107,6 +115,8 @@ enum Target {
 pub struct Output {
     target: Target,
     force: bool,
+    keep_free: Option<u64>,
+    fsync: bool,
 }
 
 impl Output {
@@ -116,17 +126,43 @@ impl Output {
     /// When no transfer could be written there as things are: the file exists (without `force`), its directory is
     /// missing or read-only, it is a block device or a socket.
     pub fn new(argument: &Path, force: bool) -> Result<Output, OutputError> {
-        let target = Self::target(argument)?;
-        let output = Output { target, force };
-        match &output.target {
-            Target::File(path) => {
-                output.check_free(path)?;
-                check_writable(path, path)?;
-            }
-            Target::Directory { path, .. } => check_writable(path, &numbered(path, 0))?,
-            Target::Stream { .. } => {}
-        }
+        let output = Output {
+            target: Self::target(argument)?,
+            force,
+            keep_free: None,
+            fsync: false,
+        };
+        output.check()?;
         Ok(output)
+    }
+
+    /// So many bytes of the file system stay free; `None`: a twentieth of it, at most 1 GiB.
+    #[must_use]
+    pub fn keep_free(mut self, bytes: Option<u64>) -> Self {
+        self.keep_free = bytes;
+        self
+    }
+
+    /// Whether a transfer is complete only when the disk has it, and its name.
+    #[must_use]
+    pub fn fsync(mut self, fsync: bool) -> Self {
+        self.fsync = fsync;
+        self
+    }
+
+    /// Whether a transfer could be written as things are.
+    ///
+    /// # Errors
+    /// As [`Output::new`].
+    pub fn check(&self) -> Result<(), OutputError> {
+        match &self.target {
+            Target::File(path) => {
+                self.check_free(path)?;
+                check_writable(path, path)
+            }
+            Target::Directory { path, .. } => check_writable(path, &numbered(path, 0)),
+            Target::Stream { .. } => Ok(()),
+        }
     }
 
     fn target(argument: &Path) -> Result<Target, OutputError> {
@@ -206,76 +242,80 @@ impl Output {
         }
     }
 
-    /// Opens the destination of a transfer of `total_len` bytes (`None`: not known yet).
+    /// Opens the destination of a transfer of `total_len` bytes (`None`: not known yet). What is written of a `source` is kept
+    /// when the transfer breaks, and is there again the next time if `resume` is set.
     ///
     /// # Errors
-    /// When the file exists, cannot be created, or the file system has fewer free bytes.
-    pub fn begin(&mut self, total_len: Option<u64>) -> Result<Destination, OutputError> {
-        let force = self.force;
-        match &mut self.target {
+    /// When the file exists, cannot be created, or the file system cannot spare so many bytes.
+    pub fn begin(
+        &mut self,
+        total_len: Option<u64>,
+        source: Option<Source>,
+        resume: bool,
+    ) -> Result<Destination, OutputError> {
+        let (fsync, keep_free) = (self.fsync, self.keep_free);
+        let number = self.next_number()?;
+        let (path, part, numbered) = match &self.target {
             Target::Stream { file, name } => {
                 let file = file
                     .try_clone()
                     .map_err(|error| OutputError::from_io(Path::new(name), &error))?;
-                Ok(Destination::stream(file, name.clone()))
+                return Ok(Destination::stream(file, name.clone(), fsync));
             }
             Target::File(path) => {
-                let path = path.clone();
-                self.check_free(&path)?;
-                check_space(parent(&path), total_len)?;
-                let partial = partial_name(&path);
-                // A file of this name is left over from a killed process with our number: it has no owner.
-                let _ = fs::remove_file(&partial);
-                let file = create_new(&partial).map_err(|error| OutputError::from_io(&path, &error))?;
-                Ok(Destination::file(
-                    file,
-                    Partial {
-                        partial,
-                        path,
-                        force,
-                        numbered: None,
-                    },
-                ))
+                self.check_free(path)?;
+                (path.clone(), source.map(|_| part::of_file(path)), None)
             }
-            Target::Directory {
-                path: directory,
-                next,
-            } => {
-                check_space(directory, total_len)?;
-                while *next <= NUMBERS_MAX {
-                    let number = *next;
-                    let path = numbered(directory, number);
-                    let partial = partial_name(&path);
-                    *next += 1;
-                    if fs::symlink_metadata(&path).is_ok() {
-                        continue;
-                    }
-                    match create_new(&partial) {
-                        Ok(file) => {
-                            let numbered = Some(number);
-                            return Ok(Destination::file(
-                                file,
-                                Partial {
-                                    partial,
-                                    path,
-                                    force: false,
-                                    numbered,
-                                },
-                            ));
-                        }
-                        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                        Err(error) => return Err(OutputError::from_io(directory, &error)),
-                    }
-                }
-                Err(OutputError::new(
-                    Refusal::Exists,
-                    format!(
-                        "{} holds transfers up to number {NUMBERS_MAX}; choose another --output",
-                        directory.display()
-                    ),
-                ))
+            Target::Directory { path, .. } => {
+                let part = source.map(|source| source.part(path));
+                (numbered(path, number), part, Some(number))
+            }
+        };
+        let told = |error: &io::Error| OutputError::from_io(&path, error);
+        let there = part.as_deref().filter(|_| resume).map(fs::symlink_metadata);
+        let there = there
+            .and_then(Result::ok)
+            .map_or(0, |found| found.blocks() * BLOCK_LEN);
+        let needed = total_len.map(|len| len.saturating_sub(there));
+        check_space(parent(&path), needed, keep_free)?;
+        let (file, partial, is_part) = open_partial(&path, part, resume).map_err(|error| told(&error))?;
+        let held = file.metadata().map_err(|error| told(&error))?.len();
+        Ok(Destination {
+            kind: Kind::File(Partial {
+                partial,
+                path,
+                force: self.force && numbered.is_none(),
+                numbered,
+                is_part,
+                keep: held > 0,
+                room: Room::new(keep_free),
+            }),
+            file,
+            held,
+            fsync,
+        })
+    }
+
+    /// The first number of a directory that is free; other outputs have none.
+    fn next_number(&mut self) -> Result<u32, OutputError> {
+        let Target::Directory { path, next } = &mut self.target else {
+            return Ok(0);
+        };
+        while *next <= NUMBERS_MAX {
+            let (number, path) = (*next, numbered(path, *next));
+            *next += 1;
+            let is_taken = |path: &Path| fs::symlink_metadata(path).is_ok();
+            if !is_taken(&path) && !is_taken(&partial_name(&path)) {
+                return Ok(number);
             }
         }
+        Err(OutputError::new(
+            Refusal::Exists,
+            format!(
+                "{} holds transfers up to number {NUMBERS_MAX}; choose another --output",
+                path.display()
+            ),
+        ))
     }
 
     /// Tells the output that a transfer failed, so that a directory's number can be used again.
@@ -297,14 +337,33 @@ fn numbered(directory: &Path, number: u32) -> PathBuf {
     directory.join(format!("transfer-{number:06}"))
 }
 
-/// `.NAME.partial-PID` beside `path`; a long NAME is cut so that the whole fits.
+/// `.NAME.partial-PID` beside `path`.
 fn partial_name(path: &Path) -> PathBuf {
-    let suffix = format!(".partial-{}", std::process::id());
+    beside(path, &format!(".partial-{}", std::process::id()))
+}
+
+/// `.NAME` and the suffix beside `path`; a long NAME is cut so that the whole fits.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let mut partial = vec![b'.'];
     partial.extend_from_slice(&name[..name.len().min(NAME_LEN_MAX - 1 - suffix.len())]);
     partial.extend_from_slice(suffix.as_bytes());
     path.with_file_name(OsString::from_vec(partial))
+}
+
+/// Opens what is written until the file is complete: the part, or where there is none, or another transfer writes it, a file that
+/// nobody goes on with. `true`: the part.
+fn open_partial(path: &Path, part: Option<PathBuf>, resume: bool) -> io::Result<(File, PathBuf, bool)> {
+    if let Some(part) = part {
+        if fs::symlink_metadata(&part).is_err() {
+            part::make_room(parent(path))?;
+        }
+        if let Some(file) = part::open(&part, resume)? {
+            return Ok((file, part, true));
+        }
+    }
+    let partial = partial_name(path);
+    Ok((create_new(&partial)?, partial, false))
 }
 
 fn create_new(path: &Path) -> io::Result<File> {
@@ -324,27 +383,20 @@ fn check_writable(output: &Path, file: &Path) -> Result<(), OutputError> {
 
 /// Compares with the free bytes instead of reserving them: a reservation made for a stranger's mere announcement
 /// would let anybody fill the disk.
-fn check_space(directory: &Path, total_len: Option<u64>) -> Result<(), OutputError> {
-    let Some(total_len) = total_len else { return Ok(()) };
-    // A file system that cannot say (FUSE) finds out while writing.
-    let Ok(stat) = rustix::fs::statvfs(directory) else {
-        return Ok(());
-    };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    // ramfs and some network file systems report no blocks at all.
-    if stat.f_blocks == 0 || total_len <= free {
-        return Ok(());
+fn check_space(directory: &Path, total_len: Option<u64>, keep_free: Option<u64>) -> Result<(), OutputError> {
+    let needed = total_len.unwrap_or_default();
+    match Space::of(rustix::fs::statvfs(directory), keep_free) {
+        Some(space) if space.spare() < needed => Err(lacks(&space, directory, needed)),
+        _ => Ok(()),
     }
-    let text = format!(
-        "{} are free in {} and {} are needed; free some or choose another --output",
-        approximate(free),
-        directory.display(),
-        approximate(total_len)
-    );
-    Err(OutputError::new(Refusal::DiskFull, text))
 }
 
-/// The names of a file under way; removes the partial one when dropped.
+fn lacks(space: &Space, directory: &Path, needed: u64) -> OutputError {
+    let text = space.lacks(&directory.display().to_string(), needed);
+    OutputError::new(Refusal::DiskFull, text)
+}
+
+/// The names of a file under way; removes the partial one when dropped, unless it is to be kept.
 #[derive(Debug)]
 struct Partial {
     partial: PathBuf,
@@ -352,20 +404,53 @@ struct Partial {
     force: bool,
     /// The number in the name when the receiver chooses names.
     numbered: Option<u32>,
+    /// Whether it can be kept, and whether it is.
+    is_part: bool,
+    keep: bool,
+    room: Room,
+}
+
+impl Partial {
+    fn write(
+        &mut self,
+        file: &File,
+        offset: u64,
+        bytes: &[u8],
+        between: &mut dyn FnMut() -> bool,
+    ) -> Result<(), OutputError> {
+        let told = |error: &io::Error| OutputError::from_io(&self.path, error);
+        for (number, piece) in bytes.chunks(FILE_PIECE_LEN).enumerate() {
+            if number > 0 && !between() {
+                return Err(told(&stopped()));
+            }
+            let len = piece.len() as u64;
+            self.room
+                .take(file, len)
+                .map_err(|space| lacks(&space, parent(&self.path), len))?;
+            file.write_all_at(piece, offset + (number * FILE_PIECE_LEN) as u64)
+                .map_err(|error| told(&error))?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // After the rename there is nothing of this name, and no error to tell anybody.
-        let _ = fs::remove_file(&self.partial);
+        if !self.keep {
+            let _ = fs::remove_file(&self.partial);
+        }
     }
 }
 
 /// Where one transfer goes.
 #[derive(Debug)]
 pub struct Destination {
-    file: File,
+    // Before the file, whose end unlocks the part.
     kind: Kind,
+    file: File,
+    /// Bytes that were there.
+    held: u64,
+    fsync: bool,
 }
 
 #[derive(Debug)]
@@ -379,14 +464,7 @@ enum Kind {
 }
 
 impl Destination {
-    fn file(file: File, partial: Partial) -> Self {
-        Destination {
-            file,
-            kind: Kind::File(partial),
-        }
-    }
-
-    fn stream(file: File, name: String) -> Self {
+    fn stream(file: File, name: String, fsync: bool) -> Self {
         // `lm-recv --output - > file` cannot block as a pipe can.
         let blocks = !file.metadata().is_ok_and(|metadata| metadata.is_file());
         Destination {
@@ -396,7 +474,41 @@ impl Destination {
                 position: 0,
                 blocks,
             },
+            held: 0,
+            fsync,
         }
+    }
+
+    /// How many bytes of an earlier transfer are there, whatever they are.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// The digest of the bytes `from..to` of what is there; see [`digest`].
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn digest(&self, from: u64, to: u64, between: &mut dyn FnMut() -> bool) -> io::Result<Digest> {
+        digest(&self.file, from, to.min(self.held), between)
+    }
+
+    /// Leaves of what is there the first `len` bytes.
+    ///
+    /// # Errors
+    /// What the file system reports, with a line that says what to do.
+    pub fn cut(&mut self, len: u64) -> Result<(), OutputError> {
+        self.file.set_len(len).map_err(|error| self.explain(&error))
+    }
+
+    /// The transfer broke. Returns whether what was written of it is kept, as far as it can be and shall be.
+    pub fn abandon(mut self, keep: bool) -> bool {
+        let Kind::File(partial) = &mut self.kind else {
+            return false;
+        };
+        let is_something = self.file.metadata().is_ok_and(|found| found.len() > 0);
+        partial.keep = keep && partial.is_part && is_something;
+        partial.keep
     }
 
     /// Whether bytes must be written from the first to the last.
@@ -417,7 +529,7 @@ impl Destination {
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), OutputError> {
         let result = match &mut self.kind {
-            Kind::File(_) => write_file(&self.file, offset, bytes, between),
+            Kind::File(partial) => return partial.write(&self.file, offset, bytes, between),
             Kind::Stream { position, .. } if *position != offset => {
                 Err(io::Error::new(io::ErrorKind::InvalidInput, "out of order"))
             }
@@ -429,21 +541,44 @@ impl Destination {
         result.map_err(|error| self.explain(&error))
     }
 
+    /// Whether [`finish`](Destination::finish) waits for the disk.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.fsync
+    }
+
     /// Gives the file its final name and returns what to call the place where the bytes are now.
     ///
     /// # Errors
-    /// When the name was taken meanwhile (without `force`) or the rename fails; the bytes are gone then.
+    /// When the disk reports what it did not report while it was written, the name was taken meanwhile (without `force`) or
+    /// the rename fails; the bytes are gone then.
     pub fn finish(self) -> Result<String, OutputError> {
-        let Destination { file, kind } = self;
+        let Destination {
+            file, kind, fsync, ..
+        } = self;
         let mut partial = match kind {
-            Kind::Stream { name, .. } => return Ok(name),
+            Kind::Stream { name, blocks, .. } => {
+                // What cannot be synced is a pipe or a terminal.
+                let synced = if fsync && !blocks { file.sync_all() } else { Ok(()) };
+                let told = |error| OutputError::from_io(Path::new(&name), &error);
+                return synced.map_err(told).map(|()| name);
+            }
             Kind::File(partial) => partial,
         };
-        // Delayed errors of network file systems come with close(2), which std does not report: ask for them.
-        drop(file);
+        // Until the file has its name nobody else shall take the part for one.
+        partial.keep = false;
+        let _locked = file.try_clone();
+        let synced = if fsync { file.sync_all() } else { Ok(()) };
+        // Delayed errors of network file systems come with close(2), which std does not report.
+        synced
+            .and_then(|()| nix::unistd::close(file).map_err(io::Error::from))
+            .map_err(|error| OutputError::from_io(&partial.path, &error))?;
         loop {
             match rename(&partial.partial, &partial.path, partial.force) {
-                Ok(()) => return Ok(partial.path.display().to_string()),
+                Ok(()) => {
+                    partial.keep = true;
+                    break;
+                }
                 // Another receiver took the number meanwhile.
                 Err(Errno::EXIST) if partial.numbered.is_some_and(|number| number < NUMBERS_MAX) => {
                     let number = partial.numbered.unwrap_or_default() + 1;
@@ -453,6 +588,13 @@ impl Destination {
                 Err(error) => return Err(OutputError::from_io(&partial.path, &error.into())),
             }
         }
+        if fsync {
+            // The name is in the directory.
+            File::open(parent(&partial.path))
+                .and_then(|directory| directory.sync_all())
+                .map_err(|error| OutputError::from_io(&partial.path, &error))?;
+        }
+        Ok(partial.path.display().to_string())
     }
 
     fn explain(&self, error: &io::Error) -> OutputError {
@@ -470,16 +612,6 @@ impl Destination {
 
 fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "stopped")
-}
-
-fn write_file(file: &File, offset: u64, bytes: &[u8], between: &mut dyn FnMut() -> bool) -> io::Result<()> {
-    for (number, piece) in bytes.chunks(FILE_PIECE_LEN).enumerate() {
-        if number > 0 && !between() {
-            return Err(stopped());
-        }
-        file.write_all_at(piece, offset + (number * FILE_PIECE_LEN) as u64)?;
-    }
-    Ok(())
 }
 
 fn write_stream(

@@ -24,7 +24,7 @@ fn a_file_appears_only_when_complete() {
     let scratch = Scratch::new("output-file");
     let path = scratch.path().join("x.bin");
     let mut output = Output::new(&path, false).unwrap();
-    let mut destination = output.begin(Some(6)).unwrap();
+    let mut destination = output.begin(Some(6), None, false).unwrap();
     assert!(!destination.in_order());
     destination.write_at(3, b"def", &mut go()).unwrap();
     assert_eq!(
@@ -41,7 +41,7 @@ fn a_file_appears_only_when_complete() {
 fn an_abandoned_file_leaves_nothing() {
     let scratch = Scratch::new("output-drop");
     let mut output = Output::new(&scratch.path().join("x"), false).unwrap();
-    let mut destination = output.begin(None).unwrap();
+    let mut destination = output.begin(None, None, false).unwrap();
     destination.write_at(0, b"abc", &mut go()).unwrap();
     drop(destination);
     assert!(names(scratch.path()).is_empty());
@@ -52,19 +52,25 @@ fn nothing_is_overwritten_without_force() {
     let scratch = Scratch::new("output-exists");
     let path = scratch.path().join("x");
     let mut output = Output::new(&path, false).unwrap();
-    let mut late = output.begin(Some(3)).unwrap();
+    let mut late = output.begin(Some(3), None, false).unwrap();
     late.write_at(0, b"new", &mut go()).unwrap();
     fs::write(&path, b"old").unwrap();
     // At the start, at a transfer's start, and at its end.
     assert_eq!(Output::new(&path, false).unwrap_err().refusal, Refusal::Exists);
-    assert_eq!(output.begin(Some(3)).unwrap_err().refusal, Refusal::Exists);
+    assert_eq!(
+        output.begin(Some(3), None, false).unwrap_err().refusal,
+        Refusal::Exists
+    );
     let error = late.finish().unwrap_err();
     assert_eq!(error.refusal, Refusal::Exists);
     assert!(error.text.contains("--force"), "{}", error.text);
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(names(scratch.path()), ["x"]);
 
-    let mut destination = Output::new(&path, true).unwrap().begin(Some(3)).unwrap();
+    let mut destination = Output::new(&path, true)
+        .unwrap()
+        .begin(Some(3), None, false)
+        .unwrap();
     destination.write_at(0, b"new", &mut go()).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"old");
     destination.finish().unwrap();
@@ -78,7 +84,10 @@ fn a_dangling_link_counts_as_existing_and_a_live_one_is_followed() {
     symlink(&file, &link).unwrap();
     assert_eq!(Output::new(&link, false).unwrap_err().refusal, Refusal::Exists);
     fs::write(&file, b"old").unwrap();
-    let mut destination = Output::new(&link, true).unwrap().begin(None).unwrap();
+    let mut destination = Output::new(&link, true)
+        .unwrap()
+        .begin(None, None, false)
+        .unwrap();
     destination.write_at(0, b"new", &mut go()).unwrap();
     destination.finish().unwrap();
     assert_eq!(fs::read(&file).unwrap(), b"new");
@@ -91,7 +100,9 @@ fn a_directory_numbers_its_files() {
     fs::write(scratch.path().join("transfer-000002"), b"mine").unwrap();
     let mut output = Output::new(scratch.path(), true).unwrap();
     let mut paths = Vec::new();
-    let mut open: Vec<Destination> = (0..3).map(|_| output.begin(Some(1)).unwrap()).collect();
+    let mut open: Vec<Destination> = (0..3)
+        .map(|_| output.begin(Some(1), None, false).unwrap())
+        .collect();
     // One number is taken by somebody else before the end, and --force does not apply to chosen names.
     fs::write(scratch.path().join("transfer-000003"), b"theirs").unwrap();
     for destination in &mut open {
@@ -115,11 +126,11 @@ fn a_directory_numbers_its_files() {
         b"theirs"
     );
     // A failed transfer's number is free again.
-    drop(output.begin(None).unwrap());
+    drop(output.begin(None, None, false).unwrap());
     output.failed();
     assert!(
         output
-            .begin(None)
+            .begin(None, None, false)
             .unwrap()
             .finish()
             .unwrap()
@@ -136,7 +147,7 @@ fn places_that_cannot_be_written() {
         (PathBuf::from("/proc/self/nothing-here"), "cannot write"),
     ] {
         let error = Output::new(&path, false)
-            .and_then(|mut output| output.begin(Some(1)))
+            .and_then(|mut output| output.begin(Some(1), None, false))
             .unwrap_err();
         assert_eq!(error.refusal, Refusal::NotWritable, "{path:?}");
         assert!(
@@ -156,7 +167,7 @@ fn places_that_cannot_be_written() {
 fn a_device_is_written_into_and_never_replaced() {
     let mut output = Output::new(Path::new("/dev/null"), true).unwrap();
     assert!(output.is_stream());
-    let mut destination = output.begin(Some(3)).unwrap();
+    let mut destination = output.begin(Some(3), None, false).unwrap();
     destination.write_at(0, b"abc", &mut go()).unwrap();
     assert_eq!(
         destination.write_at(7, b"abc", &mut go()).unwrap_err().refusal,
@@ -166,7 +177,7 @@ fn a_device_is_written_into_and_never_replaced() {
     assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
     let mut full = Output::new(Path::new("/dev/full"), false)
         .unwrap()
-        .begin(Some(3))
+        .begin(Some(3), None, false)
         .unwrap();
     assert_eq!(
         full.write_at(0, b"abc", &mut go()).unwrap_err().refusal,
@@ -179,7 +190,7 @@ fn long_names_still_have_a_partial_name() {
     let scratch = Scratch::new("output-long");
     let path = scratch.path().join("n".repeat(NAME_LEN_MAX));
     let mut output = Output::new(&path, false).unwrap();
-    output.begin(Some(1)).unwrap().finish().unwrap();
+    output.begin(Some(1), None, false).unwrap().finish().unwrap();
     assert!(path.exists());
 }
 
@@ -187,7 +198,8 @@ fn long_names_still_have_a_partial_name() {
 fn a_slow_reader_lets_the_engine_run_and_can_be_given_up() {
     let (mut reader, writer) = io::pipe().unwrap();
     let data: Vec<u8> = (0..300_000u32).map(|n| n as u8).collect();
-    let mut destination = Destination::stream(std::os::fd::OwnedFd::from(writer).into(), "a pipe".into());
+    let mut destination =
+        Destination::stream(std::os::fd::OwnedFd::from(writer).into(), "a pipe".into(), false);
     let mut rounds = 0;
     let mut got = Vec::new();
     // The pipe's 64 KiB fill up; then each round reads a little.
@@ -205,7 +217,8 @@ fn a_slow_reader_lets_the_engine_run_and_can_be_given_up() {
     assert_eq!(got, data);
 
     let (reader, writer) = io::pipe().unwrap();
-    let mut destination = Destination::stream(std::os::fd::OwnedFd::from(writer).into(), "a pipe".into());
+    let mut destination =
+        Destination::stream(std::os::fd::OwnedFd::from(writer).into(), "a pipe".into(), false);
     let mut patience = 3;
     let given_up = destination.write_at(0, &data, &mut || {
         patience -= 1;
@@ -232,7 +245,7 @@ fn a_full_disk_is_told_before_and_during_a_transfer() {
         return;
     }
     let scratch = Scratch::new("output-full");
-    let status = Command::new("unshare")
+    let output = Command::new("unshare")
         .args([
             "--mount",
             "sh",
@@ -244,24 +257,28 @@ fn a_full_disk_is_told_before_and_during_a_transfer() {
         .arg(std::env::current_exe().unwrap())
         .arg("output::tests::a_full_disk_is_told_before_and_during_a_transfer")
         .env(INSIDE, scratch.path())
-        .status()
+        .output()
         .unwrap();
-    assert!(status.success());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }
 
 fn full_disk(directory: &Path) {
     let mut output = Output::new(directory, false).unwrap();
-    let error = output.begin(Some(65 << 10)).unwrap_err();
+    let error = output.begin(Some(65 << 10), None, false).unwrap_err();
     assert_eq!(error.refusal, Refusal::DiskFull);
     assert!(error.text.contains("64.0 KiB are free"), "{}", error.text);
     assert!(names(directory).is_empty());
-    let mut destination = output.begin(None).unwrap();
+    let mut destination = output.begin(None, None, false).unwrap();
     destination.write_at(0, &[7; 60 << 10], &mut go()).unwrap();
     let error = destination
         .write_at(60 << 10, &[7; 60 << 10], &mut go())
         .unwrap_err();
     assert_eq!(error.refusal, Refusal::DiskFull);
-    assert!(error.text.contains("no space left"), "{}", error.text);
+    assert!(error.text.contains("4.00 KiB are free"), "{}", error.text);
     drop(destination);
     assert!(names(directory).is_empty());
 }

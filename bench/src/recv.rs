@@ -7,23 +7,27 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use lm_admission::{Cidr, Policy};
-use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, Message, PeerId, RecvError, SendError};
+use lm_dataplane::{DEFAULT_PORT, Endpoint, EndpointConfig, Message, Outcome, PeerId, RecvError, SendError};
 
 use crate::cli::{self, Failure, LinkOptions, MANUAL_END};
 use crate::link;
 use crate::meter::Meter;
 use crate::output::Output;
+use crate::privileges;
 use crate::report::Report;
 use crate::signals::Interrupt;
 use crate::size::{ByteSize, approximate};
 use crate::transfer::incoming::{Event, Receiver, Taken};
 use crate::transfer::outgoing::REPEAT_EVERY;
-use crate::transfer::wire::{Control, TransferId};
+use crate::transfer::wire::{CONTROL_TAG, Control, TransferId};
 
 const TOOL: &str = "lm-recv";
 
 /// How long to sleep when nothing comes, before timers and signals are looked at again.
 const IDLE_MAX: Duration = Duration::from_millis(10);
+
+/// The same while the disk is waited for.
+const DISK_MAX: Duration = Duration::from_millis(1);
 
 /// How long the last answers may take to be confirmed before the program ends.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
@@ -41,13 +45,18 @@ The receiver chooses the names. With --output DIR (default: the current director
 transfer-000001, transfer-000002 and so on, the first free number each; with --output FILE one transfer becomes \
 that file; with - they go to standard output one behind the other, and so they do with a FIFO or a character device.
 
-A file has its final name only when it is complete. Until then it is called .NAME.partial-PID, and it is removed when \
-the transfer fails. Nothing is overwritten without --force.
+A file has its final name only when it is complete. Until then it is called .NAME.part (in a directory \
+.ADDRESS-KEY.part), and it is kept when the sender or the way to it fails, for lm-send --resume: 16 of them in a \
+directory, and no longer than until that file is sent again. What comes from standard input is .NAME.partial-PID and removed then. \
+Nothing is overwritten without --force.
+
+The receiver says who may send (as root it must: --allow, or --from-anyone), how much comes in all (--max-bytes), and leaves \
+some space free (--keep-free). Once it listens it has no other privileges than those that AF_XDP needs.
 
 Examples:
-  lm-recv --interface eth1        take whatever comes into this directory
-  lm-recv --output big.img --count 1 --allow 10.0.0.0/24
-  lm-recv --output - --count 1 | tar -x";
+  lm-recv --interface eth1 --allow 10.0.0.0/24       what comes from there, into this directory
+  lm-recv --output big.img --count 1 --allow 10.0.0.1
+  lm-recv --output - --count 1 --from-anyone | tar -x";
 
 /// The command line of `lm-recv`.
 #[derive(Clone, Debug, Parser)]
@@ -69,13 +78,25 @@ pub struct Options {
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Refuse larger messages; memory for one is taken when a sender asks for it
+    /// Refuse larger messages; memory for one is taken when a sender asks for it, and for all never more than for one and 48M
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     max_message_size: ByteSize,
 
-    /// Take transfers from these addresses only; may be given more than once [default: from everybody]
+    /// Take transfers from these addresses only; may be given more than once [default: from everybody, but not as root]
     #[arg(long, value_name = "CIDR")]
     allow: Vec<Cidr>,
+
+    /// Take transfers from everybody who reaches this host, as root too
+    #[arg(long, conflicts_with = "allow")]
+    from_anyone: bool,
+
+    /// Take so many bytes in all, and refuse what would be more; transfers that failed do not count [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<ByteSize>,
+
+    /// Refuse or end transfers that would leave less of the file system free [default: a twentieth of it, at most 1G]
+    #[arg(long, value_name = "SIZE")]
+    keep_free: Option<ByteSize>,
 
     /// Take --wire ipfrag in zero-copy mode, too: this host is LM's alone meanwhile
     ///
@@ -86,9 +107,11 @@ pub struct Options {
     #[arg(long)]
     exclusive: bool,
 
-    /// Overwrite the file of --output
+    /// Report success only when the disk has the file and its name
+    ///
+    /// Without it a host that loses its power, or a disk that fails later, may lose what was reported as received.
     #[arg(long)]
-    force: bool,
+    fsync: bool,
 }
 
 /// Runs the tool; what `main` returns.
@@ -129,8 +152,17 @@ impl Tool {
                 "--max-message-size 0 refuses everything; name a larger size",
             ));
         }
+        if rustix::process::geteuid().is_root() && options.allow.is_empty() && !options.from_anyone {
+            return Err(Failure::usage(
+                "as root, whoever reaches this host could fill its disk; say who may send (--allow 10.0.0.0/24), or add --from-anyone",
+            ));
+        }
         let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("{error}; try again")))?;
-        let output = Output::new(&options.output, options.force).map_err(|error| Failure::new(error.text))?;
+        let output =
+            Output::new(&options.output, options.link.force).map_err(|error| Failure::new(error.text))?;
+        let output = output
+            .keep_free(options.keep_free.map(ByteSize::bytes))
+            .fsync(options.fsync);
         let meter = Meter::new(TOOL, &options.link, Instant::now())?;
         let policy = Policy {
             allow: options.allow.clone(),
@@ -145,13 +177,18 @@ impl Tool {
             max_message_len: policy.max_message_len,
             exclusive: options.exclusive,
             allow: policy.allow.iter().map(Cidr::parts).collect(),
-            ..link::endpoint_config(&options.link)
+            ..link::endpoint_config(&options.link)?
         };
         let endpoint = Endpoint::open_with(&config, Box::new(policy.clone()))
             .map_err(|error| Failure::new(cli::chain(&error)))?;
+        if privileges::drop_rest(|| output.check().is_ok())? {
+            let text = "warning: --output is another user's, so that root's power over files stays; choose a place of root's";
+            cli::complain(TOOL, text);
+        }
         for warning in endpoint.warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
+        let landing = endpoint.landing_memory();
         let allowed = if options.allow.is_empty() {
             " from everybody (see --allow)"
         } else {
@@ -160,13 +197,17 @@ impl Tool {
         cli::complain(
             TOOL,
             &format!(
-                "listening on {} port {}{allowed}, mode {}",
+                "listening on {} port {}{allowed}, mode {}, landing memory {}, at most {}, {} for one sender",
                 config.interface,
                 options.port,
-                endpoint.mode()
+                endpoint.mode(),
+                approximate(landing.len),
+                approximate(landing.len_max),
+                approximate(landing.address_max)
             ),
         );
-        let receiver = Receiver::new(output, policy);
+        let max_bytes = options.max_bytes.map_or(u64::MAX, ByteSize::bytes);
+        let receiver = Receiver::new(output, policy).max_bytes(max_bytes);
         let options = options.clone();
         Ok(Tool {
             endpoint,
@@ -197,6 +238,7 @@ impl Tool {
             let now = Instant::now();
             match self.endpoint.try_recv() {
                 Ok(Some(message)) => self.take(message, now),
+                Ok(None) if self.receiver.is_closing() => self.endpoint.wait(DISK_MAX),
                 Ok(None) => self.endpoint.wait(IDLE_MAX),
                 Err(error @ RecvError::Incomplete { peer, .. }) => {
                     self.receiver
@@ -204,7 +246,7 @@ impl Tool {
                 }
                 Err(error) => return Err(Failure::new(cli::chain(&error))),
             }
-            self.receiver.poll_timeout(now);
+            self.receiver.poll_timeout(now, self.options.link.patience);
             self.send_replies();
             self.tell();
             let endpoint = &self.endpoint;
@@ -232,8 +274,11 @@ impl Tool {
             // Its place in the table of peers was taken by another; it can neither be judged nor answered.
             return receiver.note_stray(tag);
         };
-        // A sender that waits for the end of a long write must not think that we are gone.
-        let transfer = TransferId::from_data_tag(tag).map(|(transfer, _)| transfer);
+        // A sender that waits for the end of a long write, or of reading what is there, must not think that we are gone.
+        let transfer = match tag {
+            CONTROL_TAG => Control::parse(&message).ok().map(|control| control.transfer()),
+            _ => TransferId::from_data_tag(tag).map(|(transfer, _)| transfer),
+        };
         let mut speak_at = now + REPEAT_EVERY;
         let mut between = || {
             endpoint.poll();
@@ -265,8 +310,12 @@ impl Tool {
                 Err(error) => self.tell_refusal(&format!("cannot answer: {}", cli::chain(&error))),
             }
         }
-        // The receiver confirms what it gets; nobody here waits for it.
-        while self.endpoint.try_completion().is_some() {}
+        // Nobody here waits for confirmations, but who confirms nothing any more is not there.
+        while let Some(completion) = self.endpoint.try_completion() {
+            if completion.outcome == Outcome::TimedOut {
+                self.receiver.on_gone(completion.peer, Instant::now());
+            }
+        }
     }
 
     /// Tells the user what happened, on standard error.
@@ -329,6 +378,7 @@ impl Tool {
         let mut report = Report {
             transfers: totals.transfers,
             failed_transfers: totals.failed_transfers,
+            resumed_bytes: totals.resumed_bytes,
             wire: match totals.wires {
                 [false, false] => None,
                 [true, false] => Some("lm"),

@@ -17,6 +17,8 @@ pub struct Report {
     pub bytes: u64,
     /// Those messages.
     pub messages: u64,
+    /// Bytes that the receiver had of an earlier transfer, verified, and that were not sent again.
+    pub resumed_bytes: u64,
     /// Transfers that ended complete.
     pub transfers: u64,
     /// Transfers that were begun and did not end complete.
@@ -43,6 +45,12 @@ pub struct Report {
     pub missing_bytes: u64,
     /// How often the receiver asked for the manifest of a message, because what came differed from its digest.
     pub manifests_requested: u64,
+    /// Receiver: landing memory in bytes, the most that it may become, and the most of that for messages under way from one address.
+    pub landing_memory: u64,
+    /// As said there.
+    pub landing_memory_max: u64,
+    /// As said there.
+    pub landing_memory_address_max: u64,
     /// Completion time per message in microseconds. Sender: from handing the message over to the receiver's confirmation.
     /// Receiver: from the announcement or first packet to delivery. `null` when nothing was measured.
     pub latency_us: LatencySummary,
@@ -93,6 +101,9 @@ impl fmt::Display for Report {
         )?;
         if self.failed_transfers > 0 {
             write!(f, ", {} failed", self.failed_transfers)?;
+        }
+        if self.resumed_bytes > 0 {
+            write!(f, "\n{} were there already", approximate(self.resumed_bytes))?;
         }
         write!(f, "\n{:.3} s, {:.3} Gbit/s", self.seconds, self.gbit_per_s)?;
         write!(f, "\nmode {}, wire {}", self.mode, self.wire.unwrap_or("none"))?;
@@ -189,6 +200,9 @@ mod tests {
                 "failed_transfers",
                 "fragments_one_copy",
                 "gbit_per_s",
+                "landing_memory",
+                "landing_memory_address_max",
+                "landing_memory_max",
                 "latency_us",
                 "manifests_requested",
                 "messages",
@@ -197,6 +211,7 @@ mod tests {
                 "mode",
                 "page_end_fragments",
                 "restored_bytes",
+                "resumed_bytes",
                 "seconds",
                 "transfers",
                 "user_copied_bytes",

@@ -71,13 +71,13 @@ impl Arena {
     }
 
     /// Regions taken and not given back.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
     /// Whether everything is free, and one piece.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn is_whole(&self) -> bool {
         self.free.len() <= 1 && self.free.iter().map(|gap| gap.len).sum::<u64>() == self.len
     }
@@ -91,17 +91,30 @@ impl Arena {
     /// Takes a region of at least `len` bytes and returns its UMEM address, or `None` when no gap is long
     /// enough or the bound on regions is reached.
     pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
+        self.allocate_in(len, 0, u64::MAX)
+    }
+
+    /// The same, from UMEM address `from` on and below `end`.
+    pub(crate) fn allocate_in(&mut self, len: u64, from: u64, end: u64) -> Option<u64> {
         if self.live == self.live_max {
             return None;
         }
         let want = pages_len(len.max(1));
-        let at = self.free.iter().position(|gap| gap.len >= want)?;
+        let from = pages_len(from);
+        let fits = |gap: &Extent| gap.start.max(from).saturating_add(want) <= end.min(gap.start + gap.len);
+        let at = self.free.iter().position(fits)?;
         let gap = &mut self.free[at];
-        let start = gap.start;
-        gap.start += want;
-        gap.len -= want;
-        if gap.len == 0 {
-            self.free.remove(at);
+        let start = gap.start.max(from);
+        let behind = Extent {
+            start: start + want,
+            len: gap.start + gap.len - (start + want),
+        };
+        gap.len = start - gap.start;
+        match (gap.len, behind.len) {
+            (0, 0) => drop(self.free.remove(at)),
+            (0, _) => *gap = behind,
+            (_, 0) => {}
+            _ => self.free.insert(at + 1, behind),
         }
         self.live += 1;
         Some(start)
@@ -172,6 +185,23 @@ mod tests {
         assert_eq!(arena.allocate(1), None);
         arena.free(PAGE_LEN, 1 << 30);
         assert_eq!(arena.allocate(1), Some(PAGE_LEN));
+    }
+
+    #[test]
+    fn a_region_lies_where_it_is_to_lie() {
+        let mut arena = Arena::new(0, 8 * PAGE_LEN, 4);
+        assert_eq!(
+            arena.allocate_in(PAGE_LEN, 4 * PAGE_LEN, u64::MAX),
+            Some(4 * PAGE_LEN)
+        );
+        assert_eq!(arena.allocate_in(4 * PAGE_LEN, 4 * PAGE_LEN, u64::MAX), None);
+        assert_eq!(arena.allocate_in(2 * PAGE_LEN, 0, 2 * PAGE_LEN), Some(0));
+        assert_eq!(arena.allocate_in(PAGE_LEN, 0, 2 * PAGE_LEN), None);
+        assert_eq!(arena.allocate(3 * PAGE_LEN), Some(5 * PAGE_LEN));
+        for (start, len) in [(4, 1), (0, 2), (5, 3)] {
+            arena.free(start * PAGE_LEN, len * PAGE_LEN);
+        }
+        assert!(arena.is_whole());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter};
-use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -24,7 +24,7 @@ const SNAP_LEN: u32 = 65_535;
 
 /// A pcap file being written. Errors end the capture and are kept for the end.
 pub(crate) struct Capture {
-    writer: Option<PcapWriter<BufWriter<File>>>,
+    writer: Option<PcapWriter<BufWriter<Arc<File>>>>,
     error: Option<io::Error>,
 }
 
@@ -37,8 +37,8 @@ impl std::fmt::Debug for Capture {
 }
 
 impl Capture {
-    /// Creates the file (nanosecond time stamps, Ethernet frames).
-    pub(crate) fn create(path: &Path) -> io::Result<Capture> {
+    /// Begins to write (nanosecond time stamps, Ethernet frames).
+    pub(crate) fn new(file: Arc<File>) -> Capture {
         let header = PcapHeader {
             snaplen: SNAP_LEN,
             datalink: DataLink::ETHERNET,
@@ -46,12 +46,12 @@ impl Capture {
             endianness: Endianness::native(),
             ..PcapHeader::default()
         };
-        let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
-        let writer = PcapWriter::with_header(file, header).map_err(io::Error::other)?;
-        Ok(Capture {
-            writer: Some(writer),
-            error: None,
-        })
+        let file = BufWriter::with_capacity(1 << 20, file);
+        let (writer, error) = match PcapWriter::with_header(file, header) {
+            Ok(writer) => (Some(writer), None),
+            Err(error) => (None, Some(io::Error::other(error))),
+        };
+        Capture { writer, error }
     }
 
     /// A packet that goes to the TX ring.

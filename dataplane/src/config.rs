@@ -1,8 +1,10 @@
 //! What an application chooses when it opens an endpoint, and the bounds that nobody chooses.
 
+use std::fs::File;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
@@ -146,7 +148,8 @@ pub struct EndpointConfig {
     pub window_fragments: u32,
     /// Longest message to accept, in bytes.
     pub max_message_len: u64,
-    /// Landing memory taken at the start, in bytes; more is taken when a sender is admitted that needs it.
+    /// Landing memory taken at the start, in bytes; more is taken when a sender is admitted that needs it, up to what
+    /// [`Endpoint::landing_memory`](crate::Endpoint::landing_memory) says.
     /// 0 = this endpoint receives no large messages.
     pub landing_len: u64,
     /// Memory for messages being sent, in bytes.
@@ -167,8 +170,11 @@ pub struct EndpointConfig {
     pub in_order: bool,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
-    /// A message without progress for so long is reported as incomplete.
-    pub message_timeout: Duration,
+    /// For how long a peer may be silent, a message without progress, or the interface down, before messages are given up as incomplete
+    /// or timed out, sessions end, and the endpoint reports its link. A session that this endpoint sends in lasts for its lease at
+    /// least (5 s); a silent one that it granted gives way after its lease to whoever wants its place. A peer whose host answers
+    /// that nobody listens there is borne for 5 s at most.
+    pub patience: Duration,
     /// What this endpoint does so that nobody takes what it sends for something else. What it receives has what its senders
     /// chose. Sessions with `ipfrag` are without, unless they land in zero-copy mode.
     pub integrity: Integrity,
@@ -180,12 +186,12 @@ pub struct EndpointConfig {
     pub exclusive: bool,
     /// What to do when there is nothing to do.
     pub idle: IdleStrategy,
-    /// Write every packet of this endpoint to a pcap file.
-    pub capture: Option<PathBuf>,
+    /// Write every packet of this endpoint to this file, as pcap.
+    pub capture: Option<Arc<File>>,
     /// Who holds the gate and speaks the admission protocol.
     pub admission: Admission,
-    /// Senders' addresses in CIDR notation that a daemon may grant sessions to, none: everybody's. An endpoint that holds its gate itself
-    /// asks its [`Admit`](lm_protocol::session::Admit) instead.
+    /// Who may send here, by whichever way: addresses in CIDR notation, none: everybody's. A peer that this endpoint connected to may answer.
+    /// On which terms a sender's messages land, an endpoint that holds its gate itself asks its [`Admit`](lm_protocol::session::Admit).
     pub allow: Vec<(Ipv4Addr, u8)>,
 }
 
@@ -196,10 +202,21 @@ pub enum Admission {
     /// names), else the endpoint itself.
     #[default]
     Auto,
-    /// The endpoint itself, which needs the privileges: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF. Zero-copy mode is had only so.
+    /// The endpoint itself, which needs the privileges: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK. Zero-copy mode is had only so.
     Embedded,
     /// The daemon that listens there (`lm-admissiond`).
     Daemon(PathBuf),
+}
+
+impl EndpointConfig {
+    /// Whether a sender at this address is one of those that may send here.
+    pub(crate) fn allows(&self, ip: Ipv4Addr) -> bool {
+        let covers = |&(network, len): &(Ipv4Addr, u8)| {
+            let differ = network.to_bits() ^ ip.to_bits();
+            differ.checked_shr(32 - u32::from(len.min(32))).unwrap_or(0) == 0
+        };
+        self.allow.is_empty() || self.allow.iter().any(covers)
+    }
 }
 
 impl Default for EndpointConfig {
@@ -220,7 +237,7 @@ impl Default for EndpointConfig {
             poll_queues: true,
             in_order: true,
             huge_pages: HugePages::Auto,
-            message_timeout: Duration::from_secs(2),
+            patience: Duration::from_secs(2),
             integrity: Integrity::Manifest,
             exclusive: false,
             idle: IdleStrategy::default(),
@@ -270,7 +287,7 @@ pub struct ConnectOptions {
     /// most (one packet more where messages of one fragment go as well). Repeated fragments and small messages count;
     /// acknowledgements and other control packets do not.
     ///
-    /// A receiver gives a message up that brings no packet for its `message_timeout`: full packets should leave more
+    /// A receiver gives a message up that brings no packet for its `patience`: full packets should leave more
     /// often than that.
     pub rate: Option<NonZeroU64>,
 }

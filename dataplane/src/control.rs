@@ -14,8 +14,9 @@ use lm_protocol::wire::lm::LmError;
 
 use crate::channel::Transmit;
 use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
-use crate::engine::{Engine, time};
+use crate::engine::{Engine, LandingSide, time};
 use crate::error::ConnectError;
+use crate::introductions::Back;
 use crate::nic::{ChannelConfig, Nic, NicError};
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
@@ -96,7 +97,18 @@ impl<N: Nic> Engine<N> {
     ) {
         let now = time(now_ns);
         match parsed {
+            Ok((_, ControlMessage::Challenge(challenge))) => {
+                self.take_challenge(port, from, &challenge, now_ns);
+            }
+            Ok((_, ControlMessage::Proof(proof))) => self.take_proof(from, &proof, None, now_ns),
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
+                if let ControlMessage::Request(request) = &message {
+                    let data = SocketAddrV4::new(*from.ip(), request.data_port);
+                    let back = Back::Datagram(port, from, request_id);
+                    if !self.hears(data, request.sender_id, &back, now_ns) {
+                        return;
+                    }
+                }
                 let Some(mut grants) = self.grants.take() else {
                     self.reject(Fault::Answer, from);
                     return;
@@ -176,8 +188,25 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// The peer that is being asked for a session at this address.
+    pub(crate) fn asked_at(&mut self, to: SocketAddrV4) -> Option<u16> {
+        let mut asked = self.applying.iter_mut();
+        asked.find_map(|applying| applying.applicant_at(to).is_some().then_some(applying.peer))
+    }
+
+    /// Repeats requests to this address by this port at once.
+    pub(crate) fn ask_again(&mut self, port: Port, to: SocketAddrV4, now_ns: u64) {
+        for applying in self.applying.iter_mut().filter(|applying| applying.port == port) {
+            if let Some(applicant) = applying.applicant_at(to) {
+                applicant.hurry(time(now_ns));
+            }
+        }
+        self.drive_admission(now_ns);
+    }
+
     /// ICMP says that nobody listens on a port.
     pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
+        self.peers.refused(by, self.now_ns);
         for applying in &mut self.applying {
             if let Some(applicant) = applying.applicant_at(by) {
                 applicant.handle_refused();
@@ -206,10 +235,12 @@ impl<N: Nic> Engine<N> {
         // The last credit may have been lost, or be behind us.
         let outbound = self.peers.at(index).outbound.as_mut();
         let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended.delivered).is_ok());
-        if !is_plausible {
+        if is_plausible {
+            self.lose_session(index, now_ns);
+        } else {
             self.reject(Fault::Ended, from);
+            self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         }
-        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
         Some(is_plausible)
     }
 
@@ -244,7 +275,11 @@ impl<N: Nic> Engine<N> {
             integrity: self.config.integrity,
         };
         let request_id = random_u64() as u32;
-        self.peers.at(index).applying = true;
+        let peer = self.peers.at(index);
+        peer.applying = true;
+        if !options.one_copy || peer.options.is_none() {
+            peer.options = Some(*options);
+        }
         let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
         let (to, port) = self.peers.at(index).admission(options.one_copy);
         let receiver = self.peers.at(index).data;
@@ -439,9 +474,15 @@ impl<N: Nic> Engine<N> {
     /// receiver's; the receiver says which in its grant. Other devices spread by what is in the packet.
     fn transmit_for(&mut self, hint: Option<u16>) -> Result<usize, ConnectError> {
         let Some(queue) = hint.filter(|_| self.fixed.veth) else {
-            return Ok(self.landing.as_ref().map_or(0, |landing| landing.transmit));
+            let landing = self.landing.as_ref().filter(|landing| landing.is_open);
+            return Ok(landing.map_or(0, |landing| landing.transmit));
         };
         let queue = u32::from(queue);
+        // A landing channel that was lost gets its queue again. What we send meanwhile comes to another one of the receiver.
+        let is_lost = |landing: &LandingSide| landing.queue == queue && !landing.is_open;
+        if self.landing.as_ref().is_some_and(is_lost) {
+            return Ok(0);
+        }
         if let Some(found) = self.transmit.iter().position(|transmit| transmit.queue == queue) {
             return Ok(found);
         }
@@ -488,8 +529,42 @@ impl<N: Nic> Engine<N> {
         self.withdraw(index, false, now_ns);
     }
 
+    /// The receiver ended the session that messages to a peer go by. If nothing was under way, its place was wanted by others: it is asked
+    /// for again, and messages go by the one-copy path until it is granted.
+    pub(crate) fn lose_session(&mut self, index: u16, now_ns: u64) {
+        let peer = self.peers.at(index);
+        let was_unused = (peer.outbound.as_ref()).is_some_and(|outbound| outbound.unsettled() == 0);
+        let options = peer.options.filter(|_| was_unused && !peer.applying);
+        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        if let Some(options) = options.filter(|_| self.peers.at(index).outbound.is_none()) {
+            self.counters.sessions_lost += 1;
+            self.peers.at(index).reopening = true;
+            self.apply(index, &options, now_ns);
+        }
+    }
+
+    /// Takes the outcome of sessions that are asked for again.
+    pub(crate) fn look_at_reopening(&mut self, now_ns: u64) {
+        let reopening = |applying: &Applying| applying.peer;
+        let mut asked: Vec<u16> = self.applying.iter().map(reopening).collect();
+        asked.retain(|&index| self.peers.at(index).reopening);
+        for index in asked {
+            if let Some(outcome) = self.application_outcome(index, now_ns) {
+                self.peers.at(index).reopening = false;
+                if let Err(error) = outcome {
+                    tracing::warn!(to = %self.peers.at(index).data, "no session any more: {error}");
+                }
+            }
+        }
+    }
+
     /// Tells the receiver that its session is over, until it confirms.
     pub(crate) fn end_session(&mut self, index: u16, now_ns: u64) {
+        self.peers.at(index).options = None;
+        if std::mem::take(&mut self.peers.at(index).reopening) {
+            self.withdraw(index, false, now_ns);
+            self.withdraw(index, true, now_ns);
+        }
         self.end_successor(index, now_ns);
         let Some(outbound) = &self.peers.at(index).outbound else {
             return;

@@ -43,11 +43,15 @@ drops! {
     request_refused,
     /// A credit, an acknowledgement, a request for fragments or the end of a session that no honest peer sends.
     implausible,
+    /// A small message or a request from an address that may not send here.
+    not_allowed,
     /// An eager message that had arrived before.
     eager_duplicate,
     /// An eager message before which another is missing.
     eager_out_of_order,
-    /// An announcement that is not the next one, or asks for more than was granted.
+    /// An announcement, or a word how much was sent, before which an announcement is missing: that was lost, or is late, and comes again.
+    announcement_early,
+    /// An announcement that no sender makes who keeps to what was granted.
     announcement_refused,
     /// A fragment of no session of ours that the gate did not accept.
     fragment_passed,
@@ -155,6 +159,8 @@ pub struct Counters {
     pub control_packets: u64,
     /// Packets other than fragments that were of use.
     pub packets_used: u64,
+    /// Small messages and requests from addresses that are not known: their senders are challenged, and repeat them.
+    pub challenged: u64,
     /// Credit packets sent.
     pub credits_sent: u64,
     /// Times that no general frame was free for a datagram of the kernel's socket.
@@ -167,6 +173,8 @@ pub struct Counters {
     pub messages_one_copy: u64,
     /// Sessions of ours that began by the one-copy path and land since their request was granted.
     pub sessions_changed_over: u64,
+    /// Sessions of ours that their receiver ended while nothing was under way, because others waited for the place: each was asked for again.
+    pub sessions_lost: u64,
     /// Sessions granted to senders.
     pub sessions_granted: u64,
     /// Those of them that were by the one-copy path.
@@ -175,10 +183,15 @@ pub struct Counters {
     pub sessions_ended: u64,
     /// Sessions that were to land and go on by the one-copy path, because their fragments never reached the landing queue.
     pub sessions_astray: u64,
-    /// Times that the landing channel could not be built anew after a session was given up.
+    /// Sessions that go on by the one-copy path without their place, which others waited for while nothing came of their message.
+    pub sessions_set_aside: u64,
+    /// Times that the landing channel was lost, since its socket could not be replaced: sessions go on by the one-copy path, and it is tried
+    /// again.
     pub landing_lost: u64,
+    /// Times that landing memory was made longer.
+    pub landing_grown: u64,
     /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for another
-    /// sender's longer messages, and in zero-copy mode after a violation.
+    /// sender's longer messages while nothing was under way, and in zero-copy mode after a violation.
     pub landing_rebuilt: u64,
     /// Violations of the pairing invariant.
     pub violations: Violations,

@@ -50,7 +50,7 @@ impl TransmitFrames {
     }
 
     /// Frames that are free now.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn available(&self) -> usize {
         self.pool.available()
     }

@@ -16,6 +16,7 @@ use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
 use crate::idle::{Idle, IdleStep};
 use crate::interface::Interface;
 use crate::kernel::KernelNic;
+use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
 use crate::nic::{EffectiveMode, Nic};
 use crate::outbound::{Completion, SendToken};
@@ -381,7 +382,7 @@ impl Endpoint {
     }
 
     fn check_link(&mut self) -> Result<(), SendError> {
-        match self.engine.wake_error.take() {
+        match self.engine.link.take_error() {
             Some(_) => Err(SendError::Link),
             None => Ok(()),
         }
@@ -453,6 +454,11 @@ impl Endpoint {
             |_| Vec::new(),
             |found| found.iter().map(|(v, n)| (v.name(), n)).collect(),
         )
+    }
+
+    /// How much landing memory there is, and may be.
+    pub fn landing_memory(&self) -> LandingMemory {
+        self.engine.landing_memory()
     }
 
     /// Position of the landing arena in the UMEM, in bytes: every message of many fragments lies in it.

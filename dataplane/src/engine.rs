@@ -42,7 +42,9 @@ use crate::eager::TransmitFrames;
 use crate::error::RecvError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
+use crate::introductions::Introductions;
 use crate::landing::{Inbound, Sessions, Zone};
+use crate::link::Link;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::nic::{ModeRequest, Nic};
@@ -58,7 +60,7 @@ use crate::ring::{FillRing, RxRing};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
 use crate::udp::Port;
-use crate::xsk::{WakeError, XdpStatistics};
+use crate::xsk::XdpStatistics;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.
@@ -110,6 +112,10 @@ pub(crate) struct LandingSide {
     pub(crate) sessions: Sessions,
     pub(crate) statistics: XdpStatistics,
     pub(crate) registered_len: u64,
+    /// It has a socket. If not, nothing lands until it has one again.
+    pub(crate) is_open: bool,
+    /// When memory to land in was last wanted that could not be had, or a socket; and memory for the one-copy path.
+    pub(crate) failed_ns: [Option<u64>; 2],
     /// Index into `Engine::transmit`.
     pub(crate) transmit: usize,
     /// The driver was woken since the channel was opened.
@@ -208,6 +214,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) next_token: u64,
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
+    pub(crate) introductions: Introductions,
     pub(crate) capture: Option<Capture>,
     /// Finds out what the device writes; `None` when that is known.
     pub(crate) footprint: Option<Probe>,
@@ -229,7 +236,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) hurried: u32,
     /// The clock argument of the round that is running.
     pub(crate) now_ns: u64,
-    pub(crate) wake_error: Option<WakeError>,
+    pub(crate) link: Link,
     /// What the admission daemon does for us, where there is one.
     pub(crate) stewarded: Stewarded,
 }
@@ -453,7 +460,9 @@ impl<N: Nic> Engine<N> {
                 // Which entry comes next is not known any more. What the digests have proved stays.
                 self.counters.violations.count(violation);
                 let registered_len = landing.registered_len;
-                self.rebuild_under_sessions(registered_len);
+                if let Err(what) = self.rebuild_under_sessions(registered_len) {
+                    tracing::debug!("the landing channel is not built anew: {what}");
+                }
                 return 1;
             }
             Err(violation) => {
@@ -641,7 +650,7 @@ impl<N: Nic> Engine<N> {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
                 if let Err(error) = self.nic.wake_rx(queue) {
-                    self.wake_error = Some(error);
+                    self.link.failed(error);
                 }
             }
         }
@@ -689,7 +698,7 @@ impl<N: Nic> Engine<N> {
                 }
                 count += sent;
                 if let Err(error) = way.channel.flush(&mut self.nic) {
-                    self.wake_error = Some(error);
+                    self.link.failed(error);
                 }
             }
             self.counters.user_copied_bytes += way.copied.bytes;
@@ -716,7 +725,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn flush(&mut self) {
         for channel in &mut self.transmit {
             if let Err(error) = channel.flush(&mut self.nic) {
-                self.wake_error = Some(error);
+                self.link.failed(error);
             }
         }
     }
@@ -725,6 +734,18 @@ impl<N: Nic> Engine<N> {
     /// there is none. `false`: no room now; try again in a later round.
     pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
         let peer = self.peers.at(peer);
+        let (addressing, data) = (peer.addressing, peer.data);
+        self.send_packet_to(&addressing, data, header, payload)
+    }
+
+    /// The same to an address that no peer need have.
+    pub(crate) fn send_packet_to(
+        &mut self,
+        addressing: &Addressing,
+        data: SocketAddrV4,
+        header: &LmHeader,
+        payload: &[u8],
+    ) -> bool {
         let general = self.general.as_ref().map(|general| general.transmit);
         if let Some(general) = general
             && self.transmit[general].room() == 0
@@ -735,8 +756,7 @@ impl<N: Nic> Engine<N> {
             return false;
         };
         let mut headers = [0u8; 128];
-        let header_len = peer
-            .addressing
+        let header_len = addressing
             .write_headers(&mut headers, header, payload.len())
             .expect("128 bytes hold any header");
         let trailer = Trailer::new(header, payload, self.nic.local());
@@ -765,7 +785,7 @@ impl<N: Nic> Engine<N> {
             None => {
                 let skip = (header_len - HEADER_LEN) as u32;
                 let datagram = (address + u64::from(skip), len - skip);
-                let sent = Self::send_by_socket(&mut self.nic, &self.umem, peer.data, datagram);
+                let sent = Self::send_by_socket(&mut self.nic, &self.umem, data, datagram);
                 self.transmit_frames.put(frame);
                 sent
             }

@@ -33,13 +33,6 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The capture file.
-    Capture {
-        /// Its path.
-        path: std::path::PathBuf,
-        /// What the file system said.
-        source: io::Error,
-    },
     /// The admission daemon of this host.
     Daemon(DaemonError),
     /// Zero-copy mode was demanded where it must not be used.
@@ -60,13 +53,6 @@ impl fmt::Display for OpenError {
                 write!(
                     f,
                     "cannot map {len} bytes of packet memory ({source}); ask for less, or free memory"
-                )
-            }
-            OpenError::Capture { path, source } => {
-                write!(
-                    f,
-                    "cannot write the capture file {} ({source}); choose another path",
-                    path.display()
                 )
             }
             OpenError::Daemon(error) => error.fmt(f),
@@ -204,7 +190,8 @@ impl fmt::Display for ConnectError {
                 RejectReason::NoMemory => {
                     write!(
                         f,
-                        "{peer} has not enough memory for messages of this size; send smaller ones"
+                        "{peer} has not enough memory for messages of this size; send smaller ones (--message-size), or give it more: \
+                         it says what it lacks"
                     )
                 }
                 RejectReason::NoReceiver => {

@@ -10,7 +10,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
-    Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms,
+    Admit, Application, Aside, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms, Unused,
 };
 use lm_protocol::time::Time;
 
@@ -63,7 +63,19 @@ impl Grants {
             Port::Control => self.grantor.as_mut()?,
             Port::Data => &mut self.one_copy,
         };
-        grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine)
+        let reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
+        let is_busy =
+            matches!(&reply, Some(ControlMessage::Reject(reject)) if reject.reason == RejectReason::Busy);
+        if is_busy
+            && port == Port::Control
+            && !engine.has_place()
+            && grantor.make_way(now, engine) == 0
+            && let Some((peer, number, ended)) = grantor.displace(now, engine)
+        {
+            // Whoever asked repeats it.
+            engine.send_control(port, peer, number, &ControlMessage::Ended(ended));
+        }
+        reply
     }
 
     /// All grantors, and the ports by which their senders are told.
@@ -166,13 +178,33 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// A peer began anew: what an earlier incarnation had with us is over, and nobody is left to be told. What a daemon granted, it ends.
+    pub(crate) fn end_sessions_of(&mut self, peer: PeerId) {
+        let (Some(landing), Some(mut grants)) = (&self.landing, self.grants.take()) else {
+            return;
+        };
+        let is_its = |inbound: &&Inbound| inbound.terms.peer == peer;
+        let keys: Vec<u64> = (landing.sessions.iter().filter(is_its))
+            .map(|inbound| inbound.terms.key)
+            .collect();
+        for key in keys {
+            for (_, grantor) in grants.all() {
+                grantor.close(key, self);
+            }
+        }
+        self.grants = Some(grants);
+    }
+
     /// Runs the leases of sessions that we granted.
     pub(crate) fn expire_leases(&mut self, now_ns: u64) {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        for (_, grantor) in grants.all() {
+        for (port, grantor) in grants.all() {
             grantor.expire(time(now_ns), self);
+            while let Some((peer, number, ended)) = grantor.recall(time(now_ns), self) {
+                self.send_control(port, peer, number, &ControlMessage::Ended(ended));
+            }
         }
         self.grants = Some(grants);
     }
@@ -216,8 +248,17 @@ impl<N: Nic> Engine<N> {
         })
     }
 
+    /// Whether the landing queue has a place for one more session.
+    fn has_place(&self) -> bool {
+        let is_alone = self.fixed.zero_copy;
+        self.landing.as_ref().is_some_and(|landing| {
+            let sessions = &landing.sessions;
+            sessions.free_place(false).is_some() && !(is_alone && sessions.admits_any())
+        })
+    }
+
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
-    /// moderate amount, and always for one whole message.
+    /// moderate amount.
     pub(crate) fn landing_len_for(&self, zone_len: u64, messages_in_flight: u32) -> u64 {
         let zone = pages_len(zone_len);
         let shared = zone
@@ -252,7 +293,7 @@ impl<N: Nic> Engine<N> {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
         let messages_in_flight = messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.grow_landing(self.landing_len_for(zone_len, messages_in_flight))?;
+        self.provide_memory(*from.ip(), zone_len, messages_in_flight, one_copy)?;
         let addressing = self.addressing_to(from, mac);
         let Some(index) = self.peers.find_or_add(from, &addressing, self.now_ns) else {
             return Err(Refusal::busy(Duration::from_millis(100)));
@@ -309,6 +350,7 @@ impl<N: Nic> Engine<N> {
             in_order: self.config.in_order,
             max_message_len: request.max_message_len,
             registered_len: 0,
+            memory_max: self.landing_memory().address_max,
             one_processor: self.fixed.one_processor,
             one_copy: false,
             admission,
@@ -359,9 +401,13 @@ impl<N: Nic> Engine<N> {
             return 0;
         };
         let queue = landing.queue;
-        let Some(place) = landing.sessions.keyed(key).map(|inbound| inbound.place()) else {
+        let Some(inbound) = landing.sessions.with_key(key) else {
             return 0;
         };
+        if inbound.terms.one_copy {
+            return self.close_one_copy(key);
+        }
+        let place = inbound.place();
         // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
         // While others go on nobody waits for that: what comes late belongs to nobody then.
         let last = landing.sessions.admitted().count() == 1;
@@ -390,16 +436,14 @@ impl<N: Nic> Engine<N> {
         };
         // I1: nothing of them is free before every posted entry was used.
         landing.sessions.entries.quarantine_all(zones);
-        if !last || !is_quiet || (idle && landing.sessions.entries.are_used()) {
+        if !last || !is_quiet || !landing.is_open || (idle && landing.sessions.entries.are_used()) {
             landing.sessions.entries.free_quarantined(&mut landing.arena);
         } else {
             let registered_len = landing.registered_len;
             self.flush();
-            if self.rebuild_landing(registered_len).is_err() {
-                // Without a landing channel every later request is refused as unsupported; the zones stay
-                // quarantined.
-                self.counters.landing_lost += 1;
-                return delivered;
+            if let Err(error) = self.rebuild_landing(registered_len) {
+                // If it is as it was, the zones stay quarantined until their entries are used.
+                tracing::debug!("the landing channel is not built anew: {error}");
             }
         }
         delivered
@@ -470,10 +514,24 @@ impl<N: Nic> Landing for Engine<N> {
         installed.map(|()| granted)
     }
 
+    fn unused(&self, session: &Session) -> Option<Unused> {
+        let sessions = &self.landing.as_ref()?.sessions;
+        let inbound = sessions.with_key(session.grant.session_key)?;
+        let is_idle = inbound.is_idle();
+        let since_ns = match (is_idle, inbound.stalled_ns(self.now_ns)) {
+            (true, _) => inbound.progress_ns,
+            (false, 0) => return None,
+            (false, stalled_ns) => self.now_ns - stalled_ns,
+        };
+        let since = time(since_ns);
+        Some(Unused { since, is_idle })
+    }
+
+    fn set_aside(&mut self, session: &Session) -> Aside {
+        self.leave_place(session.grant.session_key)
+    }
+
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        match session.grant.landing_queue {
-            ONE_COPY_QUEUE => self.close_one_copy(session.grant.session_key),
-            _ => self.close_landing(session.grant.session_key, reason == CloseReason::Local),
-        }
+        self.close_landing(session.grant.session_key, reason == CloseReason::Local)
     }
 }

@@ -23,7 +23,7 @@ use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic
 use crate::queue_poll::QueuePoller;
 use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
-use crate::xsk::{BindMode, WakeError, XdpStatistics, Xsk, XskConfig, XskOptions};
+use crate::xsk::{BindMode, Prepared, WakeError, XdpStatistics, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
 
 /// The daemon's socket is looked at this often without a sign that it has something.
@@ -84,6 +84,8 @@ pub struct KernelNic {
     device: Option<Device>,
     /// As [`Nic::land_in_copy_mode`].
     lands_in_copy_mode: bool,
+    /// As [`Nic::prepare_channel`].
+    prepared: Option<(ChannelConfig, Prepared)>,
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
@@ -140,6 +142,7 @@ impl KernelNic {
             mode: config.mode,
             device: config.device,
             lands_in_copy_mode: false,
+            prepared: None,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
             poll: Vec::with_capacity(lm_ebpf::layout::QUEUES as usize + 3),
@@ -230,6 +233,34 @@ impl KernelNic {
         self.channels.get(queue as usize)?.as_ref().map(|open| &open.xsk)
     }
 
+    fn xsk_config<'a>(
+        &self,
+        config: &ChannelConfig,
+        mapping: &'a Arc<Mapping>,
+    ) -> (XskConfig<'a>, XskOptions) {
+        let xsk_config = XskConfig {
+            interface_index: self.interface_index,
+            queue: config.queue,
+            mapping,
+            registered_len: config.registered_len,
+            chunk_len: self.chunk_len,
+            fill_len: config.fill_len,
+            completion_len: config.completion_len,
+            rx_len: config.rx_len,
+            tx_len: config.tx_len,
+            bind: match config.role {
+                Role::Landing if self.lands_in_copy_mode => BindMode::Copy,
+                _ => self.mode.bind_mode(),
+            },
+            need_wakeup: true,
+        };
+        let options = XskOptions {
+            multi_buffer: self.multi_buffer,
+            ..XskOptions::default()
+        };
+        (xsk_config, options)
+    }
+
     /// Takes the queue out of the gate and closes the descriptor; the rings still keep the socket.
     fn detach(&mut self, queue: u32) -> Result<(), NicError> {
         if self.slot(queue)?.is_none() {
@@ -277,29 +308,16 @@ impl Nic for KernelNic {
         if self.slot(queue)?.is_some() {
             return Err(NicError::ChannelOpen { queue });
         }
-        let xsk_config = XskConfig {
-            interface_index: self.interface_index,
-            queue,
-            mapping: &self.mapping,
-            registered_len: config.registered_len,
-            chunk_len: self.chunk_len,
-            fill_len: config.fill_len,
-            completion_len: config.completion_len,
-            rx_len: config.rx_len,
-            tx_len: config.tx_len,
-            bind: match config.role {
-                Role::Landing if self.lands_in_copy_mode => BindMode::Copy,
-                _ => self.mode.bind_mode(),
-            },
-            need_wakeup: true,
-        };
+        let prepared = self.prepared.take_if(|(ready, _)| ready == config);
+        let mapping = self.mapping.clone();
+        let (xsk_config, options) = self.xsk_config(config, &mapping);
         let (xsk, rings, log) = match &mut self.authority {
             Authority::Own(gate) => {
-                let options = XskOptions {
-                    multi_buffer: self.multi_buffer,
-                    ..XskOptions::default()
+                let prepared = match prepared {
+                    Some((_, prepared)) => prepared,
+                    None => Xsk::prepare(&xsk_config, &options)?,
                 };
-                let (xsk, rings) = Xsk::open_with(&xsk_config, &options)?;
+                let (xsk, rings) = prepared.bind(&xsk_config, &options)?;
                 let mut log = None;
                 if config.role != Role::None {
                     gate.register_xsk(queue, xsk.as_fd())?;
@@ -338,6 +356,18 @@ impl Nic for KernelNic {
         })
     }
 
+    fn prepare_channel(&mut self, config: &ChannelConfig) -> Result<(), NicError> {
+        // A daemon has the privilege to register, and no socket of ours may have the queue when it does.
+        if matches!(self.authority, Authority::Daemon(_)) {
+            return Ok(());
+        }
+        self.prepared = None;
+        let mapping = self.mapping.clone();
+        let (xsk_config, options) = self.xsk_config(config, &mapping);
+        self.prepared = Some((*config, Xsk::prepare(&xsk_config, &options)?));
+        Ok(())
+    }
+
     fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
         // The queue stays, and with it the NAPI instance that its poller has learnt.
         let poller = (self.channels.get_mut(config.queue as usize))
@@ -371,6 +401,10 @@ impl Nic for KernelNic {
     #[inline]
     fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
         self.xsk(queue).ok_or(WakeError::Gone)?.wake_rx()
+    }
+
+    fn is_gone(&self) -> bool {
+        (self.channels.iter().flatten()).any(|open| open.xsk.lost_its_device())
     }
 
     fn statistics(&self, queue: u32) -> io::Result<XdpStatistics> {

@@ -12,7 +12,7 @@
 //!                                 └────┘
 //!            headers of lo' land on the last H bytes of window w
 //! ```
-//! Those tail bytes are saved when `hi` has arrived, the entry of `lo'` is posted only after that, and they are
+//! Those tail bytes are saved when `hi` has arrived and is final, the entry of `lo'` is posted only after that, and they are
 //! put back when `lo'` has its RX descriptor (invariant I5). Everything else needs no copy.
 //!
 //! What makes a message final (I1, I3): the n-th descriptor lies at the n-th posted entry and has the length of the
@@ -59,6 +59,8 @@ use lm_protocol::zone::{ZoneShape, frames_of};
 use crate::arena::Arena;
 use crate::config::IN_FLIGHT_MESSAGES_MAX;
 use crate::engine::time;
+use crate::integrity::PAYLOAD_LEN_MIN;
+use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM};
 use crate::peer::PeerId;
 
 use astray::Astray;
@@ -80,6 +82,9 @@ const BACKOFF_TOLERATED_PERCENT: u32 = 2;
 const ROUND_TRIP_MIN_NS: u64 = 100_000;
 /// Entries beyond what may be on the way, while packets are being lost: enough to the next round.
 const POSTED_SLACK: u32 = 64;
+/// [`InboundTerms::reach`] at most: fragments in the longest chunk, where the first has eight bytes less than others.
+const REACH_MAX: usize =
+    (*CHUNK_LEN_RANGE.end() as usize - PACKET_HEADROOM as usize) / (PAYLOAD_LEN_MIN as usize - 8);
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
 
@@ -153,9 +158,13 @@ struct Arriving {
     base: u64,
     /// Positions (transmit order) whose fill entry is posted, or never will be.
     posted: u32,
-    /// Positions whose fill entry was used, or never will be. Nothing can be written to their places any more but at
-    /// saved tails.
+    /// Positions whose fill entry was used, or never will be.
     consumed: u32,
+    /// Of these, the ones whose places are final (I1): nothing that is posted lets anybody write there but at saved tails. All of them,
+    /// but in zero-copy mode, where the last ones lie within the chunks of the next entries ([`InboundTerms::reach`]).
+    final_to: u32,
+    /// Payload bytes of what lies at the last positions, until these are final; `None`: nothing that belongs there.
+    landed: [Option<u16>; REACH_MAX + 1],
     /// Which fragments are here.
     arrivals: Arrivals,
     /// When to ask for those that are missing.
@@ -200,6 +209,18 @@ impl Arriving {
 
     fn fragment_count(&self) -> u32 {
         self.geometry.fragment_count()
+    }
+
+    /// UMEM address of fragment `index`'s payload.
+    #[inline]
+    fn payload_of(&self, index: u32) -> u64 {
+        self.payload + self.geometry.rx_payload_range(index).start
+    }
+
+    /// What lies at one of the last positions.
+    #[inline]
+    fn landed_at(&mut self, position: u32) -> &mut Option<u16> {
+        &mut self.landed[position as usize % (REACH_MAX + 1)]
     }
 
     /// Packets of the session up to this message's last.
@@ -309,6 +330,8 @@ pub(crate) struct InboundTerms {
     pub(crate) integrity: Integrity,
     pub(crate) max_message_len: u64,
     pub(crate) registered_len: u64,
+    /// Landing memory that messages of its address may take, in bytes.
+    pub(crate) memory_max: u64,
     /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
     pub(crate) one_processor: bool,
     /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
@@ -324,6 +347,16 @@ impl InboundTerms {
         match self.capacity {
             0 => 1,
             capacity => frames_of(geometry.fragment(index).frame_len(), capacity),
+        }
+    }
+
+    /// How many of the entries behind one, in its window, let somebody write where its payload lies. A device may write to a chunk's end;
+    /// the kernel writes a packet that the gate admitted, which ends where the payload begins.
+    #[inline]
+    fn reach(&self) -> u32 {
+        match self.zero_copy {
+            true => (self.chunk_len - PACKET_HEADROOM as u32) / u32::from(self.layout.first_payload_len()),
+            false => 0,
         }
     }
 }
@@ -438,6 +471,8 @@ pub(crate) struct Inbound {
     forgiven: bool,
     /// What is posted next was posted before.
     posts_again: bool,
+    /// Bytes that zones of its next messages may take.
+    may_take: u64,
     evidence: Evidence,
     pub(crate) restored_bytes: u64,
     /// Fragments taken from spare frames, because their places cross a page's end.
@@ -458,6 +493,15 @@ pub(crate) struct Told {
     /// Something changed since, first at `changed_ns`.
     pub(crate) changed: bool,
     pub(crate) changed_ns: u64,
+}
+
+/// Why a sender's announcement, or its word how much it sent, is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Untaken {
+    /// An announcement before it is missing.
+    Early,
+    /// No honest sender says it.
+    Implausible,
 }
 
 /// What a burst of descriptors brought.
@@ -514,6 +558,7 @@ impl Inbound {
             progress_ns: now_ns,
             forgiven: false,
             posts_again: false,
+            may_take: u64::MAX,
             evidence: Evidence::new(&terms, arena),
             restored_bytes: 0,
             page_ends: 0,
@@ -527,17 +572,19 @@ impl Inbound {
         (shape.total_len(), shape.message_start())
     }
 
-    /// Takes an announcement. `false`: not the next one, too many, or longer than was agreed; nothing changed.
-    pub(crate) fn announce(&mut self, number: u32, len: u64, tag: u64, now_ns: u64) -> bool {
-        if number != self.announced
-            || len > self.terms.max_message_len
-            || self.messages.len() as u32 >= self.terms.messages_in_flight
-        {
-            return false;
+    /// Takes the announcement of a message that is not known. If it cannot, nothing changed.
+    pub(crate) fn announce(&mut self, number: u32, len: u64, tag: u64, now_ns: u64) -> Result<(), Untaken> {
+        // A sender has so many messages under way from the first on that we have not settled, which it may not know yet.
+        let is_due = number.wrapping_sub(self.delivered) < self.terms.messages_in_flight;
+        if !is_due || len > self.terms.max_message_len {
+            return Err(Untaken::Implausible);
         }
         let Ok(geometry) = self.terms.layout.session_message(len) else {
-            return false;
+            return Err(Untaken::Implausible);
         };
+        if number != self.announced {
+            return Err(Untaken::Early);
+        }
         if self.messages.is_empty() {
             self.progress_ns = now_ns;
         }
@@ -552,6 +599,8 @@ impl Inbound {
             base: self.announced_packets,
             posted: 0,
             consumed: 0,
+            final_to: 0,
+            landed: [None; REACH_MAX + 1],
             arrivals: Arrivals::new(geometry.fragment_count()),
             timer: RequestTimer::default(),
             held: 0,
@@ -569,7 +618,7 @@ impl Inbound {
         });
         self.announced_packets += u64::from(geometry.fragment_count());
         self.announced = number.wrapping_add(1);
-        true
+        Ok(())
     }
 
     /// The session's place on its channel: four bits of its key say it to the gate.
@@ -688,6 +737,11 @@ impl Inbound {
         self.messages.is_empty() && self.complete.is_empty()
     }
 
+    /// Nothing of it can be disturbed when the channel is built anew.
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.lands || self.is_idle()
+    }
+
     /// Nanoseconds without progress while packets are owed to us; 0 when the next move is not the sender's.
     pub(crate) fn stalled_ns(&self, now_ns: u64) -> u64 {
         match self.messages.front() {
@@ -698,6 +752,14 @@ impl Inbound {
                     || self.awaits_digests() =>
             {
                 now_ns.saturating_sub(self.progress_ns)
+            }
+            // Others' packets used the entries that were posted for it, and it does not send what it may all the same.
+            Some(_)
+                if self.lands
+                    && self.left() > 0
+                    && serial::precedes(self.accepted_packets(), self.told.packet_limit) =>
+            {
+                now_ns.saturating_sub(self.progress_ns.max(self.told.limit_ns))
             }
             _ => 0,
         }

@@ -1,17 +1,28 @@
-//! The landing channel as a whole: made longer, and built anew, under its sessions or without any.
+//! The landing channel as a whole: built anew, under its sessions or without any, and lost.
 
 use lm_ebpf::{Role, SessionAdmission};
-use lm_protocol::control::RejectReason;
-use lm_protocol::session::Refusal;
 
 use crate::channel::Transmit;
 use crate::config::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
-use crate::engine::{Engine, LandingSide, same_drops};
-use crate::landing::{Sessions, Violation};
+use crate::engine::{Engine, same_drops};
+use crate::landing::{Sessions, Violation, Zone};
 use crate::nic::{Channel, ChannelConfig, Nic, NicError};
+use crate::release::Released;
+use crate::ring::{self, Fill, FillRing, Rx, RxRing};
 
 /// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
 const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
+
+/// How long a landing channel that was lost stays so: opening it may take as long as the queue is busy
+/// ([`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE)).
+const LOST_NS: u64 = 5_000_000_000;
+
+/// Rings of a channel that has no socket: nothing comes there.
+fn closed_rings() -> (FillRing, RxRing) {
+    let (fill, _) = ring::in_memory::<Fill>(1, 0);
+    let (_, rx) = ring::in_memory::<Rx>(1, 0);
+    (fill, rx)
+}
 
 /// The rings and the role of a landing channel.
 pub(crate) fn channel_config(
@@ -35,36 +46,6 @@ pub(crate) fn channel_config(
 }
 
 impl<N: Nic> Engine<N> {
-    /// Makes the landing arena at least `len` bytes long, with a new socket that registers all of it.
-    pub(crate) fn grow_landing(&mut self, len: u64) -> Result<(), Refusal> {
-        let Some(landing) = &self.landing else {
-            return Err(RejectReason::Unsupported.into());
-        };
-        if landing.arena.len() >= len {
-            return Ok(());
-        }
-        if landing.arena.start() + len > self.umem.len() {
-            return Err(RejectReason::NoMemory.into());
-        }
-        if let Err(error) = self.umem.mapping().populate(
-            landing.arena.start() + landing.arena.len(),
-            landing.arena.start() + len,
-        ) {
-            tracing::warn!(
-                "no landing memory for a session: {} MiB more are wanted in huge pages ({error}); reserve some \
-                 (/proc/sys/vm/nr_hugepages)",
-                (len - landing.arena.len()).div_ceil(1 << 20)
-            );
-            return Err(RejectReason::NoMemory.into());
-        }
-        if !self.rebuild_under_sessions(landing.arena.start() + len) {
-            return Err(RejectReason::NoMemory.into());
-        }
-        let landing = self.landing.as_mut().expect("it was there a moment ago");
-        landing.arena.grow(len);
-        Ok(())
-    }
-
     /// Leaves zero-copy mode on the landing queue, where no session has been yet. Small packets stay in it: their frames do not
     /// overlap, so what a device writes beside them harms nobody.
     pub(crate) fn land_in_copy_mode(&mut self) -> Result<(), NicError> {
@@ -80,128 +61,167 @@ impl<N: Nic> Engine<N> {
         self.rebuild_landing(registered_len)
     }
 
-    /// Replaces the landing channel's socket: nothing that was posted on the old one can be written any more.
+    /// Replaces the landing channel's socket: nothing that was posted on the old one can be written any more. On an error that is found
+    /// before, nothing has changed. On one that is found then, there is a socket for what was registered before; or, where not even that is
+    /// possible, none, until there is one again ([`Engine::look_for_landing`]).
     pub(crate) fn rebuild_landing(&mut self, registered_len: u64) -> Result<(), NicError> {
-        let Some(landing) = self.landing.take() else {
+        let Some(landing) = &self.landing else {
             return Ok(());
         };
+        let (transmit, had) = (landing.transmit, landing.registered_len);
+        let config = |registered_len| {
+            let (ring_len, zero_copy) = (self.fixed.landing_ring_len, self.fixed.zero_copy);
+            channel_config(landing.queue, registered_len, ring_len, zero_copy)
+        };
+        let (config, before) = (config(registered_len), config(had));
+        self.nic.prepare_channel(&config)?;
         // Our own packets on its TX ring would go with the socket, and nobody would send them again.
         for _ in 0..FLUSHES_MAX {
-            if !self.transmit[landing.transmit].has_unsent() {
+            if !self.transmit[transmit].has_unsent() {
                 break;
             }
             self.flush();
         }
         self.reap(true);
-        let LandingSide {
-            queue,
-            fill,
-            rx,
-            mut log,
-            mut arena,
-            chosen,
-            mut sessions,
-            transmit,
-            flow,
-            ..
-        } = landing;
         for released in self.outgoing.abandoned(transmit) {
             self.recover(released);
         }
+        let Some(mut landing) = self.landing.take() else {
+            return Ok(());
+        };
+        let (fill, rx) = closed_rings();
         // Its place in the list is the channel's name, so the new one must take it.
-        let (tx, completion) = self.transmit.remove(transmit).into_rings();
+        let closed = std::mem::replace(&mut self.transmit[transmit], Transmit::closed());
+        let (tx, completion) = closed.into_rings();
+        let old = Channel {
+            queue: landing.queue,
+            fill: std::mem::replace(&mut landing.fill, fill),
+            rx: std::mem::replace(&mut landing.rx, rx),
+            tx,
+            completion,
+        };
+        let was_open = landing.is_open;
+        let built = match was_open {
+            true => self.nic.rebuild_channel(old, &config),
+            false => self.nic.open_channel(&config),
+        };
+        let (channel, result) = match built {
+            Ok(channel) => (Some((channel, registered_len)), Ok(())),
+            // A daemon may have a bound.
+            Err(error) if registered_len > had => {
+                let channel = self.nic.open_channel(&before).ok();
+                (channel.map(|channel| (channel, had)), Err(error))
+            }
+            Err(error) => (None, Err(error)),
+        };
+        landing.is_open = channel.is_some();
+        if let Some((channel, registered_len)) = channel {
+            landing.registered_len = registered_len;
+            (landing.fill, landing.rx) = (channel.fill, channel.rx);
+            let in_flight = self.config.tx_in_flight;
+            self.transmit[transmit] = Transmit::new(landing.queue, channel.tx, channel.completion, in_flight);
+        }
+        // Packets that the gate accepted and nobody took stay behind in the log.
+        let producer = landing.log.producer();
+        landing.log.set_posted(producer);
+        self.counters.drops.landing_discarded +=
+            (landing.sessions).forget_entries(producer, &mut landing.arena, &self.umem);
+        landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+        landing.woken = false;
+        let (is_lost, queue) = (was_open && !landing.is_open, landing.queue);
+        self.landing = Some(landing);
+        if is_lost {
+            self.lose_landing(transmit, queue);
+        }
+        result
+    }
+
+    /// There is no socket: who lands goes on by the one-copy path.
+    fn lose_landing(&mut self, transmit: usize, queue: u32) {
+        let now_ns = self.now_ns;
+        self.counters.landing_lost += 1;
+        self.end_sessions_on(transmit);
+        self.withdraw_offer(queue);
+        let Some(landing) = &mut self.landing else { return };
+        landing.failed_ns[0] = Some(now_ns);
+        if self.fixed.zero_copy {
+            let places: Vec<u8> = landing.sessions.admitted().collect();
+            for place in places {
+                let zones = self.retire(place).map_or_else(Vec::new, |retired| retired.zones);
+                for Zone { start, len } in zones {
+                    self.recover(Released::Zone { start, len });
+                }
+            }
+            return;
+        }
+        for place in landing.sessions.admitted() {
+            landing.stop_landing(place, &self.umem, now_ns);
+        }
+    }
+
+    /// Has a landing channel that was lost opened again, now and then.
+    pub(crate) fn look_for_landing(&mut self, now_ns: u64) {
+        let lost = self.landing.as_ref().filter(|landing| !landing.is_open);
+        let Some((since_ns, registered_len)) =
+            lost.and_then(|landing| Some((landing.failed_ns[0]?, landing.registered_len)))
+        else {
+            return;
+        };
+        let is_away = self.nic.steward().is_some_and(|daemon| !daemon.is_here());
+        if is_away || now_ns.saturating_sub(since_ns) < LOST_NS {
+            return;
+        }
+        match self.rebuild_landing(registered_len) {
+            Ok(()) => {
+                tracing::info!("messages land again");
+                self.offer_again();
+            }
+            Err(error) => {
+                tracing::warn!("nothing lands, messages take the one-copy path: {error}");
+                if let Some(landing) = &mut self.landing {
+                    landing.failed_ns[0] = Some(now_ns);
+                }
+            }
+        }
+    }
+
+    /// Builds the landing channel anew while its sessions go on, with so many bytes registered: what was posted is void, so
+    /// that a message which waits for nothing else can be shown (I1). What is wrong otherwise: it could not be, or its sessions were given
+    /// up.
+    pub(crate) fn rebuild_under_sessions(&mut self, registered_len: u64) -> Result<(), String> {
+        let landing = self.landing.as_mut().ok_or("nothing lands here")?;
+        let queue = landing.queue;
+        // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
+        if self.nic.steward().is_some_and(|daemon| !daemon.is_here()) {
+            return Err("the admission daemon is away; start it again".into());
+        }
+        // I3: the new socket counts from 0, so what the old one dropped is looked at now.
+        let statistics = self.nic.statistics(queue).unwrap_or_default();
+        if !self.fixed.zero_copy && landing.is_open && !same_drops(&statistics, &landing.statistics) {
+            self.abort_landing(Violation::Statistics);
+            return Err("packets were dropped behind the gate".into());
+        }
+        // Whatever fails without the queue fails before the gate is closed.
         let config = channel_config(
             queue,
             registered_len,
             self.fixed.landing_ring_len,
             self.fixed.zero_copy,
         );
-        let old = Channel {
-            queue,
-            fill,
-            rx,
-            tx,
-            completion,
-        };
-        let channel = match self.nic.rebuild_channel(old, &config) {
-            Ok(channel) => channel,
-            Err(error) => {
-                self.transmit.insert(transmit, Transmit::closed());
-                self.end_sessions_on(transmit);
-                self.withdraw_offer(queue);
-                return Err(error);
-            }
-        };
-        let in_flight = self.config.tx_in_flight;
-        self.transmit.insert(
-            transmit,
-            Transmit::new(queue, channel.tx, channel.completion, in_flight),
-        );
-        // Packets that the gate accepted and nobody took stay behind in the log.
-        let producer = log.producer();
-        log.set_posted(producer);
-        self.counters.drops.landing_discarded += sessions.forget_entries(producer, &mut arena, &self.umem);
-        self.landing = Some(LandingSide {
-            queue,
-            fill: channel.fill,
-            rx: channel.rx,
-            log,
-            arena,
-            chosen,
-            sessions,
-            statistics: self.nic.statistics(queue).unwrap_or_default(),
-            registered_len,
-            transmit,
-            woken: false,
-            flow,
-        });
-        Ok(())
-    }
-
-    /// Builds the landing channel anew while its sessions go on, with so many bytes registered: what was posted is void, so
-    /// that a message which waits for nothing else can be shown (I1). `false`: it could not be, or its sessions were given up.
-    pub(crate) fn rebuild_under_sessions(&mut self, registered_len: u64) -> bool {
-        let Some(landing) = &mut self.landing else {
-            return false;
-        };
-        let queue = landing.queue;
-        // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
-        if self.nic.steward().is_some_and(|daemon| !daemon.is_here()) {
-            return false;
-        }
-        // I3: the new socket counts from 0, so what the old one dropped is looked at now.
-        let statistics = self.nic.statistics(queue).unwrap_or_default();
-        if !self.fixed.zero_copy && !same_drops(&statistics, &landing.statistics) {
-            self.abort_landing(Violation::Statistics);
-            return false;
-        }
+        (self.nic.prepare_channel(&config)).map_err(|error| error.to_string())?;
         // I4: no CPU is inside the gate with a session. What it accepted until then is on the ring, and is not looked
         // at: its sender is asked for it again.
         let taken = landing.sessions.admitted();
-        let closed = (landing.sessions.admitted())
+        // Nothing has changed on an error but that packets take the one-copy path; it is tried again.
+        (landing.sessions.admitted())
             .try_for_each(|place| self.nic.close_session(queue, u32::from(place)))
-            .and_then(|()| self.nic.quiesce(queue));
-        if closed.is_err() {
-            // Nothing has changed but that packets take the one-copy path; it is tried again.
-            return false;
+            .and_then(|()| self.nic.quiesce(queue))
+            .map_err(|error| error.to_string())?;
+        let built = self.rebuild_landing(registered_len);
+        let landing = self.landing.as_mut().ok_or("nothing lands here")?;
+        if !landing.is_open {
+            return built.map_err(|error| error.to_string());
         }
-        let position = landing.log.producer();
-        let mut sessions = std::mem::replace(&mut landing.sessions, Sessions::new(position, 0, None, 1));
-        if self.rebuild_landing(registered_len).is_err() {
-            // The zones stay quarantined, and every later request is refused.
-            self.counters.landing_lost += 1;
-            self.landing = None;
-            for inbound in sessions.iter_mut() {
-                self.report_given_up(inbound);
-            }
-            return false;
-        }
-        let Some(landing) = &mut self.landing else {
-            return false;
-        };
-        self.counters.drops.landing_discarded +=
-            sessions.forget_entries(position, &mut landing.arena, &self.umem);
-        landing.sessions = sessions;
         for place in taken {
             let Some(inbound) = landing.sessions.at_mut(place) else {
                 continue;
@@ -215,11 +235,12 @@ impl<N: Nic> Engine<N> {
             }
             inbound.limit_messages(&mut landing.log);
         }
+        let registered_len = landing.registered_len;
         (landing.sessions.iter_mut()).for_each(|inbound| inbound.terms.registered_len = registered_len);
         landing.statistics = self.nic.statistics(queue).unwrap_or_default();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);
-        true
+        built.map_err(|error| error.to_string())
     }
 
     /// Ends our own sessions that sent on a channel which is gone.

@@ -1,8 +1,4 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
-#![cfg_attr(
-    fuzzing,
-    allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
-)]
 
 mod arena;
 mod capture;
@@ -16,13 +12,18 @@ mod endpoint;
 mod engine;
 mod error;
 mod frames;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod granting;
 mod idle;
 mod integrity;
 pub mod interface;
+mod introductions;
 pub mod kernel;
 mod landing;
 mod landing_channel;
+mod landing_memory;
+mod link;
 mod losses;
 pub mod memory;
 mod message;
@@ -50,7 +51,11 @@ pub mod ring;
 mod ring_memory;
 pub mod route;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(
+    not(test),
+    allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
+)]
 mod sim_tests;
 pub mod simnic;
 pub mod steering;
@@ -67,6 +72,7 @@ pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleSt
 pub use counters::{Counters, Drops, Violations};
 pub use endpoint::Endpoint;
 pub use error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
+pub use landing_memory::LandingMemory;
 pub use lm_protocol::delivery::Delivery;
 pub use lm_protocol::integrity::Integrity;
 pub use memory::HugePages;
@@ -75,19 +81,3 @@ pub use nic::{EffectiveMode, ModeRequest};
 pub use outbound::{Completion, Outcome, SendToken};
 pub use peer::PeerId;
 pub use region::{Payloads, SendRegion};
-
-/// Entries for the fuzz targets in `fuzz/`, which exist when cargo-fuzz builds this crate and at no other time.
-#[cfg(fuzzing)]
-pub mod fuzzing {
-    /// Two engines on a simulated wire, with every decision taken from `tape`: packets from a hostile third, times, what
-    /// the applications do. Panics when an invariant is violated.
-    pub fn engine(tape: &[u8]) {
-        crate::sim_tests::besiege(tape);
-    }
-
-    /// The kernel's answer to a question over rtnetlink.
-    pub fn netlink(bytes: &[u8]) {
-        crate::netlink::read(bytes, true, &mut true, &mut Vec::new()).ok();
-        crate::netlink::read(bytes, false, &mut true, &mut Vec::new()).ok();
-    }
-}

@@ -53,9 +53,11 @@ impl<N: Nic> Engine<N> {
                 }
                 Some(Remedy::Rebuild) => {
                     let registered_len = landing.registered_len;
-                    self.rebuild_under_sessions(registered_len);
+                    if let Err(what) = self.rebuild_under_sessions(registered_len) {
+                        tracing::debug!("the landing channel is not built anew: {what}");
+                    }
                 }
-                Some(Remedy::StopLanding) => self.stop_landing(place, now_ns),
+                Some(Remedy::StopLanding) => self.stop_landing(place, Fault::Astray, now_ns),
                 None => {}
             }
             if landed {

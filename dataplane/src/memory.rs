@@ -8,9 +8,9 @@
 //! 1. [`Mapping`] hands out no references on its own: it is an address and a length. A reference into it exists
 //!    only where [`Mapping::slice`] or [`Mapping::slice_mut`] was called, both `unsafe`, and only while no posted,
 //!    unconsumed fill entry covers the range (I1 finality).
-//! 2. Everything else goes through copies by raw pointer ([`Umem::copy_to`], [`Umem::copy_from`],
-//!    [`Umem::read_header`]). [`Umem`] is `Send` but neither `Sync` nor `Clone`, and it is the only safe door to its
-//!    mapping's bytes, so two threads of this program cannot copy at the same place at once.
+//! 2. Everything else goes through copies by raw pointer ([`Umem::copy_to`], [`Umem::copy_from`]). What somebody may still write is
+//!    read by [`Umem::copy_from`] alone, once; what is decided is decided by the copy. [`Umem`] is `Send` but neither `Sync` nor
+//!    `Clone`, and it is the only safe door to its mapping's bytes, so two threads of this program cannot copy at the same place at once.
 //! 3. Bounds are checked once per access, in release builds too; an address comes from this program's own
 //!    arithmetic or from the (trusted) kernel's rings, so an address outside is a defect and panics.
 //! 4. What the kernel does with an address that this program put on a ring is no data race in Rust's terms: the
@@ -209,13 +209,25 @@ impl Mapping {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // SAFETY: as above; nobody has been told of these pages yet, and without them they read as zero, as before.
-        unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_DONTNEED) };
+        self.depopulate(from, to);
         match error.raw_os_error() {
             // A page that cannot be had is a SIGBUS for whoever touches it, and this for us.
             Some(libc::EFAULT | libc::ENOMEM) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
             _ => Err(error),
         }
+    }
+
+    /// Takes back what [`Mapping::populate`] did for a range in which nothing was written yet.
+    pub(crate) fn depopulate(&self, from: u64, to: u64) {
+        let from = from.next_multiple_of(HUGE_PAGE_LEN).min(self.len);
+        let to = to.next_multiple_of(HUGE_PAGE_LEN);
+        if self.kind == PageKind::Normal || from >= to {
+            return;
+        }
+        let start = self.pointer(from, to - from);
+        // SAFETY: the range lies inside the mapping; nobody has been told of these pages yet, and without them they read as zero, as
+        // before.
+        unsafe { libc::madvise(start.as_ptr().cast(), (to - from) as usize, libc::MADV_DONTNEED) };
     }
 
     /// Length in bytes, a multiple of the page length.
@@ -463,18 +475,39 @@ impl Umem {
         }
     }
 
-    /// Fills `bytes` from `addr`.
+    /// Fills `bytes` from `addr`: the one way to read what the kernel or a device may write meanwhile. There is no reference to it, and
+    /// each byte is loaded once, so that the copy stays what it is, whatever becomes of the memory.
     ///
     /// # Panics
     ///
     /// When the range leaves the mapping.
-    #[inline]
     #[track_caller]
+    #[allow(clippy::cast_ptr_alignment)] // `unaligned` bytes are read one by one before
     pub fn copy_from(&self, addr: u64, bytes: &mut [u8]) {
-        let from = self.mapping.pointer(addr, bytes.len() as u64);
-        // SAFETY: `from` has bytes.len() bytes of the mapping behind it; `bytes` is exclusive, so it does not overlap
-        // the source; every bit pattern is a byte.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        let mut from = self
+            .mapping
+            .pointer(addr, bytes.len() as u64)
+            .as_ptr()
+            .cast_const();
+        let unaligned = from.align_offset(size_of::<u64>()).min(bytes.len());
+        let (first, rest) = bytes.split_at_mut(unaligned);
+        let (words, last) = rest.as_chunks_mut::<{ size_of::<u64>() }>();
+        // SAFETY: `from` runs over bytes.len() bytes of the mapping, which `pointer` has looked at, and is aligned where words are read. Any
+        // bit pattern will do. Volatile loads are what the compiler neither repeats nor takes back from the copy.
+        unsafe {
+            for byte in first {
+                *byte = from.read_volatile();
+                from = from.add(1);
+            }
+            for word in words {
+                *word = from.cast::<u64>().read_volatile().to_ne_bytes();
+                from = from.add(size_of::<u64>());
+            }
+            for byte in last {
+                *byte = from.read_volatile();
+                from = from.add(1);
+            }
+        }
     }
 
     /// Fills `len` bytes from `addr` with zeros.
@@ -510,9 +543,9 @@ impl Umem {
     #[inline]
     #[track_caller]
     pub fn read_header<const N: usize>(&self, addr: u64) -> [u8; N] {
-        let from = self.mapping.pointer(addr, N as u64);
-        // SAFETY: N bytes of the mapping lie behind `from`; a byte array has alignment 1 and any bit pattern.
-        unsafe { std::ptr::read(from.as_ptr().cast()) }
+        let mut header = [0; N];
+        self.copy_from(addr, &mut header);
+        header
     }
 }
 
@@ -534,89 +567,4 @@ pub const fn crosses_huge_page(addr: u64, chunk_len: u32) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mapping_is_whole_zeroed_pages() {
-        let umem = Umem::new(5000, HugePages::Off).expect("8 KiB of memory");
-        assert_eq!((umem.len(), umem.mapping().kind()), (8192, PageKind::Normal));
-        assert_eq!(umem.read_header::<16>(8192 - 16), [0; 16]);
-        assert!(Mapping::new(0, HugePages::Off).is_err());
-        assert!(Mapping::new(u64::MAX, HugePages::Auto).is_err());
-    }
-
-    #[test]
-    fn shared_memory_is_the_same_memory_and_cannot_shrink() {
-        let umem = Umem::shared(5000).expect("8 KiB of memory");
-        let file = umem.mapping().file().expect("it has a file");
-        umem.copy_to(8190, b"ab");
-        let other = Mapping::of_file(file, 8192).expect("a second mapping");
-        // SAFETY: no ring knows this memory and nothing is copied while the slice lives.
-        assert_eq!(unsafe { other.slice(8190, 2) }, b"ab");
-        assert_eq!(rustix::fs::ftruncate(file, 4096), Err(rustix::io::Errno::PERM));
-        assert!(Mapping::shared(0).is_err() && Mapping::of_file(file, 0).is_err());
-        assert!(
-            Mapping::new(4096, HugePages::Off)
-                .expect("a page")
-                .file()
-                .is_none()
-        );
-    }
-
-    #[test]
-    fn auto_falls_back_to_normal_pages() {
-        // More than the machine can have in reserved huge pages, little enough for an unpopulated mapping.
-        let mapping = Mapping::new(1 << 40, HugePages::Auto);
-        if let Ok(mapping) = mapping {
-            assert_eq!(mapping.kind(), PageKind::Normal);
-        }
-        assert!(Mapping::new(1 << 40, HugePages::On).is_err());
-    }
-
-    #[test]
-    fn huge_pages_beyond_the_reserved_ones_are_had_or_refused() {
-        // Nothing of it is reserved, so addresses can be had on any machine with huge pages in its kernel.
-        let Ok(mapping) = Mapping::reserved(1 << 40, 0, HugePages::On) else {
-            return;
-        };
-        assert_eq!((mapping.len(), mapping.kind()), (1 << 40, PageKind::Huge));
-        mapping.populate(0, 0).expect("nothing is wanted");
-        let error = mapping.populate(0, 1 << 40).expect_err("no machine has as many");
-        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-    }
-
-    #[test]
-    fn copies_arrive_and_stay_inside() {
-        let umem = Umem::new(4096, HugePages::Off).expect("a page");
-        umem.copy_to(4090, b"abcdef");
-        let mut back = [0; 6];
-        umem.copy_from(4090, &mut back);
-        assert_eq!(&back, b"abcdef");
-        umem.copy_within(4090, 4088, 6);
-        assert_eq!(&umem.read_header::<8>(4088), b"abcdefef");
-        // SAFETY: no ring knows this memory and nothing is copied while the slice lives.
-        assert_eq!(unsafe { umem.mapping().slice(4088, 3) }, b"abc");
-        assert!(umem.mapping().contains(4096, 0) && !umem.mapping().contains(4096, 1));
-        assert!(!umem.mapping().contains(u64::MAX, 2));
-    }
-
-    #[test]
-    #[should_panic(expected = "leave a mapping")]
-    fn a_copy_outside_panics() {
-        Umem::new(4096, HugePages::Off)
-            .expect("a page")
-            .copy_to(4091, b"abcdef");
-    }
-
-    #[test]
-    fn fill_addresses_leave_room_for_a_chunk() {
-        assert!(fill_address_is_valid(0, 2048, 2048));
-        assert!(!fill_address_is_valid(1, 2048, 2048));
-        assert!(!fill_address_is_valid(0, 4096, 2048));
-        assert!(!fill_address_is_valid(u64::MAX, 2048, 1 << 30));
-        assert!(!fill_address_is_valid(1 << 48, 2048, u64::MAX));
-        assert!(!crosses_huge_page(HUGE_PAGE_LEN - 4096, 4096));
-        assert!(crosses_huge_page(HUGE_PAGE_LEN - 4095, 4096));
-    }
-}
+mod tests;

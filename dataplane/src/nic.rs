@@ -166,6 +166,17 @@ pub trait Nic {
         })
     }
 
+    /// Takes what opening this channel needs, as far as that can be done while its queue has another: [`Nic::rebuild_channel`] and
+    /// [`Nic::open_channel`] with the same configuration use it.
+    ///
+    /// # Errors
+    ///
+    /// See [`NicError`]; nothing has changed then.
+    fn prepare_channel(&mut self, config: &ChannelConfig) -> Result<(), NicError> {
+        let _ = config;
+        Ok(())
+    }
+
     /// Opens a channel anew, with another registered length perhaps; the role comes from `config`. An open session is closed
     /// first and the old channel goes, with whatever was posted on it; [`Log`] positions go on, so take `producer()` as the
     /// new channel's position 0.
@@ -195,6 +206,11 @@ pub trait Nic {
     ///
     /// See [`WakeError`].
     fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError>;
+
+    /// Whether the device was removed since the last time this was asked.
+    fn is_gone(&self) -> bool {
+        false
+    }
 
     /// What was lost on a queue since its channel was opened.
     ///

@@ -68,13 +68,15 @@ faults! {
         "dropped; the sender's program is faulty, or its packets are changed on the way";
     Acknowledgement(implausible): "acknowledgements of messages that were never sent",
         "dropped; the host's program is faulty";
+    Overdrawn(implausible): "small messages beyond the credit that their sender has",
+        "dropped; the sender's program is faulty";
     Credit(implausible): "credit beyond any receiver's memory, or for messages that were never sent",
         "dropped; the host's program is faulty";
     Missing(implausible): "requests for fragments that were never sent",
         "dropped; the host's program is faulty";
-    Claim(implausible): "claims to have sent more than was announced",
+    Claim(implausible): "claims to have sent more than there was credit for",
         "not believed; the sender's program is faulty";
-    Announcement(announcement_refused): "announcements out of turn, too many, or of messages longer than was granted",
+    Announcement(announcement_refused): "announcements of more messages than may be under way, or of longer ones than was granted",
         "dropped; the sender's program is faulty";
     Ended(implausible): "the end of a session that confirms messages which were never sent",
         "the session is over, and they count as not delivered; the host's program is faulty";
@@ -82,6 +84,10 @@ faults! {
         "dropped; the host may have been restarted, or somebody forges its address";
     Refused(request_refused): "requests for sessions that cannot be granted now",
         "answered with the reason; if there are many, allow fewer hosts";
+    NotAllowed(not_allowed): "messages or requests from an address that may not send here",
+        "refused; allow the address if it is to send";
+    Proof(unexpected): "proofs of an address that answer no challenge of ours",
+        "dropped; it is late, or somebody forges its address";
     PeersFull(peer_table_full): "messages, while the table of peers is full of hosts that are owed something",
         "dropped; allow fewer hosts";
     Frame(foreign_frame): "descriptors that name no frame of ours",

@@ -3,17 +3,21 @@
 //!
 //! Such a session takes no place of the gate, no entry of the landing queue and no admission between hosts; it is asked for on the
 //! data port. Memory for its messages comes from the landing arena.
+//!
+//! A session that was to land becomes one when others wait for its place and nothing comes of its message ([`Engine::leave_place`]). Its
+//! sender notices nothing: its key names the place behind that of the gate as well.
 
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
-use lm_protocol::session::{Application, Permit, Refusal, Terms};
+use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LandingSide};
 use crate::granting::Retired;
 use crate::landing::{Inbound, InboundTerms};
+use crate::memory::Umem;
 use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
@@ -23,6 +27,16 @@ pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
 
 /// Packets that a sender may have on the way: the socket's buffer has room for those of several.
 pub(crate) const ON_THE_WAY: u32 = 64;
+
+impl LandingSide {
+    /// The session at `place` goes on by the one-copy path. Nothing is posted for it.
+    pub(crate) fn stop_landing(&mut self, place: u8, umem: &Umem, now_ns: u64) {
+        (self.sessions).stop_landing(place, &mut self.arena, &mut self.chosen, umem, now_ns);
+        if let Some(inbound) = self.sessions.at(place) {
+            inbound.limit_messages(&mut self.log);
+        }
+    }
+}
 
 impl<N: Nic> Engine<N> {
     pub(crate) fn open_one_copy(
@@ -73,31 +87,68 @@ impl<N: Nic> Engine<N> {
         Ok(granted)
     }
 
-    /// Nothing of the landing session at `place` reaches the landing queue: it goes on by the one-copy path.
-    pub(crate) fn stop_landing(&mut self, place: u8, now_ns: u64) {
+    /// The landing session at `place` goes on by the one-copy path, for this reason.
+    pub(crate) fn stop_landing(&mut self, place: u8, fault: Fault, now_ns: u64) {
         let Some(landing) = &self.landing else { return };
         // What landed and was not looked at speaks for it.
         if !self.fixed.zero_copy && landing.log.producer() != landing.sessions.entries.received {
             return;
         }
         let registered_len = landing.registered_len;
-        if !self.rebuild_under_sessions(registered_len) {
+        if self.rebuild_under_sessions(registered_len).is_err() {
             return;
         }
         let Some(landing) = &mut self.landing else { return };
-        landing
-            .sessions
-            .stop_landing(place, &mut landing.arena, &mut landing.chosen, &self.umem, now_ns);
+        landing.stop_landing(place, &self.umem, now_ns);
         let Some(inbound) = landing.sessions.at(place) else {
             return;
         };
-        inbound.limit_messages(&mut landing.log);
-        self.counters.sessions_astray += 1;
+        self.counters.sessions_astray += u64::from(fault == Fault::Astray);
         let peer = inbound.terms.peer;
         if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
-            self.notices.tell(Fault::Astray, from);
+            self.notices.tell(fault, from);
         }
         self.show_landed(now_ns);
+    }
+
+    /// Others wait for a place, and nothing comes of the message that a session has under way: it goes on by the one-copy path without its
+    /// own.
+    pub(crate) fn leave_place(&mut self, key: u64) -> Aside {
+        let now_ns = self.now_ns;
+        // A zero-copy queue's gate redirects whatever the device leads there, so that no packet of it would come to the socket.
+        if self.fixed.zero_copy {
+            return Aside::Never;
+        }
+        // What landed and was not looked at speaks for it.
+        let progress = |engine: &Engine<N>| {
+            let sessions = &engine.landing.as_ref()?.sessions;
+            sessions.with_key(key).map(|inbound| inbound.progress_ns)
+        };
+        let before = progress(self);
+        while self.receive_landing(now_ns) > 0 {}
+        if before != progress(self) {
+            return Aside::Later;
+        }
+        let Some(landing) = &self.landing else {
+            return Aside::Never;
+        };
+        let queue = landing.queue;
+        let Some(place) = landing.sessions.may_leave(key) else {
+            return Aside::Never;
+        };
+        if landing.sessions.has_entries(place) {
+            self.stop_landing(place, Fault::Stalled, now_ns);
+        }
+        // I1: nothing may be posted for it. It may have been given up as well.
+        let landed = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.has_entries(place));
+        if landed || progress(self).is_none() || self.nic.close_session(queue, u32::from(place)).is_err() {
+            return Aside::Later;
+        }
+        if let Some(landing) = &mut self.landing {
+            landing.sessions.leave(place);
+        }
+        self.counters.sessions_set_aside += 1;
+        Aside::Done
     }
 
     pub(crate) fn close_one_copy(&mut self, key: u64) -> u32 {

@@ -1,6 +1,7 @@
 //! Opening an endpoint on an interface: which mode it can have there, then memory, gate, channels and steering.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lm_ebpf::CpuCheck;
@@ -213,6 +214,14 @@ impl Opened {
                 driver: facts.driver.unwrap_or_else(|| "unknown".into()),
             }));
         }
+        // A module that is part of the kernel has no such file.
+        let is_module = Path::new("/sys/module/virtio_net/initstate").exists();
+        if facts.driver.as_deref() == Some("virtio_net") && is_module {
+            tracing::warn!(
+                "virtio_net is a loaded module, so that a fault of Linux 6.13 to 7.3 can make it lose all that is sent in zero-copy mode; \
+                 if nothing arrives, use copy mode (--mode copy)"
+            );
+        }
         let steered = opened.nic.steer(&site.interface, site.queues.landing.as_slice());
         if lands {
             steered.map_err(|error| OpenError::Nic(error.into()))?;
@@ -347,13 +356,7 @@ impl Opened {
             landing_ring_len,
             transmit_registered_len: plan.landing_arena,
         };
-        let capture = match &config.capture {
-            Some(path) => Some(Capture::create(path).map_err(|source| OpenError::Capture {
-                path: path.clone(),
-                source,
-            })?),
-            None => None,
-        };
+        let capture = config.capture.clone().map(Capture::new);
         let idle = Idle::new(config.idle);
         let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
         engine.capture = capture;

@@ -22,8 +22,11 @@ use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
 use crate::interface::Interface;
+use crate::introductions::Introductions;
 use crate::landing::Sessions;
 use crate::landing_channel;
+use crate::landing_memory::sure_len;
+use crate::link::Link;
 use crate::memory::Umem;
 use crate::nic::{ChannelConfig, Device, Nic};
 use crate::notices::Notices;
@@ -102,7 +105,7 @@ impl MemoryPlan {
                 let len = pages_len(len);
                 (
                     len,
-                    pages_len(zone_len).max(len).max(pages_len(LANDING_LEN_SHARED)),
+                    sure_len(zone_len).max(len).max(pages_len(LANDING_LEN_SHARED)),
                 )
             }
         };
@@ -282,6 +285,8 @@ impl Parts {
                 chosen: VecDeque::with_capacity(ZONES_MAX),
                 statistics: nic.statistics(queue)?,
                 registered_len,
+                is_open: true,
+                failed_ns: [None; 2],
                 transmit: transmit.len(),
                 woken: false,
                 flow: Flow::default(),
@@ -318,7 +323,13 @@ impl Parts {
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
-        let grantor = (nic.steward().is_none()).then(|| Grantor::new(&places_of(&self.landing_queues)));
+        let patience = config.patience;
+        let grantor_of = |places: &[u16]| Grantor::new(places).with_patience(patience);
+        let grantor = (nic.steward().is_none()).then(|| {
+            // Others are to find a place, whatever one host asks for.
+            grantor_of(&places_of(&self.landing_queues))
+                .with_address_max(SessionAdmission::PLACES as usize / 2)
+        });
         Engine {
             nic,
             config,
@@ -343,7 +354,7 @@ impl Parts {
             grants: Some(Grants {
                 // Where a daemon grants, nobody else does.
                 grantor,
-                one_copy: Grantor::new(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
+                one_copy: grantor_of(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
                 admit,
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
@@ -354,6 +365,7 @@ impl Parts {
             next_token: 0,
             counters: Counters::default(),
             notices: Notices::new(),
+            introductions: Introductions::new(),
             capture: None,
             footprint: None,
             unfit: false,
@@ -368,7 +380,7 @@ impl Parts {
             hurried: 0,
             round: 0,
             now_ns: 0,
-            wake_error: None,
+            link: Link::default(),
             stewarded: Stewarded::default(),
         }
     }

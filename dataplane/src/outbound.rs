@@ -61,6 +61,8 @@ pub enum Outcome {
     SessionEnded,
     /// No confirmation within the time limit.
     TimedOut,
+    /// The receiver does not allow this sender.
+    Refused,
 }
 
 /// The end of one message.

@@ -5,7 +5,7 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
-use lm_protocol::control::{ControlMessage, KIND_ENDED, KIND_REQUEST};
+use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
@@ -15,6 +15,8 @@ use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 use crate::config::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
 use crate::engine::Engine;
 use crate::frames::Frame;
+use crate::introductions::Back;
+use crate::landing::Untaken;
 use crate::message::Message;
 use crate::nic::Nic;
 use crate::notices::{Fault, source_of};
@@ -252,10 +254,18 @@ impl<N: Nic> Engine<N> {
                 index,
                 count,
             } => self.take_fragment(from, session_key, (message, index, count), payload, now_ns),
-            LmHeader::Control { request_id, kind } if (KIND_REQUEST..=KIND_ENDED).contains(&kind) => {
-                let parsed = ControlMessage::parse_body(kind, payload).map(|message| (request_id, message));
-                self.take_admission(Port::Data, from, parsed, now_ns);
-            }
+            LmHeader::Control {
+                request_id,
+                kind: kind @ (KIND_REQUEST..=KIND_ENDED | KIND_CHALLENGE | KIND_PROOF),
+            } => match ControlMessage::parse_body(kind, payload) {
+                Ok(ControlMessage::Proof(proof)) => {
+                    self.take_proof(from, &proof, Some(&addressing), now_ns);
+                }
+                parsed => {
+                    let parsed = parsed.map(|message| (request_id, message));
+                    self.take_admission(Port::Data, from, parsed, now_ns);
+                }
+            },
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
             _ => self.reject(Fault::Unexpected, from),
         }
@@ -275,15 +285,17 @@ impl<N: Nic> Engine<N> {
         now_ns: u64,
     ) {
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
-        let known = self.peers.find(from);
-        let incarnation = known.and_then(|index| self.peers.at(index).eager_in.sender_id);
-        if number != 0 && incarnation.is_some_and(|known| known != sender_id) {
-            // A late packet of an earlier incarnation, or a forged one: no reason to forget the one that is known.
-            // A new one begins at 0. Who only asks where we are is told that nothing of it came.
+        if !self.hears(from, sender_id, &Back::Packet(&addressing), now_ns) {
             self.frames.put(frame);
-            if let Some(index) =
-                known.filter(|_| len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2))
-            {
+            return;
+        }
+        let index = self.peers.find(from).expect("who is heard is a peer");
+        let numbering = self.peers.at(index).eager_in.sender_id;
+        let is_later = numbering.is_none_or(|known| (sender_id.wrapping_sub(known) as i64) >= 0);
+        if !is_later || (number != 0 && numbering.is_some_and(|known| known != sender_id)) {
+            // A late packet of an earlier numbering; a new one begins at 0. Who only asks where we are is told that nothing of it came.
+            self.frames.put(frame);
+            if len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2) {
                 self.counters.packets_used += 1;
                 let header = LmHeader::EagerAck {
                     sender_id,
@@ -296,19 +308,13 @@ impl<N: Nic> Engine<N> {
             self.counters.drops.eager_out_of_order += 1;
             return;
         }
-        let Some(index) = self.peers.find_or_add(from, &addressing, now_ns) else {
-            self.reject(Fault::PeersFull, from);
-            self.frames.put(frame);
-            return;
-        };
         let peer = self.peers.at(index);
         peer.heard_ns = now_ns;
         if peer.eager_in.sender_id != Some(sender_id) {
-            // A new incarnation of the peer counts from 0 and knows nothing of what we told the old one.
+            // A new numbering counts from 0, and its sender knows nothing of what we told it under the old one.
             peer.eager_in = EagerIn {
                 sender_id: Some(sender_id),
-                told_limit: crate::peer::EAGER_CREDIT_INITIAL,
-                ..EagerIn::default()
+                ..EagerIn::unheard()
             };
         }
         let eager = &mut peer.eager_in;
@@ -327,6 +333,12 @@ impl<N: Nic> Engine<N> {
                 false => self.counters.drops.eager_out_of_order += 1,
             }
             eager.repeat = true;
+            self.frames.put(frame);
+            return;
+        }
+        if !serial::precedes(number, eager.told_limit) {
+            eager.repeat = true;
+            self.reject(Fault::Overdrawn, from);
             self.frames.put(frame);
             return;
         }
@@ -415,9 +427,14 @@ impl<N: Nic> Engine<N> {
             now_ns,
             |completion| Self::completed(completions, counters, failed, completion),
         );
+        let proved = plausible && std::mem::take(&mut peer.eager_out.proving);
         if !plausible {
             let from = peer.data;
             self.reject(Fault::Acknowledgement, from);
+        }
+        if proved {
+            // What was still on the ring with the proof came before it.
+            self.resend_eager(index, now_ns);
         }
         plausible
     }
@@ -469,9 +486,12 @@ impl<N: Nic> Engine<N> {
     /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
     pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
         let out = &mut self.peers.at(index).eager_out;
+        let mut next = out.oldest;
+        if next.is_none() {
+            return;
+        }
         out.resent_ns = now_ns;
         out.resends = out.resends.saturating_add(1);
-        let mut next = out.oldest;
         let data = self.peers.at(index).data;
         for _ in 0..EAGER_RESEND_MAX {
             let Some(frame) = next else { break };
@@ -551,17 +571,17 @@ impl<N: Nic> Engine<N> {
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
-        let mut refused = false;
-        for (offset, entry) in AnnounceEntry::iter(payload, entries).enumerate() {
-            let number = first.wrapping_add(offset as u32);
-            if inbound.knows(number) {
-                repeated = true;
-            } else if !inbound.announce(number, entry.len, entry.tag, now_ns) {
-                refused = true;
-                break;
-            }
-        }
-        let is_believed = inbound.claimed(sent, now_ns);
+        let taken = AnnounceEntry::iter(payload, entries)
+            .zip(0..)
+            .try_for_each(|(entry, offset)| {
+                let number = first.wrapping_add(offset);
+                if inbound.knows(number) {
+                    repeated = true;
+                    return Ok(());
+                }
+                inbound.announce(number, entry.len, entry.tag, now_ns)
+            });
+        let believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
         for known in MessageDigest::iter(payload, entries) {
             inbound.told.asked |= !inbound.take_digest(known);
@@ -569,10 +589,11 @@ impl<N: Nic> Engine<N> {
         let landed = inbound.has_landed();
         inbound.limit_messages(&mut landing.log);
         // One counter for a packet: what follows from a refused announcement is no news.
-        match (refused, is_believed) {
-            (true, _) => self.reject(Fault::Announcement, from),
-            (false, false) => self.reject(Fault::Claim, from),
-            (false, true) => self.counters.packets_used += 1,
+        match (taken, believed) {
+            (Ok(()), Ok(())) => self.counters.packets_used += 1,
+            (Err(Untaken::Implausible), _) => self.reject(Fault::Announcement, from),
+            (_, Err(Untaken::Implausible)) => self.reject(Fault::Claim, from),
+            _ => self.counters.drops.announcement_early += 1,
         }
         if landed {
             self.show_landed(now_ns);

@@ -1,7 +1,7 @@
 //! Peers: who an endpoint talks to, and the table of them.
 //!
-//! A peer is known by the address of its data port. It is made by `connect` or by the first valid packet that it
-//! sends. The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
+//! A peer is known by the address of its data port. It is made by `connect`, or when a sender has proved its address
+//! ([`crate::introductions`]). The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
 
 use std::collections::HashMap;
 use std::net::SocketAddrV4;
@@ -10,7 +10,7 @@ use lm_protocol::serial;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::EagerAcknowledgement;
 
-use crate::config::PEERS_MAX;
+use crate::config::{ConnectOptions, PEERS_MAX};
 use crate::outbound::Outbound;
 use crate::pending::Successor;
 use crate::udp::Port;
@@ -59,6 +59,8 @@ pub(crate) struct EagerOut {
     pub(crate) epoch: u64,
     /// In the list of peers whose acknowledgements are awaited.
     pub(crate) watched: bool,
+    /// The peer did not know us, and has acknowledged nothing since it was given the proof: what follows would come out of order.
+    pub(crate) proving: bool,
 }
 
 impl EagerOut {
@@ -75,6 +77,7 @@ impl EagerOut {
             resends: 0,
             epoch: 0,
             watched: false,
+            proving: false,
         }
     }
 
@@ -98,7 +101,7 @@ impl EagerOut {
 /// A peer's eager messages to us.
 #[derive(Debug, Default)]
 pub(crate) struct EagerIn {
-    /// The peer's incarnation; `None` until it sends.
+    /// The peer's incarnation, and which of its numberings; `None` until it sends.
     pub(crate) sender_id: Option<u64>,
     /// All before it arrived.
     pub(crate) next: u32,
@@ -114,6 +117,14 @@ pub(crate) struct EagerIn {
 }
 
 impl EagerIn {
+    /// Of a peer that sent nothing yet, or begins its numbering anew.
+    pub(crate) fn unheard() -> EagerIn {
+        EagerIn {
+            told_limit: EAGER_CREDIT_INITIAL,
+            ..EagerIn::default()
+        }
+    }
+
     /// Messages that arrived and are not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u32 {
         self.next.wrapping_sub(self.told_next)
@@ -152,18 +163,28 @@ pub(crate) struct Peer {
     pub(crate) addressing: Addressing,
     pub(crate) eager_out: EagerOut,
     pub(crate) eager_in: EagerIn,
+    /// The incarnation that proved its address; see [`crate::introductions`].
+    pub(crate) incarnation: Option<u64>,
+    /// The last challenge of the peer's that was answered, and when.
+    pub(crate) proved: (u64, u64),
     pub(crate) outbound: Option<Outbound>,
     /// What is to take over from `outbound`.
     pub(crate) successor: Option<Box<Successor>>,
     /// No LM endpoint: takes plain UDP datagrams only.
     pub(crate) plain: bool,
     pub(crate) heard_ns: u64,
+    /// When its host said last that nobody listens there (ICMP); 0: never.
+    pub(crate) refused_ns: u64,
     /// In the list of peers that are owed an acknowledgement.
     pub(crate) acknowledgement_due: bool,
     /// The application asked for it by address: it does not make room for strangers.
     pub(crate) wanted: bool,
     /// It is being asked for a session.
     pub(crate) applying: bool,
+    /// The session that the application asked for.
+    pub(crate) options: Option<ConnectOptions>,
+    /// That session was ended by the peer with nothing under way, and is being asked for again.
+    pub(crate) reopening: bool,
     /// Its sessions that land here.
     pub(crate) inbound: u32,
 }
@@ -184,17 +205,19 @@ impl Peer {
             control: SocketAddrV4::new(*data.ip(), data.port().wrapping_add(1)),
             addressing,
             eager_out: EagerOut::new(now_ns),
-            eager_in: EagerIn {
-                told_limit: EAGER_CREDIT_INITIAL,
-                ..EagerIn::default()
-            },
+            eager_in: EagerIn::unheard(),
+            incarnation: None,
+            proved: (0, 0),
             outbound: None,
             successor: None,
             plain: false,
             heard_ns: now_ns,
+            refused_ns: 0,
             acknowledgement_due: false,
             wanted: false,
             applying: false,
+            options: None,
+            reopening: false,
             inbound: 0,
         }
     }
@@ -299,6 +322,13 @@ impl Peers {
         self.slots[usize::from(id.index)]
             .as_mut()
             .filter(|peer| peer.generation == id.generation)
+    }
+
+    /// ICMP says that nobody listens at `by`.
+    pub(crate) fn refused(&mut self, by: SocketAddrV4, now_ns: u64) {
+        if let Some(index) = self.find(by) {
+            self.at(index).refused_ns = now_ns;
+        }
     }
 
     /// Its name.

@@ -21,8 +21,8 @@ use crate::napi::{Deferral, Napi, Setting};
 /// How long one poll may look for packets, in microseconds: any value above 0 enables it, and a non-blocking
 /// read looks once.
 const BUSY_POLL_US: libc::c_int = 20;
-/// Packets that one poll may take; a read polls twice, and what lies in veth's ring is then taken at once. Half of that costs 4 to 12 %
-/// of a stream's throughput, twice as much brings nothing more on a bare pair (bench/NOTEBOOK.md).
+/// Packets that one poll may take; a read polls twice, and what lies in veth's ring is then taken at once. Half of that was slower, and
+/// twice as much no faster.
 const BUDGET: libc::c_int = 128;
 
 /// While an instance is ours: a hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs it

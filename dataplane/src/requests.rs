@@ -28,7 +28,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn loan(&mut self, id: PeerId, len: u64) -> Result<SendRegion, LoanError> {
         let layout = self.fixed.layout;
         let peer = self.peers.named(id).ok_or(LoanError::UnknownPeer)?;
-        let plain = peer.plain;
+        let (plain, reopening) = (peer.plain, peer.reopening);
         let terms = peer.outbound.as_ref().map(|outbound| outbound.terms);
         if !plain && len <= self.eager_len_to(id.index) {
             // One fragment: eager.
@@ -50,7 +50,11 @@ impl<N: Nic> Engine<N> {
                 true,
             ));
         }
-        let terms = terms.ok_or(LoanError::NoSession)?;
+        let terms = match terms {
+            Some(terms) => terms,
+            None if reopening => return Err(LoanError::WouldBlock),
+            None => return Err(LoanError::NoSession),
+        };
         if len > terms.max_message_len {
             return Err(LoanError::TooLarge {
                 limit: terms.max_message_len,
@@ -177,6 +181,9 @@ impl<N: Nic> Engine<N> {
         {
             return Err(SendError::WouldBlock);
         }
+        if peer.eager_out.proving {
+            return Err(SendError::WouldBlock);
+        }
         if peer.eager_credit() == 0 {
             // Watched while it waits, because the packet with more credit may get lost.
             if !peer.eager_out.watched {
@@ -198,7 +205,11 @@ impl<N: Nic> Engine<N> {
             return Err(SendError::WouldBlock);
         }
         let peer = self.peers.named(region.peer).ok_or(SendError::UnknownPeer)?;
-        let outbound = peer.outbound.as_ref().ok_or(SendError::NoSession)?;
+        let outbound = match &peer.outbound {
+            Some(outbound) => outbound,
+            None if peer.reopening => return Err(SendError::WouldBlock),
+            None => return Err(SendError::NoSession),
+        };
         // A session that was granted anew may have another layout than the one that this region was cut for.
         if *region.geometry.layout() != outbound.terms.layout {
             return Err(SendError::NoSession);
@@ -280,7 +291,7 @@ impl<N: Nic> Engine<N> {
             && (answers || self.transmit[general.transmit].has_burst())
             && let Err(error) = self.transmit[general.transmit].flush(&mut self.nic)
         {
-            self.wake_error = Some(error);
+            self.link.failed(error);
         }
         if let Some(acknowledgement) = acknowledges.filter(|_| left) {
             peer.eager_in.told(&acknowledgement);
@@ -320,7 +331,7 @@ impl<N: Nic> Engine<N> {
             self.messages_taken += 1;
             return Ok(Some(message));
         }
-        if self.wake_error.take().is_some() {
+        if self.link.take_error().is_some() {
             return Err(RecvError::Link);
         }
         Ok(None)
@@ -332,12 +343,13 @@ impl<N: Nic> Engine<N> {
         let landing = self.landing.as_mut().ok_or(LoanError::NoSession)?;
         // The shape that I2 asks for, whatever payload length (at most a chunk) the session will have.
         let total = REGION_FRONT_MARGIN + len + chunk_len + chunk_len;
-        if pages_len(total) > landing.arena.len() {
+        if pages_len(total) > landing.registered() {
             return Err(LoanError::TooLarge {
-                limit: landing.arena.len().saturating_sub(4 * chunk_len),
+                limit: landing.registered().saturating_sub(4 * chunk_len),
             });
         }
-        let start = landing.arena.allocate(total).ok_or(LoanError::WouldBlock)?;
+        let start =
+            (landing.arena.allocate_in(total, 0, landing.registered_len)).ok_or(LoanError::WouldBlock)?;
         Ok(LandingRegion {
             loaned: Arc::clone(&self.loaned),
             start,

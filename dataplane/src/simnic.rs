@@ -298,6 +298,18 @@ impl Wire {
         shared.run_written();
     }
 
+    /// Sets the interface of host number `host`, of two, up or down, as `ip link set` does. What is sent meanwhile is lost.
+    pub fn set_up(&self, host: usize, is_up: bool) {
+        let mut shared = lock(&self.0);
+        let host = &mut shared.hosts[host];
+        host.is_down = !is_up;
+        if !is_up {
+            let channels = host.channels.iter_mut().flatten();
+            let lost: u64 = channels.map(driver::SimChannel::go_down).sum();
+            shared.counters.device_lost += lost;
+        }
+    }
+
     /// When the next packet that is held back arrives at the latest, in virtual nanoseconds.
     pub fn next_due_ns(&self) -> Option<u64> {
         let shared = lock(&self.0);
@@ -389,6 +401,9 @@ impl Shared {
         let mut taken = 0;
         while taken < max {
             let host = &mut self.hosts[from];
+            if host.is_down {
+                break;
+            }
             let Some(channel) = host.channels.get_mut(queue as usize).and_then(Option::as_mut) else {
                 break;
             };

@@ -4,16 +4,19 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use lm_protocol::control::{ControlMessage, Grant, Reject, RejectReason, Request};
+use lm_protocol::control::{
+    Challenge, ControlMessage, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
+};
 use lm_protocol::session::Terms;
 
-use crate::daemon::ipc::{Call, Control, Decision, Event, Outcome as Told, Reply};
+use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Reply};
 use crate::daemon::{DaemonError, News};
 use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
+use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::xsk::WakeError;
 
 /// How often the daemon hears in which sessions something came.
@@ -138,7 +141,7 @@ impl<N: Nic> Engine<N> {
                     tracing::error!(
                         "the admission daemon gives nothing back ({what}): start this program again"
                     );
-                    self.wake_error = Some(WakeError::Gone);
+                    self.link.failed(WakeError::Gone);
                 }
             }
         }
@@ -157,6 +160,21 @@ impl<N: Nic> Engine<N> {
     /// Nothing lands on `queue` any more: the daemon is to refuse who asks.
     pub(crate) fn withdraw_offer(&mut self, queue: u32) {
         self.tell_daemon(Call::CloseChannel { queue: queue as u16 });
+    }
+
+    /// Something lands again.
+    pub(crate) fn offer_again(&mut self) {
+        let Some(queue) = self.landing.as_ref().map(|landing| landing.queue) else {
+            return;
+        };
+        self.tell_daemon(Call::Receive(Offer {
+            queue: queue as u16,
+            mtu: self.fixed.mtu,
+            chunk_len: self.fixed.chunk_len,
+            max_message_len: self.config.max_message_len,
+            window_max: WINDOW_FRAGMENTS_MAX,
+            allow: self.config.allow.clone(),
+        }));
     }
 
     fn tell_daemon(&mut self, call: Call) {
@@ -220,21 +238,37 @@ impl<N: Nic> Engine<N> {
             first_message: grant.first_message,
         };
         let admission = offered.admission(&terms, from);
-        let had = landing.arena.len();
-        self.grow_landing(self.landing_len_for(fit.zone_len, request.messages_in_flight))
-            .map_err(|_| "not enough landing memory")?;
-        let has = self.landing.as_ref().map_or(had, |landing| landing.arena.len());
-        if has != had && self.nic.open_session(queue, &admission).is_err() {
+        let attempts = |engine: &Engine<N>| {
+            let failed_ns = engine.landing.as_ref().and_then(|landing| landing.failed_ns[0]);
+            (engine.counters.landing_grown, failed_ns)
+        };
+        let before = attempts(self);
+        let (zone_len, in_flight) = (fit.zone_len, request.messages_in_flight);
+        let lands = match self.provide_memory(*from.ip(), zone_len, in_flight, false) {
+            Ok(()) => true,
+            // It is granted, so that nobody can be asked to wait: its messages come by the one-copy path.
+            Err(_) => {
+                (self.provide_memory(*from.ip(), zone_len, in_flight, true))
+                    .map_err(|_| "not enough landing memory")?;
+                false
+            }
+        };
+        if lands && attempts(self) != before && self.nic.open_session(queue, &admission).is_err() {
             // The gate was closed while the channel was built anew.
             return Err("the gate cannot be opened again");
         }
         let addressing = self.addressing_to(from, mac);
         let index = (self.peers.find_or_add(from, &addressing, now_ns)).ok_or("too many peers at once")?;
         self.peers.at(index).addressing = addressing;
-        match self.install_session(index, &request, &terms, fit.integrity, admission, now_ns) {
-            Ok(()) => Ok(()),
-            Err(_) => Err("the landing channel is not to be trusted"),
+        // Its daemon's word.
+        self.introduce(index, request.sender_id, now_ns);
+        (self.install_session(index, &request, &terms, fit.integrity, admission, now_ns))
+            .map_err(|_| "the landing channel is not to be trusted")?;
+        if let Some(landing) = self.landing.as_mut().filter(|_| !lands) {
+            landing.stop_landing(place as u8, &self.umem, now_ns);
+            tracing::info!(%from, "its messages come by the one-copy path: others land, or there is no memory for its own");
         }
+        Ok(())
     }
 
     /// Has the daemon end a session that lands here, and waits until the gate is closed.
@@ -267,7 +301,7 @@ impl<N: Nic> Engine<N> {
         let sessions = heard
             .map(|inbound| {
                 let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                (inbound.terms.key, delivered)
+                (inbound.terms.key, delivered, !inbound.is_idle())
             })
             .collect();
         self.tell_daemon(Call::Touched { sessions });
@@ -289,6 +323,36 @@ impl<N: Nic> Engine<N> {
                 delivered,
             });
         }
+    }
+
+    /// The daemon's word for us to a peer whose daemon's program challenged us; none where there is no daemon.
+    pub(crate) fn word_of_daemon(&mut self, to: SocketAddrV4, challenge: &Challenge) -> [u8; WORD_LEN] {
+        let call = Call::Vouch {
+            to,
+            sender_id: challenge.sender_id,
+            cookie: challenge.cookie,
+        };
+        match self.nic.steward().map(|client| client.call(call, &[])) {
+            Some(Ok((Reply::Word(word), _))) => word,
+            _ => {
+                tracing::warn!(%to, "it hears only whom its cluster's daemons speak for: start lm-admissiond here, with the cluster's key");
+                [0; WORD_LEN]
+            }
+        }
+    }
+
+    /// Whether the daemon knows the word of a peer's daemon; without a daemon there need be none.
+    pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
+        let Some(client) = self.nic.steward() else {
+            return true;
+        };
+        let call = Call::Confirm {
+            from,
+            sender_id: proof.sender_id,
+            cookie: proof.cookie,
+            word: proof.word,
+        };
+        matches!(client.call(call, &[]), Ok((Reply::Done, _)))
     }
 
     /// Has the daemon ask for a session; `None` without a daemon.
@@ -391,8 +455,9 @@ impl<N: Nic> Engine<N> {
         {
             let from = self.peers.at(peer).data;
             self.reject(Fault::Ended, from);
+            return self.drop_outbound(peer, &Outcome::SessionEnded, now_ns);
         }
-        self.drop_outbound(peer, &Outcome::SessionEnded, now_ns);
+        self.lose_session(peer, now_ns);
     }
 
     /// A request is not wanted any more, or the session that it was granted.

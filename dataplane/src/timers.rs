@@ -7,6 +7,7 @@ use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::EAGER_NEVER_NEXT;
+use crate::xsk::WakeError;
 
 /// An announcement without an answer is repeated after this time.
 const REPEAT_AFTER_NS: u64 = 20_000_000;
@@ -17,15 +18,24 @@ const RESEND_AFTER_NS: u64 = 10_000_000;
 const RESEND_AFTER_MAX_NS: u64 = 200_000_000;
 /// A quiet session says that it is alive this often: several times within a lease.
 pub(crate) const KEEPALIVE_NS: u64 = 500_000_000;
+/// Whether the interface is still there is looked at this often.
+const LINK_LOOK_NS: u64 = 100_000_000;
+/// A silent peer whose host has said that nobody listens there is borne for no longer than this: its program is gone, not its path.
+/// That word can be forged, so a peer that is heard again after it is there.
+const REFUSED_SILENCE_NS: u64 = 5_000_000_000;
 
 impl<N: Nic> Engine<N> {
     /// Stage 10.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
+        self.watch_link(now_ns);
         self.drive_admission(now_ns);
         self.look_at_pending(now_ns);
+        self.look_at_reopening(now_ns);
         self.expire_leases(now_ns);
+        self.look_for_landing(now_ns);
         self.touch_sessions(now_ns);
         self.watch_inbound(now_ns);
+        self.watch_turns(now_ns);
         for position in (0..self.senders.len()).rev() {
             let index = self.senders[position];
             self.watch_outbound(index, now_ns);
@@ -35,17 +45,47 @@ impl<N: Nic> Engine<N> {
         self.close_way(now_ns);
     }
 
+    fn watch_link(&mut self, now_ns: u64) {
+        // Who only waits for packets is told nothing otherwise.
+        if now_ns.saturating_sub(self.link.looked_ns) >= LINK_LOOK_NS {
+            self.link.looked_ns = now_ns;
+            if self.nic.is_gone() {
+                self.link.failed(WakeError::Gone);
+            }
+        }
+        let patience_ns = self.patience_ns();
+        self.link.look(now_ns, patience_ns);
+    }
+
     fn watch_inbound(&mut self, now_ns: u64) {
-        let limit_ns = self.config.message_timeout.as_nanos() as u64;
-        let Some(landing) = &self.landing else { return };
-        let stalled = (landing.sessions.iter()).find(|inbound| inbound.stalled_ns(now_ns) > limit_ns);
+        let patience_ns = self.patience_ns();
+        let (peers, Some(landing)) = (&mut self.peers, &self.landing) else {
+            return;
+        };
+        let stalled = (landing.sessions.iter()).find(|inbound| {
+            let stalled_ns = inbound.stalled_ns(now_ns);
+            // Few sessions are asked for their peer.
+            stalled_ns > patience_ns.min(REFUSED_SILENCE_NS)
+                && (peers.named(inbound.terms.peer)).is_none_or(|peer| {
+                    stalled_ns > bearable_ns(patience_ns, peer.refused_ns, now_ns - stalled_ns)
+                })
+        });
         if let Some(key) = stalled.map(|inbound| inbound.terms.key) {
             self.counters.messages_stalled += 1;
             self.abort_session(key, Fault::Stalled);
         }
     }
 
+    /// A session that uses nothing of what was posted for it does not hold up others on its landing queue for longer than an unused place.
+    fn watch_turns(&mut self, now_ns: u64) {
+        let landing = self.landing.as_ref();
+        if let Some(place) = landing.and_then(|landing| landing.sessions.holds_up(now_ns)) {
+            self.stop_landing(place, Fault::Stalled, now_ns);
+        }
+    }
+
     fn watch_outbound(&mut self, index: u16, now_ns: u64) {
+        let patience_ns = self.patience_ns();
         let peer = self.peers.at(index);
         let Some(outbound) = &mut peer.outbound else {
             return;
@@ -57,7 +97,8 @@ impl<N: Nic> Engine<N> {
         // What else the peer says, on its eager messages or a successor for example, is no answer: it may have ended this session, and
         // its word of that may be lost.
         let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
-        if unanswered_ns > outbound.terms.lease_ns {
+        let patience_ns = patience_ns.max(outbound.terms.lease_ns);
+        if unanswered_ns > bearable_ns(patience_ns, peer.refused_ns, outbound.heard_ns) {
             self.drop_outbound(index, &Outcome::TimedOut, now_ns);
             return;
         }
@@ -77,27 +118,17 @@ impl<N: Nic> Engine<N> {
     }
 
     fn watch_eager(&mut self, now_ns: u64) {
-        let limit_ns = self.config.message_timeout.as_nanos() as u64;
+        let patience_ns = self.patience_ns();
         for position in (0..self.unconfirmed.len()).rev() {
             let index = self.unconfirmed[position];
-            let id = self.peers.id_of(index);
             let peer = self.peers.at(index);
             let unanswered_ns = now_ns.saturating_sub(peer.eager_out.progress_ns);
+            let limit_ns = bearable_ns(patience_ns, peer.refused_ns, peer.eager_out.progress_ns);
             let waits = peer.eager_out.oldest.is_some() || peer.eager_credit() == 0;
             if waits && unanswered_ns > limit_ns {
-                while peer.eager_out.oldest.is_some() {
-                    let (completions, counters, failed) =
-                        (&mut self.completions, &mut self.counters, &mut self.failed_sends);
-                    self.transmit_frames.settle_oldest(
-                        &mut peer.eager_out,
-                        id,
-                        Outcome::TimedOut,
-                        now_ns,
-                        |completion| Self::completed(completions, counters, failed, completion),
-                    );
-                }
-                peer.eager_out.begin_anew(now_ns);
+                self.give_up_eager(index, &Outcome::TimedOut, now_ns);
             }
+            let peer = self.peers.at(index);
             let since_resent_ns =
                 now_ns.saturating_sub(peer.eager_out.resent_ns.max(peer.eager_out.progress_ns));
             let pause_ns = (RESEND_AFTER_NS << peer.eager_out.resends.min(7)).min(RESEND_AFTER_MAX_NS);
@@ -117,6 +148,28 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    /// Settles all eager messages that a peer has not acknowledged, and numbers those to come anew.
+    pub(crate) fn give_up_eager(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
+        let id = self.peers.id_of(index);
+        let peer = self.peers.at(index);
+        while peer.eager_out.oldest.is_some() {
+            let (completions, counters, failed) =
+                (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+            self.transmit_frames.settle_oldest(
+                &mut peer.eager_out,
+                id,
+                outcome.clone(),
+                now_ns,
+                |completion| Self::completed(completions, counters, failed, completion),
+            );
+        }
+        peer.eager_out.begin_anew(now_ns);
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.config.patience.as_nanos() as u64
+    }
+
     /// Asks a peer to say where it is in our eager messages, with one that is never the next.
     pub(crate) fn ask_where(&mut self, index: u16, now_ns: u64) {
         let peer = self.peers.at(index);
@@ -130,5 +183,13 @@ impl<N: Nic> Engine<N> {
             acknowledges: None,
         };
         self.send_packet(index, &header, &[]);
+    }
+}
+
+/// For how long a peer may be silent that was heard last at `heard_ns`, and whose host said at `refused_ns` that nobody listens there.
+fn bearable_ns(patience_ns: u64, refused_ns: u64, heard_ns: u64) -> u64 {
+    match refused_ns > heard_ns {
+        true => patience_ns.min(REFUSED_SILENCE_NS),
+        false => patience_ns,
     }
 }

@@ -104,6 +104,26 @@ pub struct XdpStatistics {
     pub tx_ring_empty: u64,
 }
 
+/// A socket that has its memory and its rings, and no queue yet.
+#[derive(Debug)]
+pub struct Prepared {
+    fd: OwnedFd,
+    rings: Rings,
+}
+
+impl Prepared {
+    /// Binds it to its queue; `config` and `options` are those that it was prepared with.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Xsk::open_with`].
+    pub fn bind(self, config: &XskConfig<'_>, options: &XskOptions) -> Result<(Xsk, Rings), XskError> {
+        bind(&self.fd, config, options)?;
+        let zero_copy = is_zero_copy(&self.fd)?;
+        Ok((Xsk::of(self.fd, config, zero_copy), self.rings))
+    }
+}
+
 /// An open, bound AF_XDP socket.
 ///
 /// Holds the descriptor and the memory; the rings are separate ([`Rings`]), so that the thread that polls owns them.
@@ -133,11 +153,18 @@ impl Xsk {
     ///
     /// Those of [`Xsk::open`], and [`XskError::Invalid`] for options that do not fit the configuration.
     pub fn open_with(config: &XskConfig<'_>, options: &XskOptions) -> Result<(Xsk, Rings), XskError> {
+        Xsk::prepare(config, options)?.bind(config, options)
+    }
+
+    /// The part of [`Xsk::open_with`] that takes memory: what is left can be done as soon as the queue is free.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Xsk::open_with`] but for what the queue and its device have to do with.
+    pub fn prepare(config: &XskConfig<'_>, options: &XskOptions) -> Result<Prepared, XskError> {
         let fd = prepare(config, options)?;
         let rings = map_rings(&fd, config)?;
-        bind(&fd, config, options)?;
-        let zero_copy = is_zero_copy(&fd)?;
-        Ok((Xsk::of(fd, config, zero_copy), rings))
+        Ok(Prepared { fd, rings })
     }
 
     /// As [`Xsk::open_with`], for another process: it gets the descriptor, and takes it over with [`Xsk::adopt`]. Nothing of it stays here; the
@@ -209,6 +236,12 @@ impl Xsk {
             rx_fill_ring_empty: raw.rx_fill_ring_empty_descs,
             tx_ring_empty: raw.tx_ring_empty_descs,
         })
+    }
+
+    /// Whether its device was removed since the last time this was asked: then the kernel unbinds the socket, and leaves an error there. A
+    /// device that is only down does not (`xsk_notifier` of `net/xdp/xsk.c`).
+    pub fn lost_its_device(&self) -> bool {
+        matches!(rustix::net::sockopt::socket_error(&self.fd), Ok(Err(_)))
     }
 
     /// Lets the kernel send what is on the TX ring.

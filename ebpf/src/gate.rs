@@ -87,6 +87,8 @@ pub struct OpenSession {
     pub place: u32,
     /// Its key.
     pub key: u64,
+    /// When it stops landing by itself; 0: never.
+    pub active_until_ns: u64,
 }
 
 /// An attached gate. Dropping it, or the death of the process, detaches it, unless it is pinned ([`Gate::pin`]).
@@ -392,7 +394,13 @@ impl Gate {
             .map(|(queue, place)| {
                 let key = session_offset(queue, place) + offset_of!(SessionRow, key);
                 let key = u64::from_be(self.sessions.load_u64(key, Ordering::Relaxed));
-                OpenSession { queue, place, key }
+                let end = session_offset(queue, place) + offset_of!(SessionRow, active_until_ns);
+                OpenSession {
+                    queue,
+                    place,
+                    key,
+                    active_until_ns: self.sessions.load_u64(end, Ordering::Relaxed),
+                }
             })
             .collect()
     }

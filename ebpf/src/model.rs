@@ -307,7 +307,7 @@ impl ModelGate {
         }
         match lm[0] & 15 {
             1 => self.judge_data(queue, packet, lm),
-            2..=7 => {
+            2..=7 | 15 => {
                 let channel = self.channel(queue);
                 let is_limited = channel.role == Role::GeneralZeroCopy;
                 let may = match channel.role {

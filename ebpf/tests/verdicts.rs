@@ -5,7 +5,7 @@ mod bed;
 
 use std::net::Ipv4Addr;
 
-use bed::packet::{CONTROL_PORT, EAGER, LOCAL, MANIFEST, PEER, Packet};
+use bed::packet::{CONTROL, CONTROL_PORT, EAGER, LOCAL, MANIFEST, PEER, Packet};
 use bed::pair::{GENERAL, LANDING, PLAIN, Pair, ipfrag_session, lm_session};
 use lm_ebpf::Verdict::{self, *};
 use lm_ebpf::{GateError, Role, SessionAdmission, Wire};
@@ -244,11 +244,11 @@ fn versions_and_types() {
             };
             expect(&mut pair, LANDING, &packet, PassVersion);
         }
-        for kind in [0, 8, 9, 14, 15] {
+        for kind in [0, 8, 9, 14] {
             expect(&mut pair, LANDING, &Packet::lm(kind, 10), PassType);
             expect(&mut pair, GENERAL, &Packet::lm(kind, 10), PassType);
         }
-        for kind in EAGER..=MANIFEST {
+        for kind in (EAGER..=MANIFEST).chain([CONTROL]) {
             expect(&mut pair, GENERAL, &Packet::lm(kind, 10), RedirectGeneral);
             expect(
                 &mut pair,

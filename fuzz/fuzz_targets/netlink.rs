@@ -1,7 +1,4 @@
-//! The kernel's answers about routes and neighbours: nothing panics, and reading ends.
+//! [`lm_dataplane::fuzzing::netlink`] on what a fuzzer makes up.
 
 #![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| lm_dataplane::fuzzing::netlink(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lm_dataplane::fuzzing::netlink(bytes));

@@ -15,6 +15,8 @@
 //! | 4 | LM_ACQ_REJ | [`ControlMessage::Reject`] | grantor |
 //! | 5 | not in the paper | [`ControlMessage::Ended`] | grantor; makes LM_ENDME repeatable and confirmed |
 //! | 6, 7 | LM_APPEND_ADDR, LM_REMOVE_ADDR | [`crate::admission`]: only between daemons, and sealed | |
+//! | 10 | not in the paper | [`ControlMessage::Challenge`] | whoever hears an address for the first time; see [`crate::introduction`] |
+//! | 11 | not in the paper | [`ControlMessage::Proof`] | the challenged |
 //!
 //! All control messages are datagrams and may be lost, doubled or late: a reply carries its request's number, and every
 //! request may be repeated. The first 8 bytes keep their meaning in all versions, so that a receiver of another version
@@ -45,6 +47,10 @@ pub const KIND_ENDED: u8 = 5;
 pub const KIND_APPEND_ADDR: u8 = 6;
 /// Kind of LM_REMOVE_ADDR; see [`crate::admission`].
 pub const KIND_REMOVE_ADDR: u8 = 7;
+/// Kind of CHALLENGE.
+pub const KIND_CHALLENGE: u8 = 10;
+/// Kind of PROOF.
+pub const KIND_PROOF: u8 = 11;
 
 /// Longest control message, in bytes.
 pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
@@ -258,6 +264,62 @@ pub struct Ended {
     pub delivered: u32,
 }
 
+/// CHALLENGE: an endpoint was heard that is not known, and is asked for the proof that it receives at its address.
+///
+/// ```text
+///  0               8               16              24  25              32
+/// +---------------+---------------+---------------+---+---------------+
+/// |   sender id   |    cookie     | challenger id |ask|       0       |
+/// +---------------+---------------+---------------+---+---------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Challenge {
+    /// The sender id that was heard.
+    pub sender_id: u64,
+    /// What a [`Proof`] repeats.
+    pub cookie: u64,
+    /// The challenger's own incarnation.
+    pub challenger_id: u64,
+    /// What the challenger wants.
+    pub ask: Ask,
+}
+
+/// What a challenger wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ask {
+    /// The cookie.
+    Cookie = 0,
+    /// The cookie, with the word of the sender's admission daemon for it.
+    Word = 1,
+    /// Nothing: who sends from this address is not heard.
+    Silence = 2,
+}
+
+/// PROOF: the answer to a [`Challenge`].
+///
+/// ```text
+///  0               8               16      18              24                              40
+/// +---------------+---------------+-------+---------------+-------------------------------+
+/// |   sender id   |    cookie     |data pt|       0       |         daemon's word         |
+/// +---------------+---------------+-------+---------------+-------------------------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// The sender id that was challenged.
+    pub sender_id: u64,
+    /// The challenge's cookie.
+    pub cookie: u64,
+    /// The sender's UDP port on the data path.
+    pub data_port: u16,
+    /// What the sender's daemon says to the receiver's about it, under the cluster's key
+    /// ([`ClusterKey::word`](crate::admission::ClusterKey::word)); zeros where there is none.
+    pub word: [u8; WORD_LEN],
+}
+
+/// Bytes of a daemon's word.
+pub const WORD_LEN: usize = 16;
+
 /// An admission message.
 ///
 /// ```
@@ -281,6 +343,10 @@ pub enum ControlMessage {
     Reject(Reject),
     /// LM_ENDME_OK.
     Ended(Ended),
+    /// CHALLENGE.
+    Challenge(Challenge),
+    /// PROOF.
+    Proof(Proof),
 }
 
 /// Why a datagram is no control message.
@@ -398,6 +464,28 @@ struct RawEnd {
     reserved: U32,
 }
 
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawChallenge {
+    sender_id: U64,
+    cookie: U64,
+    challenger_id: U64,
+    ask: u8,
+    reserved: [u8; 7],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawProof {
+    sender_id: U64,
+    cookie: U64,
+    data_port: U16,
+    reserved: [u8; 6],
+    word: [u8; WORD_LEN],
+}
+
+const _: () = assert!(size_of::<RawChallenge>() == 32);
+const _: () = assert!(size_of::<RawProof>() == 40);
 const _: () = assert!(size_of::<RawRequest>() == 32);
 const _: () = assert!(core::mem::offset_of!(RawRequest, max_message_len) == 16);
 const _: () = assert!(size_of::<RawGrant>() == 52);
@@ -434,6 +522,8 @@ impl ControlMessage {
             ControlMessage::Grant(_) => KIND_GRANT,
             ControlMessage::Reject(_) => KIND_REJECT,
             ControlMessage::Ended(_) => KIND_ENDED,
+            ControlMessage::Challenge(_) => KIND_CHALLENGE,
+            ControlMessage::Proof(_) => KIND_PROOF,
         }
     }
 
@@ -445,6 +535,8 @@ impl ControlMessage {
             ControlMessage::Grant(_) => "LM_ACQ_OK",
             ControlMessage::Reject(_) => "LM_ACQ_REJ",
             ControlMessage::Ended(_) => "LM_ENDME_OK",
+            ControlMessage::Challenge(_) => "CHALLENGE",
+            ControlMessage::Proof(_) => "PROOF",
         }
     }
 
@@ -454,6 +546,10 @@ impl ControlMessage {
             ControlMessage::Request(request) => self.finish(request_id, out, &RawRequest::from(request)),
             ControlMessage::Grant(grant) => self.finish(request_id, out, &RawGrant::from(grant)),
             ControlMessage::Reject(reject) => self.finish(request_id, out, &RawReject::from(reject)),
+            ControlMessage::Challenge(challenge) => {
+                self.finish(request_id, out, &RawChallenge::from(challenge))
+            }
+            ControlMessage::Proof(proof) => self.finish(request_id, out, &RawProof::from(proof)),
             ControlMessage::End(End {
                 session_key,
                 messages,
@@ -534,6 +630,8 @@ impl ControlMessage {
                     delivered: raw.messages.get(),
                 })
             }
+            KIND_CHALLENGE => ControlMessage::Challenge(read::<RawChallenge>(body)?.try_into()?),
+            KIND_PROOF => ControlMessage::Proof(read::<RawProof>(body)?.try_into()?),
             kind => return Err(ControlError::UnknownKind { kind }),
         })
     }
@@ -690,6 +788,61 @@ impl TryFrom<RawReject> for Reject {
             version: raw.version,
             retry_after_ms: raw.retry_after_ms.get(),
             limit: raw.limit.get(),
+        })
+    }
+}
+
+impl From<Challenge> for RawChallenge {
+    fn from(challenge: Challenge) -> RawChallenge {
+        RawChallenge {
+            sender_id: U64::new(challenge.sender_id),
+            cookie: U64::new(challenge.cookie),
+            challenger_id: U64::new(challenge.challenger_id),
+            ask: challenge.ask as u8,
+            reserved: [0; 7],
+        }
+    }
+}
+
+impl TryFrom<RawChallenge> for Challenge {
+    type Error = ControlError;
+
+    fn try_from(raw: RawChallenge) -> Result<Challenge, ControlError> {
+        Ok(Challenge {
+            sender_id: raw.sender_id.get(),
+            cookie: raw.cookie.get(),
+            challenger_id: raw.challenger_id.get(),
+            ask: match raw.ask {
+                0 => Ask::Cookie,
+                1 => Ask::Word,
+                2 => Ask::Silence,
+                _ => return Err(ControlError::Field("wish in a challenge")),
+            },
+        })
+    }
+}
+
+impl From<Proof> for RawProof {
+    fn from(proof: Proof) -> RawProof {
+        RawProof {
+            sender_id: U64::new(proof.sender_id),
+            cookie: U64::new(proof.cookie),
+            data_port: U16::new(proof.data_port),
+            reserved: [0; 6],
+            word: proof.word,
+        }
+    }
+}
+
+impl TryFrom<RawProof> for Proof {
+    type Error = ControlError;
+
+    fn try_from(raw: RawProof) -> Result<Proof, ControlError> {
+        Ok(Proof {
+            sender_id: raw.sender_id.get(),
+            cookie: raw.cookie.get(),
+            data_port: parse_port(raw.data_port)?,
+            word: raw.word,
         })
     }
 }

@@ -34,7 +34,7 @@
 //! assert_eq!(lens, [1472, 1480, 1480, 1480, 1256]);
 //! # Ok::<(), lm_protocol::geometry::GeometryError>(())
 //! ```
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, feature = "fuzzing")), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
@@ -42,8 +42,11 @@ extern crate alloc;
 pub mod admission;
 pub mod control;
 pub mod delivery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod geometry;
 pub mod integrity;
+pub mod introduction;
 pub mod manifest;
 pub mod rate;
 pub mod rss;

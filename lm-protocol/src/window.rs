@@ -212,7 +212,7 @@ impl FusedIterator for TransmitOrder {}
 ///
 /// ```text
 ///  highest fragment of w arrived     save the tail     lowest frame of w+1     its RX descriptor     restore the tail
-///  (its bytes are verified)          └ tail_saved(w)   may be posted           └ lowest_arrived(w+1) └ readable again
+///  (and its bytes are final)         └ tail_saved(w)   may be posted           └ lowest_arrived(w+1) └ readable again
 /// ```
 ///
 /// * The lowest frame of window `w + 1` is posted only when tail `w` is saved ([`TailRule::may_post_lowest`]). Entries
@@ -261,7 +261,7 @@ impl TailRule {
         window <= self.saved
     }
 
-    /// The tail that has to be saved when fragment `index` has arrived and is verified, if any.
+    /// The tail that has to be saved when fragment `index` has arrived and is final, if any.
     #[inline]
     pub const fn tail_to_save(&self, shape: WindowShape, index: u32, count: u32) -> Option<u32> {
         let window = shape.window_of(index);

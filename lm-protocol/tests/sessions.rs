@@ -382,6 +382,20 @@ fn the_same_request_gets_the_same_grant() {
 }
 
 #[test]
+fn one_address_has_no_more_places_than_it_may() {
+    let queues: Vec<u16> = (1..=16).collect();
+    let mut receiver = Receiver::new(&queues);
+    receiver.grantor = Grantor::new(&queues).with_address_max(8);
+    let mut granted = 0;
+    for n in 0..16 {
+        let reply = receiver.ask(1, n, request(u64::from(n)), Time::ZERO);
+        granted += u32::from(matches!(reply, Some(ControlMessage::Grant(_))));
+    }
+    assert_eq!(granted, 8);
+    grant_of(receiver.ask(2, 1, request(77), Time::ZERO));
+}
+
+#[test]
 fn the_end_is_confirmed_as_often_as_asked() {
     let mut receiver = Receiver::new(&[1]);
     let key = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
@@ -434,6 +448,120 @@ fn a_lease_runs_out_unless_something_is_heard() {
     }));
     assert_eq!(receiver.end(1, key, ms(8001)), ended);
     assert_eq!(receiver.queues.open.len(), 2);
+}
+
+/// A path may be cut: silence is borne for longer than a lease, but nobody who finds no place waits for it.
+#[test]
+fn a_silent_session_goes_on_until_patience_ends_or_its_place_is_wanted() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    receiver.grantor = Grantor::new(&[1, 2]).with_patience(Duration::from_secs(60));
+    let first = grant_of(receiver.ask(1, 9, request(1), Time::ZERO)).session_key;
+    assert_eq!(receiver.grantor.poll_timeout(), Some(ms(60_000)));
+    assert_eq!(receiver.grantor.expire(ms(6000), &mut receiver.queues), 0);
+    // There is a place beside it.
+    let second = grant_of(receiver.ask(2, 9, request(2), ms(6000))).session_key;
+    assert!(receiver.queues.closed.is_empty());
+    // Now there is none, and its lease has run out.
+    let third = grant_of(receiver.ask(3, 9, request(3), ms(7000))).session_key;
+    assert_eq!(receiver.queues.closed, [(first, CloseReason::Expired)]);
+    assert_eq!(receiver.grantor.next_way(), Some(ms(11_000)));
+    // Those of the others have not.
+    assert_eq!(
+        reject_of(receiver.ask(4, 9, request(4), ms(8000))).reason,
+        RejectReason::Busy
+    );
+    // The second one's path is whole again.
+    receiver.grantor.touched(second, ms(60_000));
+    assert_eq!(receiver.grantor.expire(ms(66_999), &mut receiver.queues), 0);
+    assert_eq!(receiver.grantor.expire(ms(67_000), &mut receiver.queues), 1);
+    assert_eq!(receiver.queues.closed[1], (third, CloseReason::Expired));
+    assert_eq!(receiver.grantor.expire(ms(119_999), &mut receiver.queues), 0);
+    assert_eq!(receiver.grantor.expire(ms(120_000), &mut receiver.queues), 1);
+}
+
+/// A place in which nothing of a message comes goes to whoever waits, and so does that of one whose lease has run out; their sessions go on
+/// without, and end when nothing is under way any more.
+#[test]
+fn a_session_with_a_message_under_way_goes_on_without_its_place() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    receiver.grantor = Grantor::new(&[1, 2]).with_patience(Duration::from_secs(60));
+    let keys =
+        [1, 2].map(|host| grant_of(receiver.ask(host, 9, request(host.into()), Time::ZERO)).session_key);
+    let unused = |since, is_idle| Unused {
+        since: ms(since),
+        is_idle,
+    };
+    (receiver.queues.unused).extend(keys.into_iter().zip([unused(100, false), unused(200, false)]));
+    for key in keys {
+        receiver.grantor.touched(key, ms(5000));
+    }
+    assert_eq!(receiver.grantor.displace(ms(5099), &mut receiver.queues), None);
+    assert_eq!(receiver.grantor.free_places(), 0);
+    // The first one cannot, so that it is the second one's turn.
+    receiver.queues.fixed.push(keys[0]);
+    assert_eq!(receiver.grantor.displace(ms(5200), &mut receiver.queues), None);
+    assert_eq!(
+        (receiver.grantor.free_places(), &receiver.queues.aside[..]),
+        (1, &keys[1..])
+    );
+    let third = grant_of(receiver.ask(3, 9, request(3), ms(5200))).session_key;
+    assert_eq!(receiver.grantor.sessions().count(), 3);
+    // It is as it was for its sender: its repeated request, its lease.
+    assert_eq!(
+        grant_of(receiver.ask(2, 9, request(2), ms(6000))).session_key,
+        keys[1]
+    );
+    // A lease that has run out: who can goes aside, who cannot ends, and who is aside bears its silence as long as patience lasts.
+    receiver.queues.unused.insert(third, unused(5200, false));
+    assert_eq!(receiver.grantor.make_way(ms(11_500), &mut receiver.queues), 2);
+    assert_eq!(receiver.queues.closed, [(keys[0], CloseReason::Expired)]);
+    assert_eq!(receiver.queues.aside, [keys[1], third]);
+    assert_eq!(receiver.grantor.expire(ms(20_000), &mut receiver.queues), 0);
+    // As many as there are places: then they keep theirs.
+    let fourth = grant_of(receiver.ask(4, 9, request(4), ms(20_000))).session_key;
+    receiver.queues.unused.insert(fourth, unused(20_000, false));
+    assert_eq!(receiver.grantor.displace(ms(30_000), &mut receiver.queues), None);
+    assert_eq!(receiver.grantor.free_places(), 1);
+    // What is under way is here: its sender is to ask again, but not before it was idle for as long.
+    receiver.queues.unused.insert(keys[1], unused(21_000, true));
+    assert_eq!(receiver.grantor.recall(ms(25_999), &mut receiver.queues), None);
+    let ended = Ended {
+        session_key: keys[1],
+        delivered: 5,
+    };
+    let told = receiver.grantor.recall(ms(26_000), &mut receiver.queues);
+    assert_eq!(told, Some((peer(2), 9, ended)));
+    assert_eq!(receiver.queues.aside, [third]);
+    // The other one's sender ends it itself.
+    assert!(matches!(
+        receiver.end(3, third, ms(26_001)),
+        Some(ControlMessage::Ended(_))
+    ));
+    assert!(receiver.queues.aside.is_empty());
+}
+
+/// An address with more sessions aside than half as many as there are places gets no further one.
+#[test]
+fn who_has_sessions_aside_leaves_places_to_others() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    for number in 0..2 {
+        let key = grant_of(receiver.ask(1, number, request(number.into()), Time::ZERO)).session_key;
+        let since = Time::ZERO;
+        receiver.queues.unused.insert(
+            key,
+            Unused {
+                since,
+                is_idle: false,
+            },
+        );
+        assert_eq!(receiver.grantor.displace(ms(5000), &mut receiver.queues), None);
+    }
+    assert_eq!(receiver.grantor.free_places(), 2);
+    assert_eq!(
+        reject_of(receiver.ask(1, 2, request(2), ms(1))).reason,
+        RejectReason::Busy
+    );
+    grant_of(receiver.ask(2, 0, request(3), ms(1)));
 }
 
 /// Every grant was lost until the lease ran out, and the applicant is still asking.

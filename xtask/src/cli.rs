@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, fuzz, hold, run as demonstration, soak, testbed, verify, vm};
+use crate::{bench, dist, figures, fuzz, hold, run as demonstration, soak, testbed, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -27,6 +27,7 @@ enum Command {
     Fuzz(fuzz::FuzzArguments),
     Asan(fuzz::AsanArguments),
     Bench(bench::Arguments),
+    Figures(figures::Arguments),
     Bed(hold::Arguments),
     Testbed(testbed::Arguments),
     Vm(vm::Arguments),
@@ -68,6 +69,7 @@ fn run(command: Command) -> Result<()> {
         Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Command::Asan(arguments) => fuzz::asan(&arguments),
         Command::Bench(arguments) => bench::run(arguments),
+        Command::Figures(arguments) => figures::run(&arguments),
         Command::Bed(arguments) => hold::run(&arguments),
         Command::Testbed(arguments) => testbed::run(&arguments),
         Command::TestbedKeep(arguments) => testbed::keep(&arguments),

@@ -54,7 +54,8 @@ pub fn sha256(path: &Path) -> Result<String> {
     Ok(hex(&digest.finalize()))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// In hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// Kernel, processor, cores and time of this measurement.
+/// Kernel, processor, cores, time, command and commit of this measurement.
 pub fn describe() -> Value {
     let processor = std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -22,8 +22,44 @@ pub fn describe() -> Value {
         "processor": processor,
         "cores": cores(),
         "unix_time_s": since_epoch.as_secs(),
+        "date": date(since_epoch.as_secs()),
+        "command": command_line(std::env::args().skip(1)),
         "revision": revision(),
     })
+}
+
+/// What was typed, without where its results went.
+pub fn command_line(arguments: impl Iterator<Item = String>) -> String {
+    let mut line = vec!["cargo xtask".to_owned()];
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" | "--plot" | "--csv" | "--hgrm" => {
+                arguments.next();
+            }
+            other if ["--json=", "--plot="].iter().any(|name| other.starts_with(name)) => {}
+            _ => line.push(argument),
+        }
+    }
+    line.join(" ")
+}
+
+/// Seconds since 1970 as RFC 3339 has them, in UTC. Days are counted as in Howard Hinnant's `civil_from_days`: years begin in March.
+pub fn date(unix_time_s: u64) -> String {
+    let (days, seconds) = (unix_time_s / 86_400 + 719_468, unix_time_s % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let march_month = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 {
+        march_month + 3
+    } else {
+        march_month - 9
+    };
+    let year = era * 400 + year + u64::from(month < 3);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// Cores this process may use.
@@ -59,7 +95,8 @@ pub fn keep_cores_awake() -> Result<File> {
     })
 }
 
-fn revision() -> Option<String> {
+/// The commit of this tree, `-dirty` where it is not quite that.
+pub fn revision() -> Option<String> {
     let mut git = std::process::Command::new("git");
     git.current_dir(crate::workspace::root())
         .args(["describe", "--always", "--dirty"]);
@@ -77,12 +114,13 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Opens `PATH.part` beside the file.
+    /// Makes `PATH.part` beside the file, in place of what has that name: a link is not followed.
     pub fn create(path: &Path) -> Result<ResultFile> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".part");
         let partial = PathBuf::from(partial);
-        let file = File::create(&partial).with_context(|| {
+        let _ = std::fs::remove_file(&partial);
+        let file = File::create_new(&partial).with_context(|| {
             format!(
                 "cannot write {}; name a file in a folder that exists",
                 path.display()
@@ -117,6 +155,51 @@ impl Drop for ResultFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_result_follows_no_link() {
+        let folder = std::env::temp_dir().join(format!("lm-result-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let [victim, result, partial] = ["victim", "r.json", "r.json.part"].map(|name| folder.join(name));
+        std::fs::write(&victim, "kept").unwrap();
+        for link in [&result, &partial] {
+            std::os::unix::fs::symlink(&victim, link).unwrap();
+        }
+        ResultFile::create(&result)
+            .unwrap()
+            .write(&serde_json::json!(1))
+            .unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
+        assert_eq!(std::fs::read_to_string(&result).unwrap(), "1\n");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_795_281_185, "2026-11-21T17:13:05Z"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
+    }
+
+    #[test]
+    fn a_command_is_told_without_its_files() {
+        let words = [
+            "bench",
+            "core",
+            "--json",
+            "x.json",
+            "--pairs",
+            "3",
+            "--plot=y.svg",
+        ];
+        let line = command_line(words.map(str::to_owned).into_iter());
+        assert_eq!(line, "cargo xtask bench core --pairs 3");
+    }
 
     #[test]
     fn result_files_appear_whole_or_not_at_all() {

@@ -18,11 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::workspace::{command_line, root};
+use crate::workspace::{cargo, command_line, root, run as run_command};
 use world::{ADMISSION, ENGINES, World, build, rates};
 
 /// A seed takes some 30 ms; one that takes so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
+/// Makes the tests' long loops run in full; `dataplane/src/sim_tests/mod.rs` reads it.
+const LONG_VARIABLE: &str = "LM_LONG";
 /// How often progress is shown: on a terminal, and elsewhere.
 const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
 
@@ -41,6 +43,8 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// With --cluster: all to all on a cluster of hosts with an admission daemon each, while every second a daemon or a program is killed
 /// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
 /// the daemons grow in neither descriptors nor memory. Needs root.
+///
+/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full; docs/ci.md lists them.
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -77,6 +81,9 @@ pub struct Arguments {
     /// With --cluster: no daemons; programs embed the admission, as root.
     #[arg(long, requires = "cluster")]
     embedded: bool,
+    /// The tests' long loops in full instead.
+    #[arg(long, conflicts_with_all = ["seeds", "admission", "cluster", "kernel", "with"])]
+    long: bool,
     /// How many seeds on the real kernel.
     #[arg(long, default_value_t = 0, value_name = "SEEDS")]
     kernel: u64,
@@ -158,6 +165,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             embedded: arguments.embedded,
         });
     }
+    if arguments.long {
+        return long_loops();
+    }
     let seeds = match (arguments.seeds, arguments.kernel) {
         (Some(seeds), _) => seeds,
         (None, 0) => 1000,
@@ -175,6 +185,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel::soak(arguments.kernel_seed, arguments.kernel)?;
     }
     Ok(())
+}
+
+/// The tests on the simulated NIC with their loops in full, built as they are for `cargo xtask test`: with overflow checked.
+fn long_loops() -> Result<()> {
+    run_command(
+        cargo()
+            .args(["test", "--package", "lm-dataplane", "--lib", "sim_tests::"])
+            .env(LONG_VARIABLE, "1"),
+    )
 }
 
 /// Seeds of a simulated world; gives the program that ran them.
@@ -416,6 +435,38 @@ mod tests {
         ] {
             assert_eq!(parse(other), Line::Other, "{other}");
         }
+    }
+
+    /// What an ordinary run leaves out stands on the page, and is nowhere more than nine tenths.
+    #[test]
+    fn the_page_lists_every_long_loop() {
+        let page = std::fs::read_to_string(root().join("docs/ci.md")).unwrap();
+        let mut loops = 0;
+        for entry in std::fs::read_dir(root().join("dataplane/src/sim_tests")).unwrap() {
+            let path = entry.unwrap().path();
+            let Ok(text) = std::fs::read_to_string(&path) else {
+                continue;
+            };
+            let module = path.file_stem().unwrap().to_str().unwrap();
+            for call in text.split("times(").skip(1) {
+                let counts = call.split_once(')').unwrap().0.replace('_', "");
+                let Some((Ok(ordinary), Ok(full))) = counts
+                    .split_once(", ")
+                    .map(|(a, b)| (a.parse::<u64>(), b.parse::<u64>()))
+                else {
+                    continue;
+                };
+                loops += 1;
+                assert!(full <= 10 * ordinary, "{module}: {counts}");
+                let row = format!("| {ordinary} | {full} |");
+                assert!(
+                    page.lines()
+                        .any(|line| line.contains(&format!("`{module}`")) && line.contains(&row)),
+                    "{module}: {row}"
+                );
+            }
+        }
+        assert!(loops > 0);
     }
 
     /// A shell in the test program's place: this is about processes, ranges and what they say.

@@ -9,9 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench;
 use crate::table::Table;
-use crate::vm::protocol::Mode;
+use crate::tally::Tally;
+use crate::test_programs;
+use crate::vm::protocol::{Mode, Spoil};
 use crate::vm::{self, Purpose};
-use crate::workspace::{cargo, command_line, run};
+use crate::workspace::{cargo, command_line, run, target_dir};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
@@ -28,12 +30,18 @@ pub struct TestArguments {
     release: bool,
     /// Instead: the checks of zero-copy mode on emulated network cards, in the virtual machine of `cargo xtask vm`.
     ///
-    /// Where the machine's packages cannot be had they are skipped.
+    /// Where the machine's packages cannot be had they are skipped; with CI=true in the environment that is an error.
     #[arg(long, conflicts_with_all = ["package", "release"])]
     vm: bool,
+    /// Instead: write the names of all tests to xtask/test-names.txt, with which the whole list is compared each time; runs none.
+    #[arg(long, conflicts_with_all = ["package", "release", "vm"])]
+    update_names: bool,
     /// With --vm: fewer checks that do less, in a minute and a half.
     #[arg(long, requires = "vm")]
     short: bool,
+    /// With --vm, instead: checks with faults put into them on purpose; each must be found.
+    #[arg(long, requires = "vm", conflicts_with_all = ["short", "mode", "json", "console", "rest"])]
+    spoiled: bool,
     /// With --vm: the mode to receive in.
     #[arg(long, requires = "vm", value_enum, default_value_t = Mode::ZeroCopy)]
     mode: Mode,
@@ -58,71 +66,11 @@ pub struct GateArguments {
     check: bool,
 }
 
-/// What `cargo test` said, summed over all test programs.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-    /// Test name and reason.
-    skipped: Vec<(String, String)>,
-    /// Test name and what the kernel lacks for a part of it; nobody can install that.
-    absent: Vec<(String, String)>,
-    failures: Vec<String>,
-    /// The test whose captured output is being read.
-    current: String,
-    /// Whether the lines read are the captured output of tests that passed.
-    in_successes: bool,
-}
-
-impl Tally {
-    /// Takes one line of `cargo test -- --show-output`; tells whether to show it.
-    fn line(&mut self, line: &str) -> bool {
-        if let Some(result) = line.strip_prefix("test result: ") {
-            for part in result.split([';', '.']) {
-                let mut words = part.split_whitespace();
-                let (Some(number), Some(what)) = (words.next(), words.next()) else {
-                    continue;
-                };
-                let Ok(number) = number.parse::<u64>() else {
-                    continue;
-                };
-                match what {
-                    "passed" => self.passed += number,
-                    "failed" => self.failed += number,
-                    "ignored" => self.ignored += number,
-                    _ => {}
-                }
-            }
-            self.in_successes = false;
-            return true;
-        }
-        if line == "successes:" {
-            self.in_successes = true;
-        } else if line == "failures:" {
-            self.in_successes = false;
-        } else if let Some(name) = line
-            .strip_prefix("---- ")
-            .and_then(|line| line.strip_suffix(" stdout ----"))
-        {
-            self.current = name.to_owned();
-        } else if let Some((_, reason)) = line.split_once("SKIPPED: ") {
-            self.skipped
-                .push((self.current.clone(), reason.trim().to_owned()));
-        } else if let Some((_, what)) = line.split_once("NOT IN THIS KERNEL: ") {
-            self.absent.push((self.current.clone(), what.trim().to_owned()));
-        } else if let Some(name) = line
-            .strip_prefix("test ")
-            .and_then(|line| line.strip_suffix(" ... FAILED"))
-        {
-            self.failures.push(name.to_owned());
-        }
-        !self.in_successes
-    }
-}
-
 /// Runs `cargo xtask test`.
 pub fn test(arguments: &TestArguments) -> Result<()> {
+    if arguments.spoiled {
+        return spoiled(vm::Build::default());
+    }
     if arguments.vm {
         return in_machine(vm::Choice {
             purpose: match arguments.short {
@@ -133,8 +81,11 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
             mode: arguments.mode,
             json: arguments.json.clone(),
             console: arguments.console.clone(),
-            reports: None,
+            ..vm::Choice::default()
         });
+    }
+    if arguments.update_names {
+        return test_programs::update();
     }
     let mut selection: Vec<String> = arguments
         .package
@@ -154,21 +105,25 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     // Tests start programs of other packages. `cargo test` builds all of them where it builds all tests; to build them before would be to
     // build most of the workspace twice, because tests ask for more features of what they depend on.
     let whole = arguments.package.is_empty() && !for_cargo.iter().any(|word| word.starts_with('-'));
-    if !whole {
+    let (tally, success) = if whole {
+        (
+            test_programs::run_all(arguments.release, for_cargo, for_tests)?,
+            true,
+        )
+    } else {
         run(cargo().args(["build", "--bins"]).args(if arguments.release {
             &["--workspace", "--release"][..]
         } else {
             &["--workspace"]
         }))?;
-    }
-
-    let mut command = cargo();
-    command
-        .args(["test", "--no-fail-fast"])
-        .args(&selection)
-        .args(for_cargo);
-    command.args(["--", "--show-output"]).args(for_tests);
-    let (tally, success) = tests_of(&mut command)?;
+        let mut command = cargo();
+        command
+            .args(["test", "--no-fail-fast"])
+            .args(&selection)
+            .args(for_cargo);
+        command.args(["--", "--show-output"]).args(for_tests);
+        tests_of(&mut command)?
+    };
 
     println!();
     if !tally.skipped.is_empty() {
@@ -196,8 +151,11 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
         tally.failed
     );
     ensure!(success, "`cargo test` failed; its own message is above");
+    if whole && arguments.rest.is_empty() {
+        test_programs::compare(&tally.names)?;
+    }
     ensure!(passed > 0 || !arguments.rest.is_empty(), "no test ran");
-    if std::env::var("CI").as_deref() == Ok("true") {
+    if is_ci() {
         ensure!(
             skipped == 0,
             "{skipped} tests were skipped, which CI=true does not allow; the reasons are above"
@@ -206,17 +164,54 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs checks in the virtual machine. That its packages cannot be had, which nothing here can change, is told and no error; any
-/// other reason is one.
+/// Runs checks in the virtual machine. That its packages cannot be had is told, and an error in CI alone.
 fn in_machine(choice: vm::Choice) -> Result<()> {
     let result = vm::run(&choice.into());
     match result.as_ref().err().and_then(vm::skip_reason) {
+        Some(reason) if is_ci() => {
+            bail!("the checks on emulated network cards were skipped, which CI=true does not allow: {reason}")
+        }
         Some(reason) => {
             println!("SKIPPED: checks on emulated network cards: {reason}");
             Ok(())
         }
         None => result,
     }
+}
+
+/// Puts faults into checks: each must be found, and be told as what it is.
+fn spoiled(build: vm::Build) -> Result<()> {
+    let faults = [
+        ("virtio-net/transfer-copies", Spoil::File, "SHA-256"),
+        ("virtio-net/finality", Spoil::Message, "changed"),
+        ("virtio-net/rebind", Spoil::Card, "the RSS tables were"),
+    ];
+    let choice = vm::Choice {
+        purpose: Purpose::ShortTest,
+        checks: faults.map(|fault| fault.0.to_owned()).to_vec(),
+        spoil: faults.map(|fault| fault.1).to_vec(),
+        build,
+        ..vm::Choice::default()
+    };
+    let Err(error) = vm::run(&choice.into()) else {
+        bail!("faults were put into three checks, and all passed");
+    };
+    let Some(not_passed) = error.downcast_ref::<vm::NotPassed>() else {
+        return Err(error);
+    };
+    for (name, _, words) in faults {
+        let is_it = |ended: &vm::protocol::Ended| ended.name == name && ended.output.contains(words);
+        ensure!(
+            not_passed.failed.iter().any(is_it),
+            "the fault that was put into {name} was not found there"
+        );
+    }
+    println!("each fault was found");
+    Ok(())
+}
+
+fn is_ci() -> bool {
+    std::env::var("CI").as_deref() == Ok("true")
 }
 
 /// Runs a `cargo test`, showing its output but for what passing tests printed.
@@ -261,45 +256,43 @@ pub fn ci() -> Result<()> {
             run(cargo().args(["fmt", "--all", "--check"]))
         }),
         ("clippy", "correct what it names", || {
-            run(cargo().args([
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "--deny",
-                "warnings",
-            ]))
-        }),
-        ("gate", "run `cargo xtask gate` and commit the object", || {
-            run(&mut gate_command(true))
+            for chosen in [
+                &["--workspace", "--all-targets"][..],
+                &["--package", "lm-fuzz", "--bins", "--features", "targets"],
+            ] {
+                run(cargo()
+                    .arg("clippy")
+                    .args(chosen)
+                    .args(["--", "--deny", "warnings"]))?;
+            }
+            Ok(())
         }),
         ("test", "correct what failed", || {
             test(&TestArguments {
                 package: Vec::new(),
                 release: false,
                 vm: false,
+                update_names: false,
                 short: false,
+                spoiled: false,
                 mode: Mode::ZeroCopy,
                 json: None,
                 console: None,
                 rest: Vec::new(),
             })
         }),
+        ("gate", "run `cargo xtask gate` and commit the object", || {
+            // As the tests' build left it: `cargo run` would build what it needs once more, with fewer features.
+            run(Command::new(target_dir()?.join("debug/lm-gate-build"))
+                .arg("--check")
+                .env_remove("CARGO_MANIFEST_DIR"))
+        }),
         ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
-            let short = || {
-                in_machine(vm::Choice {
-                    purpose: Purpose::ShortTest,
-                    ..vm::Choice::default()
-                })
-            };
-            // QEMU's virtio-net has been seen to send nothing for a program from a machine's start to its end, in two of three on a bad day.
-            let mut result = short();
-            for _ in 0..2 {
-                let Err(error) = &result else { break };
-                eprintln!("error: {error:#}; once more, in a new machine");
-                result = short();
-            }
-            result
+            in_machine(vm::Choice {
+                purpose: Purpose::ShortTest,
+                ..vm::Choice::default()
+            })?;
+            spoiled(vm::Build::default())
         }),
         (
             "instructions",
@@ -331,62 +324,4 @@ pub fn ci() -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tally_sums_test_programs_and_finds_what_was_skipped() {
-        let output = "\
-running 3 tests
-test wire::tests::golden ... ok
-test bed::needs_root ... ok
-test bad ... FAILED
-
-successes:
-
----- bed::needs_root stdout ----
-SKIPPED: not root; network namespaces need it
-
----- wire::tests::golden stdout ----
-NOT IN THIS KERNEL: bond devices
-
-
-successes:
-    wire::tests::golden
-    bed::needs_root
-
-failures:
-
----- bad stdout ----
-thread 'bad' panicked
-
-failures:
-    bad
-
-test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; finished in 0.00s
-   Doc-tests x
-test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.20s";
-        let mut tally = Tally::default();
-        let shown: Vec<&str> = output.lines().filter(|line| tally.line(line)).collect();
-        assert_eq!((tally.passed, tally.failed, tally.ignored), (7, 1, 4));
-        assert_eq!(
-            tally.skipped,
-            [(
-                "bed::needs_root".to_owned(),
-                "not root; network namespaces need it".to_owned()
-            )]
-        );
-        assert_eq!(
-            tally.absent,
-            [("wire::tests::golden".to_owned(), "bond devices".to_owned())]
-        );
-        assert_eq!(tally.failures, ["bad"]);
-        assert!(
-            shown.contains(&"thread 'bad' panicked") && !shown.iter().any(|line| line.contains("SKIPPED"))
-        );
-        assert!(shown.last().unwrap().starts_with("test result: ok."));
-    }
 }

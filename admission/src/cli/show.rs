@@ -114,7 +114,6 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
     let sessions: Vec<Vec<String>> = (interface.sessions.iter())
         .map(|session| {
             vec![
-                session.session_key.clone(),
                 session.from.to_string(),
                 session.data_port.to_string(),
                 session.queue.to_string(),
@@ -123,11 +122,7 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
             ]
         })
         .collect();
-    table(
-        out,
-        &["session", "from", "port", "queue", "delivered", "lease"],
-        &sessions,
-    );
+    table(out, &["from", "port", "queue", "delivered", "lease"], &sessions);
     let list: Vec<Vec<String>> = (interface.recv_addrs.iter())
         .map(|entry| {
             let expires = format!("{:.1} s", entry.expires_in_s);
@@ -137,7 +132,7 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
     table(out, &["LM_RECV_ADDR", "flag", "lease"], &list);
     for (what, counts) in [
         ("datagrams", &interface.datagrams),
-        ("packets", &interface.packets),
+        ("packets, as programs count them", &interface.packets),
     ] {
         let counts = counts.iter().filter(|(_, count)| **count > 0);
         let counts: Vec<String> = counts.map(|(name, count)| format!("{name} {count}")).collect();

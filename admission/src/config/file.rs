@@ -7,18 +7,21 @@ use super::Settings;
 /// Reads a configuration file.
 ///
 /// # Errors
+/// One line: the file, and why it cannot be read.
+pub fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: cannot read it: {error}", path.display()))
+}
+
+/// What the text of a configuration file says.
+///
+/// # Errors
 /// One line: the file, the line, what is wrong.
-pub fn load(path: &Path) -> Result<(Settings, String), String> {
-    let name = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: cannot read it: {error}"))?;
-    match toml::from_str(&text) {
-        Ok(settings) => Ok((settings, text)),
-        Err(error) => {
-            let line = error.span().map_or(1, |span| line_at(&text, span.start));
-            let what = error.message().lines().collect::<Vec<_>>().join(" ");
-            Err(format!("{name}:{line}: {what}"))
-        }
-    }
+pub fn parse(path: &Path, text: &str) -> Result<Settings, String> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| line_at(text, span.start));
+        let what = error.message().lines().collect::<Vec<_>>().join(" ");
+        format!("{}:{line}: {what}", path.display())
+    })
 }
 
 /// The line, from 1, on which a key is set; `None` where it is not.

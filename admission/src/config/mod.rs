@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-pub use file::{line_of, load};
+pub use file::{line_of, parse, read};
 pub use settings::{GateMode, PolicyName, Settings};
 
 /// The daemons' control port unless the configuration says another: the same at all hosts.
@@ -22,6 +22,9 @@ pub const KEY_FILE: &str = "/etc/lm-admissiond/key";
 
 /// Where the daemon keeps what the next one needs, unless the configuration says otherwise.
 pub const STATE_DIR: &str = "/run/lm-admissiond";
+
+/// Where the kernel keeps what outlives a program, unless the configuration says otherwise.
+pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// Programs that may be connected at the same time, unless the configuration says otherwise.
 pub const PROGRAMS_MAX: usize = 256;
@@ -37,6 +40,8 @@ pub struct Config {
     pub key_file: PathBuf,
     /// Directory of what the next daemon needs.
     pub state_dir: PathBuf,
+    /// The bpffs in which gates are pinned.
+    pub bpffs: PathBuf,
     /// UDP port of the admission protocol.
     pub control_port: u16,
     /// Who may receive at the same time as whom; with the voters.
@@ -61,6 +66,19 @@ pub struct Config {
     pub programs_max: usize,
     /// Memory that a program may have registered, in bytes.
     pub memory_max_bytes: u64,
+    /// What one user may have, where the configuration says it.
+    pub per_user: PerUser,
+}
+
+/// What all programs of one user may have together; none: [`Config::share`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerUser {
+    /// Queues of an interface.
+    pub queues: Option<usize>,
+    /// Registered memory, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Connections.
+    pub programs: Option<usize>,
 }
 
 /// Another host, as the configuration names it: an address, and a port where it is not the control port.
@@ -204,10 +222,26 @@ impl Config {
         if !state_dir.is_absolute() {
             return Err(fault("state-dir", "the path must begin with /"));
         }
+        let bpffs = settings.bpffs.unwrap_or_else(|| PathBuf::from(BPFFS));
+        if !bpffs.is_absolute() {
+            return Err(fault("bpffs", "the path must begin with /"));
+        }
         let voters = voters(settings.policy, &settings.voter, control_port)?;
         let programs_max = settings.programs_max.unwrap_or(PROGRAMS_MAX);
         if !(1..=4096).contains(&programs_max) {
             return Err(fault("programs-max", "must be 1 to 4096"));
+        }
+        if settings.queues_per_user == Some(0) {
+            return Err(fault(
+                "queues-per-user",
+                "0 leaves nobody any: name users with --allow-uid",
+            ));
+        }
+        if settings.programs_per_user == Some(0) {
+            return Err(fault(
+                "programs-per-user",
+                "0 lets nobody in: name users with --allow-uid",
+            ));
         }
         let log = settings.log.unwrap_or_else(|| "info".to_owned());
         if let Err(error) = log.parse::<tracing_subscriber::filter::Targets>() {
@@ -221,6 +255,7 @@ impl Config {
             socket,
             key_file: settings.key_file.unwrap_or_else(|| PathBuf::from(KEY_FILE)),
             state_dir,
+            bpffs,
             control_port,
             voters,
             allow_uids: settings.allow_uid,
@@ -233,6 +268,11 @@ impl Config {
             log,
             programs_max,
             memory_max_bytes: settings.memory_max.map_or(4 << 30, |bytes| bytes.0),
+            per_user: PerUser {
+                queues: settings.queues_per_user,
+                memory_bytes: settings.memory_per_user.map(|bytes| bytes.0),
+                programs: settings.programs_per_user,
+            },
         })
     }
 
@@ -241,12 +281,43 @@ impl Config {
         self.allow_uids.contains(&uid) || self.allow_gids.contains(&gid)
     }
 
+    /// What one user may have of something of which there is so much: all of it where one user alone may come, else half, so that another
+    /// one finds some.
+    pub fn share(&self, all: u64) -> u64 {
+        let is_alone =
+            self.allow_gids.is_empty() && self.allow_uids.iter().all(|uid| *uid == self.allow_uids[0]);
+        match is_alone {
+            true => all,
+            false => (all / 2).max(1),
+        }
+    }
+
+    /// Queues of an interface with so many that one user may have: two at least, since who receives takes two.
+    pub fn queues_per_user(&self, queues: usize) -> usize {
+        let share = (self.share(queues as u64) as usize).max(2);
+        self.per_user.queues.unwrap_or(share)
+    }
+
+    /// Connections that one user may have.
+    pub fn programs_per_user(&self) -> usize {
+        let share = self.share(self.programs_max as u64) as usize;
+        self.per_user.programs.unwrap_or(share)
+    }
+
+    /// Bytes that one user may have registered, of a machine's memory.
+    pub fn memory_per_user_bytes(&self, machine_bytes: u64) -> u64 {
+        self.per_user
+            .memory_bytes
+            .unwrap_or(self.share(machine_bytes / 2))
+    }
+
     /// Settings that a running daemon cannot change, and that differ.
     pub fn fixed_differences(&self, other: &Config) -> Vec<&'static str> {
         let differ = [
             ("interface", self.interfaces != other.interfaces),
             ("socket", self.socket != other.socket),
             ("state-dir", self.state_dir != other.state_dir),
+            ("bpffs", self.bpffs != other.bpffs),
             ("control-port", self.control_port != other.control_port),
             ("policy", self.voters != other.voters),
             ("mode", self.mode != other.mode),

@@ -94,6 +94,10 @@ pub struct Settings {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// The bpffs in which gates outlive the daemon [default: /sys/fs/bpf, mounted if it is not]
+    #[arg(long, value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+
     /// What to log: error, warn, info, debug, or as RUST_LOG [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
@@ -107,6 +111,18 @@ pub struct Settings {
     /// It is pinned: it cannot be swapped out.
     #[arg(long, value_name = "BYTES")]
     pub memory_max: Option<Bytes>,
+
+    /// Queues of an interface that all programs of a user may have [default: all where one user may come, else half, but 2]
+    #[arg(long, value_name = "N")]
+    pub queues_per_user: Option<usize>,
+
+    /// Memory that all programs of a user may have registered [default: half of the machine's where one user may come, else a quarter]
+    #[arg(long, value_name = "BYTES")]
+    pub memory_per_user: Option<Bytes>,
+
+    /// Programs of a user that may be connected at the same time [default: --programs-max where one user may come, else half]
+    #[arg(long, value_name = "N")]
+    pub programs_per_user: Option<usize>,
 }
 
 impl Settings {
@@ -131,9 +147,13 @@ impl Settings {
             user: self.user.or(file.user),
             metrics: self.metrics.or(file.metrics),
             state_dir: self.state_dir.or(file.state_dir),
+            bpffs: self.bpffs.or(file.bpffs),
             log: self.log.or(file.log),
             programs_max: self.programs_max.or(file.programs_max),
             memory_max: self.memory_max.or(file.memory_max),
+            queues_per_user: self.queues_per_user.or(file.queues_per_user),
+            memory_per_user: self.memory_per_user.or(file.memory_per_user),
+            programs_per_user: self.programs_per_user.or(file.programs_per_user),
         }
     }
 }

@@ -29,9 +29,13 @@ spin = true
 user = \"lm\"
 metrics = \"127.0.0.1:9100\"
 state-dir = \"/run/x\"
+bpffs = \"/run/bpf\"
 log = \"debug\"
 programs-max = 7
 memory-max = \"1G\"
+queues-per-user = 3
+memory-per-user = \"2G\"
+programs-per-user = 4
 ";
 
 #[test]
@@ -39,8 +43,8 @@ fn file_and_command_line_have_the_same_words() {
     let line = from_line(
         "--interface lm0 --interface lm1 --socket /run/x/socket --key-file /etc/key --allow-uid 1000 --allow-gid 100 \
          --allow-gid 101 --control-port 7000 --policy exclusive --voter 10.0.0.1 --voter 10.0.0.2:7001 --voter 10.0.0.3 \
-         --peer 10.1.0.1 --mode generic --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --log debug \
-         --programs-max 7 --memory-max 1G",
+         --peer 10.1.0.1 --mode generic --spin --user lm --metrics 127.0.0.1:9100 --state-dir /run/x --bpffs /run/bpf --log debug \
+         --programs-max 7 --memory-max 1G --queues-per-user 3 --memory-per-user 2G --programs-per-user 4",
     );
     let file: Settings = toml::from_str(BOTH).unwrap();
     assert_eq!(line, file);
@@ -72,6 +76,23 @@ fn nobody_is_allowed_by_default() {
 }
 
 #[test]
+fn a_user_shares_with_whoever_else_may_come() {
+    let config = |line: &str| Config::new(from_line(&format!("-i a --programs-max 100 {line}"))).unwrap();
+    let alone = config("--allow-uid 5 --allow-uid 5");
+    assert_eq!((alone.queues_per_user(8), alone.programs_per_user()), (8, 100));
+    assert_eq!(alone.memory_per_user_bytes(8 << 30), 4 << 30);
+    for line in ["--allow-uid 5 --allow-uid 6", "--allow-gid 5"] {
+        let several = config(line);
+        assert_eq!((several.queues_per_user(8), several.programs_per_user()), (4, 50));
+        assert_eq!(several.queues_per_user(2), 2);
+        assert_eq!(several.memory_per_user_bytes(8 << 30), 2 << 30);
+    }
+    let said = config("--allow-gid 5 --queues-per-user 1 --memory-per-user 1M --programs-per-user 9");
+    assert_eq!((said.queues_per_user(8), said.programs_per_user()), (1, 9));
+    assert_eq!(said.memory_per_user_bytes(8 << 30), 1 << 20);
+}
+
+#[test]
 fn what_makes_no_sense_is_named() {
     for (line, key) in [
         ("", "interface"),
@@ -90,7 +111,10 @@ fn what_makes_no_sense_is_named() {
         ),
         ("-i a --socket relative", "socket"),
         ("-i a --state-dir relative", "state-dir"),
+        ("-i a --bpffs relative", "bpffs"),
         ("-i a --programs-max 0", "programs-max"),
+        ("-i a --queues-per-user 0", "queues-per-user"),
+        ("-i a --programs-per-user 0", "programs-per-user"),
         ("-i a --log lm=nonsense", "log"),
     ] {
         let error = Config::new(from_line(line)).unwrap_err();
@@ -101,7 +125,7 @@ fn what_makes_no_sense_is_named() {
 
 #[test]
 fn a_bad_line_of_a_file_is_named() {
-    let path = std::env::temp_dir().join(format!("lm-admissiond-config-{}", std::process::id()));
+    let path = PathBuf::from("/etc/config.toml");
     for (text, line) in [
         ("interface = [\"a\"]\nunknown = 1\n", 2),
         ("\n\ncontrol-port = \"x\"\n", 3),
@@ -109,13 +133,11 @@ fn a_bad_line_of_a_file_is_named() {
         ("spin = maybe\n", 1),
         ("memory-max = \"-1G\"\n", 1),
     ] {
-        std::fs::write(&path, text).unwrap();
-        let error = load(&path).unwrap_err();
+        let error = parse(&path, text).unwrap_err();
         let place = format!("{}:{line}: ", path.display());
         assert!(error.starts_with(&place), "{text:?}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }
-    std::fs::remove_file(&path).unwrap();
     assert_eq!(line_of("a = 1\n  voter=[]\n", "voter"), Some(2));
     assert_eq!(line_of("voters = 1\n", "voter"), None);
 }

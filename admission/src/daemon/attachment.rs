@@ -1,7 +1,6 @@
 //! One interface while it is there: its gate, its control port, and the node that speaks for its address.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::PathBuf;
 
 use lm_dataplane::interface::Interface;
 use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
@@ -13,9 +12,9 @@ use super::ground::Ground;
 use super::worker::Stay;
 use crate::clock;
 use crate::config::{Config, GateMode};
-use crate::policy::LEASE;
+use crate::pins::{Lock, Pins};
+use crate::policy::{LEASE, PATIENCE};
 use crate::ports::Ports;
-use crate::privileges;
 
 /// Queues of the gate.
 const QUEUES_MAX: u32 = 64;
@@ -36,15 +35,9 @@ pub(crate) struct Attachment {
     pub(crate) told: Vec<(Ticket, Outcome, admission::Fallback)>,
     /// Whether the gate was taken over from an earlier daemon.
     pub(crate) reopened: bool,
-    /// Nobody else's daemon uses the interface while this is bound.
-    _lock: std::os::fd::OwnedFd,
+    /// No other daemon takes the pins over while this is held.
+    _lock: Lock,
     actions: Vec<Action>,
-}
-
-/// Where the gate of an interface is pinned: a name that is never used for another interface while the machine runs.
-fn pin_dir(config: &Config, index: u32) -> Result<PathBuf, String> {
-    let user = config.user.as_deref().map(privileges::find_user).transpose()?;
-    Ok(privileges::pins(user).join(format!("{}-{index}", namespace())))
 }
 
 /// The network namespace's number.
@@ -78,16 +71,19 @@ impl Attachment {
         name: &str,
         config: &Config,
         key: &ClusterKey,
+        pins: &Pins,
     ) -> Result<Attachment, String> {
         let (interface, address, prefix_len) = Attachment::check(name, config)?;
-        let lock = lock(interface.index).map_err(|error| match error {
-            rustix::io::Errno::ADDRINUSE => format!(
+        // A name that is never used for another interface while the machine runs.
+        let place = format!("{}-{}", namespace(), interface.index);
+        let lock = pins.lock(&place).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => format!(
                 "another daemon serves {name}: end it (`lm-admissiond status` shows its sockets), or choose another interface"
             ),
-            error => format!("{name}: cannot lock it: {error}"),
+            error => format!("{name}: cannot lock it in {}: {error}", pins.name().display()),
         })?;
         let ports = Ports::bind(address, prefix_len, &config.peers)?;
-        let dir = pin_dir(config, interface.index)?;
+        let dir = pins.path().join(place);
         let gate_config = GateConfig {
             local_ip: Some(*address.ip()),
             control_port: config.control_port,
@@ -122,16 +118,25 @@ impl Attachment {
                     GateMode::Generic => AttachMode::Generic,
                 };
                 let mut gate = Gate::attach(interface.index, &gate_config, mode).map_err(told)?;
-                gate.pin(&dir)
-                    .map_err(|error| format!("{name}: cannot pin the gate in {}: {error}", dir.display()))?;
+                let pinned = gate.pin(&dir);
+                pinned.map_err(|error| {
+                    format!(
+                        "{name}: cannot pin the gate in {}: {error}",
+                        pins.name().display()
+                    )
+                })?;
                 gate
             }
         };
         for warning in gate.warnings() {
             tracing::warn!(interface = name, "{warning}");
         }
+        let mut limits = Limits::default();
         let policy = match &config.voters {
-            None => Policy::Concurrent,
+            None => {
+                limits.patience = PATIENCE;
+                Policy::Concurrent
+            }
             Some(voters) => Policy::Exclusive {
                 voters: voters.clone(),
             },
@@ -142,14 +147,15 @@ impl Attachment {
                 boot_id: super::random_u64(),
                 key: key.clone(),
                 policy,
-                limits: Limits::default(),
+                limits,
             },
             clock::now(),
         );
         let queues = interface.rx_queues.min(interface.tx_queues).clamp(1, QUEUES_MAX);
         let is_veth = interface.kind.as_deref() == Some("veth");
         let mtu = interface.mtu.min(u32::from(u16::MAX)) as u16;
-        let ground = Ground::new(gate, *address.ip(), mtu, is_veth, queues as usize);
+        let is_exclusive = config.voters.is_some();
+        let ground = Ground::new(gate, *address.ip(), (mtu, is_veth, queues as usize), is_exclusive);
         tracing::info!(
             interface = name,
             %address,
@@ -235,13 +241,4 @@ fn reachable(name: &str, own: Ipv4Addr, prefix_len: u8, host: SocketAddrV4) -> R
             host.ip()
         )
     })
-}
-
-/// A name that only one socket of a network namespace can have; it goes with the process.
-fn lock(index: u32) -> Result<std::os::fd::OwnedFd, rustix::io::Errno> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let name = format!("lm-admissiond/{index}");
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    Ok(fd)
 }

@@ -1,5 +1,6 @@
 //! What programs ask, and what they get.
 
+use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -9,11 +10,14 @@ use lm_protocol::control::ControlMessage;
 
 use super::Daemon;
 use super::channels::Channel;
+use super::connections::is_operator;
 use super::ground::PLACES;
 use super::program::{Pending, ProgramId, Sent};
+use crate::clock;
 
-/// Requests and sessions that a program may have as sender.
-const SENT_MAX: usize = 1024;
+/// Requests and sessions that a program may have as sender: so many tickets fit into one [`Reply::Joined`], with the keys of all that it
+/// may have as receiver.
+pub(super) const SENT_MAX: usize = 640;
 
 /// Longest that a request may wait for its answer.
 const PATIENCE_MAX: Duration = Duration::from_secs(3600);
@@ -45,11 +49,13 @@ impl Daemon {
             Ok(Some((reply, beside))) => program.reply(number, reply, beside),
             Ok(None) => Ok(()),
             Err(what) => {
-                tracing::info!(
-                    pid = program.credentials.pid,
-                    uid = program.credentials.uid,
-                    "refused: {what}"
-                );
+                if let Some(withheld) = self.complaints.next(clock::now()) {
+                    tracing::info!(
+                        pid = program.credentials.pid,
+                        uid = program.credentials.uid,
+                        "refused: {what}{withheld}"
+                    );
+                }
                 self.refusals += 1;
                 program.reply(number, Reply::Refused(what), Vec::new())
             }
@@ -78,12 +84,10 @@ impl Daemon {
             return Err("the first call must be Hello".to_owned());
         }
         if call == Call::Status {
-            // Root and the daemon's own user may look, though they may not join.
-            let may_look = credentials.uid == 0
-                || credentials.uid == rustix::process::getuid().as_raw()
-                || self.config.allows(credentials.uid, credentials.gid);
+            let may_look =
+                is_operator(credentials.uid) || self.config.allows(credentials.uid, credentials.gid);
             return match may_look {
-                true => Ok(Some((Reply::Status, vec![self.status_file()?]))),
+                true => Ok(Some((Reply::Status, vec![self.status_file(credentials.uid)?]))),
                 false => Err(not_allowed(credentials.uid, credentials.gid)),
             };
         }
@@ -95,7 +99,20 @@ impl Daemon {
                 interface,
                 landing,
                 mode,
-            } => return self.join(id, &interface, landing, mode, &beside),
+            } => {
+                program.pending = Some((
+                    number,
+                    Pending::Join {
+                        interface,
+                        landing,
+                        mode,
+                        beside,
+                    },
+                ));
+                self.look_for_sockets();
+                self.go_on(id);
+                return Ok(None);
+            }
             Call::Rejoin { token } => return self.rejoin(id, token, &beside),
             _ => {}
         }
@@ -219,10 +236,14 @@ impl Daemon {
                 done()
             }
             Call::Touched { sessions } => {
-                for (session_key, delivered) in sessions {
+                let now = clock::now();
+                for (session_key, delivered, is_used) in sessions {
                     // One that is over by now: its program will hear of it.
-                    if attachment.ground.set_delivered(id, session_key, delivered) {
-                        attachment.node.touched(crate::clock::now(), session_key);
+                    if attachment
+                        .ground
+                        .set_used(id, (session_key, delivered, is_used), now)
+                    {
+                        attachment.node.touched(now, session_key);
                     }
                 }
                 done()
@@ -244,7 +265,7 @@ impl Daemon {
                     ));
                 }
                 attachment.reachable(to)?;
-                let control = std::net::SocketAddrV4::new(*to.ip(), attachment.address.port());
+                let control = SocketAddrV4::new(*to.ip(), attachment.address.port());
                 let patience = Duration::from_millis(patience_ms.into()).min(PATIENCE_MAX);
                 let decision = attachment
                     .drive(|node, now, local, out| {
@@ -277,6 +298,29 @@ impl Daemon {
                 }
                 self.is_changed = true;
                 done()
+            }
+            Call::Vouch {
+                to,
+                sender_id,
+                cookie,
+            } => {
+                let from = SocketAddrV4::new(*attachment.address.ip(), member.data_port);
+                let word = self.key.word(from, to, sender_id, cookie);
+                Ok(Some((Reply::Word(word), Vec::new())))
+            }
+            Call::Confirm {
+                from,
+                sender_id,
+                cookie,
+                word,
+            } => {
+                let to = SocketAddrV4::new(*attachment.address.ip(), member.data_port);
+                match self.key.is_word(from, to, (sender_id, cookie), &word) {
+                    true => done(),
+                    false => Err(format!(
+                        "{from} has no daemon that speaks for it with the cluster's key: start lm-admissiond there"
+                    )),
+                }
             }
             Call::Hello { .. } | Call::Join { .. } | Call::Rejoin { .. } | Call::Status => done(),
         }
@@ -317,4 +361,26 @@ pub(super) fn not_yours(queue: u16) -> String {
 
 pub(super) fn no_session(session_key: u64) -> String {
     format!("the program has no session {session_key:#018x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_program_has_it_can_be_told_when_it_comes_back() {
+        let joined = ipc::Joined {
+            token: u64::MAX,
+            interface_index: u32::MAX,
+            general_queue: Some(u16::MAX),
+            landing_queue: Some(u16::MAX),
+            generic: true,
+            control_port: u16::MAX,
+            received: vec![u64::MAX; PLACES],
+            sent: vec![u32::MAX; SENT_MAX],
+        };
+        let said = ipc::Said::Reply(u32::MAX, Reply::Joined(joined));
+        let len = postcard::to_stdvec(&said).unwrap().len();
+        assert!(len <= ipc::MESSAGE_LEN_MAX, "{len}");
+    }
 }

@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use super::Daemon;
 use super::attachment::Attachment;
 use super::calls::{Answer, done, no_session, not_yours};
-use super::ground::{PLACES, Place};
+use super::ground::{PLACES, Place, Socket};
 use super::program::{Pending, ProgramId};
 use super::worker::{Bound, Done};
 
@@ -27,6 +27,15 @@ impl Daemon {
         mut beside: Vec<OwnedFd>,
     ) -> Answer {
         let memory_max = self.config.memory_max_bytes;
+        let Some(program) = self.programs.get(&id) else {
+            return Ok(None);
+        };
+        let uid = program.credentials.uid;
+        let Some(interface) = program.member.as_ref().map(|member| member.interface) else {
+            return Ok(None);
+        };
+        let left = self.queues_left(uid, interface);
+        let memory_left = self.check_memory(uid, interface, channel.queue, channel.registered_len);
         let Some(program) = self.programs.get_mut(&id) else {
             return Ok(None);
         };
@@ -57,6 +66,10 @@ impl Daemon {
             return Err(format!(
                 "a program may have {memory_max} bytes of registered memory: use less, or start the daemon with a larger --memory-max"
             ));
+        }
+        memory_left?;
+        if attachment.ground.is_free(queue) {
+            left?;
         }
         let memory = match (beside.pop(), beside.is_empty()) {
             (Some(memory), true) => memory,
@@ -107,15 +120,18 @@ impl Daemon {
                 attachment.ground.finish_quiesce(queue, quiet);
                 // Somebody may wait for a place.
                 attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
-                let waiting: Vec<ProgramId> = self
-                    .programs
-                    .iter()
-                    .filter(|(_, program)| program.pending.is_some())
-                    .map(|(&id, _)| id)
-                    .collect();
-                for id in waiting {
-                    self.go_on(id);
+                self.all_go_on();
+            }
+            Done::Looked {
+                stay,
+                queue,
+                is_there,
+            } => {
+                let attachment = self.attachments[stay.interface].as_mut();
+                if let Some(attachment) = attachment.filter(|attachment| attachment.stay == stay) {
+                    attachment.ground.found_socket(queue, is_there);
                 }
+                self.all_go_on();
             }
             Done::Written => self.is_writing = false,
             Done::Bound {
@@ -132,6 +148,16 @@ impl Daemon {
                 match xsk {
                     Ok(bound) => {
                         *slot = Some(bound);
+                        // Whatever was bound there before is gone.
+                        if let Some(member) = &program.member
+                            && let Some(attachment) = self.attachments[member.interface].as_mut()
+                        {
+                            attachment.ground.sockets[usize::from(queue)] = Some(Socket {
+                                uid: program.credentials.uid,
+                                len_bytes: member.memory.get(&queue).copied().unwrap_or(0),
+                                looked_for: false,
+                            });
+                        }
                         self.go_on(id);
                     }
                     Err(what) => {
@@ -156,13 +182,43 @@ impl Daemon {
         }
     }
 
+    /// Goes on with every call that could not be answered yet.
+    fn all_go_on(&mut self) {
+        let waiting = self
+            .programs
+            .iter()
+            .filter(|(_, program)| program.pending.is_some());
+        for id in waiting.map(|(&id, _)| id).collect::<Vec<ProgramId>>() {
+            self.go_on(id);
+        }
+    }
+
     /// Goes on with the call of a program that could not be answered yet.
     pub(super) fn go_on(&mut self, id: ProgramId) {
+        let uid = self.programs.get(&id).map(|program| program.credentials.uid);
+        let is_looking = uid.is_some_and(|uid| self.is_looking_for(uid));
         let Some(program) = self.programs.get_mut(&id) else {
             return;
         };
         let Some((number, pending)) = program.pending.take() else {
             return;
+        };
+        let pending = match pending {
+            Pending::Join {
+                interface,
+                landing,
+                mode,
+                beside,
+            } if !is_looking => {
+                program.readable = true;
+                let answer = self.join(id, &interface, landing, mode, &beside);
+                return self.answer(id, number, answer);
+            }
+            Pending::Join { .. } => {
+                program.pending = Some((number, pending));
+                return;
+            }
+            pending => pending,
         };
         let attachment =
             (program.member.as_ref()).and_then(|member| self.attachments[member.interface].as_mut());
@@ -174,6 +230,7 @@ impl Daemon {
                 *role == Role::Transmit || ground.gate.is_ready((*queue).into())
             }
             Pending::Quiesce { queue } | Pending::OpenGate { queue, .. } => ground.is_quiet(*queue),
+            Pending::Join { .. } => true,
         };
         if !is_ready {
             program.pending = Some((number, pending));
@@ -189,7 +246,7 @@ impl Daemon {
                 self.is_changed = true;
                 install(attachment, id, queue, role, bound)
             }
-            Pending::Channel { .. } | Pending::Quiesce { .. } => done(),
+            Pending::Channel { .. } | Pending::Quiesce { .. } | Pending::Join { .. } => done(),
             Pending::OpenGate {
                 queue,
                 session_key,
@@ -319,16 +376,12 @@ fn open_gate(
     first_message: u32,
 ) -> Answer {
     let ground = &mut attachment.ground;
-    let found = ground.session_of(id, session_key);
-    let place = found.and_then(|(_, place)| ground.place(queue, place));
-    let Some(Place::Open { admission, .. }) = place else {
+    let Some((_, place)) = ground.session_of(id, session_key) else {
         return Err(no_session(session_key));
     };
-    admission.first_message = first_message;
-    let admission = *admission;
-    ground
-        .gate
-        .open_session(queue.into(), &admission)
-        .map_err(|error| error.to_string())?;
-    done()
+    let opened = ground.open_again(queue, place, first_message);
+    match opened.map_err(|error| error.to_string())? {
+        true => done(),
+        false => Err(no_session(session_key)),
+    }
 }

@@ -7,6 +7,7 @@ use mio::{Interest, Token};
 
 use super::program::{Program, ProgramId};
 use super::{Daemon, PROGRAMS};
+use crate::clock;
 use crate::socket::Credentials;
 
 /// Work in a turn, at most.
@@ -15,6 +16,11 @@ const PROGRAMS_PER_TURN: usize = 64;
 
 /// Programs that may not join, and are connected all the same, at most.
 const STRANGERS_MAX: usize = 16;
+
+/// Root and the daemon's own user may look at everything, though they may not join.
+pub(super) fn is_operator(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::getuid().as_raw()
+}
 
 impl Daemon {
     /// Programs that could not take all that they were told are watched until they can; the others would wake the loop for nothing.
@@ -47,7 +53,6 @@ impl Daemon {
         if !std::mem::take(&mut self.accepting) {
             return;
         }
-        let own = rustix::process::getuid().as_raw();
         for _ in 0..CALLS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             let (connection, credentials) = match listener.accept() {
@@ -59,8 +64,7 @@ impl Daemon {
                 }
             };
             // Strangers are told so, but cannot take the places of those that may come.
-            let may_come =
-                |who: Credentials| who.uid == 0 || who.uid == own || self.config.allows(who.uid, who.gid);
+            let may_come = |who: Credentials| is_operator(who.uid) || self.config.allows(who.uid, who.gid);
             let is_friend = may_come(credentials);
             let others = self
                 .programs
@@ -69,18 +73,28 @@ impl Daemon {
             let connected = others
                 .filter(|program| may_come(program.credentials) == is_friend)
                 .count();
-            let (max, what) = match is_friend {
-                true => (
-                    self.config.programs_max,
-                    "programs are connected: no more than --programs-max are",
-                ),
-                false => (
-                    STRANGERS_MAX,
-                    "programs are connected that may not join: no more are",
-                ),
+            let own = self.connections_of(credentials.uid);
+            let turned_away = match is_friend {
+                true if own >= self.config.programs_per_user() => {
+                    Some("the user has as many programs connected as --programs-per-user lets it")
+                }
+                // Whoever looks after the daemon must not be kept out.
+                true if connected >= self.config.programs_max && !is_operator(credentials.uid) => {
+                    Some("as many programs are connected as --programs-max lets in")
+                }
+                false if connected >= STRANGERS_MAX => {
+                    Some("as many programs are connected as there may be of those that may not join")
+                }
+                _ => None,
             };
-            if connected >= max {
-                tracing::warn!(pid = credentials.pid, uid = credentials.uid, "{connected} {what}");
+            if let Some(why) = turned_away {
+                if let Some(withheld) = self.complaints.next(clock::now()) {
+                    tracing::warn!(
+                        pid = credentials.pid,
+                        uid = credentials.uid,
+                        "turned away: {why}{withheld}"
+                    );
+                }
                 continue;
             }
             let id = ProgramId(self.next_program);

@@ -12,10 +12,11 @@ use lm_dataplane::terms::LandingTerms;
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
-use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
+use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused};
 use lm_protocol::time::Time;
 
 use super::program::ProgramId;
+use crate::clock;
 
 /// Places of a landing queue.
 pub(crate) const PLACES: usize = SessionAdmission::PLACES as usize;
@@ -51,6 +52,8 @@ pub(crate) enum Place {
         session_key: u64,
         /// As far as its program has said.
         delivered: u32,
+        /// When its program last said that something of it lands.
+        used: Time,
         /// The sender's data address.
         from: SocketAddrV4,
         /// What the gate was told, to be told again.
@@ -98,6 +101,16 @@ impl Holder {
     }
 }
 
+/// An XSK that a program got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Socket {
+    pub(crate) uid: u32,
+    /// Its memory.
+    pub(crate) len_bytes: u64,
+    /// Another thread looks whether it is gone.
+    pub(crate) looked_for: bool,
+}
+
 /// One interface's gate and queues.
 pub(crate) struct Ground {
     pub(crate) gate: Gate,
@@ -106,8 +119,11 @@ pub(crate) struct Ground {
     /// Whether the device is a veth.
     pub(crate) is_veth: bool,
     pub(crate) queues: Vec<Option<Holder>>,
+    /// Whose XSK was bound last on each queue, which may be there still: its memory is pinned, and the queue busy, as long as somebody has
+    /// it open, whether that is a program of the daemon's or not.
+    pub(crate) sockets: Vec<Option<Socket>>,
     pub(crate) news: Vec<News>,
-    /// Under the policy `exclusive`: until when the gate admits anything.
+    /// Under the policy `exclusive`: until when the gate admits anything; long ago before that is known.
     active_until_ns: u64,
     /// The session that its program ends itself.
     aborting: Option<u64>,
@@ -117,15 +133,21 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    pub(crate) fn new(gate: Gate, address: Ipv4Addr, mtu: u16, is_veth: bool, queues: usize) -> Ground {
+    pub(crate) fn new(
+        gate: Gate,
+        address: Ipv4Addr,
+        (mtu, is_veth, queues): (u16, bool, usize),
+        is_exclusive: bool,
+    ) -> Ground {
         Ground {
             gate,
             address,
             mtu,
             is_veth,
             queues: vec![None; queues],
+            sockets: vec![None; queues],
             news: Vec::new(),
-            active_until_ns: 0,
+            active_until_ns: u64::from(is_exclusive),
             aborting: None,
             wanted: 0,
             waiting: 0,
@@ -143,6 +165,42 @@ impl Ground {
 
     pub(crate) fn is_free(&self, queue: u16) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(Option::is_none)
+    }
+
+    /// Queues that nobody has, those first that are free of sockets for all that is known.
+    pub(crate) fn free_queues(&self) -> Vec<u16> {
+        let mut free: Vec<u16> = (0..self.queues.len() as u16)
+            .filter(|&queue| self.is_free(queue))
+            .collect();
+        free.sort_by_key(|&queue| self.sockets[usize::from(queue)].is_some());
+        free
+    }
+
+    /// Queues that nobody has, and that may not be free of a socket: each is given out once, until [`Ground::found_socket`].
+    pub(crate) fn look_for_sockets(&mut self) -> Vec<u16> {
+        let mut looking = Vec::new();
+        for queue in (0..self.queues.len() as u16)
+            .filter(|&queue| self.is_free(queue))
+            .collect::<Vec<_>>()
+        {
+            if let Some(socket) = &mut self.sockets[usize::from(queue)]
+                && !std::mem::replace(&mut socket.looked_for, true)
+            {
+                looking.push(queue);
+            }
+        }
+        looking
+    }
+
+    /// Whether a socket was still there.
+    pub(crate) fn found_socket(&mut self, queue: u16, is_there: bool) {
+        let is_free = self.is_free(queue);
+        let socket = &mut self.sockets[usize::from(queue)];
+        match socket {
+            // Of another program by now: it says so itself.
+            Some(known) if is_there || !is_free => known.looked_for = false,
+            _ => *socket = None,
+        }
     }
 
     /// Gives a free queue to a program. The gate's log for it is made meanwhile.
@@ -215,6 +273,26 @@ impl Ground {
         }
     }
 
+    /// What a program says of a session of its own: messages delivered, and whether one is under way. `false`: it has none.
+    pub(crate) fn set_used(
+        &mut self,
+        program: ProgramId,
+        (session_key, messages, is_used): (u64, u32, bool),
+        now: Time,
+    ) -> bool {
+        let Some((queue, place)) = self.session_of(program, session_key) else {
+            return false;
+        };
+        let Some(Place::Open { delivered, used, .. }) = self.place(queue, place) else {
+            return false;
+        };
+        if is_used || *delivered != messages {
+            *used = now;
+        }
+        *delivered = messages;
+        true
+    }
+
     /// The next session that closes is closed by its program: it is not told, and has done with it.
     pub(crate) fn expect_abort(&mut self, session_key: Option<u64>) {
         self.aborting = session_key;
@@ -244,16 +322,48 @@ impl Ground {
         (0..PLACES as u32).all(|place| !self.gate.is_closing(queue.into(), place))
     }
 
-    /// Takes over a session that an earlier daemon granted.
-    pub(crate) fn adopt(&mut self, queue: u16, place: usize, session: &Session, admission: SessionAdmission) {
+    /// Takes over a session that an earlier daemon granted, and whose gate is open until then. Under `exclusive` it is so no longer.
+    pub(crate) fn adopt(
+        &mut self,
+        queue: u16,
+        place: usize,
+        session: &Session,
+        mut admission: SessionAdmission,
+        open_until_ns: u64,
+    ) -> Result<(), GateError> {
+        let is_exclusive = self.active_until_ns != 0;
+        admission.active_until_ns = if is_exclusive { open_until_ns.max(1) } else { 0 };
+        self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
+        self.gate
+            .extend_session(queue.into(), place as u32, admission.active_until_ns)?;
         if let Some(slot) = self.place(queue, place) {
             *slot = Place::Open {
                 session_key: session.grant.session_key,
                 delivered: 0,
+                used: clock::now(),
                 from: session.data_peer(),
                 admission,
             };
         }
+        Ok(())
+    }
+
+    /// Opens the gate again to a session that goes on, from a message on.
+    pub(crate) fn open_again(
+        &mut self,
+        queue: u16,
+        place: usize,
+        first_message: u32,
+    ) -> Result<bool, GateError> {
+        let active_until_ns = self.active_until_ns;
+        let Some(Place::Open { admission, .. }) = self.place(queue, place) else {
+            return Ok(false);
+        };
+        admission.first_message = first_message;
+        admission.active_until_ns = active_until_ns;
+        let admission = *admission;
+        self.gate.open_session(queue.into(), &admission)?;
+        Ok(true)
     }
 
     /// What another thread is to wait for. Each is given back to [`Ground::finish_quiesce`].
@@ -363,6 +473,7 @@ impl Landing for Ground {
             *slot = Place::Open {
                 session_key,
                 delivered: 0,
+                used: clock::now(),
                 from,
                 admission,
             };
@@ -386,6 +497,19 @@ impl Landing for Ground {
                 }
             }
         }
+    }
+
+    fn unused(&self, session: &Session) -> Option<Unused> {
+        let key = session.grant.session_key;
+        let places = self.queues.iter().flatten().flat_map(|holder| &holder.places);
+        let used = |place: &Place| match place {
+            Place::Open {
+                session_key, used, ..
+            } if *session_key == key => Some(*used),
+            _ => None,
+        };
+        let since = { places }.find_map(used)?;
+        Some(Unused { since, is_idle: true })
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {

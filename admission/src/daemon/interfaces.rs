@@ -36,7 +36,7 @@ impl Daemon {
             number: self.stays[position],
         };
         let name = &self.config.interfaces[position];
-        let attachment = Attachment::new(stay, name, &self.config, &self.key)?;
+        let attachment = Attachment::new(stay, name, &self.config, &self.key, &self.pins)?;
         for (number, fd) in attachment.ports.raw_fds().enumerate() {
             let token = Token(PORTS + 2 * position + number);
             let registered = self

@@ -33,7 +33,7 @@ impl Daemon {
         {
             return Err("this connection has an endpoint already: open another one".to_owned());
         }
-        let Some(attachment) = self.attachments[position].as_mut() else {
+        let Some(attachment) = self.attachments[position].as_ref() else {
             return Err(format!("{name} is gone: wait for it to come back"));
         };
         let generic = attachment.ground.gate.mode() == EffectiveMode::Generic;
@@ -67,21 +67,31 @@ impl Daemon {
                 "port {data_port} of {name} is another program's: bind another one"
             ));
         }
+        let uid = self
+            .programs
+            .get(&id)
+            .map_or(u32::MAX, |program| program.credentials.uid);
+        let left = self.queues_left(uid, position);
+        let Some(attachment) = self.attachments[position].as_mut() else {
+            return Err(format!("{name} is gone: wait for it to come back"));
+        };
         let ground = &mut attachment.ground;
-        let queues = 0..ground.queues.len() as u16;
-        let free: Vec<u16> = queues.filter(|&queue| ground.is_free(queue)).collect();
-        let landing_queue = free.last().copied().filter(|_| landing);
-        let general_queue = free
-            .first()
-            .copied()
-            .filter(|&queue| Some(queue) != landing_queue);
-        if landing_queue.or(general_queue).is_none() {
+        let free = ground.free_queues();
+        if free.is_empty() {
             return Err(format!(
                 "all {} queues of {name} are taken (`lm-admissiond status` shows by whom): end a program, or give the interface more \
                  queues (ethtool -L)",
                 ground.queues.len()
             ));
         }
+        let left = left?;
+        // The highest of those that are as free as any.
+        let is_clean = |queue: &&u16| ground.sockets[usize::from(**queue)].is_none();
+        let highest = free.iter().rfind(is_clean).or(free.last());
+        let landing_queue = highest.copied().filter(|_| landing);
+        let others = free.iter().copied().filter(|&queue| Some(queue) != landing_queue);
+        let general_queue = others.min_by_key(|&queue| (ground.sockets[usize::from(queue)].is_some(), queue));
+        let general_queue = general_queue.filter(|_| left > usize::from(landing));
         for queue in landing_queue.into_iter().chain(general_queue) {
             ground.take(queue, id, data_port);
         }

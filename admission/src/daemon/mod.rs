@@ -14,11 +14,13 @@
 mod attachment;
 mod calls;
 mod channels;
+mod complaints;
 mod connections;
 mod ground;
 mod interfaces;
 mod joining;
 mod program;
+mod share;
 mod state;
 pub mod status;
 mod takeover;
@@ -42,9 +44,11 @@ use signal_hook_mio::v1_0::Signals;
 use crate::clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::pins::Pins;
 use crate::ports::Received;
 use crate::socket::Listener;
 use attachment::Attachment;
+use complaints::Complaints;
 use program::{Program, ProgramId};
 use state::State;
 use worker::Workers;
@@ -81,7 +85,7 @@ enum Ending {
 }
 
 /// Where the configuration comes from, to read it again.
-pub type Reload = Box<dyn Fn() -> Result<(Config, ClusterKey), String>>;
+pub type Reload = Box<dyn FnMut() -> Result<(Config, ClusterKey), String>>;
 
 /// Changes what is logged.
 pub type SetLog = Box<dyn Fn(&str)>;
@@ -90,6 +94,7 @@ pub type SetLog = Box<dyn Fn(&str)>;
 pub struct Daemon {
     config: Config,
     key: ClusterKey,
+    pins: Pins,
     reload: Reload,
     set_log: SetLog,
     poll: Poll,
@@ -116,6 +121,7 @@ pub struct Daemon {
     accepting: bool,
     calls: u64,
     refusals: u64,
+    complaints: Complaints,
 }
 
 /// Random bits from the kernel.
@@ -162,11 +168,11 @@ impl Daemon {
         directories.extend(config.socket.parent().map(ToOwned::to_owned));
         let mut files = State::files(&config.state_dir).to_vec();
         files.push(Listener::lock_path(&config.socket));
-        crate::privileges::prepare(&directories, &files, user)?;
+        let pins = crate::privileges::prepare(&directories, &files, &config.bpffs, user)?;
         crate::privileges::drop_rest(user)?;
         crate::privileges::check_writable(&directories)?;
         let listener = Listener::bind(&config.socket)?;
-        if let Err(error) = lm_ebpf::remove_defunct_pins(&crate::privileges::pins(user)) {
+        if let Err(error) = lm_ebpf::remove_defunct_pins(&pins.path()) {
             tracing::debug!("cannot look at what is pinned: {error}");
         }
 
@@ -197,6 +203,7 @@ impl Daemon {
             stays: vec![0; config.interfaces.len()],
             config,
             key,
+            pins,
             reload,
             set_log,
             poll,
@@ -214,6 +221,7 @@ impl Daemon {
             accepting: true,
             calls: 0,
             refusals: 0,
+            complaints: Complaints::default(),
         };
         let state = State::read(&daemon.config.state_dir);
         // At the start each of them must be there.
@@ -390,6 +398,7 @@ impl Daemon {
                 self.config.allow_gids = config.allow_gids;
                 self.config.programs_max = config.programs_max;
                 self.config.memory_max_bytes = config.memory_max_bytes;
+                self.config.per_user = config.per_user;
                 self.config.peers = config.peers;
                 self.config.key_file = config.key_file;
                 (self.set_log)(&config.log);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 
-use lm_dataplane::daemon::ipc::{Event, Reply, Role, Said};
+use lm_dataplane::daemon::ipc::{Event, Mode, Reply, Role, Said};
 use lm_protocol::control::{Grant, Request};
 use lm_protocol::time::Time;
 
@@ -32,7 +32,10 @@ pub(crate) struct Member {
 
 impl Member {
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.memory.values().sum()
+        // What a state file says may be anything.
+        self.memory
+            .values()
+            .fold(0, |sum: u64, len| sum.saturating_add(*len))
     }
 }
 
@@ -53,6 +56,13 @@ pub(crate) enum Pending {
         queue: u16,
         role: Role,
         xsk: Option<Bound>,
+    },
+    /// Waits until it is known which of its user's sockets are gone.
+    Join {
+        interface: String,
+        landing: bool,
+        mode: Mode,
+        beside: Vec<OwnedFd>,
     },
     /// Waits until the queue is quiet.
     Quiesce { queue: u16 },

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddrV4;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use lm_dataplane::daemon::ipc::{Control, Offer, Role};
@@ -91,7 +92,17 @@ impl State {
     /// Reads what the last daemon left; nothing where there is none, or none that can be read.
     pub(crate) fn read(dir: &Path) -> State {
         let path = State::path(dir);
-        let text = match fs::read(&path) {
+        let read = || -> io::Result<Vec<u8>> {
+            let mut text = Vec::new();
+            let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+            let mut file = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(no_link)
+                .open(&path)?;
+            io::Read::read_to_end(&mut file, &mut text)?;
+            Ok(text)
+        };
+        let text = match read() {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return State::default(),
             Err(error) => {
@@ -122,10 +133,14 @@ impl State {
         let path = State::path(dir);
         let new = State::new_path(dir);
         let write = || -> io::Result<()> {
+            // What a daemon that died left there, or a link that somebody put there: only what is made here is written.
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             // Tokens are in it: whoever knows one, and is the same user, can go on in a program's place.
             let mut options = fs::OpenOptions::new();
-            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            let mut file = options.write(true).create(true).truncate(true).open(&new)?;
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
             io::Write::write_all(&mut file, text)?;
             // No fsync: it matters only while the machine runs.
             fs::rename(&new, &path)

@@ -9,7 +9,9 @@ use lm_dataplane::daemon::ipc::Role;
 use lm_protocol::admission::Counters;
 use serde::{Deserialize, Serialize};
 
+use super::connections::is_operator;
 use super::ground::Place;
+use super::program::Program;
 use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
 use super::{Attachment, Daemon, attachment};
 use crate::clock;
@@ -48,7 +50,7 @@ pub struct InterfaceStatus {
     pub gate: String,
     /// Its queues.
     pub queues: Vec<QueueStatus>,
-    /// Sessions of its receivers.
+    /// Sessions of its receivers: all for the daemon's user and root, for others those of their own programs.
     pub sessions: Vec<SessionStatus>,
     /// The LM_RECV_ADDR list.
     pub recv_addrs: Vec<RecvAddrStatus>,
@@ -60,7 +62,7 @@ pub struct InterfaceStatus {
     pub hosts: usize,
     /// Datagrams on the control port, by what became of them.
     pub datagrams: BTreeMap<String, u64>,
-    /// Packets at the gate, by verdict.
+    /// Packets at the gate, by verdict. Those of a queue that a program has are counted in memory that the program writes (I6): its word.
     pub packets: BTreeMap<String, u64>,
 }
 
@@ -79,11 +81,11 @@ pub struct QueueStatus {
     pub closing_places: usize,
 }
 
-/// One session as receiver.
+/// One session as receiver. Its key is for the two programs alone: whoever has it, and an AF_XDP socket, can speak for either.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Its key.
-    pub session_key: String,
+    /// User of the receiver.
+    pub uid: u32,
     /// The sender's data address.
     pub from: SocketAddrV4,
     /// The receiver's data port.
@@ -207,7 +209,7 @@ impl Daemon {
                 _ => None,
             });
             SessionStatus {
-                session_key: format!("{key:#018x}"),
+                uid: self.uid_at(attachment, data_port),
                 from: session.data_peer(),
                 data_port,
                 queue: session.grant.landing_queue,
@@ -255,10 +257,28 @@ impl Daemon {
         }
     }
 
-    /// The status as JSON, in a file that is nowhere.
-    pub(super) fn status_file(&self) -> Result<OwnedFd, String> {
+    /// The user of the program that receives on a data port.
+    fn uid_at(&self, attachment: &Attachment, data_port: u16) -> u32 {
+        let receives = |program: &&Program| {
+            let member = program.member.as_ref();
+            member.is_some_and(|member| {
+                member.interface == attachment.stay.interface && member.data_port == data_port
+            })
+        };
+        let receiver = self.programs.values().find(receives);
+        receiver.map_or(u32::MAX, |program| program.credentials.uid)
+    }
+
+    /// The status as JSON, in a file that is nowhere: what this user may know.
+    pub(super) fn status_file(&self, uid: u32) -> Result<OwnedFd, String> {
         let told = |error: &dyn std::fmt::Display| format!("cannot show the status: {error}");
-        let json = serde_json::to_vec(&self.status()).map_err(|error| told(&error))?;
+        let mut status = self.status();
+        if !is_operator(uid) {
+            for interface in &mut status.interfaces {
+                interface.sessions.retain(|session| session.uid == uid);
+            }
+        }
+        let json = serde_json::to_vec(&status).map_err(|error| told(&error))?;
         let fd = rustix::fs::memfd_create("lm-status", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|error| told(&error))?;
         let mut file = std::fs::File::from(fd);

@@ -13,7 +13,8 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::session::Session;
 
 use super::Daemon;
-use super::ground::{Holder, PLACES};
+use super::calls::SENT_MAX;
+use super::ground::{Holder, PLACES, Socket};
 use super::program::{Member, Program, ProgramId, Sent};
 use super::state::{InterfaceState, ProgramState, ReceivedState, State};
 use crate::clock;
@@ -105,6 +106,11 @@ impl Daemon {
                 holder.offer.clone_from(&state.offer);
             }
             attachment.ground.queues[usize::from(queue)] = Some(holder);
+            attachment.ground.sockets[usize::from(queue)] = role.map(|_| Socket {
+                uid: state.uid,
+                len_bytes: memory,
+                looked_for: false,
+            });
             member.memory.insert(queue, memory);
         }
         let offering = state.offer.as_ref().map(|offer| offer.queue);
@@ -120,21 +126,26 @@ impl Daemon {
                 continue;
             };
             let queue = session.grant.landing_queue;
-            let is_open = open.iter().any(|open| {
+            let its_own = open.iter().find(|open| {
                 open.queue == u32::from(queue) && open.place == admission.place() && open.key == admission.key
             });
             // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
             if attachment.node.adopt(now, state.data_port, session) {
-                attachment
+                let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
+                let place = admission.place() as usize;
+                let told = attachment
                     .ground
-                    .adopt(queue, admission.place() as usize, &session, admission);
+                    .adopt(queue, place, &session, admission, open_until_ns);
+                if let Err(error) = told {
+                    tracing::error!(queue, "cannot go on with a session: {error}");
+                }
                 adopted += 1;
-                if !is_open {
+                if its_own.is_none() {
                     tracing::debug!(queue, "a session's gate is shut");
                 }
             }
         }
-        for sent in &state.sent {
+        for sent in state.sent.iter().take(SENT_MAX) {
             let (Some(request), Some(grant)) = (request_of(&sent.request), grant_of(&sent.grant)) else {
                 continue;
             };

@@ -157,6 +157,7 @@ impl Daemon {
                 attachment.ground.vacate(queue);
             }
         }
+        self.look_for_sockets();
     }
 
     /// Programs that did not come back to the new daemon in time.

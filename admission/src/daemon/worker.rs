@@ -31,6 +31,8 @@ pub(crate) enum Done {
         queue: u32,
         quiet: io::Result<Quiet>,
     },
+    /// Whether the socket is still there that was bound on a queue.
+    Looked { stay: Stay, queue: u16, is_there: bool },
     /// The state file is that which was given last.
     Written,
     /// An XSK is bound, or why not.
@@ -123,6 +125,26 @@ impl Workers {
         thread::Builder::new().name("bind".to_owned()).spawn(move || {
             let xsk = bind();
             let _ = tell.send(Done::Bound { program, queue, xsk });
+            let _ = waker.wake();
+        })?;
+        Ok(())
+    }
+
+    /// Finds out on a thread of its own whether a queue is busy.
+    pub(crate) fn look_for_socket(
+        &self,
+        stay: Stay,
+        queue: u16,
+        is_busy: impl FnOnce() -> bool + Send + 'static,
+    ) -> io::Result<()> {
+        let (tell, waker) = (self.tell.clone(), Arc::clone(&self.waker));
+        thread::Builder::new().name("look".to_owned()).spawn(move || {
+            let is_there = is_busy();
+            let _ = tell.send(Done::Looked {
+                stay,
+                queue,
+                is_there,
+            });
             let _ = waker.wake();
         })?;
         Ok(())

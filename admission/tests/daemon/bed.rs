@@ -33,6 +33,17 @@ impl Hosts {
     }
 
     pub(crate) fn with(name: &str, config: &BedConfig) -> Option<Hosts> {
+        let folder = Hosts::folder(name)?;
+        let bed = Bed::new(config).unwrap();
+        bed.introduce().unwrap();
+        let hosts = Hosts { bed, folder };
+        let made = hosts.tool(Side::Left, ["keygen".as_ref(), hosts.key().as_os_str()]);
+        assert!(made.finish().unwrap().status.success());
+        Some(hosts)
+    }
+
+    /// A folder for a test's keys and sockets. `None`, after saying why, where there is no privilege.
+    pub(crate) fn folder(name: &str) -> Option<PathBuf> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
             println!("SKIPPED: network namespaces need root");
@@ -40,12 +51,7 @@ impl Hosts {
         }
         let folder = std::env::temp_dir().join(format!("lm-admissiond-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let bed = Bed::new(config).unwrap();
-        bed.introduce().unwrap();
-        let hosts = Hosts { bed, folder };
-        let made = hosts.tool(Side::Left, ["keygen".as_ref(), hosts.key().as_os_str()]);
-        assert!(made.finish().unwrap().status.success());
-        Some(hosts)
+        Some(folder)
     }
 
     pub(crate) fn host(&self, side: Side) -> &Host {
@@ -65,33 +71,22 @@ impl Hosts {
 
     /// The arguments of a daemon that lets root in.
     pub(crate) fn arguments(&self, side: Side) -> Vec<String> {
-        let socket = self.socket(side);
-        let text = |path: &Path| path.to_str().unwrap().to_owned();
-        let key = text(&self.key());
-        let folder = text(socket.parent().unwrap());
-        let pairs = [
-            ("--interface", INTERFACE.to_owned()),
-            ("--key-file", key),
-            ("--socket", text(&socket)),
-            ("--state-dir", folder),
-            ("--allow-uid", "0".to_owned()),
-        ];
-        pairs
-            .into_iter()
-            .flat_map(|(name, value)| [name.to_owned(), value])
-            .collect()
+        arguments(&self.socket(side), &self.key())
     }
 
-    /// `lm-admissiond` with these arguments on a host. In the network namespace alone, so that what it pins stays when it ends.
+    fn words(&self, side: Side) -> [String; 3] {
+        words(self.host(side))
+    }
+
+    /// `lm-admissiond` with these arguments on a host.
     pub(crate) fn tool(
         &self,
         side: Side,
         arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString>>,
     ) -> Program {
-        let namespace = format!("--net=/run/netns/{}", self.host(side).name());
-        Launch::new("nsenter")
-            .arg(namespace)
-            .arg(env!("CARGO_BIN_EXE_lm-admissiond"))
+        let [enter, namespace, program] = self.words(side);
+        Launch::new(enter)
+            .args([namespace, program])
             .args(arguments)
             .spawn()
             .unwrap()
@@ -103,52 +98,114 @@ impl Hosts {
     }
 
     pub(crate) fn daemon_with(&self, side: Side, further: &[&str]) -> Daemon {
-        let further = further.iter().map(|&argument| argument.to_owned());
-        let program = self.tool(side, self.arguments(side).into_iter().chain(further));
-        let mut daemon = Daemon {
-            program,
-            socket: self.socket(side),
-        };
-        wait_until("the daemon serves", || {
-            daemon.try_status().is_some() || daemon.program.has_ended().unwrap()
-        });
-        if daemon.program.has_ended().unwrap() {
-            panic!("no daemon: {}", daemon.program.outcome().unwrap().stderr);
-        }
-        daemon
+        self.daemon_by(&self.words(side), side, further)
+    }
+
+    fn start(&self, words: &[impl AsRef<str>], side: Side, further: &[&str]) -> Program {
+        let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+        Launch::new(words[0])
+            .args(&words[1..])
+            .args(self.arguments(side))
+            .args(further)
+            .spawn()
+            .unwrap()
+    }
+
+    /// As [`Hosts::daemon_with`], but these words start it: the last one is the program itself.
+    pub(crate) fn daemon_by(&self, words: &[impl AsRef<str>], side: Side, further: &[&str]) -> Daemon {
+        Daemon::serving(self.start(words, side, further), self.socket(side))
     }
 
     /// A daemon that cannot start: what it says, in one line.
     pub(crate) fn refused(&self, side: Side, arguments: &[String]) -> String {
-        let output = self.tool(side, arguments).outcome().unwrap();
-        assert!(!output.status.success(), "{arguments:?} did not fail");
-        let lines: Vec<&str> = output.stderr.lines().collect();
-        assert_eq!(lines.len(), 1, "not one line: {}", output.stderr);
-        lines[0].to_owned()
+        one_line(self.tool(side, arguments))
+    }
+
+    /// The same of one that these words start.
+    pub(crate) fn refused_by(&self, words: &[impl AsRef<str>], side: Side, further: &[&str]) -> String {
+        one_line(self.start(words, side, further))
+    }
+
+    /// A copy of `lm-admissiond` that every user may start: the folder that it is built in may be closed.
+    pub(crate) fn program_for_all(&self) -> String {
+        let path = self.folder.join("lm-admissiond");
+        // By a process of its own: one that another thread starts meanwhile would keep a file that we write open (ETXTBSY).
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_lm-admissiond"))
+            .arg(&path)
+            .status();
+        assert!(copied.unwrap().success());
+        path.to_str().unwrap().to_owned()
     }
 
     /// Folders in which gates are pinned for a host's interface.
     pub(crate) fn pins(&self, side: Side) -> Vec<PathBuf> {
-        let name = format!("/run/netns/{}", self.host(side).name());
-        let number = rustix::fs::stat(&name).unwrap().st_ino;
-        let prefix = format!("{number}-");
-        // A daemon of another user has a folder of its own.
-        let folders = ["/sys/fs/bpf/lm", "/sys/fs/bpf/lm/user-65534"];
-        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
-        let paths = entries.flatten().flatten().map(|entry| entry.path());
-        paths
-            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix))
-            .collect()
+        pins(self.host(side))
     }
+}
+
+/// What starts `lm-admissiond` on a host: in the network namespace alone, so that what it pins stays when it ends.
+pub(crate) fn words(host: &Host) -> [String; 3] {
+    let namespace = format!("--net=/run/netns/{}", host.name());
+    [
+        "nsenter".to_owned(),
+        namespace,
+        env!("CARGO_BIN_EXE_lm-admissiond").to_owned(),
+    ]
+}
+
+/// The arguments of a daemon that lets root in.
+pub(crate) fn arguments(socket: &Path, key: &Path) -> Vec<String> {
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let pairs = [
+        ("--interface", INTERFACE.to_owned()),
+        ("--key-file", text(key)),
+        ("--socket", text(socket)),
+        ("--state-dir", text(socket.parent().unwrap())),
+        ("--allow-uid", "0".to_owned()),
+    ];
+    pairs
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_owned(), value])
+        .collect()
+}
+
+/// Folders in which gates are pinned for a host's interface.
+fn pins(host: &Host) -> Vec<PathBuf> {
+    let name = format!("/run/netns/{}", host.name());
+    let number = rustix::fs::stat(&name).unwrap().st_ino;
+    let prefix = format!("{number}-");
+    // A daemon of another user has a folder of its own.
+    let folders = ["/sys/fs/bpf/lm", "/sys/fs/bpf/lm/user-65534"];
+    let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+    let paths = entries.flatten().flatten().map(|entry| entry.path());
+    paths
+        .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&prefix))
+        .collect()
+}
+
+/// After a kill -9 the pins stay, and with them the gate; and the empty folder that was the lock.
+pub(crate) fn unpin(host: &Host) {
+    for path in pins(host) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let _ = std::fs::remove_dir(path.with_file_name(format!("lock-{name}")));
+        let _ = std::fs::remove_dir_all(path);
+    }
+}
+
+pub(crate) fn one_line(mut program: Program) -> String {
+    wait_until("it refuses", || program.has_ended().unwrap());
+    let output = program.outcome().unwrap();
+    assert!(!output.status.success(), "it did not fail");
+    let lines: Vec<&str> = output.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "not one line: {}", output.stderr);
+    lines[0].to_owned()
 }
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        // After a kill -9 the pins stay, and with them the gate.
         for side in [Side::Left, Side::Right] {
-            for path in self.pins(side) {
-                let _ = std::fs::remove_dir_all(path);
-            }
+            unpin(self.host(side));
         }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
@@ -161,6 +218,18 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
+    /// Waits until a program that was started serves.
+    pub(crate) fn serving(program: Program, socket: PathBuf) -> Daemon {
+        let mut daemon = Daemon { program, socket };
+        wait_until("the daemon serves", || {
+            daemon.try_status().is_some() || daemon.program.has_ended().unwrap()
+        });
+        if daemon.program.has_ended().unwrap() {
+            panic!("no daemon: {}", daemon.program.outcome().unwrap().stderr);
+        }
+        daemon
+    }
+
     fn try_status(&self) -> Option<Status> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lm-admissiond"));
         let asked = command

@@ -72,7 +72,7 @@ fn a_session_from_request_to_end() {
     );
     let session_key = granted.session_key;
     receiver.done(Call::Touched {
-        sessions: vec![(session_key, 3)],
+        sessions: vec![(session_key, 3, true)],
     });
     assert_eq!(right.interface().sessions[0].delivered, 3);
     sender.done(Call::End { ticket, messages: 4 });

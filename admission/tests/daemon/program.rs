@@ -48,6 +48,21 @@ pub(crate) fn memory(len: u64) -> OwnedFd {
     fd
 }
 
+/// Works as another user, in the group of the same number.
+pub(crate) fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let worked = scope.spawn(|| {
+            let gid = rustix::thread::Gid::from_raw(uid);
+            let uid = rustix::thread::Uid::from_raw(uid);
+            rustix::thread::set_thread_groups(&[]).unwrap();
+            rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            work()
+        });
+        worked.join().unwrap()
+    })
+}
+
 impl Client {
     pub(crate) fn connect(path: &Path) -> Client {
         let socket = rustix::net::socket_with(
@@ -71,16 +86,7 @@ impl Client {
 
     /// Connects as somebody else.
     pub(crate) fn connect_as(path: &Path, uid: u32) -> Client {
-        std::thread::scope(|scope| {
-            let connected = scope.spawn(|| {
-                let gid = rustix::thread::Gid::from_raw(uid);
-                let uid = rustix::thread::Uid::from_raw(uid);
-                rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
-                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                Client::connect(path)
-            });
-            connected.join().unwrap()
-        })
+        as_user(uid, || Client::connect(path))
     }
 
     pub(crate) fn send_bytes(&self, bytes: &[u8], beside: &[BorrowedFd<'_>]) {
@@ -144,12 +150,15 @@ impl Client {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let slices = &mut [IoSliceMut::new(&mut bytes)];
-        let received =
-            match rustix::net::recvmsg(&self.socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Ok(received) if received.bytes > 0 => received,
-                Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
-                Err(error) => panic!("nothing came: {error}"),
-            };
+        // A socket with a time limit is interrupted when the process is stopped and goes on (signal(7)).
+        let came = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(&self.socket, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = match came {
+            Ok(received) if received.bytes > 0 => received,
+            Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
+            Err(error) => panic!("nothing came: {error}"),
+        };
         let rights = ancillary.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
             _ => None,

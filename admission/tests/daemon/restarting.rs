@@ -73,7 +73,7 @@ fn the_receivers_daemon_is_killed() {
         (1, 1)
     );
     receiver.done(Call::Touched {
-        sessions: vec![(session_key, 2)],
+        sessions: vec![(session_key, 2, true)],
     });
     sender.done(Call::End { ticket, messages: 2 });
     assert_eq!(sender.outcome(ticket), Outcome::Ended { delivered: 2 });
@@ -120,6 +120,68 @@ fn the_senders_daemon_is_killed() {
             ..
         }
     ));
+    left.stop();
+    right.stop();
+}
+
+/// Under `exclusive` as well: what the gate lets through stands on the voters' word to this host, in whichever life.
+#[test]
+fn an_exclusive_session_goes_on() {
+    let Some(hosts) = Hosts::new("exclusively") else {
+        return;
+    };
+    let policy = ["--policy", "exclusive", "--voter", "198.18.0.1"];
+    let left = hosts.daemon_with(Side::Left, &policy);
+    let mut right = hosts.daemon_with(Side::Right, &policy);
+    let mut receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
+    // A voter that has just started abstains.
+    let (mut ticket, mut session_key) = (0, 0);
+    wait_until("granted after the voter's silence", || {
+        ticket = sender.ask(receiver_at(&hosts), 1 << 20);
+        match sender.outcome(ticket) {
+            Outcome::Granted(control) => {
+                session_key = crate::program::grant(&control).session_key;
+                true
+            }
+            _ => false,
+        }
+    });
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    wait_until("the state is written", || {
+        let state = std::fs::read_to_string(hosts.folder.join("Right/state.json")).unwrap_or_default();
+        state.contains("\"received\":[{")
+    });
+    // Killed, and killed again, and ended by its unit.
+    for is_killed in [true, true, false] {
+        match is_killed {
+            true => drop(right.kill()),
+            false => right.hand_over(),
+        }
+        right = hosts.daemon_with(Side::Right, &policy);
+        receiver = Client::connect(&hosts.socket(Side::Right))
+            .hello()
+            .rejoin(&mut receiver);
+        assert_eq!(receiver.joined().received, [session_key]);
+        // Longer than any promise: the new daemon has asked for its own.
+        std::thread::sleep(std::time::Duration::from_millis(2500));
+        let interface = right.interface();
+        assert_eq!(
+            (interface.sessions.len(), interface.queues[1].open_places),
+            (1, 1)
+        );
+        // Everybody else still knows.
+        assert_eq!(left.interface().recv_addrs.len(), 1);
+    }
+    // Built anew, its gate is as long open as the host may receive, and not for ever.
+    receiver.done(Call::CloseGate { session_key });
+    receiver.done(Call::Quiesce { queue: 1 });
+    receiver.done(Call::OpenGate {
+        session_key,
+        first_message: 0,
+    });
+    sender.done(Call::End { ticket, messages: 0 });
+    assert!(matches!(sender.outcome(ticket), Outcome::Ended { .. }));
     left.stop();
     right.stop();
 }

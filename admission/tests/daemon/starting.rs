@@ -45,6 +45,11 @@ fn bad_starts_are_told_in_a_line() {
             .contains("too short")
     );
 
+    // Whose it is counts, too.
+    std::os::unix::fs::chown(&key, Some(1234), None).unwrap();
+    let told = hosts.refused(side, &with("--key-file", path));
+    assert!(told.contains("user 1234") && told.contains("chown"), "{told}");
+
     assert!(hosts.refused(side, &with("--interface", "lm7")).contains("lm7"));
     assert!(
         hosts
@@ -194,6 +199,53 @@ fn a_reload_changes_who_may_come() {
     program.signal(Signal::HUP);
     assert!(client.receive().is_none());
     program.stop().unwrap();
+}
+
+/// Root's files, closed to everybody else, and a daemon that has become somebody else.
+#[test]
+fn a_reload_reads_what_only_root_may() {
+    let Some(hosts) = Hosts::new("rekey") else { return };
+    let file = hosts.folder.join("toml");
+    let write = |path: &std::path::Path, text: &str| {
+        // As root's tools do: a new file in its place.
+        let new = path.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::set_permissions(&new, PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::rename(&new, path).unwrap();
+    };
+    let text = |uid: u32| format!("allow-uid = [0, {uid}]\n");
+    write(&file, &text(1));
+    let user = ["--user", "65534", "--config", file.to_str().unwrap()];
+    // What the command line says goes before the file.
+    let mut arguments = hosts.arguments(Side::Left);
+    arguments.truncate(arguments.len() - 2);
+    arguments.extend(user.map(str::to_owned));
+    let mut left = hosts.tool(Side::Left, &arguments);
+    left.await_text("serving").unwrap();
+    let other = hosts.folder.join("other");
+    let made = hosts.tool(Side::Left, ["keygen".as_ref(), other.as_os_str()]);
+    assert!(made.finish().unwrap().status.success());
+    write(&hosts.key(), &std::fs::read_to_string(&other).unwrap());
+    write(&file, &text(2));
+    left.signal(Signal::HUP);
+    left.await_text("read again").unwrap();
+    wait_until("the socket is there", || hosts.socket(Side::Left).exists());
+    // Both hold: who may come, and the key, which is that of a daemon that started later.
+    let right = hosts.daemon(Side::Right);
+    let _receiver = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
+    let mut sender =
+        Client::connect_as(&hosts.socket(Side::Left), 2)
+            .hello()
+            .join(hosts.host(Side::Left), 9000, false);
+    let to = std::net::SocketAddrV4::new(hosts.host(Side::Right).address(), 7168);
+    let ticket = sender.ask(to, 1 << 20);
+    sender.granted(ticket);
+    // What is wrong is told as ever.
+    write(&hosts.key(), "0011");
+    left.signal(Signal::HUP);
+    left.await_text("too short").unwrap();
+    right.stop();
+    left.stop().unwrap();
 }
 
 #[test]

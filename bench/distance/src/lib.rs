@@ -3,16 +3,16 @@
 //! On a virtual machine it changes by a factor of four from minute to minute, as the host moves the virtual cores about, and what
 //! hands packets from core to core changes with it, while a kernel socket's own work hardly does. Nearest of all are two virtual
 //! cores that the host runs as the two threads of one core of its own: each of them has little more than half of it, and no real host
-//! gives its two cores so. Each measurement of a benchmark notes all this, waits a while for near cores that are two, and is repeated
-//! when the distance changed under it:
+//! gives its two cores so. Each measurement of a benchmark waits a while for near cores that are two, is done once, whatever they do
+//! meanwhile, and is kept with how far apart they were before and after it:
 //!
 //! ```
 //! # use lm_core_distance::Distances;
 //! # let measure = || Ok::<u32, ()>(1);
 //! let mut distances = Distances::between([0, 1]);
 //! # distances = Distances::default();
-//! let kept = distances.near(|_repeat| measure());
-//! # assert_eq!(kept, Ok(1));
+//! let kept = distances.around(|| measure());
+//! # assert_eq!(kept, Ok((1, None)));
 //! ```
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,6 @@ const SAME: f64 = 1.5;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long all measurements of a comparison wait together: on a machine whose cores stay far apart waiting brings nothing.
 const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
-/// How often a measurement is repeated because the distance changed.
-pub const REPEATS: u32 = 3;
 
 /// Work that takes so much longer on both cores than on one alone is done by two threads of one core: 1.6 to 1.8 there, 0.9 to 1.2
 /// elsewhere.
@@ -154,19 +152,42 @@ fn await_value(line: &AtomicU64, value: u64) -> Option<()> {
 /// The least distance of two cores that this process has seen, in picoseconds.
 static LEAST_PS: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// The distances of a comparison's measurements.
+/// How far apart the cores were around a measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Apart {
+    /// What a cache line took there and back before it, in nanoseconds.
+    pub before_ns: f64,
+    /// The same after it.
+    pub after_ns: f64,
+    /// They were threads of one core, before it or after it.
+    pub is_shared: bool,
+    /// Two cores, which stayed where they were, hardly farther apart than the least that this process had seen.
+    pub is_near: bool,
+}
+
+impl Apart {
+    fn of([before, after]: [Distance; 2], least_ns: f64) -> Apart {
+        let [before_ns, after_ns] = [before.nanoseconds, after.nanoseconds];
+        let (near, far) = (before_ns.min(after_ns), before_ns.max(after_ns));
+        let is_shared = before.is_shared || after.is_shared;
+        Apart {
+            before_ns,
+            after_ns,
+            is_shared,
+            is_near: !is_shared && far <= near * SAME && near <= least_ns * SAME,
+        }
+    }
+}
+
+/// Two cores between which measurements wait.
 #[derive(Debug, Default)]
 pub struct Distances {
-    /// One for each measurement under which the cores stayed, in nanoseconds.
-    pub rounds: Vec<f64>,
-    /// Measurements of these on two threads of one core.
-    pub shared: usize,
     waited: Duration,
     cores: Option<[usize; 2]>,
 }
 
 impl Distances {
-    /// Those between two cores. Of one core, as by [`Distances::default`], none is ever known, and no round waits.
+    /// Between these cores. Of one core, as by [`Distances::default`], no distance is ever known, and no measurement waits.
     #[must_use]
     pub fn between(cores: [usize; 2]) -> Distances {
         Distances {
@@ -183,32 +204,27 @@ impl Distances {
         Some(now)
     }
 
-    /// Measures on near cores if may be: waits for them, and measures again, [`REPEATS`] times at most, when they moved meanwhile.
-    /// `measure` is told how often it was called before.
+    /// Waits for near cores, [`PATIENCE`] at most, and measures once, wherever they are then. Who leaves a sample out because of how far
+    /// apart they were can say so; `None` where nothing is known of that.
     ///
     /// # Errors
-    /// Those of `measure`, at once.
-    pub fn near<T, E>(&mut self, mut measure: impl FnMut(u32) -> Result<T, E>) -> Result<T, E> {
-        let mut repeat = 0;
-        loop {
-            let before = self.wait();
-            let measured = measure(repeat)?;
-            if self.held(before) || repeat == REPEATS {
-                return Ok(measured);
-            }
-            repeat += 1;
-        }
+    /// Those of `measure`.
+    pub fn around<T, E>(&mut self, measure: impl FnOnce() -> Result<T, E>) -> Result<(T, Option<Apart>), E> {
+        let before = self.wait();
+        let measured = measure()?;
+        let both = before.zip(self.look());
+        let apart = both.map(|(before, after)| Apart::of([before, after], least_ns()));
+        Ok((measured, apart))
     }
 
-    /// Waits for near cores, [`PATIENCE`] at most, and says how far apart they are then. Near is what is hardly farther than the
-    /// least that this process has seen.
+    /// Waits for near cores and says how far apart they are then. Near is what is hardly farther than the least that this process has
+    /// seen.
     fn wait(&mut self) -> Option<Distance> {
         let patience = PATIENCE.min(PATIENCE_OF_ALL.saturating_sub(self.waited));
         let start = Instant::now();
         loop {
             let now = self.look()?;
-            let least = LEAST_PS.load(Ordering::Relaxed) as f64 / 1000.0;
-            let is_near = !now.is_shared && now.nanoseconds <= least * SAME;
+            let is_near = !now.is_shared && now.nanoseconds <= least_ns() * SAME;
             if is_near || start.elapsed() > patience {
                 self.waited += start.elapsed();
                 return Some(now);
@@ -216,22 +232,10 @@ impl Distances {
             thread::sleep(Duration::from_millis(100));
         }
     }
+}
 
-    /// Whether the distance is still the one from before the measurement.
-    fn held(&mut self, before: Option<Distance>) -> bool {
-        match (before, self.look()) {
-            (Some(before), Some(after)) => {
-                let [one, other] = [before.nanoseconds, after.nanoseconds];
-                let same = before.is_shared == after.is_shared && one.max(other) <= one.min(other) * SAME;
-                if same {
-                    self.rounds.push(one.max(other));
-                    self.shared += usize::from(after.is_shared);
-                }
-                same
-            }
-            _ => true,
-        }
-    }
+fn least_ns() -> f64 {
+    LEAST_PS.load(Ordering::Relaxed) as f64 / 1000.0
 }
 
 #[cfg(test)]
@@ -239,23 +243,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_cores_are_some_distance_apart() {
+    fn a_sample_is_kept_with_the_distance_of_two_cores() {
         if thread::available_parallelism().map_or(1, usize::from) < 2 {
             println!("SKIPPED: one core");
             return;
         }
         let mut distances = Distances::between([0, 1]);
-        let before = distances.look();
-        assert!((1.0..1e6).contains(&before.expect("cores 0 and 1").nanoseconds));
-        // Shared machines are not still: it may have changed, and then the round does not count.
-        let held = distances.held(before);
-        assert_eq!(distances.rounds.len(), usize::from(held));
+        let (kept, apart) = distances.around(|| Ok::<_, ()>(7)).unwrap();
+        let apart = apart.expect("cores 0 and 1");
+        assert_eq!(kept, 7);
+        for nanoseconds in [apart.before_ns, apart.after_ns] {
+            assert!((1.0..1e6).contains(&nanoseconds), "{apart:?}");
+        }
     }
 
     #[test]
-    fn one_core_is_nowhere() {
+    fn near_are_two_cores_that_stay_near() {
+        let at = |nanoseconds, is_shared| Distance {
+            nanoseconds,
+            is_shared,
+        };
+        for (before, after, is_near) in [
+            (at(60.0, false), at(55.0, false), true),
+            (at(60.0, false), at(400.0, false), false),
+            (at(400.0, false), at(60.0, false), false),
+            (at(400.0, false), at(410.0, false), false),
+            (at(60.0, true), at(60.0, true), false),
+            (at(60.0, false), at(60.0, true), false),
+        ] {
+            let apart = Apart::of([before, after], 50.0);
+            assert_eq!(apart.is_near, is_near, "{apart:?}");
+        }
+    }
+
+    #[test]
+    fn of_one_core_nothing_is_known() {
         let mut distances = Distances::between([1, 1]);
-        let before = distances.wait();
-        assert!(before.is_none() && distances.held(before) && distances.rounds.is_empty());
+        assert_eq!(distances.around(|| Ok::<_, ()>(1)), Ok((1, None)));
     }
 }

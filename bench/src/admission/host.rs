@@ -54,7 +54,8 @@ pub(super) struct Host {
 impl Host {
     /// A host at `address`, on any port, with the key in `key_file`.
     pub(super) fn new(address: Ipv4Addr, key_file: &Path, spin: bool) -> Result<Host, Failure> {
-        let key = lm_admission::key::read(key_file).map_err(Failure::new)?;
+        let bytes = lm_admission::key::read(key_file, None).map_err(Failure::new)?;
+        let key = lm_admission::key::of_bytes(key_file, &bytes).map_err(Failure::new)?;
         let told = |error| Failure::new(chain(&error));
         let socket = UdpSocket::bind((address, 0)).map_err(told)?;
         socket.set_nonblocking(true).map_err(told)?;

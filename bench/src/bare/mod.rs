@@ -1,6 +1,6 @@
 //! A bare AF_XDP sender and receiver: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
-//! It is the yardstick for the data plane, so it shares none of its code: its own rings ([`socket`](self)), its own XDP
+//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its own XDP
 //! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
@@ -38,6 +38,8 @@ pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
+
+use crate::kept::Kept;
 
 /// Longest payload of a UDP datagram over IPv4.
 const MAX_PAYLOAD: usize = 65_507;
@@ -101,6 +103,9 @@ pub struct PortArgs {
     /// Packets that one round of busy polling takes
     #[arg(long, default_value_t = 64)]
     pub busy_budget: u32,
+    /// Keep the interrupts of the polled queue's NAPI instance away while it is polled, as LM does while a stream lands (Linux 6.14)
+    #[arg(long)]
+    pub keep_napi: bool,
     /// Packets or descriptors handled at a time
     #[arg(long, default_value_t = 32)]
     pub batch: u32,
@@ -224,6 +229,9 @@ impl Port {
 
 /// How a receiver waits for packets, and makes them come.
 struct Waiting {
+    // Dropped before the socket that polls.
+    kept: Option<Kept>,
+    keep: bool,
     idle: Idle,
     poller: Poller,
     budget: u32,
@@ -247,6 +255,8 @@ impl Waiting {
             }
         };
         Ok(Waiting {
+            kept: None,
+            keep: args.keep_napi,
             idle: args.idle,
             poller,
             budget: args.busy_budget,
@@ -254,29 +264,43 @@ impl Waiting {
     }
 
     fn step(&mut self, xsk: i32) -> io::Result<()> {
-        match &mut self.poller {
-            Poller::Off => match self.idle {
-                Idle::Spin => std::hint::spin_loop(),
-                Idle::Yield => std::thread::yield_now(),
-                Idle::Poll => socket::sleep(xsk),
-            },
-            Poller::Xsk { ready: true } => socket::busy_poll(xsk),
-            Poller::Xsk { ready } => {
-                if socket::napi_id(xsk)? != 0 {
-                    socket::prefer_busy_poll(xsk, self.budget)?;
-                    *ready = true;
+        let polls_from_now = match &mut self.poller {
+            Poller::Off => {
+                match self.idle {
+                    Idle::Spin => std::hint::spin_loop(),
+                    Idle::Yield => std::thread::yield_now(),
+                    Idle::Poll => socket::sleep(xsk),
                 }
+                None
+            }
+            Poller::Xsk { ready: true } => {
+                socket::busy_poll(xsk);
+                None
+            }
+            Poller::Xsk { ready } => {
+                *ready = socket::napi_id(xsk)? != 0;
+                ready.then_some(xsk)
             }
             Poller::Udp { socket, ready } => {
-                let mut nothing = [0; 16];
-                let received = socket.recv(&mut nothing).is_ok();
-                if received && !*ready && socket::napi_id(socket.as_raw_fd())? != 0 {
-                    socket::prefer_busy_poll(socket.as_raw_fd(), self.budget)?;
-                    *ready = true;
+                let received = socket.recv(&mut [0; 16]).is_ok();
+                if !received || *ready {
+                    return Ok(());
                 }
+                *ready = socket::napi_id(socket.as_raw_fd())? != 0;
+                ready.then_some(socket.as_raw_fd())
             }
+        };
+        let Some(fd) = polls_from_now else { return Ok(()) };
+        socket::prefer_busy_poll(fd, self.budget)?;
+        if self.keep {
+            self.kept = Some(Kept::new(socket::napi_id(fd)?)?);
         }
         Ok(())
+    }
+
+    /// Whether the instance's interrupts are deferred.
+    fn is_kept(&self) -> bool {
+        self.kept.is_some()
     }
 
     fn napi_id(&self, xsk: i32) -> io::Result<u32> {

@@ -5,11 +5,14 @@
 //! packets it has taken (into landing zones: how many it has posted frames for) into shared memory. No protocol can be
 //! cheaper, which is the point of a yardstick.
 
-use std::fs::OpenOptions;
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
 
 use super::sys::Mapping;
 
@@ -21,14 +24,36 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Maps the counter in `path`, which is created if need be.
+    /// Maps the counter in `path`. The file is created if need be, and its folder, which must be ours alone: in one where others may
+    /// write, the file's name could be theirs, and lead anywhere.
     pub(super) fn open(path: &Path) -> io::Result<Pace> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)?;
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::Error::other("--pace must name a file"));
+        };
+        let folder = match folder.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => folder,
+        };
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(folder, flags | OFlags::DIRECTORY, Mode::empty())?;
+        let found = rustix::fs::fstat(&opened)?;
+        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+            return Err(io::Error::other(format!(
+                "others may write in {}; name a file in a folder of your own with --pace",
+                folder.display()
+            )));
+        }
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = File::from(rustix::fs::openat(
+            &opened,
+            name,
+            flags | OFlags::RDWR | OFlags::CREATE,
+            mode,
+        )?);
         file.set_len(LEN as u64)?;
         // A mapping keeps its file open.
         Ok(Pace {

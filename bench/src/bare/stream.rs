@@ -33,9 +33,45 @@ pub struct SendArgs {
     /// Seconds to send
     #[arg(long, default_value_t = 2.0)]
     pub seconds: f64,
-    /// Packets that may be in flight
+    /// Packets that may be in flight: not completed, or not taken by the receiver with --pace
     #[arg(long, default_value_t = 192)]
     pub in_flight: u32,
+    /// Packets that the receiver may not have taken yet, with --pace [default: as --in-flight]
+    #[arg(long, requires = "pace")]
+    pub credit: Option<u32>,
+}
+
+/// What a sender may have on the way.
+pub(super) struct Room {
+    uncompleted: u32,
+    credit: u32,
+    pace: Option<Pace>,
+}
+
+impl Room {
+    /// For packets of so many chunks.
+    pub(super) fn new(args: &SendArgs, chunks: u32) -> io::Result<Room> {
+        let uncompleted = args.in_flight.min(CHUNKS_EACH_WAY / chunks);
+        Ok(Room {
+            uncompleted,
+            credit: args.credit.unwrap_or(uncompleted),
+            pace: args.port.pace.as_deref().map(Pace::open).transpose()?,
+        })
+    }
+
+    /// Packets that may be sent now, `batch` at most; 0 while a whole batch is worth waiting for: one completion must not cost one
+    /// system call.
+    pub(super) fn for_batch(&self, batch: u32, sequence: u64, uncompleted: u32) -> u32 {
+        let on_the_way = match &self.pace {
+            Some(pace) => ((sequence - pace.count()) as u32).min(self.credit),
+            None => 0,
+        };
+        let count = (batch)
+            .min(self.uncompleted.saturating_sub(uncompleted))
+            .min(self.credit - on_the_way);
+        let is_busy = uncompleted > self.uncompleted / 2 || on_the_way > self.credit / 2;
+        if count < batch && is_busy { 0 } else { count }
+    }
 }
 
 /// What `bare-send` prints.
@@ -78,9 +114,7 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
         socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
     }
     teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
-    let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
-
-    let limit = args.in_flight.min(CHUNKS_EACH_WAY / chunks);
+    let room = Room::new(args, chunks)?;
     let mut unfinished = 0;
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
@@ -90,15 +124,9 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
         unfinished -= free.reap(&mut socket);
-        let in_flight = match &pace {
-            Some(pace) => ((sequence - pace.count()) as u32).min(limit),
-            None => unfinished,
-        };
-        let count = (args.port.batch)
-            .min(limit - in_flight)
-            .min(socket.tx.room() / chunks);
-        // Whole batches while there is traffic: one completion must not cost one system call.
-        if count < args.port.batch && in_flight > limit / 2 {
+        let count = room.for_batch(args.port.batch, sequence, unfinished);
+        let count = count.min(socket.tx.room() / chunks);
+        if count == 0 {
             match args.port.idle {
                 Idle::Spin | Idle::Poll => std::hint::spin_loop(),
                 Idle::Yield => std::thread::yield_now(),
@@ -225,6 +253,9 @@ pub struct ReceiveReport {
     pub busy_poll: BusyPoll,
     /// The NAPI id that busy polling used; 0: none was known.
     pub napi_id: u32,
+    /// Whether its interrupts were deferred.
+    #[serde(default)]
+    pub kept: bool,
     /// Mean packets per look at the RX ring that found any.
     pub packets_per_batch: f64,
     /// What it cost while the time counted.
@@ -310,6 +341,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
                     idle: args.port.idle,
                     busy_poll: args.port.busy_poll,
                     napi_id: port.napi_id()?,
+                    kept: port.waiting.is_kept(),
                     packets_per_batch: packets as f64 / batches as f64,
                     cost: meter.end(),
                 });

@@ -17,7 +17,7 @@ use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
 use super::pace::Pace;
 use super::pingpong::{PingArgs, PongArgs};
 use super::socket::{CHUNKS_EACH_WAY, patiently, raise_send_buffer};
-use super::stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport};
+use super::stream::{ReceiveArgs, ReceiveReport, Room, SendArgs, SendReport};
 use super::sys::Redirect;
 use super::{PortArgs, Waiting, ifindex};
 use crate::peer::latency::{RoundTripReport, RoundTrips};
@@ -193,8 +193,7 @@ pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
     let mut payload = vec![0x5a; args.payload];
     teach_queue(&mut port, args)?;
     port.prepare(&packet(&args.port, &args.to, &payload))?;
-    let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
-    let limit = args.in_flight.min(CHUNKS_EACH_WAY);
+    let room = Room::new(args, 1)?;
     let (mut unfinished, mut sequence, mut wake_ups) = (0, 0_u64, 0);
     let mut meter = Meter::new(false)?;
     meter.begin();
@@ -202,13 +201,8 @@ pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
         unfinished -= port.reap();
-        let in_flight = match &pace {
-            Some(pace) => ((sequence - pace.count()) as u32).min(limit),
-            None => unfinished,
-        };
-        let count = args.port.batch.min(limit - in_flight);
-        // Whole batches while there is traffic, as by our own sockets.
-        if count < args.port.batch && in_flight > limit / 2 {
+        let count = room.for_batch(args.port.batch, sequence, unfinished);
+        if count == 0 {
             std::hint::spin_loop();
         } else {
             for _ in 0..count {
@@ -322,6 +316,7 @@ pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<Re
                     idle: args.port.idle,
                     busy_poll: args.port.busy_poll,
                     napi_id: waiting.napi_id(port.fd())?,
+                    kept: waiting.is_kept(),
                     packets_per_batch: packets as f64 / batches as f64,
                     cost: meter.end(),
                 });

@@ -145,7 +145,7 @@ impl CheckReport {
 }
 
 /// The counters that the balance of packets and messages needs.
-fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
+fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
     [
         ("messages_sent", counters.messages_sent),
         ("messages_failed", counters.messages_failed),
@@ -160,6 +160,7 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 16] {
         ("one_copy_packets", counters.one_copy_packets),
         ("control_packets", counters.control_packets),
         ("packets_used", counters.packets_used),
+        ("challenged", counters.challenged),
         ("fragments_delivered", counters.fragments_delivered),
         ("sessions_granted", counters.sessions_granted),
         ("missing_bytes", counters.missing_bytes),

@@ -68,6 +68,8 @@ pub struct SendReport {
     pub seconds: f64,
     /// Mode in effect.
     pub mode: &'static str,
+    /// Whether digests went with what was sent.
+    pub integrity: IntegrityOption,
     /// The receiver's report; `{}` when none came.
     pub receiver: Value,
 }
@@ -184,6 +186,7 @@ pub fn send(args: &SendArgs) -> Result<SendReport, Failure> {
         messages,
         seconds,
         mode,
+        integrity: args.integrity,
         receiver,
     })
 }

@@ -10,6 +10,7 @@ mod plot;
 mod ratios;
 mod sections;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -17,6 +18,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use self::input::Input;
 use crate::cli::Failure;
+use crate::files;
 
 /// Options of `lm-bench report`.
 #[derive(Clone, Debug, Args)]
@@ -43,9 +45,10 @@ pub fn report(args: &ReportArgs) -> Result<(), Failure> {
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".part");
-    let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
-    written.map_err(|error| {
-        // Where it could not be written there may be nothing to remove.
+    let mut file = files::create(Path::new(&partial), true)?;
+    let written = file.write_all(text.as_bytes());
+    let renamed = written.and_then(|()| std::fs::rename(&partial, path));
+    renamed.map_err(|error| {
         let _ = std::fs::remove_file(&partial);
         let why = crate::output::describe(&error);
         Failure::new(format!(

@@ -110,7 +110,7 @@ pub(super) fn section(reports: &[Report]) -> Markup {
             @let (with, without): (Vec<&Ratio>, Vec<&Ratio>) = report.ratios.iter().partition(|ratio| ratio.target.is_some());
             section {
                 h2 { "Ratios" @if reports.len() > 1 { ", " (report.command) " of " (report.started) } }
-                p { (summary(&with)) " Each ratio is taken within a round; the median of the rounds stands with its 95 % interval, "
+                p { (summary(&with)) " Each ratio is taken within a round; the median of all rounds stands with its 95 % interval, "
                     "and a target is met or missed only where the whole interval is on one side. The shaded side of a line is the one asked for." }
                 (forest(report, &with))
                 @if !without.is_empty() {
@@ -148,7 +148,7 @@ fn forest(report: &Report, ratios: &[&Ratio]) -> Markup {
         table.forest {
             thead { tr {
                 th { "what" } th { "size" } th { "compared" } th.plot { (axis(&span)) }
-                th.n { "ratio" } th.n { "95 %" } th.n { "asked" } th { "verdict" }
+                th.n { "ratio" } th.n { "95 %" } th.n { "near cores" } th.n { "asked" } th { "verdict" }
             } }
             tbody {
                 @for ratio in ratios {
@@ -160,12 +160,24 @@ fn forest(report: &Report, ratios: &[&Ratio]) -> Markup {
                         td.plot { (interval(ratio, &span)) }
                         td.n { strong { (times(ratio.median)) } }
                         td.n.span { (number(ratio.low)) " – " (number(ratio.high)) }
+                        td.n.span { (near(ratio)) }
                         td.n.asked { (ratio.target.map_or_else(String::new, asked)) }
                         td class=(format!("verdict {class}")) title=(format!("{} rounds", ratio.rounds)) { (verdict) }
                     }
                 }
             }
         }
+    }
+}
+
+/// The ratio over near cores, and how many rounds it leaves out.
+fn near(ratio: &Ratio) -> String {
+    let Some(near) = &ratio.near else {
+        return String::new();
+    };
+    match near.median_low_high {
+        Some([median, ..]) => format!("{}, {} left out", times(median), near.left_out),
+        None => format!("all {} left out", near.left_out),
     }
 }
 
@@ -231,6 +243,7 @@ mod tests {
             median: (low + high) / 2.0,
             low,
             high,
+            near: None,
             target,
             verdict: Verdict::Met,
         };

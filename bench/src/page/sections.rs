@@ -430,6 +430,15 @@ pub(super) fn systems(reports: &[Report]) -> Markup {
                         tbody { @for absent in &report.absent { tr { td { (absent.system) } td { (absent.why) } } } }
                     }
                 }
+                @if !report.failures.is_empty() {
+                    h3 { "Failed, and not repeated" }
+                    table.cards {
+                        thead { tr { th { "system" } th { "size" } th { "round" } th { "why" } } }
+                        tbody { @for failed in &report.failures { tr {
+                            td { (failed.system) } td { (size_name(failed.size)) } td.n { (failed.at + 1) } td { (failed.why) }
+                        } } }
+                    }
+                }
             }
         }
     }

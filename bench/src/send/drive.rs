@@ -13,7 +13,7 @@ use crate::cli::{self, DeliveryOption, Failure};
 use crate::link;
 use crate::output::describe;
 use crate::transfer::outgoing::{Outcome, Outgoing, Piece};
-use crate::transfer::wire::{CONTROL_TAG, Control, Refusal, TransferId};
+use crate::transfer::wire::{CONTROL_TAG, Control, Digest, Refusal, TransferId};
 
 /// What became of a piece that was to be read.
 enum Filled {
@@ -29,7 +29,8 @@ impl Tool {
     /// One transfer, from START to RESULT.
     pub(super) fn send_transfer(&mut self, transfer: TransferId) -> Result<(), Failure> {
         let ipfrag = self.shape.wire == Wire::IpFrag;
-        let mut outgoing = Outgoing::new(transfer, self.shape.plan, ipfrag, Instant::now());
+        let outgoing = Outgoing::new(transfer, self.shape.plan, ipfrag, Instant::now());
+        let mut outgoing = outgoing.of_file(self.key, self.options.resume);
         let sent = self.drive(&mut outgoing);
         if sent.is_err()
             && let Some(abort) = outgoing.abort()
@@ -48,6 +49,7 @@ impl Tool {
                 self.judge(outcome)?;
                 return self.settle(outgoing);
             }
+            worked |= self.search(outgoing)?;
             worked |= self.hand_over(outgoing)?;
             if !worked {
                 self.endpoint.wait(IDLE_MAX);
@@ -55,8 +57,57 @@ impl Tool {
         }
     }
 
+    /// Compares what the receiver has with the file, where it goes on with it.
+    fn search(&mut self, outgoing: &mut Outgoing) -> Result<bool, Failure> {
+        let Some(blocks) = outgoing.wanted() else {
+            return Ok(false);
+        };
+        if self.digests.0 != blocks {
+            let (mut from, block_len, end) = blocks;
+            let mut digests = Vec::new();
+            while from < end {
+                let to = from.saturating_add(block_len).min(end);
+                match self.digest(from, to, outgoing)? {
+                    Some(digest) => digests.push(digest),
+                    None => return Ok(true),
+                }
+                from = to;
+            }
+            self.digests = (blocks, digests);
+        }
+        Ok(outgoing.compare(&self.digests.1, Instant::now()))
+    }
+
+    /// The digest of a block of the file, with rounds in between; `None`: the transfer ended meanwhile.
+    fn digest(&mut self, from: u64, to: u64, outgoing: &mut Outgoing) -> Result<Option<Digest>, Failure> {
+        let input = Rc::clone(&self.input);
+        let mut broken = None;
+        let digest = input.digest(from, to, &mut || self.is_going_on(outgoing, &mut broken));
+        match (broken, digest) {
+            (Some(failure), _) => Err(failure),
+            (None, Ok(digest)) => Ok(Some(digest)),
+            (None, Err(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+            (None, Err(error)) => Err(self.cannot_read(&error)),
+        }
+    }
+
+    /// A round while the input is read; `false`: the transfer is over, or `broken`.
+    fn is_going_on(&mut self, outgoing: &mut Outgoing, broken: &mut Option<Failure>) -> bool {
+        match self.round(outgoing) {
+            Ok(_) => outgoing.outcome().is_none(),
+            Err(failure) => {
+                *broken = Some(failure);
+                false
+            }
+        }
+    }
+
     /// One file as plain datagrams: nobody is asked, and a message is done when it has left.
     pub(super) fn send_plain(&mut self) -> Result<(), Failure> {
+        if self.options.resume {
+            let text = "nobody there knows what came before; leave out --resume, or start lm-recv there";
+            return Err(Failure::new(text));
+        }
         let mut outgoing = Outgoing::unasked(self.shape.plan, Instant::now());
         while outgoing.next_piece().is_some() || self.in_flight > 0 {
             let mut worked = self.round(&mut outgoing)?;
@@ -80,7 +131,7 @@ impl Tool {
             return Ok(true);
         }
         worked |= self.take_completions(outgoing, now)?;
-        outgoing.poll_timeout(now);
+        outgoing.poll_timeout(now, self.options.link.patience);
         if let Some(control) = outgoing.poll_control(now) {
             // Without room for it now it is said again a second later.
             let _ = link::try_send_control(&mut self.endpoint, self.peer, &control);
@@ -138,17 +189,9 @@ impl Tool {
     ) -> Result<Filled, Failure> {
         let input = Rc::clone(&self.input);
         let mut broken = None;
-        let filled = input.fill(
-            region.payloads_mut(),
-            piece.offset,
-            &mut || match self.round(outgoing) {
-                Ok(_) => outgoing.outcome().is_none(),
-                Err(failure) => {
-                    broken = Some(failure);
-                    false
-                }
-            },
-        );
+        let filled = input.fill(region.payloads_mut(), piece.offset, &mut || {
+            self.is_going_on(outgoing, &mut broken)
+        });
         if let Some(failure) = broken {
             return Err(failure);
         }
@@ -286,6 +329,7 @@ impl Tool {
         let (messages, bytes) = outgoing.handed_over();
         self.ended_messages += messages;
         self.ended_bytes += bytes;
+        self.resumed_bytes += outgoing.resumed_bytes();
         self.meter.messages = self.ended_messages;
         self.meter.bytes = self.ended_bytes;
         Ok(())

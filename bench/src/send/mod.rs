@@ -5,6 +5,8 @@ mod shape;
 
 use std::ffi::OsString;
 use std::net::SocketAddrV4;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -19,9 +21,10 @@ use crate::cli::{self, Failure};
 use crate::input::Input;
 use crate::link;
 use crate::meter::Meter;
+use crate::privileges;
 use crate::report::Report;
 use crate::signals::Interrupt;
-use crate::transfer::wire::TransferId;
+use crate::transfer::wire::{Digest, TransferId};
 
 const TOOL: &str = "lm-send";
 
@@ -57,6 +60,10 @@ struct Tool {
     /// No LM at the other end: plain datagrams.
     plain: bool,
     input: Rc<Input>,
+    /// What the receiver knows the file by, if it has a name.
+    key: Option<u64>,
+    /// Blocks of the file (first offset, length of each, end) and their digests: those that were asked for last.
+    digests: ((u64, u64, u64), Vec<Digest>),
     shape: Shape,
     meter: Meter,
     interrupt: Interrupt,
@@ -64,6 +71,7 @@ struct Tool {
     /// Messages and payload bytes of complete transfers.
     ended_messages: u64,
     ended_bytes: u64,
+    resumed_bytes: u64,
     transfers: u64,
     failed_transfers: u64,
     first_start: Instant,
@@ -87,11 +95,12 @@ impl Tool {
             landing_len: 0,
             send_len: shape.send_memory(),
             integrity: options.integrity.unwrap_or_default().into(),
-            ..link::endpoint_config(&options.link)
+            ..link::endpoint_config(&options.link)?
         };
         let nobody = |_: &lm_protocol::session::Application<'_>| Err(RejectReason::NotAllowed.into());
         let mut endpoint = Endpoint::open_with(&config, Box::new(nobody))
             .map_err(|error| Failure::new(cli::chain(&error)))?;
+        privileges::drop_rest(|| true)?;
         for warning in endpoint.warnings() {
             cli::complain(TOOL, &format!("warning: {warning}"));
         }
@@ -108,6 +117,8 @@ impl Tool {
             endpoint,
             peer,
             plain,
+            key: input.len().and_then(|_| key(&options.file)),
+            digests: ((0, 0, 0), Vec::new()),
             input: Rc::new(input),
             shape,
             meter,
@@ -115,6 +126,7 @@ impl Tool {
             in_flight: 0,
             ended_messages: 0,
             ended_bytes: 0,
+            resumed_bytes: 0,
             transfers: 0,
             failed_transfers: 0,
             first_start: now,
@@ -157,6 +169,7 @@ impl Tool {
         let mut report = Report {
             transfers: self.transfers,
             failed_transfers: self.failed_transfers,
+            resumed_bytes: self.resumed_bytes,
             wire: Some(wire),
             ..link::report(TOOL, &mut self.endpoint)
         };
@@ -207,6 +220,14 @@ fn connect(
         }
         Err(error) => Err(failure(&error)),
     }
+}
+
+/// A number that stays the same for a file of this host, whatever is in it.
+fn key(file: &Path) -> Option<u64> {
+    let path = file.canonicalize().ok()?;
+    let hash = xxhash_rust::xxh3::xxh3_64(path.as_os_str().as_bytes());
+    // The last number means that there is none.
+    Some(hash.min(u64::MAX - 1))
 }
 
 /// A number that differs from run to run, so that a receiver never takes a new sender's transfer for an old one.

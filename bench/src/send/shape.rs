@@ -37,6 +37,7 @@ and nobody confirms anything.
 Examples:
   lm-send --to 10.0.0.2 big.img
   tar -c dir | lm-send --to 10.0.0.2 -
+  until lm-send --to 10.0.0.2 --resume big.img; do sleep 9; done
   lm-send --to 10.0.0.2:9000 --wire ipfrag --message-size 7168 data.bin";
 
 /// The command line of `lm-send`.
@@ -57,6 +58,13 @@ pub struct Options {
     /// Send the file so many times, as so many transfers
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) repeat: u64,
+
+    /// Go on where an earlier transfer of this file to this receiver ended, whatever ended it
+    ///
+    /// The receiver knows the file by its place on this host. What it has of it is compared by digests first, from the beginning on, and
+    /// what comes begins at the first message that differs: a file that has changed meanwhile arrives as it is now.
+    #[arg(long)]
+    pub(super) resume: bool,
 
     /// Messages on their way at once, as far as the send memory goes (256M, or one message if that is longer)
     #[arg(long, short = 'w', default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -148,6 +156,11 @@ impl Shape {
                 "a stream can be read once only; leave out --repeat or send a file",
             ));
         }
+        if options.resume && (input_len.is_none() || options.repeat > 1) {
+            return Err(Failure::usage(
+                "--resume goes on with one transfer of one file; leave out --repeat, and write a stream to a file first",
+            ));
+        }
         let plan = Plan::new(input_len, message_len).ok_or_else(|| {
             Failure::usage(
                 "--message-size must be above 0 and not need more than 2^32 messages; take another",
@@ -220,6 +233,8 @@ mod tests {
             (&["--message-size", "0", "x"], Some(1)),
             (&["--message-size", "1", "x"], Some(1 << 33)),
             (&["--repeat", "2", "-"], None),
+            (&["--resume", "-"], None),
+            (&["--resume", "--repeat", "2", "x"], Some(1)),
             (&["--wire", "ipfrag", "--integrity", "manifest", "x"], Some(1)),
         ] {
             let failure = shape(arguments, len).unwrap_err();
@@ -249,6 +264,7 @@ mod tests {
             .to_string();
         for name in [
             "user_copied_bytes",
+            "resumed_bytes",
             "page_end_fragments",
             "restored_bytes",
             "latency_us",

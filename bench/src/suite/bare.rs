@@ -1,6 +1,7 @@
 //! The limit: bare AF_XDP ([`crate::bare`]), by several recipes, of which the best counts.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -21,8 +22,10 @@ const LONGEST_OF_ONE: u64 = 1728;
 const LONG_CHUNK: u64 = 4096 - 256;
 /// Most packets in flight, below veth's 256, and the bytes of long ones: more leave the cache.
 const IN_FLIGHT: [u64; 2] = [192, 512 << 10];
-/// Receive chunks beyond those of what is in flight.
-const SPARE_CHUNKS: u64 = 320;
+/// Packets that LM's receiver allows, in those that may be in flight: 768.
+const CREDIT: u64 = 4;
+/// Receive chunks beyond those of what is in flight, and where that is as much as LM allows: LM posts as many as it allows once more.
+const SPARE_CHUNKS: [u64; 2] = [320, 768];
 /// A sender goes on for so long after the receiver has measured, if both begin at once.
 const OVERTIME: f64 = 0.3;
 
@@ -32,6 +35,10 @@ const OVERTIME: f64 = 0.3;
 pub(super) enum Recipe {
     /// XDP in the driver; the receiving core polls the queue through a UDP socket.
     NativePolled,
+    /// The same with polls of 128 packets, and 768 packets that the receiver may not have taken.
+    NativePolledLong,
+    /// The same, the queue's interrupts deferred: LM's own.
+    NativeKept,
     /// XDP in the driver, the kernel works where it likes, the receiver spins.
     NativeSpinning,
     /// The same; the receiver sleeps in `poll`.
@@ -41,8 +48,10 @@ pub(super) enum Recipe {
 }
 
 impl Recipe {
-    pub(super) const ALL: [Recipe; 4] = [
+    pub(super) const ALL: [Recipe; 6] = [
         Recipe::NativePolled,
+        Recipe::NativePolledLong,
+        Recipe::NativeKept,
         Recipe::NativeSpinning,
         Recipe::NativeSleeping,
         Recipe::GenericSpinning,
@@ -52,6 +61,13 @@ impl Recipe {
     pub(super) const fn title(self) -> &'static str {
         match self {
             Recipe::NativePolled => "native mode, the receiving core polls the queue through a UDP socket",
+            Recipe::NativePolledLong => {
+                "native mode, the receiving core polls the queue through a UDP socket, 128 packets a poll, 768 of them by credit"
+            }
+            Recipe::NativeKept => {
+                "native mode, the receiving core polls the queue through a UDP socket, 128 packets a poll, 768 of them by credit, its \
+                 interrupts deferred"
+            }
             Recipe::NativeSpinning => "native mode, the receiver spins",
             Recipe::NativeSleeping => "native mode, the receiver sleeps in poll",
             Recipe::GenericSpinning => "generic mode, the receiver spins",
@@ -61,10 +77,17 @@ impl Recipe {
     const fn switches(self) -> &'static str {
         match self {
             Recipe::NativePolled => "--mode native --busy-poll udp",
+            Recipe::NativePolledLong => "--mode native --busy-poll udp --busy-budget 128",
+            Recipe::NativeKept => "--mode native --busy-poll udp --busy-budget 128 --keep-napi",
             Recipe::NativeSpinning => "--mode native",
             Recipe::NativeSleeping => "--mode native --idle poll",
             Recipe::GenericSpinning => "--mode generic",
         }
+    }
+
+    /// Whether more may be on the way to the receiver than to the kernel.
+    const fn has_credit(self) -> bool {
+        matches!(self, Recipe::NativePolledLong | Recipe::NativeKept)
     }
 }
 
@@ -153,15 +176,23 @@ impl BareSpec {
         }
         let sockets = self.sockets.to_possible_value().expect("no variant is skipped");
         line.push_str(&format!(" --sockets {}", sockets.get_name()));
-        let in_flight = if self.payload > LONGEST_OF_ONE {
-            let packets = (IN_FLIGHT[1] / self.payload).clamp(8, IN_FLIGHT[0]);
-            let chunks = (self.payload + HEADERS_LEN + 14).div_ceil(LONG_CHUNK);
-            let posted = (packets * chunks + SPARE_CHUNKS).min(4096);
-            line.push_str(&format!(" --long --posted {posted}"));
-            packets
-        } else {
-            IN_FLIGHT[0]
+        let is_long = self.payload > LONGEST_OF_ONE;
+        let in_flight = match is_long {
+            true => (IN_FLIGHT[1] / self.payload).clamp(8, IN_FLIGHT[0]),
+            false => IN_FLIGHT[0],
         };
+        // Only where the receiver paces is more on the way than in flight.
+        let has_credit = self.recipe.has_credit() && self.pace.is_some();
+        let credit = in_flight * if has_credit { CREDIT } else { 1 };
+        let chunks = match is_long {
+            true => self.payload.saturating_add(HEADERS_LEN + 14).div_ceil(LONG_CHUNK),
+            false => 1,
+        };
+        let posted = (credit.saturating_mul(chunks) + SPARE_CHUNKS[usize::from(has_credit)]).min(4096);
+        line.push_str(&format!(" --posted {posted}"));
+        if is_long {
+            line.push_str(" --long");
+        }
         let to = format!(
             " --payload {} --to {} --to-mac {} --from {} --from-mac {}",
             self.payload,
@@ -176,8 +207,12 @@ impl BareSpec {
                 self.warm_up, self.seconds
             ),
             (Place::Near(_), None) => {
+                let credit = match has_credit {
+                    true => format!(" --credit {credit}"),
+                    false => String::new(),
+                };
                 format!(
-                    "bare-send{line}{to} --seconds {} --in-flight {in_flight}",
+                    "bare-send{line}{to} --seconds {} --in-flight {in_flight}{credit}",
                     self.warm_up + self.seconds + OVERTIME
                 )
             }
@@ -244,8 +279,17 @@ struct Microseconds {
     mean: f64,
 }
 
-fn pace_file(number: u64) -> std::path::PathBuf {
-    std::env::temp_dir().join(format!("lm-bench-pace-{number}"))
+/// Where the files by which receivers pace senders are: nobody but this user can make it.
+pub(super) fn pace_folder() -> PathBuf {
+    let own = match rustix::process::geteuid() {
+        user if user.is_root() => PathBuf::from("/run"),
+        user => PathBuf::from(format!("/run/user/{}", user.as_raw())),
+    };
+    own.join("lm-bench")
+}
+
+fn pace_file(number: u64) -> PathBuf {
+    pace_folder().join(format!("pace-{number}"))
 }
 
 /// Removes the pace file of this process's runs; there may be none.

@@ -14,6 +14,8 @@ pub(super) enum On {
     Plain,
     /// The one to `--rps-host`.
     Steered,
+    /// The one to `--napi-host`.
+    Polled,
     /// The one to `--offloads-host`.
     Offloads,
 }
@@ -56,7 +58,7 @@ const fn entry(
 }
 
 use How::{Bare, Ours};
-use On::{Main, Offloads, Plain, Steered};
+use On::{Main, Offloads, Plain, Polled, Steered};
 
 /// Systems that this program was built without, and the features that they want.
 pub(super) const WITHOUT: &[(&str, &str)] = &[
@@ -97,8 +99,9 @@ pub(super) const ALL: &[Entry] = &[
         "bare AF_XDP",
         Main,
         Bare(Sockets::Own),
-        "packets without messages, acknowledgements or gate: 192 in flight, 32 descriptors a call, chunks of 2048 bytes that do not overlap, \
-         where packets are longer several of 4096 and 512 KiB in flight, paced through shared memory where both ends are on one machine",
+        "packets without messages, acknowledgements or gate, by the best of six recipes, LM's own among them: 192 in flight, 32 descriptors a \
+         call, chunks of 2048 bytes that do not overlap, where packets are longer several of 4096 and 512 KiB in flight, paced through \
+         shared memory where both ends are on one machine",
     ),
     #[cfg(feature = "xsk-rs")]
     entry(
@@ -153,6 +156,15 @@ pub(super) const ALL: &[Entry] = &[
         "as udp-blocking; the receiving core takes the packets from the sending one (receive packet steering)",
     ),
     entry(
+        "udp-polled",
+        "kernel UDP, sendmmsg and recvmmsg, busy polling",
+        Polled,
+        Ours(Transport::UdpPolled),
+        "as udp-mmsg (round trips: as udp-spinning); who receives never sleeps and polls the queue itself: SO_PREFER_BUSY_POLL, \
+         SO_BUSY_POLL_BUDGET 128, its interrupts deferred as LM defers them; on veth with generic receive offload, without which it has no \
+         NAPI instance",
+    ),
+    entry(
         "udp-gso",
         "kernel UDP, GSO and GRO",
         Plain,
@@ -180,6 +192,13 @@ pub(super) const ALL: &[Entry] = &[
         Steered,
         Ours(Transport::Tcp),
         "as tcp; the receiving core takes the packets from the sending one (receive packet steering)",
+    ),
+    entry(
+        "tcp-polled",
+        "kernel TCP, busy polling",
+        Polled,
+        Ours(Transport::TcpPolled),
+        "as tcp; who receives never sleeps and polls the queue itself, as with udp-polled, where the kernel joins received segments",
     ),
     entry(
         "tcp-zerocopy",
@@ -276,9 +295,12 @@ impl Entry {
             How::Ours(transport) => match transport {
                 // To hand a single packet to another core only takes time.
                 _ if what == What::Latency && self.on == Steered => false,
-                Transport::UdpBlocking | Transport::UdpSpinning if what == What::Latency => {
+                Transport::UdpBlocking | Transport::UdpSpinning | Transport::UdpPolled
+                    if what == What::Latency =>
+                {
                     size <= MAX_DATAGRAM
                 }
+                Transport::UdpPolled => stream && size >= 64,
                 Transport::UdpMmsg | Transport::UdpGso | Transport::TcpZerocopy => stream && size >= 64,
                 _ if what == What::LatencyUnderLoad => {
                     matches!(

@@ -18,6 +18,7 @@ use super::end::Spec;
 use super::host::{LINK, await_link};
 use super::tools::ToolSpec;
 use crate::cli::{Failure, chain};
+use crate::kept::give_back;
 
 /// How long a program may take to say that it is ready, its card's link included.
 const READY: Duration = Duration::from_secs(10 + LINK.as_secs());
@@ -54,7 +55,7 @@ impl Launch {
         }
     }
 
-    fn words(&self, place: Place<'_>, limit: Duration) -> Result<(PathBuf, Vec<String>), Failure> {
+    pub(super) fn words(&self, place: Place<'_>, limit: Duration) -> Result<(PathBuf, Vec<String>), Failure> {
         let ours = || {
             std::env::current_exe().map_err(|error| Failure::new(format!("cannot find lm-bench: {error}")))
         };
@@ -86,6 +87,7 @@ impl Launch {
 
 /// A program that runs; it is ended when this is dropped.
 pub(super) struct Running {
+    interface: String,
     child: Child,
     stdout: Option<JoinHandle<String>>,
     stderr: Arc<Mutex<String>>,
@@ -132,6 +134,7 @@ impl Running {
             }
         });
         let mut running = Running {
+            interface: interface.to_owned(),
             child,
             stdout: Some(stdout),
             stderr,
@@ -215,6 +218,8 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
+        // Who was ended by a signal has given nothing back, and the next one is not to be measured with it.
+        give_back(&self.interface);
     }
 }
 

@@ -6,13 +6,13 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use lm_core_distance::{Distances, PATIENCE, REPEATS};
+use lm_core_distance::{Apart, Distances, PATIENCE};
 
 use super::bare;
 use super::catalogue::{self, Entry, How, On};
 use super::measure::{Addresses, Bench, Extent, SHORT};
 use super::output;
-use super::schema::{Absent, Report, Round, Row, SCHEMA, System, What};
+use super::schema::{Absent, Cores, Failed, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
 use super::targets;
 use crate::cli::{Failure, parse_rate};
@@ -35,6 +35,9 @@ pub struct MeasureArgs {
     /// Its address on a link whose packets the receiving core takes (receive packet steering)
     #[arg(long, value_name = "ADDRESS")]
     rps_host: Option<Ipv4Addr>,
+    /// Its address on a link whose queues sockets can poll: a veth pair with generic receive offload and no other offload
+    #[arg(long, value_name = "ADDRESS")]
+    napi_host: Option<Ipv4Addr>,
     /// Its address on a link with segmentation offloads
     #[arg(long, value_name = "ADDRESS")]
     offloads_host: Option<Ipv4Addr>,
@@ -77,13 +80,21 @@ pub struct MeasureArgs {
     /// Keep round trips as HdrHistogram's .hgrm files in this folder
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
-    /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, and repeat it, three
-    /// times at most, when they moved meanwhile. A virtual machine's cores do
+    /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, keep how far apart they
+    /// were with it, and show ratios over near cores beside those of all rounds. A virtual machine's cores move
     #[arg(long)]
     near_cores: bool,
+    /// Something that the results keep among their settings: commit=1a2b3c4
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    setting: Vec<(String, String)>,
     /// Something to be told with the results: what else the machine did, for example
     #[arg(long, value_name = "TEXT")]
     caveat: Vec<String>,
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -215,6 +226,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         control: link::resolve(&host)?,
         plain: args.peer_host,
         steered: args.rps_host,
+        polled: args.napi_host,
         offloads: args.offloads_host,
     };
     let mut bench = Bench::connect(&to, args.place.as_deref(), args.core)?;
@@ -233,6 +245,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
             Distances::default()
         },
         absent: Vec::new(),
+        failures: Vec::new(),
         rows: Vec::new(),
         histograms: BTreeMap::new(),
         recipes: Vec::new(),
@@ -271,31 +284,33 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         output::write_histograms(folder, &report)?;
     }
     if report.rows.is_empty() {
-        let why = report
-            .absent
-            .first()
-            .map_or("nothing was asked for", |absent| &absent.why);
+        let failed = report.failures.first().map(|failed| &failed.why);
+        let why = failed.or_else(|| report.absent.first().map(|absent| &absent.why));
+        let why = why.map_or("nothing was asked for", String::as_str);
         return Err(Failure::new(format!("nothing was measured: {why}")));
     }
     Ok(())
 }
-
-/// How often a row's system has failed.
-type Failures<'a> = BTreeMap<(What, u64, &'a str), u32>;
 
 /// A row's system in one round.
 struct Measured<'a> {
     what: What,
     entry: &'a Entry,
     size: u64,
+    at: u32,
     round: Round,
     histogram: Option<LatencyHistogram>,
+    apart: Option<Apart>,
 }
+
+/// What has failed so often will not succeed, and takes longest.
+const FAILURES_MOST: usize = 2;
 
 /// What was measured so far.
 struct Run {
     distances: Distances,
     absent: Vec<Absent>,
+    failures: Vec<Failed>,
     rows: Vec<Row>,
     /// By row.
     histograms: BTreeMap<usize, LatencyHistogram>,
@@ -346,21 +361,19 @@ impl Run {
                 self.recipes.push((format!("{}_recipe_{number}", entry.id), line));
             }
         }
-        let mut failures = Failures::new();
         for at in 0..rounds {
-            self.round(bench, entries, rows, (at, rounds), extent, &mut failures);
+            self.round(bench, entries, rows, (at, rounds), extent);
         }
     }
 
-    /// One of so many rounds.
-    fn round<'a>(
+    /// One of so many rounds. What fails in it is not repeated, but told: a success after a failure is another measurement.
+    fn round(
         &mut self,
         bench: &mut Bench,
-        entries: &'a [Entry],
+        entries: &[Entry],
         rows: &[(What, u64)],
         (at, rounds): (u32, u32),
         extent: Extent,
-        failures: &mut Failures<'a>,
     ) {
         for &(what, size) in rows {
             let mut order: Vec<&Entry> = entries
@@ -371,9 +384,18 @@ impl Run {
                 order.reverse();
             }
             for entry in order {
-                let failed = failures.entry((what, size, entry.id)).or_default();
-                // What has failed twice will not succeed.
-                if *failed >= 2 {
+                let failed = |why| Failed {
+                    what,
+                    system: entry.id.to_owned(),
+                    size,
+                    at,
+                    why,
+                };
+                let same = (self.failures.iter())
+                    .filter(|one| (one.what, &*one.system, one.size) == (what, entry.id, size));
+                if same.count() >= FAILURES_MOST {
+                    let why = format!("not tried after {FAILURES_MOST} failures");
+                    self.failures.push(failed(why));
                     continue;
                 }
                 eprintln!(
@@ -382,25 +404,20 @@ impl Run {
                     ByteSize::new(size),
                     entry.id
                 );
-                // Once more: a datagram may be lost, and a busy machine may keep a program from its core.
-                let mut measure = || {
-                    let distances = &mut self.distances;
-                    distances.near(|_| bench.measure(entry, what, size, at, extent))
-                };
-                let measured = measure().or_else(|_| measure());
-                match measured {
-                    Ok((round, histogram)) => self.keep(Measured {
+                let distances = &mut self.distances;
+                match distances.around(|| bench.measure(entry, what, size, at, extent)) {
+                    Ok(((round, histogram), apart)) => self.keep(Measured {
                         what,
                         entry,
                         size,
+                        at,
                         round,
                         histogram,
+                        apart,
                     }),
                     Err(failure) => {
-                        *failed += 1;
                         eprintln!("lm-bench: {}: {}", entry.id, failure.text);
-                        let what = format!("{what:?} of {}: {}", ByteSize::new(size), failure.text);
-                        self.is_absent(entry.id, what);
+                        self.failures.push(failed(failure.text));
                     }
                 }
             }
@@ -412,8 +429,10 @@ impl Run {
             what,
             entry,
             size,
+            at,
             round,
             histogram,
+            apart,
         } = measured;
         let known = self
             .rows
@@ -425,11 +444,20 @@ impl Run {
                 system: entry.id.to_owned(),
                 size,
                 rounds: Vec::new(),
+                cores: Vec::new(),
                 histogram: None,
             });
             self.rows.len() - 1
         });
-        self.rows[index].rounds.push(round);
+        let row = &mut self.rows[index];
+        row.rounds.push(round);
+        row.cores.extend(apart.map(|apart| Cores {
+            at,
+            before_ns: apart.before_ns,
+            after_ns: apart.after_ns,
+            shared: apart.is_shared,
+            near: apart.is_near,
+        }));
         if let Some(histogram) = histogram {
             let all = self.histograms.entry(index).or_default();
             all.record_counts(histogram.counts());
@@ -482,6 +510,7 @@ impl Run {
             settings.insert("bits_per_second".to_owned(), rate.to_string());
         }
         settings.extend(self.recipes);
+        settings.extend(args.setting.iter().cloned());
         Report {
             schema: SCHEMA.to_owned(),
             command: command.name().to_owned(),
@@ -491,17 +520,17 @@ impl Run {
             far: Some(bench.far.hello.host.clone()),
             links: bench.links(entries),
             settings,
-            caveats: caveats(args, bench, &self.distances),
-            core_distances_ns: self.distances.rounds,
+            caveats: caveats(args, bench, &self.rows),
             systems: systems.collect(),
             ratios: targets::ratios(&self.rows, mtu),
             rows: self.rows,
             absent: self.absent,
+            failures: self.failures,
         }
     }
 }
 
-fn caveats(args: &MeasureArgs, bench: &Bench, distances: &Distances) -> Vec<String> {
+fn caveats(args: &MeasureArgs, bench: &Bench, rows: &[Row]) -> Vec<String> {
     let mut caveats = args.caveat.clone();
     let mut say = |text: &str| caveats.push(text.to_owned());
     if bench.main.near.is_virtual() {
@@ -519,17 +548,20 @@ fn caveats(args: &MeasureArgs, bench: &Bench, distances: &Distances) -> Vec<Stri
             "Both hosts are on one machine: its caches, memory and clock are shared, and its busy time is counted once.",
         );
     }
-    let [least, most] = (distances.rounds.iter()).fold([f64::INFINITY, 0.0], |[least, most], &one| {
-        [one.min(least), one.max(most)]
-    });
-    if args.near_cores && most > 0.0 {
+    let cores: Vec<&Cores> = rows.iter().flat_map(|row| &row.cores).collect();
+    if !cores.is_empty() {
+        let distances = || cores.iter().flat_map(|cores| [cores.before_ns, cores.after_ns]);
+        let near = cores.iter().filter(|cores| cores.near).count();
         say(&format!(
-            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back) in the {} measurements under which they stayed, \
-             and two threads of one core of the machine below in {}; each measurement waited up to {} s for near cores, and was repeated, \
-             {REPEATS} times at most, when they moved.",
-            distances.rounds.len(),
-            distances.shared,
-            PATIENCE.as_secs()
+            "The two cores were {:.0} to {:.0} ns apart (a cache line there and back). Each measurement waited up to {} s for near cores and \
+             was done once, wherever they were then; of {} all are kept, and {} are left out of the ratios over near cores: the cores were far, \
+             moved, or were two threads of one core of the machine below ({}).",
+            distances().fold(f64::INFINITY, f64::min),
+            distances().fold(0.0, f64::max),
+            PATIENCE.as_secs(),
+            cores.len(),
+            cores.len() - near,
+            cores.iter().filter(|cores| cores.shared).count(),
         ));
     }
     let plain = bench.pair(On::Plain);

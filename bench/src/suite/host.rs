@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lm_dataplane::interface::Interface;
+use lm_dataplane::napi::Napi;
 use serde::{Deserialize, Serialize};
 
 use super::end::offload;
@@ -37,6 +38,7 @@ pub(super) struct LinkEnd {
     virtual_link: bool,
     offloads: BTreeMap<String, bool>,
     pub(super) xdp: bool,
+    napi: bool,
     rps: Option<String>,
     speed_mbit: Option<u64>,
 }
@@ -67,6 +69,7 @@ impl LinkEnd {
             virtual_link: kind == "veth",
             driver: interface.driver.unwrap_or(kind),
             xdp: interface.xdp_program.is_some(),
+            napi: Napi::ids_of(interface.index).is_ok_and(|ids| !ids.is_empty()),
             rps: steering(&name, interface.rx_queues),
             speed_mbit: read(&format!("/sys/class/net/{name}/speed"))
                 .and_then(|text| text.parse().ok())
@@ -79,6 +82,17 @@ impl LinkEnd {
     pub(super) fn has_segmentation(&self) -> bool {
         let on = |name: &str| self.offloads.get(name).copied().unwrap_or(false);
         on("tcp-segmentation-offload") || on("generic-segmentation-offload")
+    }
+
+    /// Whether sockets can poll its queues: a veth pair has NAPI instances only with generic receive offload, or an XDP program.
+    pub(super) fn has_napi(&self) -> bool {
+        self.napi
+    }
+
+    fn joins_received(&self) -> bool {
+        (self.offloads.get("generic-receive-offload"))
+            .copied()
+            .unwrap_or(false)
     }
 
     /// Whether the kernel hands received packets to other cores.
@@ -94,6 +108,8 @@ impl LinkEnd {
         }
         if self.has_segmentation() && self.virtual_link {
             name.push_str(" with offloads");
+        } else if far.joins_received() && self.virtual_link {
+            name.push_str(" with GRO");
         }
         Link {
             name,

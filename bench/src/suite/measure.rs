@@ -76,6 +76,7 @@ pub(super) struct Bench {
     pub(super) main: Pair,
     plain: Option<Pair>,
     steered: Option<Pair>,
+    polled: Option<Pair>,
     offloads: Option<Pair>,
     pub(super) here: Hello,
     /// The best way of each system on bare AF_XDP.
@@ -89,6 +90,7 @@ pub(super) struct Addresses {
     pub(super) control: SocketAddrV4,
     pub(super) plain: Option<Ipv4Addr>,
     pub(super) steered: Option<Ipv4Addr>,
+    pub(super) polled: Option<Ipv4Addr>,
     pub(super) offloads: Option<Ipv4Addr>,
 }
 
@@ -99,11 +101,13 @@ impl Bench {
             let pair = address.map(|address| Pair::new(&mut far, address, place));
             pair.transpose()
         };
-        let (plain, steered, offloads) = (pair(to.plain)?, pair(to.steered)?, pair(to.offloads)?);
+        let (plain, steered) = (pair(to.plain)?, pair(to.steered)?);
+        let (polled, offloads) = (pair(to.polled)?, pair(to.offloads)?);
         Ok(Bench {
             main: Pair::new(&mut far, *to.control.ip(), place)?,
             plain,
             steered,
+            polled,
             offloads,
             far,
             core,
@@ -127,6 +131,12 @@ impl Bench {
                 let steered = self.steered.as_ref().or(Some(&self.main));
                 steered.filter(|pair| pair.far.has_steering()).ok_or(
                     "no link has receive packet steering: name the host's address on one with --rps-host",
+                )
+            }
+            On::Polled => {
+                let polled = self.polled.as_ref().or(Some(&self.main));
+                polled.filter(|pair| pair.near.has_napi() && pair.far.has_napi()).ok_or(
+                    "no link has NAPI instances that sockets can poll: name the host's address on one with --napi-host (veth: ethtool -K IF gro on)",
                 )
             }
             On::Offloads => {

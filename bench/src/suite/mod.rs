@@ -16,6 +16,8 @@ mod child;
 mod command;
 mod end;
 mod host;
+#[cfg(any(test, feature = "fuzzing"))]
+mod hostile;
 mod measure;
 mod output;
 pub mod schema;
@@ -27,4 +29,6 @@ mod tools;
 pub use command::{MeasureArgs, Measuring, measure};
 pub(crate) use end::Meter;
 pub use end::{Cost, EndArgs, Outcome, run};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use hostile::hear;
 pub use serve::{ServeArgs, serve};

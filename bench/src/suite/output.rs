@@ -2,11 +2,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
-use super::schema::{LatencyRound, Ratio, Report, Round, Row, Target, Verdict, What};
-use super::targets::median;
+use super::schema::{Failed, LatencyRound, Ratio, Report, Round, Row, Target, Verdict, What};
+use super::targets::{at, median};
 use crate::cli::Failure;
+use crate::files;
 use crate::size::ByteSize;
 
 /// The tables of a report.
@@ -43,10 +45,10 @@ pub(super) fn text(report: &Report) -> String {
         }
     }
     if !report.ratios.is_empty() {
-        out.push_str("\nRatios within the rounds: median and its 95 % interval.\n");
+        out.push_str("\nRatios within the rounds, all of them: median and its 95 % interval. Beside them those over near cores.\n");
         out.push_str(&format!(
-            "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8} {:>17}  {}\n",
-            "#what", "metric", "bytes", "system", "against", "ratio", "interval", "target"
+            "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8} {:>17} {:>24}  {}\n",
+            "#what", "metric", "bytes", "system", "against", "ratio", "interval", "near cores", "target"
         ));
         for ratio in &report.ratios {
             ratio_line(&mut out, ratio);
@@ -56,6 +58,14 @@ pub(super) fn text(report: &Report) -> String {
         out.push_str("\nAbsent\n");
         for absent in &report.absent {
             let _ = writeln!(out, "{:<22} {}", absent.system, absent.why);
+        }
+    }
+    if !report.failures.is_empty() {
+        out.push_str("\nFailed, and not repeated\n");
+        for failed in &report.failures {
+            let Failed { system, why, .. } = failed;
+            let (what, size, round) = (name(failed.what), ByteSize::new(failed.size), failed.at + 1);
+            let _ = writeln!(out, "{system:<22} {what} {size}, round {round}: {why}");
         }
     }
     if !report.caveats.is_empty() {
@@ -175,8 +185,15 @@ fn ratio_line(out: &mut String, ratio: &Ratio) {
         Verdict::None => "",
     };
     let interval = format!("{:.3}..{:.3}", ratio.low, ratio.high);
+    let near = ratio.near.as_ref().map_or_else(String::new, |near| {
+        let left_out = near.left_out;
+        match near.median_low_high {
+            Some([median, ..]) => format!("{median:.3}, {left_out} left out"),
+            None => format!("all {left_out} left out"),
+        }
+    });
     let line = format!(
-        "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8.3} {interval:>17}  {asked}{verdict}",
+        "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8.3} {interval:>17} {near:>24}  {asked}{verdict}",
         name(ratio.what),
         ratio.metric,
         ratio.size,
@@ -192,7 +209,8 @@ fn ratio_line(out: &mut String, ratio: &Ratio) {
 pub(super) fn csv(report: &Report) -> String {
     let mut out = String::from(
         "what,system,bytes,round,count,min_ns,p50_ns,p90_ns,p99_ns,p999_ns,max_ns,mean_ns,load_bits_per_s,received_bytes,messages,\
-         lost_messages,seconds,cpu_seconds_send,cpu_seconds_receive,cpu_seconds_machine,spare_send,spare_receive\n",
+         lost_messages,seconds,cpu_seconds_send,cpu_seconds_receive,cpu_seconds_machine,spare_send,spare_receive,cores_before_ns,cores_after_ns,\
+         cores_near\n",
     );
     for row in &report.rows {
         for round in &row.rounds {
@@ -237,20 +255,22 @@ pub(super) fn csv(report: &Report) -> String {
                 }
             };
             out.push_str(&line);
-            out.push('\n');
+            match row.cores_at(at(round)) {
+                Some(cores) => {
+                    let _ = writeln!(out, ",{},{},{}", cores.before_ns, cores.after_ns, cores.near);
+                }
+                None => out.push_str(",,,\n"),
+            }
         }
     }
     out
 }
 
-/// Writes a file.
+/// Writes a file, or a new one in the place of an old one.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| {
-        Failure::new(format!(
-            "cannot write {}: {error}; choose another",
-            path.display()
-        ))
-    })
+    files::create(path, true)?
+        .write_all(text.as_bytes())
+        .map_err(|error| files::cannot_write(path, &error))
 }
 
 /// Writes each row's histogram as `WHAT-SYSTEM-SIZE.hgrm`.

@@ -30,10 +30,6 @@ pub struct Report {
     pub links: Vec<Link>,
     /// The command's options, and whatever else a repetition needs to know.
     pub settings: BTreeMap<String, String>,
-    /// How far apart the two ends' cores were in each measurement under which they stayed, in nanoseconds: a cache line there and
-    /// back. Empty where nobody asked, or the hosts are two machines.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub core_distances_ns: Vec<f64>,
     /// What a reader must know before believing a figure.
     pub caveats: Vec<String>,
     /// Who was measured.
@@ -44,6 +40,9 @@ pub struct Report {
     pub ratios: Vec<Ratio>,
     /// Who was not measured, and why.
     pub absent: Vec<Absent>,
+    /// What failed: each round of a row is among its rounds or here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<Failed>,
 }
 
 /// A machine.
@@ -130,9 +129,35 @@ pub struct Row {
     pub size: u64,
     /// Each repetition.
     pub rounds: Vec<Round>,
+    /// Where the two ends' cores were in each of them; empty where nobody asked, or the hosts are two machines.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<Cores>,
     /// All rounds' round trips as `.hgrm` text (microseconds); for latency only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub histogram: Option<String>,
+}
+
+impl Row {
+    /// Where the cores were in a repetition, if that is known.
+    #[must_use]
+    pub fn cores_at(&self, at: u32) -> Option<&Cores> {
+        self.cores.iter().find(|cores| cores.at == at)
+    }
+}
+
+/// How far apart the two ends' cores were around one repetition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cores {
+    /// Index of the repetition.
+    pub at: u32,
+    /// A cache line there and back before it, in nanoseconds.
+    pub before_ns: f64,
+    /// The same after it.
+    pub after_ns: f64,
+    /// They were two threads of one core.
+    pub shared: bool,
+    /// They were two, near, and stayed.
+    pub near: bool,
 }
 
 /// One repetition. The fields tell the two kinds apart.
@@ -236,11 +261,25 @@ pub struct Ratio {
     pub low: f64,
     /// Its upper end.
     pub high: f64,
+    /// The same over near cores; absent where nothing is known of the cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near: Option<Near>,
     /// What is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
     /// Whether it was reached.
     pub verdict: Verdict,
+}
+
+/// A ratio over the rounds in which both systems had near cores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Near {
+    /// How many these are.
+    pub rounds: u32,
+    /// The others.
+    pub left_out: u32,
+    /// Median, and the lower and the upper end of its interval; absent where there is no such round.
+    pub median_low_high: Option<[f64; 3]>,
 }
 
 /// What is asked of a ratio.
@@ -273,6 +312,21 @@ pub struct Absent {
     /// [`System::id`].
     pub system: String,
     /// Why, and what to install or say.
+    pub why: String,
+}
+
+/// A repetition that failed, or was not tried any more. None is repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// What was to be measured.
+    pub what: What,
+    /// [`System::id`].
+    pub system: String,
+    /// Message length in bytes.
+    pub size: u64,
+    /// Index of the repetition.
+    pub at: u32,
+    /// Why.
     pub why: String,
 }
 

@@ -4,10 +4,11 @@
 //! end; whatever still runs when the connection ends is ended with it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use lm_admission::Cidr;
 use serde::{Deserialize, Serialize};
 
 use super::child::{Launch, Place, Running};
@@ -20,24 +21,41 @@ use crate::cli::{Failure, chain};
 pub(super) const PORT: u16 = 7170;
 /// A longer line is no request.
 const LINE_MAX: u64 = 16 << 20;
+/// Refused clients are shown no more often.
+const REFUSALS_SHOWN_EVERY: Duration = Duration::from_secs(1);
 /// A client that says nothing for so long has gone; the longest measurement is shorter.
 const SILENCE: Duration = Duration::from_secs(180);
 /// The longest that a program may run, whatever the client says.
-const LIMIT: Duration = Duration::from_secs(150);
+pub(super) const LIMIT: Duration = Duration::from_secs(150);
 
 /// Arguments of `serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
-    /// Address and TCP port to listen on. Whoever can reach it may have measurements run
-    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT))]
+    /// Address and TCP port to listen on; for others than this host, name who may come
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT))]
     bind: SocketAddrV4,
+    /// Run measurements for these addresses only; may be given more than once
+    #[arg(long, value_name = "CIDR")]
+    allow: Vec<Cidr>,
+    /// Run measurements for whoever can reach the port
+    #[arg(long, conflicts_with = "allow")]
+    from_anyone: bool,
     /// Core that this host's programs run on
     #[arg(long, default_value_t = 0)]
     core: u32,
 }
 
+impl ServeArgs {
+    fn allows(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else {
+            return false;
+        };
+        self.allow.is_empty() || self.allow.iter().any(|range| range.contains(address))
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
-enum Request {
+pub(super) enum Request {
     Hello,
     Link(Ipv4Addr),
     Start(Launch, f64),
@@ -80,6 +98,13 @@ impl Hello {
 ///
 /// A one-line reason when the port cannot be listened on.
 pub fn serve(args: &ServeArgs, ready: impl FnOnce()) -> Result<(), Failure> {
+    let is_open = args.from_anyone || args.bind.ip().is_loopback();
+    if !is_open && args.allow.is_empty() {
+        return Err(Failure::usage(format!(
+            "whoever reaches {} could have measurements run here: say who may with --allow CIDR, or --from-anyone",
+            args.bind
+        )));
+    }
     let listener = TcpListener::bind(args.bind).map_err(|error| {
         Failure::new(format!(
             "cannot listen on {}: {error}; choose another address or port with --bind",
@@ -87,12 +112,20 @@ pub fn serve(args: &ServeArgs, ready: impl FnOnce()) -> Result<(), Failure> {
         ))
     })?;
     ready();
+    let mut refusal_shown: Option<Instant> = None;
     loop {
         // A client that went before it was accepted is nobody's loss.
         let Ok((connection, from)) = listener.accept() else {
             thread::sleep(Duration::from_millis(10));
             continue;
         };
+        if !args.allows(from.ip()) {
+            if refusal_shown.is_none_or(|shown| shown.elapsed() >= REFUSALS_SHOWN_EVERY) {
+                refusal_shown = Some(Instant::now());
+                eprintln!("lm-bench: {} is refused; --allow names who may come", from.ip());
+            }
+            continue;
+        }
         if let Err(error) = serve_one(connection, args.core) {
             eprintln!("lm-bench: {from}: {}", chain(&error));
         }
@@ -112,8 +145,7 @@ fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
                 // What ran before is ended first.
                 running = None;
                 let started = LinkEnd::of(launch.address()).and_then(|link| {
-                    let limit = Duration::from_secs_f64(limit_s.clamp(1.0, LIMIT.as_secs_f64()));
-                    Running::start(&launch, Place::Far(&link.interface), core, limit)
+                    Running::start(&launch, Place::Far(&link.interface), core, limit_of(limit_s))
                 });
                 match started {
                     Ok(program) => {
@@ -137,6 +169,11 @@ fn serve_one(connection: TcpStream, core: u32) -> io::Result<()> {
         write_line(&connection, &reply)?;
     }
     Ok(())
+}
+
+/// How long a program may run for which a client names so many seconds.
+pub(super) fn limit_of(limit_s: f64) -> Duration {
+    Duration::from_secs_f64(limit_s.clamp(1.0, LIMIT.as_secs_f64()))
 }
 
 fn failed(failure: Failure) -> Reply {
@@ -166,7 +203,7 @@ fn write_line(mut connection: &TcpStream, value: &impl Serialize) -> io::Result<
 }
 
 /// The next line; `None` at the connection's end.
-fn read_line<T: for<'a> Deserialize<'a>>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(super) fn read_line<T: for<'a> Deserialize<'a>>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     let len = reader.take(LINE_MAX).read_line(&mut line)?;
     if len == 0 {
@@ -187,7 +224,7 @@ impl Far {
     pub(super) fn connect(to: SocketAddrV4) -> Result<Far, Failure> {
         let unreachable = |error: &dyn std::error::Error| {
             Failure::new(format!(
-                "no answer from lm-bench serve at {to}: {}; start it on the other host (one client at a time)",
+                "no answer from lm-bench serve at {to}: {}; start it on the other host with --allow for this one (one client at a time)",
                 chain(error)
             ))
         };
@@ -202,7 +239,9 @@ impl Far {
         write_line(&connection, &Request::Hello).map_err(|error| unreachable(&error))?;
         let reply = read_line::<Reply>(&mut reader).map_err(|error| unreachable(&error))?;
         let Some(Reply::Hello(hello)) = reply else {
-            return Err(Failure::new(format!("{to} is no lm-bench serve; check the port")));
+            return Err(Failure::new(format!(
+                "{to} is no lm-bench serve, or does not let this host in; check the port, and --allow there"
+            )));
         };
         let version = env!("CARGO_PKG_VERSION");
         if hello.version != version {

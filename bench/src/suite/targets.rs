@@ -1,18 +1,21 @@
 //! What is compared with what, and what is asked.
 
-use super::schema::{Ratio, Round, Row, Target, Verdict, What};
+use super::schema::{Near, Ratio, Round, Row, Target, Verdict, What};
 use super::statistics::Median;
 
 /// Kernel UDP without segmentation by the kernel.
-const UDP: [&str; 5] = [
+const UDP: [&str; 6] = [
     "udp-blocking",
     "udp-spinning",
     "udp-mmsg",
     "udp-rps",
     "udp-rps-single",
+    "udp-polled",
 ];
+/// Kernel UDP that never sleeps.
+const UDP_AWAKE: [&str; 2] = ["udp-spinning", "udp-polled"];
 /// Kernel TCP on links without segmentation offloads.
-const TCP: [&str; 3] = ["tcp", "tcp-rps", "tcp-zerocopy"];
+const TCP: [&str; 4] = ["tcp", "tcp-rps", "tcp-polled", "tcp-zerocopy"];
 /// Our kernel programs, and the tools that they shall agree with.
 const YARDSTICKS: [(What, &str, &str, &str); 4] = [
     (What::Throughput, "udp-blocking", "iperf3", "bits_per_s"),
@@ -36,7 +39,8 @@ pub(super) fn value(round: &Round, metric: &str) -> Option<f64> {
     }
 }
 
-fn at(round: &Round) -> u32 {
+/// Index of the repetition.
+pub(super) fn at(round: &Round) -> u32 {
     match round {
         Round::Latency(round) => round.at,
         Round::Transfer(round) => round.at,
@@ -59,15 +63,16 @@ fn find<'a>(rows: &'a [Row], what: What, size: u64, system: &str) -> Option<&'a 
 }
 
 fn ratio(one: &Row, other: &Row, metric: &str, target: Option<Target>) -> Option<Ratio> {
-    let ratios: Vec<f64> = one
+    let pairs: Vec<(u32, f64)> = one
         .rounds
         .iter()
         .filter_map(|round| {
             let beside = other.rounds.iter().find(|other| at(other) == at(round))?;
-            Some(value(round, metric)? / value(beside, metric)?)
+            Some((at(round), value(round, metric)? / value(beside, metric)?))
         })
-        .filter(|ratio| ratio.is_finite())
+        .filter(|(_, ratio)| ratio.is_finite())
         .collect();
+    let ratios: Vec<f64> = pairs.iter().map(|(_, ratio)| *ratio).collect();
     let median = Median::of(&ratios)?;
     Some(Ratio {
         what: one.what,
@@ -79,12 +84,29 @@ fn ratio(one: &Row, other: &Row, metric: &str, target: Option<Target>) -> Option
         median: median.median,
         low: median.low,
         high: median.high,
+        near: near(one, other, &pairs),
         target,
         verdict: match target {
             // No interval of so few is sure by 95 %.
             Some(_) if ratios.len() < ROUNDS_LEAST => Verdict::Unclear,
             _ => median.verdict(target),
         },
+    })
+}
+
+/// What is left of the ratios where both systems had near cores.
+fn near(one: &Row, other: &Row, pairs: &[(u32, f64)]) -> Option<Near> {
+    if one.cores.is_empty() && other.cores.is_empty() {
+        return None;
+    }
+    let is_near = |at| [one, other].map(|row| row.cores_at(at).is_some_and(|cores| cores.near)) == [true; 2];
+    let near: Vec<f64> = (pairs.iter())
+        .filter_map(|&(at, ratio)| is_near(at).then_some(ratio))
+        .collect();
+    Some(Near {
+        rounds: near.len() as u32,
+        left_out: (pairs.len() - near.len()) as u32,
+        median_low_high: Median::of(&near).map(|median| [median.median, median.low, median.high]),
     })
 }
 
@@ -96,6 +118,16 @@ fn best<'a>(rows: &'a [Row], size: u64, systems: &[&str]) -> Option<&'a str> {
         .filter_map(|row| Some((row.system.as_str(), speed(row)?)))
         .max_by(|one, other| one.1.total_cmp(&other.1))
         .map(|(system, _)| system)
+}
+
+/// Whether a system's round trips are the shortest of some systems' by their median.
+fn is_quickest(rows: &[Row], row: &Row, metric: &str, systems: &[&str]) -> bool {
+    let time = |row: &Row| median(row, metric).filter(|_| systems.contains(&row.system.as_str()));
+    let others = rows
+        .iter()
+        .filter(|other| (other.what, other.size) == (row.what, row.size));
+    let least = others.filter_map(time).reduce(f64::min);
+    least.is_some() && time(row) == least
 }
 
 /// What LM's figure shall be beside this system's.
@@ -124,12 +156,11 @@ fn target(rows: &[Row], row: &Row, metric: &str, mtu: u32) -> Option<Target> {
         (What::Throughput, "cpu_s_per_gb") if is_best(&UDP) => {
             (size == 65_536).then_some(Target::AtMost(0.9))
         }
-        (What::Latency, "p50") if size == 64 => match system {
-            "udp-spinning" => Some(Target::AtMost(0.55)),
-            "udp-blocking" => Some(Target::AtMost(0.07)),
-            _ => None,
+        (What::Latency, "p50") if size == 64 && system == "udp-blocking" => Some(Target::AtMost(0.07)),
+        (What::Latency, _) if size == 64 && is_quickest(rows, row, metric, &UDP_AWAKE) => match metric {
+            "p50" => Some(Target::AtMost(0.55)),
+            _ => Some(Target::AtMost(0.65)),
         },
-        (What::Latency, "p99") if size == 64 && system == "udp-spinning" => Some(Target::AtMost(0.65)),
         (What::LatencyUnderLoad, "p99") if system == "udp-spinning" => Some(Target::AtMost(0.2)),
         _ => None,
     }
@@ -168,7 +199,7 @@ pub(super) fn ratios(rows: &[Row], mtu: u32) -> Vec<Ratio> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schema::TransferRound;
+    use super::super::schema::{Cores, TransferRound};
     use super::*;
 
     fn row(system: &str, gigabits: &[f64]) -> Row {
@@ -190,8 +221,37 @@ mod tests {
             system: system.to_owned(),
             size: 65_536,
             rounds: rounds.collect(),
+            cores: Vec::new(),
             histogram: None,
         }
+    }
+
+    #[test]
+    fn ratios_of_all_rounds_stand_beside_those_of_near_cores() {
+        let cores = |at, near| Cores {
+            at,
+            before_ns: 60.0,
+            after_ns: if near { 60.0 } else { 400.0 },
+            shared: false,
+            near,
+        };
+        let mut rows = [row("lm", &[2.0, 2.0, 8.0, 8.0]), row("tcp", &[1.0; 4])];
+        assert_eq!(ratios(&rows, 1500)[0].near, None, "nothing is known");
+        rows[0].cores = [true, true, true, false]
+            .iter()
+            .zip(0..)
+            .map(|(&near, at)| cores(at, near))
+            .collect();
+        rows[1].cores = [true, true, false, true]
+            .iter()
+            .zip(0..)
+            .map(|(&near, at)| cores(at, near))
+            .collect();
+        let ratio = &ratios(&rows, 1500)[0];
+        let near = ratio.near.as_ref().unwrap();
+        assert_eq!((ratio.rounds, ratio.median), (4, 5.0), "no round is thrown away");
+        assert_eq!((near.rounds, near.left_out), (2, 2));
+        assert_eq!(near.median_low_high, Some([2.0, 2.0, 2.0]));
     }
 
     #[test]

@@ -7,21 +7,26 @@
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::ops::Deref;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lm_admission::Policy;
 
+use super::outgoing::REPEAT_EVERY;
 use super::progress::{Arrival, Sequence};
-use super::wire::{CONTROL_TAG, Control, ControlError, Plan, Refusal, Status, TransferId};
-use crate::output::{Destination, Output, OutputError};
+use super::wire::{CONTROL_TAG, Control, ControlError, Digest, Plan, Refusal, Status, TransferId};
+use crate::output::{Destination, Output, OutputError, Source};
 use crate::size::{ByteSize, approximate};
 
-/// A transfer of which nothing was heard for so long has failed; a live sender says ALIVE every second.
-pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A sender that is silent for so long is asked whether it is there, as often as it should speak: a live one says ALIVE every second.
+const ASK_AFTER: Duration = Duration::from_secs(3);
 
 /// Messages that wait for their turn on a stream output. Only the last, short message can overtake long ones, so one
 /// is what a well-behaved sender needs.
 const EARLY_MAX: usize = 64;
+
+/// How long one question for digests is worked at; what is left is asked for again.
+const CHECK_MAX: Duration = Duration::from_secs(1);
 
 /// Ended transfers whose RESULT can be asked for again.
 const ENDED_MAX: usize = 256;
@@ -81,6 +86,8 @@ pub enum Event {
 pub struct Totals {
     /// Payload bytes written.
     pub bytes: u64,
+    /// Bytes of complete transfers that were there already.
+    pub resumed_bytes: u64,
     /// Messages written.
     pub messages: u64,
     /// Complete transfers.
@@ -99,16 +106,69 @@ pub struct Totals {
     pub last_end: Option<Instant>,
 }
 
+/// How many bytes may come in all.
+#[derive(Clone, Copy, Debug)]
+struct Quota {
+    max: u64,
+    taken: u64,
+}
+
+impl Quota {
+    /// Whether `len` bytes more may come.
+    fn check(&self, len: u64) -> Result<(), OutputError> {
+        let left = self.max - self.taken;
+        if len <= left {
+            return Ok(());
+        }
+        let text = format!(
+            "{} of the {} that the receiver takes in all are left; send less, or start it with a larger --max-bytes",
+            approximate(left),
+            ByteSize::new(self.max)
+        );
+        Err(OutputError {
+            refusal: Refusal::DiskFull,
+            text,
+        })
+    }
+}
+
 /// One transfer under way.
 struct Incoming<P, M> {
     peer: P,
     from: Ipv4Addr,
     transfer: TransferId,
+    /// Which file it is, if it has a name.
+    source: Option<Source>,
     destination: Destination,
+    plan: Plan,
     sequence: Sequence,
+    /// Bytes that were there.
+    resumed: u64,
+    /// Whether BEGIN is awaited: what comes after it is data.
+    searching: bool,
+    /// Bytes written, which are gone when it fails.
+    written: u64,
     /// Messages ahead of their turn, for a stream output.
     early: Vec<(u32, M)>,
     last_heard: Instant,
+    asked: Instant,
+}
+
+/// A transfer whose bytes are all written, while the disk is waited for (`--fsync`): by a thread, since that takes as long as
+/// it takes, and the engine must be polled.
+struct Closing<P> {
+    over: Over<P>,
+    disk: JoinHandle<Result<String, OutputError>>,
+}
+
+/// What remains of a transfer that ends.
+struct Over<P> {
+    peer: P,
+    from: Ipv4Addr,
+    transfer: TransferId,
+    sequence: Sequence,
+    written: u64,
+    resumed: u64,
 }
 
 /// A transfer that is over, remembered for repeated questions.
@@ -121,7 +181,9 @@ struct Ended<P> {
 pub struct Receiver<P, M> {
     output: Output,
     policy: Policy,
+    quota: Quota,
     active: Vec<Incoming<P, M>>,
+    closing: Vec<Closing<P>>,
     ended: VecDeque<Ended<P>>,
     replies: VecDeque<(P, Control)>,
     events: VecDeque<Event>,
@@ -135,12 +197,24 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         Receiver {
             output,
             policy,
+            quota: Quota {
+                max: u64::MAX,
+                taken: 0,
+            },
             active: Vec::new(),
+            closing: Vec::new(),
             ended: VecDeque::new(),
             replies: VecDeque::new(),
             events: VecDeque::new(),
             totals: Totals::default(),
         }
+    }
+
+    /// Takes at most so many bytes in all: those of complete transfers and of those under way.
+    #[must_use]
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.quota.max = bytes;
+        self
     }
 
     /// What was received so far.
@@ -152,7 +226,13 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     /// Whether no transfer is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.active.is_empty()
+        self.active.is_empty() && self.closing.is_empty()
+    }
+
+    /// Whether the disk is waited for, which wakes nobody up: [`poll_timeout`](Self::poll_timeout) asks it.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
     }
 
     /// The sum of the totals of the transfers under way, as far as their senders know them; for a progress bar.
@@ -196,7 +276,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         between: &mut dyn FnMut() -> bool,
     ) -> Taken {
         if tag == CONTROL_TAG {
-            return self.on_control(peer, from, &message, now);
+            return self.on_control(peer, from, &message, now, between);
         }
         let known = TransferId::from_data_tag(tag)
             .and_then(|(transfer, index)| Some((self.position(peer, transfer)?, index)));
@@ -204,7 +284,8 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             self.totals.stray_data += 1;
             return Taken::Stray;
         };
-        let written = self.active[position].take(index, message, &mut self.totals, between);
+        let written =
+            self.active[position].take(index, message, (&mut self.totals, &mut self.quota), between);
         self.active[position].last_heard = now;
         self.settle(position, written, now);
         Taken::Data
@@ -226,21 +307,45 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
     }
 
-    /// Gives up transfers whose sender has been silent for too long.
-    pub fn poll_timeout(&mut self, now: Instant) {
-        let silent =
-            |incoming: &Incoming<P, M>| now.saturating_duration_since(incoming.last_heard) > SILENCE_MAX;
-        while let Some(position) = self.active.iter().position(silent) {
-            let text = format!(
-                "nothing came for {} s; start the sender again",
-                SILENCE_MAX.as_secs()
-            );
+    /// Nothing that is said to `peer` arrives: its transfers are given up.
+    pub fn on_gone(&mut self, peer: P, now: Instant) {
+        while let Some(position) = self.active.iter().position(|incoming| incoming.peer == peer) {
+            let text = "the sender no longer answers; start it again".to_owned();
             self.fail(position, Status::TimedOut, text, now);
         }
     }
 
-    /// Gives up every transfer under way: the receiver is told to stop.
+    /// Gives up transfers whose sender has been silent for longer than `patience`, asks those that are silent for a while, and ends
+    /// those that the disk has.
+    pub fn poll_timeout(&mut self, now: Instant, patience: Duration) {
+        while let Some(position) = self.closing.iter().position(|closing| closing.disk.is_finished()) {
+            self.close(position, now);
+        }
+        let silent_for = |incoming: &Incoming<P, M>| now.saturating_duration_since(incoming.last_heard);
+        while let Some(position) = (self.active.iter()).position(|incoming| silent_for(incoming) > patience) {
+            let text = format!(
+                "nothing came for {} s; start the sender again",
+                patience.as_secs_f64()
+            );
+            self.fail(position, Status::TimedOut, text, now);
+        }
+        for position in 0..self.active.len() {
+            let incoming = &mut self.active[position];
+            let (peer, transfer) = (incoming.peer, incoming.transfer);
+            if silent_for(incoming) > ASK_AFTER
+                && now.saturating_duration_since(incoming.asked) >= REPEAT_EVERY
+            {
+                incoming.asked = now;
+                self.reply(peer, Control::Alive { transfer });
+            }
+        }
+    }
+
+    /// Gives up every transfer under way: the receiver is told to stop. Those that only wait for the disk end as it says.
     pub fn stop(&mut self, now: Instant) {
+        while self.is_closing() {
+            self.close(0, now);
+        }
         while !self.active.is_empty() {
             self.fail(
                 0,
@@ -257,15 +362,54 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
             .position(|incoming| incoming.peer == peer && incoming.transfer == transfer)
     }
 
-    fn on_control(&mut self, peer: P, from: Ipv4Addr, message: &[u8], now: Instant) -> Taken {
+    fn is_waiting_for_disk(&self, peer: P, transfer: TransferId) -> bool {
+        self.closing
+            .iter()
+            .any(|closing| closing.over.peer == peer && closing.over.transfer == transfer)
+    }
+
+    fn on_control(
+        &mut self,
+        peer: P,
+        from: Ipv4Addr,
+        message: &[u8],
+        now: Instant,
+        between: &mut dyn FnMut() -> bool,
+    ) -> Taken {
         match Control::parse(message) {
             Ok(Control::Start {
                 transfer,
                 ipfrag,
                 plan,
+                key,
+                resume,
             }) => {
-                self.on_start(peer, from, transfer, ipfrag, plan, now);
+                let source = key.map(|key| Source { from, key });
+                self.on_start(peer, from, transfer, ipfrag, (plan, source, resume), now);
             }
+            Ok(Control::Check {
+                transfer,
+                offset,
+                block_len,
+                end,
+            }) => {
+                let Some(position) = self.position(peer, transfer) else {
+                    self.totals.stray_control += 1;
+                    return Taken::Stray;
+                };
+                self.active[position].last_heard = now;
+                let digests = self.active[position].digests(offset, block_len, end, between);
+                self.reply(
+                    peer,
+                    Control::Digests {
+                        transfer,
+                        offset,
+                        block_len,
+                        digests,
+                    },
+                );
+            }
+            Ok(Control::Begin { transfer, first }) => self.on_begin(peer, transfer, first, now),
             Ok(Control::End {
                 transfer,
                 status,
@@ -308,7 +452,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                     },
                 );
             }
-            // READY, REFUSED and RESULT are what a receiver says; the rest is noise.
+            // READY, DIGESTS, BEGUN, REFUSED and RESULT are what a receiver says; the rest is noise.
             Ok(_) | Err(_) => {
                 self.totals.stray_control += 1;
                 return Taken::Stray;
@@ -323,13 +467,17 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         from: Ipv4Addr,
         transfer: TransferId,
         ipfrag: bool,
-        plan: Plan,
+        (plan, source, resume): (Plan, Option<Source>, bool),
         now: Instant,
     ) {
         if let Some(position) = self.position(peer, transfer) {
             // Repeated because READY was late or lost.
             self.active[position].last_heard = now;
-            return self.reply(peer, Control::Ready { transfer });
+            let held = self.active[position].destination.held();
+            return self.reply(peer, Control::Ready { transfer, held });
+        }
+        if self.is_waiting_for_disk(peer, transfer) {
+            return self.reply(peer, Control::Alive { transfer });
         }
         if let Some(answer) = self.ended_answer(peer, transfer) {
             return self.reply(peer, answer);
@@ -343,33 +491,53 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 now,
             );
         }
-        match self.open(from, plan) {
+        // One that died has left its transfer here: whoever goes on with the file is its heir.
+        let is_left = |incoming: &Incoming<P, M>| resume && source.is_some() && incoming.source == source;
+        if let Some(position) = self.active.iter().position(is_left) {
+            let text = "its sender began again".to_owned();
+            self.fail(position, Status::Aborted, text, now);
+        }
+        match self.open(from, (plan, source, resume)) {
             Ok(destination) => {
                 self.totals.first_start.get_or_insert(now);
                 self.totals.wires[usize::from(ipfrag)] = true;
                 let sequence = Sequence::new(plan);
+                let held = destination.held();
                 let incoming = Incoming {
                     peer,
                     from,
                     transfer,
+                    source,
+                    searching: destination.held() > 0,
                     destination,
+                    plan,
                     sequence,
+                    resumed: 0,
+                    written: 0,
                     early: Vec::new(),
                     last_heard: now,
+                    asked: now,
                 };
                 self.active.push(incoming);
                 self.tell(Event::Started {
                     from,
                     total_len: plan.total_len,
                 });
-                self.reply(peer, Control::Ready { transfer });
+                self.reply(peer, Control::Ready { transfer, held });
             }
-            Err(error) => self.refuse(peer, from, transfer, error),
+            Err(error) => {
+                self.output.failed();
+                self.refuse(peer, from, transfer, error);
+            }
         }
     }
 
     /// Decides on a START and opens its destination.
-    fn open(&mut self, from: Ipv4Addr, plan: Plan) -> Result<Destination, OutputError> {
+    fn open(
+        &mut self,
+        from: Ipv4Addr,
+        (plan, source, resume): (Plan, Option<Source>, bool),
+    ) -> Result<Destination, OutputError> {
         if !self.policy.allows(from) {
             let text = format!("{from} is not allowed; add --allow {from} at the receiver");
             return Err(OutputError {
@@ -391,14 +559,38 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
                 text,
             });
         }
-        if self.active.len() >= self.output.concurrent_max() {
+        if self.active.len() + self.closing.len() >= self.output.concurrent_max() {
             let text = "another transfer is under way; try again when it has ended".to_owned();
             return Err(OutputError {
                 refusal: Refusal::Busy,
                 text,
             });
         }
-        self.output.begin(plan.total_len)
+        // What is kept of an earlier one does not come again, unless it is another file's.
+        let destination = self.output.begin(plan.total_len, source, resume)?;
+        let total_len = plan.total_len.unwrap_or_default();
+        self.quota.check(total_len.saturating_sub(destination.held()))?;
+        Ok(destination)
+    }
+
+    /// The sender has found out what of the bytes that are there are the file's.
+    fn on_begin(&mut self, peer: P, transfer: TransferId, first: u64, now: Instant) {
+        let Some(position) = self.position(peer, transfer) else {
+            // Its end may have been reached by it already.
+            return match self.ended_answer(peer, transfer) {
+                Some(answer) => self.reply(peer, answer),
+                None if self.is_waiting_for_disk(peer, transfer) => {
+                    self.reply(peer, Control::Alive { transfer })
+                }
+                None => self.totals.stray_control += 1,
+            };
+        };
+        self.active[position].last_heard = now;
+        let begun = self.active[position].begin(first);
+        if begun.is_ok() {
+            self.reply(peer, Control::Begun { transfer, first });
+        }
+        self.settle(position, begun, now);
     }
 
     fn on_end(
@@ -409,6 +601,9 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         (bytes, messages): (u64, u64),
         now: Instant,
     ) {
+        if self.is_waiting_for_disk(peer, transfer) {
+            return self.reply(peer, Control::Alive { transfer });
+        }
         let Some(position) = self.position(peer, transfer) else {
             let unknown = Control::Result {
                 transfer,
@@ -446,67 +641,70 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 
     fn finish(&mut self, position: usize, now: Instant) {
-        let Incoming {
-            peer,
-            from,
-            transfer,
-            destination,
-            sequence,
-            ..
-        } = self.active.swap_remove(position);
-        let (status, text) = match destination.finish() {
+        let (over, destination) = self.active.swap_remove(position).split();
+        if !destination.waits() {
+            return self.finished(over, destination.finish(), now);
+        }
+        let disk = thread::Builder::new().spawn(move || destination.finish());
+        match disk {
+            Ok(disk) => self.closing.push(Closing { over, disk }),
+            Err(error) => self.finished(over, Err(no_thread(&error.to_string())), now),
+        }
+    }
+
+    /// Waits for the disk, if it has not answered yet.
+    fn close(&mut self, position: usize, now: Instant) {
+        let Closing { over, disk } = self.closing.swap_remove(position);
+        let finished = disk.join().unwrap_or_else(|_| Err(no_thread("it panicked")));
+        self.finished(over, finished, now);
+    }
+
+    fn finished(&mut self, over: Over<P>, finished: Result<String, OutputError>, now: Instant) {
+        match finished {
             Ok(name) => {
                 self.totals.transfers += 1;
-                self.tell(Event::Finished {
-                    name,
-                    bytes: sequence.bytes(),
-                });
-                (Status::Complete, String::new())
+                self.totals.resumed_bytes += over.resumed;
+                let bytes = over.sequence.bytes();
+                self.tell(Event::Finished { name, bytes });
+                self.end(&over, Status::Complete, String::new(), now);
             }
-            Err(error) => {
-                self.totals.failed_transfers += 1;
-                self.tell(Event::Failed {
-                    from,
-                    text: error.text.clone(),
-                });
-                (Status::WriteFailed, error.text)
-            }
-        };
-        self.end(peer, transfer, status, &sequence, text, now);
+            Err(error) => self.failed(&over, Status::WriteFailed, error.text, now),
+        }
     }
 
     fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
-        // Dropping the destination removes the partial file.
-        let Incoming {
-            peer,
-            from,
-            transfer,
-            sequence,
-            ..
-        } = self.active.swap_remove(position);
-        self.output.failed();
-        self.totals.failed_transfers += 1;
-        let shown = format!("{text} (after {})", approximate(sequence.bytes()));
-        self.tell(Event::Failed { from, text: shown });
-        self.end(peer, transfer, status, &sequence, text, now);
+        let (mut over, destination) = self.active.swap_remove(position).split();
+        // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
+        let keep = match status {
+            Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
+            Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
+        };
+        if destination.abandon(keep) {
+            // They still take their place.
+            over.written = 0;
+        }
+        self.failed(&over, status, text, now);
     }
 
-    fn end(
-        &mut self,
-        peer: P,
-        transfer: TransferId,
-        status: Status,
-        sequence: &Sequence,
-        text: String,
-        now: Instant,
-    ) {
+    fn failed(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
+        self.quota.taken -= over.written;
+        self.output.failed();
+        self.totals.failed_transfers += 1;
+        self.tell(Event::Failed {
+            from: over.from,
+            text: format!("{text} (after {})", approximate(over.sequence.bytes())),
+        });
+        self.end(over, status, text, now);
+    }
+
+    fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
         self.totals.last_end = Some(now);
-        let (bytes, messages) = (sequence.bytes(), sequence.messages());
+        let peer = over.peer;
         let answer = Control::Result {
-            transfer,
+            transfer: over.transfer,
             status,
-            bytes,
-            messages,
+            bytes: over.sequence.bytes(),
+            messages: over.sequence.messages(),
             text,
         };
         if self.ended.len() == ENDED_MAX {
@@ -558,15 +756,81 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
     }
 }
 
+fn no_thread(why: &str) -> OutputError {
+    OutputError {
+        refusal: Refusal::NotWritable,
+        text: format!("no thread could wait for the disk: {why}; free memory or leave out --fsync"),
+    }
+}
+
 impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
+    fn split(self) -> (Over<P>, Destination) {
+        let over = Over {
+            peer: self.peer,
+            from: self.from,
+            transfer: self.transfer,
+            sequence: self.sequence,
+            written: self.written,
+            resumed: self.resumed,
+        };
+        (over, self.destination)
+    }
+
+    /// Digests of blocks of what is there: as many as a second is enough for.
+    fn digests(
+        &self,
+        offset: u64,
+        block_len: u64,
+        end: u64,
+        between: &mut dyn FnMut() -> bool,
+    ) -> Vec<Digest> {
+        let (began, end) = (Instant::now(), end.min(self.destination.held()));
+        let mut digests = Vec::new();
+        let mut from = offset;
+        while self.searching && from < end && began.elapsed() < CHECK_MAX {
+            let to = from.saturating_add(block_len).min(end);
+            match self.destination.digest(from, to, between) {
+                Ok(digest) => digests.push(digest),
+                // What cannot be read is sent again.
+                Err(_) => break,
+            }
+            from = to;
+        }
+        digests
+    }
+
+    /// What comes begins at message `first`. Said again it changes nothing.
+    fn begin(&mut self, first: u64) -> Result<(), (Status, String)> {
+        if !self.searching {
+            return Ok(());
+        }
+        let sequence = Sequence::resumed(self.plan, first);
+        let len = sequence.bytes();
+        if len > self.destination.held() {
+            let text = "the sender goes on behind what is there; send again".to_owned();
+            return Err((Status::Inconsistent, text));
+        }
+        self.destination
+            .cut(len)
+            .map_err(|error| (Status::WriteFailed, error.text))?;
+        self.sequence = sequence;
+        self.resumed = len;
+        self.searching = false;
+        Ok(())
+    }
+
     /// Writes message `index`, or keeps it until its turn.
     fn take(
         &mut self,
         index: u32,
         message: M,
-        totals: &mut Totals,
+        (totals, quota): (&mut Totals, &mut Quota),
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
+        if self.searching {
+            let text = "data came before its beginning was said; send again".to_owned();
+            return Err((Status::Inconsistent, text));
+        }
         let arrival = self.sequence.arrived(index, message.len() as u64);
         let arrival = arrival.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
         if self.destination.in_order() && arrival == Arrival::Early {
@@ -578,7 +842,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
             self.early.push((index, message));
             return Ok(());
         }
-        self.write(index, &message, totals, between)?;
+        self.write(index, &message, (&mut *totals, &mut *quota), between)?;
         // Early ones whose turn it is now; the memory of each goes back as soon as it is written.
         let mut turn = index;
         while !self.early.is_empty() {
@@ -587,7 +851,7 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
                 break;
             };
             let (index, message) = self.early.swap_remove(position);
-            self.write(index, &message, totals, between)?;
+            self.write(index, &message, (&mut *totals, &mut *quota), between)?;
         }
         Ok(())
     }
@@ -596,13 +860,17 @@ impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
         &mut self,
         index: u32,
         bytes: &[u8],
-        totals: &mut Totals,
+        (totals, quota): (&mut Totals, &mut Quota),
         between: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Status, String)> {
-        let offset = self.sequence.offset(index);
-        let written = self.destination.write_at(offset, bytes, between);
+        let (offset, len) = (self.sequence.offset(index), bytes.len() as u64);
+        let written = quota
+            .check(len)
+            .and_then(|()| self.destination.write_at(offset, bytes, between));
         written.map_err(|error| (Status::WriteFailed, error.text))?;
-        totals.bytes += bytes.len() as u64;
+        quota.taken += len;
+        self.written += len;
+        totals.bytes += len;
         totals.messages += 1;
         Ok(())
     }

@@ -8,6 +8,11 @@ use std::path::Path;
 
 const FROM: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const ID: TransferId = TransferId::new(7).unwrap();
+const PATIENCE: Duration = Duration::from_secs(10);
+const READY: Control = Control::Ready {
+    transfer: ID,
+    held: 0,
+};
 
 struct Bed {
     scratch: Scratch,
@@ -69,6 +74,8 @@ fn start(total_len: Option<u64>, message_len: u64) -> Control {
         transfer: ID,
         ipfrag: false,
         plan: Plan::new(total_len, message_len).unwrap(),
+        key: None,
+        resume: false,
     }
 }
 
@@ -111,7 +118,7 @@ fn refusal_of(answers: &[Control]) -> Refusal {
 #[test]
 fn a_transfer_in_any_order() {
     let mut bed = Bed::new();
-    assert_eq!(bed.say(&start(Some(25), 10)), [Control::Ready { transfer: ID }]);
+    assert_eq!(bed.say(&start(Some(25), 10)), [READY]);
     assert_eq!(bed.data(2, b"uvwxy"), []);
     assert_eq!(bed.data(0, b"abcdefghij"), []);
     assert_eq!(bed.data(1, b"klmnopqrst"), [result(Status::Complete, 25, 3)]);
@@ -134,7 +141,7 @@ fn a_transfer_in_any_order() {
 fn repeated_questions_have_the_same_answers() {
     let mut bed = Bed::new();
     for _ in 0..2 {
-        assert_eq!(bed.say(&start(Some(3), 10)), [Control::Ready { transfer: ID }]);
+        assert_eq!(bed.say(&start(Some(3), 10)), [READY]);
     }
     assert_eq!(bed.files().len(), 1);
     let done = result(Status::Complete, 3, 1);
@@ -177,17 +184,14 @@ fn refusals() {
     assert_eq!(refusal_of(&bed.say(&start(Some(1000), 101))), Refusal::TooLarge);
     assert_eq!(refusal_of(&bed.say(&start(None, 101))), Refusal::TooLarge);
     // A file shorter than the message size makes one shorter message.
-    assert_eq!(
-        bed.say(&start(Some(100), 1 << 20)),
-        [Control::Ready { transfer: ID }]
-    );
+    assert_eq!(bed.say(&start(Some(100), 1 << 20)), [READY]);
     let mut impossible = start(Some(10), 5).encode();
     impossible[39] = 3;
     assert_eq!(bed.message(CONTROL_TAG, impossible), Taken::Control);
     assert_eq!(refusal_of(&bed.answers()), Refusal::Malformed);
 
     let mut old = start(Some(1), 1).encode();
-    old[4] = 2;
+    old[4] = 1;
     assert_eq!(bed.message(CONTROL_TAG, old), Taken::Control);
     assert_eq!(refusal_of(&bed.answers()), Refusal::Version);
 
@@ -219,6 +223,8 @@ fn an_existing_file_is_refused_and_one_output_takes_one_transfer() {
         transfer: next,
         ipfrag: true,
         plan: Plan::new(Some(3), 10).unwrap(),
+        key: None,
+        resume: false,
     };
     assert_eq!(refusal_of(&bed.say(&again)), Refusal::Exists);
     assert_eq!(fs::read(path).unwrap(), b"abc");
@@ -250,11 +256,12 @@ fn what_ends_a_transfer_leaves_no_file() {
             status_of(&bed.answers())
         }),
         ("silence", |bed| {
-            bed.now += SILENCE_MAX;
-            bed.receiver.poll_timeout(bed.now);
-            assert!(bed.answers().is_empty());
+            bed.now += PATIENCE;
+            bed.receiver.poll_timeout(bed.now, PATIENCE);
+            // It is asked whether it is there.
+            assert_eq!(bed.answers(), [Control::Alive { transfer: ID }]);
             bed.now += Duration::from_millis(1);
-            bed.receiver.poll_timeout(bed.now);
+            bed.receiver.poll_timeout(bed.now, PATIENCE);
             status_of(&bed.answers())
         }),
         ("stop", |bed| {
@@ -277,6 +284,8 @@ fn what_ends_a_transfer_leaves_no_file() {
             transfer: next,
             ipfrag: false,
             plan: Plan::new(Some(1), 1).unwrap(),
+            key: None,
+            resume: false,
         });
         bed.message(next.data_tag(0), b"x".to_vec());
         assert_eq!(bed.files(), ["transfer-000001"], "{name}");
@@ -288,11 +297,14 @@ fn alive_keeps_a_slow_transfer() {
     let mut bed = Bed::new();
     bed.say(&start(None, 10));
     for _ in 0..5 {
-        bed.now += SILENCE_MAX;
+        bed.now += PATIENCE;
         assert_eq!(bed.say(&Control::Alive { transfer: ID }), []);
-        bed.receiver.poll_timeout(bed.now);
+        bed.receiver.poll_timeout(bed.now, PATIENCE);
     }
     assert!(!bed.receiver.is_idle());
+    // Nothing that is said to it arrives.
+    bed.receiver.on_gone(1, bed.now);
+    assert!(bed.receiver.is_idle());
 }
 
 #[test]
@@ -304,9 +316,17 @@ fn a_new_transfer_replaces_the_senders_old_one() {
         transfer: next,
         ipfrag: false,
         plan: Plan::new(Some(1), 1).unwrap(),
+        key: None,
+        resume: false,
     });
     assert_eq!(status_of(&answers[..1]), Status::Aborted);
-    assert_eq!(answers[1], Control::Ready { transfer: next });
+    assert_eq!(
+        answers[1],
+        Control::Ready {
+            transfer: next,
+            held: 0
+        }
+    );
     assert_eq!(bed.files().len(), 1);
 }
 
@@ -382,7 +402,7 @@ fn strangers_cannot_touch_a_transfer() {
             }
             .encode(),
         ),
-        (CONTROL_TAG, Control::Ready { transfer: ID }.encode()),
+        (CONTROL_TAG, READY.encode()),
         (CONTROL_TAG, b"noise".to_vec()),
         (0, Vec::new()),
     ] {
@@ -407,7 +427,7 @@ proptest! {
     #[test]
     fn hostile_conversations(
         steps in proptest::collection::vec(
-            (0u32..3, 1u32..4, 0u8..8, 0u64..40, 0u64..12, proptest::collection::vec(any::<u8>(), 0..60)),
+            (0u32..3, 1u32..4, 0u8..10, 0u64..40, 0u64..12, proptest::collection::vec(any::<u8>(), 0..60)),
             0..120,
         ),
     ) {
@@ -417,25 +437,35 @@ proptest! {
             let status = if a % 3 == 0 { Status::Aborted } else { Status::Complete };
             let (tag, bytes) = match kind {
                 0 => match Plan::new((a % 4 > 0).then_some(a), b) {
-                    Some(plan) => (CONTROL_TAG, Control::Start { transfer, ipfrag: a % 2 == 0, plan }.encode()),
+                    Some(plan) => (CONTROL_TAG, Control::Start {
+                        transfer,
+                        ipfrag: a % 2 == 0,
+                        plan,
+                        key: (a % 3 > 0).then_some(b),
+                        resume: a % 5 > 0,
+                    }.encode()),
                     None => (CONTROL_TAG, noise),
                 },
                 1 => (CONTROL_TAG, Control::End { transfer, status, bytes: a, messages: b }.encode()),
                 2 => (CONTROL_TAG, Control::Alive { transfer }.encode()),
-                3 => (CONTROL_TAG, [&b"LMtr\x01"[..], &noise].concat()),
+                3 => (CONTROL_TAG, [&b"LMtr\x02"[..], &noise].concat()),
                 4 => (a << 32 | b, noise),
+                5 => (CONTROL_TAG, Control::Begin { transfer, first: b }.encode()),
+                6 => (CONTROL_TAG, Control::Check { transfer, offset: b, block_len: 1 + a / 4, end: a + b }.encode()),
                 _ => (transfer.data_tag(a as u32 % 5), vec![0x5a; b as usize]),
             };
             bed.now += Duration::from_millis(a * 100);
             bed.receiver.on_message(peer, FROM, tag, bytes, bed.now, &mut || true);
-            bed.receiver.poll_timeout(bed.now);
+            bed.receiver.poll_timeout(bed.now, PATIENCE);
             prop_assert!(bed.receiver.active.len() <= 16);
             prop_assert!(bed.receiver.replies.len() <= REPLIES_MAX && bed.receiver.events.len() <= EVENTS_MAX);
         }
         bed.receiver.stop(bed.now);
         let complete = bed.receiver.totals().transfers as usize;
-        let files = bed.files();
+        // Each of the keys 0 to 11 may have left a part.
+        let (parts, files): (Vec<_>, Vec<_>) = bed.files().into_iter().partition(|name| name.ends_with(".part"));
         prop_assert_eq!(files.len(), complete);
         prop_assert!(files.iter().all(|name| name.starts_with("transfer-")));
+        prop_assert!(parts.len() <= 12);
     }
 }

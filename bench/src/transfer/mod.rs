@@ -9,10 +9,21 @@
 //!    │ ◀──────────────────── RESULT (written) ─── │  only this is success; ALIVE until then
 //! ```
 //!
+//! A transfer that goes on where an earlier one of the same file ended has this between READY and the data:
+//!
+//! ```text
+//!    │ ◀──────────────────────── READY (held) ─── │  so many bytes are there, of whatever
+//!    │ ── CHECK (offset, block, count) ────────▶ │  again and again, from the first byte on;
+//!    │ ◀────────────────── DIGESTS (SHA-256s) ─── │  in smaller blocks where one differs
+//!    │ ── BEGIN (first message) ────────────────▶ │  cuts what lies behind
+//!    │ ◀───────────────────────────────── BEGUN ─ │
+//! ```
+//!
 //! Control messages may be repeated and their answers are the same (START → READY, END → RESULT); a sender repeats
 //! them once a second. Data may overtake them: messages of one fragment travel on another channel than long ones.
 
 pub mod incoming;
 pub mod outgoing;
 pub mod progress;
+pub mod resume;
 pub mod wire;

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::wire::{Control, Plan, Refusal, Status, TransferId};
+use super::resume::Search;
+use super::wire::{Control, Digest, Plan, Refusal, Status, TransferId};
 
 /// A question without an answer is asked again after this.
 pub const REPEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// A receiver that is asked and says nothing for so long is gone. A busy one says ALIVE every second.
-pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A receiver that said nothing for so long is asked again while the receiver reads what it has, which it says once a second.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(3);
 
 /// The next message to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,13 @@ pub enum Outcome {
 enum Phase {
     /// START was or is to be said.
     Asking,
-    /// READY came; messages are handed over.
+    /// READY came; which of the receiver's bytes are the file's?
+    Searching(Search),
+    /// BEGIN was or is to be said.
+    Beginning {
+        first: u64,
+    },
+    /// Messages are handed over.
     Sending,
     /// Like `Sending`, to a host that says nothing.
     Unasked,
@@ -63,10 +70,14 @@ pub struct Outgoing {
     transfer: TransferId,
     plan: Plan,
     ipfrag: bool,
+    key: Option<u64>,
+    resume: bool,
     phase: Phase,
     /// Messages handed over, which is the next one's index.
     messages: u64,
     bytes: u64,
+    /// What of these the receiver had.
+    resumed: (u64, u64),
     /// When to say something (again).
     speak_at: Instant,
     last_heard: Instant,
@@ -81,12 +92,22 @@ impl Outgoing {
             transfer,
             plan,
             ipfrag,
+            key: None,
+            resume: false,
             phase,
             messages: 0,
             bytes: 0,
+            resumed: (0, 0),
             speak_at: now,
             last_heard: now,
         }
+    }
+
+    /// Of the file with this key, going on with what the receiver has of it if `resume` is set.
+    #[must_use]
+    pub fn of_file(mut self, key: Option<u64>, resume: bool) -> Self {
+        (self.key, self.resume) = (key, resume);
+        self
     }
 
     /// A transfer that nobody was asked about and nobody confirms: it only cuts the input into pieces.
@@ -110,7 +131,39 @@ impl Outgoing {
     /// Messages and bytes handed over so far.
     #[must_use]
     pub fn handed_over(&self) -> (u64, u64) {
-        (self.messages, self.bytes)
+        (self.messages - self.resumed.0, self.bytes - self.resumed.1)
+    }
+
+    /// Bytes that the receiver had.
+    #[must_use]
+    pub fn resumed_bytes(&self) -> u64 {
+        self.resumed.1
+    }
+
+    /// The blocks of the file whose digests are wanted: first offset, length of each (the last one may be shorter) and end, in
+    /// bytes.
+    #[must_use]
+    pub fn wanted(&self) -> Option<(u64, u64, u64)> {
+        match &self.phase {
+            Phase::Searching(search) => Some(search.blocks()),
+            _ => None,
+        }
+    }
+
+    /// Compares the file's digests of [`wanted`](Self::wanted) with the receiver's. `false`: these have not come yet.
+    pub fn compare(&mut self, ours: &[Digest], now: Instant) -> bool {
+        let Phase::Searching(search) = &mut self.phase else {
+            return false;
+        };
+        if search.is_unanswered() {
+            return false;
+        }
+        if let Some(verified) = search.compare(ours) {
+            let first = self.plan.message_at(verified);
+            self.phase = Phase::Beginning { first };
+        }
+        (self.speak_at, self.last_heard) = (now, now);
+        true
     }
 
     /// The message to send next; `None` before READY and after the last one.
@@ -178,11 +231,21 @@ impl Outgoing {
         }
         self.speak_at = now + REPEAT_EVERY;
         let transfer = self.transfer;
-        match self.phase {
+        match &mut self.phase {
             Phase::Asking => Some(Control::Start {
                 transfer,
                 ipfrag: self.ipfrag,
                 plan: self.plan,
+                key: self.key,
+                resume: self.resume,
+            }),
+            Phase::Searching(search) => {
+                let silent = now.saturating_duration_since(self.last_heard) >= ASK_AGAIN_AFTER;
+                Some(search.say(transfer, silent))
+            }
+            Phase::Beginning { first } => Some(Control::Begin {
+                transfer,
+                first: *first,
             }),
             Phase::Sending => Some(Control::Alive { transfer }),
             Phase::Ending => Some(self.end(Status::Complete)),
@@ -208,10 +271,14 @@ impl Outgoing {
         }
     }
 
-    /// Notices that the receiver has been silent for too long while it owed an answer.
-    pub fn poll_timeout(&mut self, now: Instant) {
-        let owed = matches!(self.phase, Phase::Asking | Phase::Ending);
-        if owed && now.saturating_duration_since(self.last_heard) > SILENCE_MAX {
+    /// Notices that the receiver has been silent for longer than `patience` while it owed an answer. A busy one says ALIVE every second.
+    pub fn poll_timeout(&mut self, now: Instant, patience: Duration) {
+        let owed = match &self.phase {
+            Phase::Asking | Phase::Beginning { .. } | Phase::Ending => true,
+            Phase::Searching(search) => search.is_unanswered(),
+            _ => false,
+        };
+        if owed && now.saturating_duration_since(self.last_heard) > patience {
             self.phase = Phase::Over(Outcome::Silent);
         }
     }
@@ -223,13 +290,27 @@ impl Outgoing {
             return;
         }
         match control {
-            Control::Ready { .. } => {
+            Control::Ready { held, .. } => {
                 self.last_heard = now;
                 if self.phase == Phase::Asking {
-                    self.phase = Phase::Sending;
-                    self.speak_at = now + REPEAT_EVERY;
+                    (self.phase, self.speak_at) = match Search::new(self.plan, held) {
+                        Some(search) if self.resume => (Phase::Searching(search), now),
+                        _ => (Phase::Sending, now + REPEAT_EVERY),
+                    };
                 }
             }
+            Control::Digests {
+                offset,
+                block_len,
+                digests,
+                ..
+            } => {
+                self.last_heard = now;
+                if let Phase::Searching(search) = &mut self.phase {
+                    search.answered(offset, block_len, digests);
+                }
+            }
+            Control::Begun { first, .. } if self.phase == (Phase::Beginning { first }) => self.begun(now),
             Control::Alive { .. } => self.last_heard = now,
             Control::Refused { refusal, text, .. } if self.phase == Phase::Asking => {
                 self.phase = Phase::Over(Outcome::Refused { refusal, text });
@@ -241,9 +322,30 @@ impl Outgoing {
                 text,
                 ..
             } => {
+                // Where nothing was to be sent the two answers come together.
+                self.begun(now);
                 self.phase = Phase::Over(self.judge(status, (bytes, messages), text));
             }
-            Control::Start { .. } | Control::End { .. } | Control::Refused { .. } => {}
+            Control::Start { .. }
+            | Control::Check { .. }
+            | Control::Begin { .. }
+            | Control::Begun { .. }
+            | Control::End { .. }
+            | Control::Refused { .. } => {}
+        }
+    }
+
+    fn begun(&mut self, now: Instant) {
+        let Phase::Beginning { first } = self.phase else {
+            return;
+        };
+        let before = first.saturating_mul(self.plan.message_len);
+        let bytes = self.plan.total_len.map_or(before, |total| before.min(total));
+        (self.messages, self.bytes) = (first, bytes);
+        self.resumed = (first, bytes);
+        (self.phase, self.speak_at) = (Phase::Sending, now + REPEAT_EVERY);
+        if self.plan.total_len == Some(bytes) {
+            self.finish_sending(now + REPEAT_EVERY, now);
         }
     }
 
@@ -272,13 +374,20 @@ mod tests {
     use proptest::prelude::*;
 
     const ID: TransferId = TransferId::new(7).unwrap();
+    const PATIENCE: Duration = Duration::from_secs(10);
 
     fn outgoing(total_len: Option<u64>, now: Instant) -> Outgoing {
         Outgoing::new(ID, Plan::new(total_len, 10).unwrap(), false, now)
     }
 
     fn ready(outgoing: &mut Outgoing, now: Instant) {
-        outgoing.handle(Control::Ready { transfer: ID }, now);
+        outgoing.handle(
+            Control::Ready {
+                transfer: ID,
+                held: 0,
+            },
+            now,
+        );
     }
 
     fn result(status: Status, bytes: u64, messages: u64) -> Control {
@@ -363,11 +472,11 @@ mod tests {
         let mut asked = 0;
         for second in 0..=10 {
             let now = now + Duration::from_secs(second);
-            outgoing.poll_timeout(now);
+            outgoing.poll_timeout(now, PATIENCE);
             asked += u32::from(outgoing.poll_control(now).is_some());
         }
         assert_eq!(asked, 11);
-        outgoing.poll_timeout(now + SILENCE_MAX + Duration::from_millis(1));
+        outgoing.poll_timeout(now + PATIENCE + Duration::from_millis(1), PATIENCE);
         assert_eq!(outgoing.outcome(), Some(&Outcome::Silent));
     }
 
@@ -378,9 +487,9 @@ mod tests {
         ready(&mut outgoing, now);
         outgoing.handed(10, now);
         for _ in 0..5 {
-            now += SILENCE_MAX;
+            now += PATIENCE;
             outgoing.handle(Control::Alive { transfer: ID }, now);
-            outgoing.poll_timeout(now);
+            outgoing.poll_timeout(now, PATIENCE);
         }
         assert_eq!(outgoing.outcome(), None);
     }
@@ -395,7 +504,7 @@ mod tests {
             outgoing.poll_control(later),
             Some(Control::Alive { transfer: ID })
         );
-        outgoing.poll_timeout(now + 100 * SILENCE_MAX);
+        outgoing.poll_timeout(now + 100 * PATIENCE, PATIENCE);
         assert_eq!(
             outgoing.outcome(),
             None,
@@ -467,7 +576,13 @@ mod tests {
         let now = Instant::now();
         let mut outgoing = outgoing(Some(20), now);
         let other = TransferId::new(8).unwrap();
-        outgoing.handle(Control::Ready { transfer: other }, now);
+        outgoing.handle(
+            Control::Ready {
+                transfer: other,
+                held: 0,
+            },
+            now,
+        );
         assert_eq!(outgoing.next_piece(), None);
         assert!(outgoing.abort().is_some());
     }
@@ -495,7 +610,7 @@ mod tests {
                         outgoing.handed(piece.len, now);
                     }
                 }
-                outgoing.poll_timeout(now);
+                outgoing.poll_timeout(now, PATIENCE);
                 let _ = outgoing.poll_control(now);
             }
             if outgoing.outcome() == Some(&Outcome::Complete) {

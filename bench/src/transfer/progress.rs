@@ -48,6 +48,19 @@ impl Sequence {
         }
     }
 
+    /// The same, but what lies before message `first` is there.
+    #[must_use]
+    pub fn resumed(plan: Plan, first: u64) -> Self {
+        let bytes = first.saturating_mul(plan.message_len);
+        Sequence {
+            next: first,
+            end: first,
+            messages: first,
+            bytes: plan.total_len.map_or(bytes, |total| bytes.min(total)),
+            ..Sequence::new(plan)
+        }
+    }
+
     /// Bytes that have arrived.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -7,9 +7,13 @@
 //!  +---------------+-------+-------+-------+-------+---------------+-------+-------+
 //!  | "LMtr"        |version| kind  | code  |   0   | transfer      |textlen|   0   |
 //!  +---------------+-------+-------+-------+-------+---------------+-------+-------+
-//!  START:        total_len u64 | message_len u64 | message_count u64
-//!  END, RESULT:  bytes u64     | messages u64
-//!  all:          textlen bytes of UTF-8 for people
+//!  START:          total_len u64 | message_len u64 | message_count u64 | key u64
+//!  READY:          held u64
+//!  CHECK:          offset u64    | block_len u64   | end u64
+//!  DIGESTS:        offset u64    | block_len u64
+//!  BEGIN, BEGUN:   first u64
+//!  END, RESULT:    bytes u64     | messages u64
+//!  all:            textlen bytes: SHA-256 of blocks (DIGESTS), else UTF-8 for people
 //! ```
 //!
 //! A data message has the tag `transfer << 32 | index` and nothing but the file's bytes as its payload. Transfer
@@ -23,18 +27,26 @@ pub const CONTROL_TAG: u64 = u64::MAX;
 /// The largest encoded control message, in bytes: fits one fragment at the smallest MTU, so it always goes eager.
 pub const CONTROL_LEN_MAX: usize = HEAD_LEN + START_LEN + TEXT_LEN_MAX;
 
-/// `total_len` and `message_count` of a transfer whose end is not known yet (standard input).
+/// `total_len` and `message_count` of a transfer whose end is not known yet (standard input), and its key.
 pub const UNKNOWN: u64 = u64::MAX;
 
+/// Most blocks that one CHECK asks for.
+pub const DIGESTS_MAX: usize = 12;
+
+/// SHA-256 of a block of the file.
+pub type Digest = [u8; 32];
+
 const MAGIC: [u8; 4] = *b"LMtr";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEAD_LEN: usize = 16;
-const START_LEN: usize = 24;
+const START_LEN: usize = 32;
 const COUNTS_LEN: usize = 16;
+const CHECK_LEN: usize = 24;
+const NUMBER_LEN: usize = 8;
 /// Longest text in bytes; longer ones are cut.
 const TEXT_LEN_MAX: usize = 400;
 // IPv4 needs 576 bytes of MTU at least; 20 + 8 + 24 of them are IP, UDP and LM headers.
-const _: () = assert!(CONTROL_LEN_MAX <= 576 - 52);
+const _: () = assert!(CONTROL_LEN_MAX <= 576 - 52 && DIGESTS_MAX * size_of::<Digest>() <= TEXT_LEN_MAX);
 
 /// Number of a transfer: unique among one sender's transfers, never 0 or `u32::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,6 +125,15 @@ impl Plan {
             && total_len != Some(UNKNOWN)
             && plan.message_count().is_none_or(|count| count <= 1 << 32);
         possible.then_some(plan)
+    }
+
+    /// The message that the byte at `offset` belongs to; one more than the last for the end.
+    #[must_use]
+    pub fn message_at(&self, offset: u64) -> u64 {
+        match self.message_count() {
+            Some(count) if self.total_len == Some(offset) => count,
+            _ => offset / self.message_len,
+        }
     }
 
     /// Number of messages; `None` while the total is unknown.
@@ -205,11 +226,53 @@ pub enum Control {
         ipfrag: bool,
         /// Its shape.
         plan: Plan,
+        /// The same number whenever this file is sent from there; `None` for what has no name.
+        key: Option<u64>,
+        /// Whether to go on with what the receiver has of it.
+        resume: bool,
     },
     /// Receiver: it may.
     Ready {
         /// Its number.
         transfer: TransferId,
+        /// How many bytes the receiver has that may be the file's beginning; 0 when it is not to go on with them.
+        held: u64,
+    },
+    /// Sender: which bytes are these?
+    Check {
+        /// Its number.
+        transfer: TransferId,
+        /// Where the first block begins, in bytes.
+        offset: u64,
+        /// Length of each block but the last, which may be shorter; above 0.
+        block_len: u64,
+        /// Where the last one ends: behind the first byte, and [`DIGESTS_MAX`] blocks at most.
+        end: u64,
+    },
+    /// Receiver: these; perhaps fewer than were asked for.
+    Digests {
+        /// Its number.
+        transfer: TransferId,
+        /// As in the question.
+        offset: u64,
+        /// As in the question.
+        block_len: u64,
+        /// One for each block.
+        digests: Vec<Digest>,
+    },
+    /// Sender: what comes begins at this message; what lies before is the file's.
+    Begin {
+        /// Its number.
+        transfer: TransferId,
+        /// Index of the first message.
+        first: u64,
+    },
+    /// Receiver: let it come.
+    Begun {
+        /// Its number.
+        transfer: TransferId,
+        /// As in BEGIN.
+        first: u64,
     },
     /// Receiver: it may not.
     Refused {
@@ -277,6 +340,14 @@ const REFUSED: u8 = 3;
 const END: u8 = 4;
 const RESULT: u8 = 5;
 const ALIVE: u8 = 6;
+const CHECK: u8 = 7;
+const DIGESTS: u8 = 8;
+const BEGIN: u8 = 9;
+const BEGUN: u8 = 10;
+
+/// Bits of START's code.
+const IPFRAG: u8 = 1;
+const RESUME: u8 = 2;
 
 impl Control {
     /// The transfer that it is about.
@@ -284,7 +355,11 @@ impl Control {
     pub fn transfer(&self) -> TransferId {
         match self {
             Control::Start { transfer, .. }
-            | Control::Ready { transfer }
+            | Control::Ready { transfer, .. }
+            | Control::Check { transfer, .. }
+            | Control::Digests { transfer, .. }
+            | Control::Begin { transfer, .. }
+            | Control::Begun { transfer, .. }
             | Control::Refused { transfer, .. }
             | Control::End { transfer, .. }
             | Control::Result { transfer, .. }
@@ -295,40 +370,65 @@ impl Control {
     /// The message's bytes, at most [`CONTROL_LEN_MAX`]. Texts are cut at 400 bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, code, numbers, text): (u8, u8, &[u64], &str) = match self {
-            Control::Start { ipfrag, plan, .. } => {
+        let blocks;
+        let (kind, code, numbers, body): (u8, u8, &[u64], &[u8]) = match self {
+            Control::Start {
+                ipfrag,
+                plan,
+                key,
+                resume,
+                ..
+            } => {
                 let total = plan.total_len.unwrap_or(UNKNOWN);
                 let count = plan.message_count().unwrap_or(UNKNOWN);
-                (START, u8::from(*ipfrag), &[total, plan.message_len, count], "")
+                let code = (u8::from(*ipfrag) * IPFRAG) | (u8::from(*resume) * RESUME);
+                let key = key.unwrap_or(UNKNOWN);
+                (START, code, &[total, plan.message_len, count, key], b"")
             }
-            Control::Ready { .. } => (READY, 0, &[], ""),
-            Control::Refused { refusal, text, .. } => (REFUSED, *refusal as u8, &[], text),
+            Control::Ready { held, .. } => (READY, 0, &[*held], b""),
+            Control::Check {
+                offset,
+                block_len,
+                end,
+                ..
+            } => (CHECK, 0, &[*offset, *block_len, *end], b""),
+            Control::Digests {
+                offset,
+                block_len,
+                digests,
+                ..
+            } => {
+                blocks = digests.concat();
+                (DIGESTS, 0, &[*offset, *block_len], &blocks)
+            }
+            Control::Begin { first, .. } => (BEGIN, 0, &[*first], b""),
+            Control::Begun { first, .. } => (BEGUN, 0, &[*first], b""),
+            Control::Refused { refusal, text, .. } => (REFUSED, *refusal as u8, &[], cut(text).as_bytes()),
             Control::End {
                 status,
                 bytes,
                 messages,
                 ..
-            } => (END, *status as u8, &[*bytes, *messages], ""),
+            } => (END, *status as u8, &[*bytes, *messages], b""),
             Control::Result {
                 status,
                 bytes,
                 messages,
                 text,
                 ..
-            } => (RESULT, *status as u8, &[*bytes, *messages], text),
-            Control::Alive { .. } => (ALIVE, 0, &[], ""),
+            } => (RESULT, *status as u8, &[*bytes, *messages], cut(text).as_bytes()),
+            Control::Alive { .. } => (ALIVE, 0, &[], b""),
         };
-        let text = cut(text);
         let mut out = Vec::with_capacity(CONTROL_LEN_MAX);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[VERSION, kind, code, 0]);
         out.extend_from_slice(&self.transfer().number().to_be_bytes());
-        out.extend_from_slice(&(text.len() as u16).to_be_bytes());
+        out.extend_from_slice(&(body.len() as u16).to_be_bytes());
         out.extend_from_slice(&[0, 0]);
         for number in numbers {
             out.extend_from_slice(&number.to_be_bytes());
         }
-        out.extend_from_slice(text.as_bytes());
+        out.extend_from_slice(body);
         out
     }
 
@@ -356,7 +456,9 @@ impl Control {
         let text_len = usize::from(u16::from_be_bytes([head[12], head[13]]));
         let numbers_len = match kind {
             START => START_LEN,
-            END | RESULT => COUNTS_LEN,
+            END | RESULT | DIGESTS => COUNTS_LEN,
+            CHECK => CHECK_LEN,
+            READY | BEGIN | BEGUN => NUMBER_LEN,
             _ => 0,
         };
         let numbers = body.get(..numbers_len).ok_or(ControlError::Malformed)?;
@@ -379,11 +481,49 @@ impl Control {
                 }
                 Control::Start {
                     transfer,
-                    ipfrag: code == 1,
+                    ipfrag: code & IPFRAG != 0,
                     plan,
+                    key: (number(3) != UNKNOWN).then(|| number(3)),
+                    resume: code & RESUME != 0,
                 }
             }
-            READY => Control::Ready { transfer },
+            READY => Control::Ready {
+                transfer,
+                held: number(0),
+            },
+            CHECK => {
+                let (offset, block_len, end) = (number(0), number(1), number(2));
+                let is_some = block_len > 0 && offset < end;
+                if !is_some || (end - offset).div_ceil(block_len) > DIGESTS_MAX as u64 {
+                    return Err(ControlError::Malformed);
+                }
+                Control::Check {
+                    transfer,
+                    offset,
+                    block_len,
+                    end,
+                }
+            }
+            DIGESTS => {
+                let (digests, rest) = text.as_chunks::<{ size_of::<Digest>() }>();
+                if digests.len() > DIGESTS_MAX || !rest.is_empty() {
+                    return Err(ControlError::Malformed);
+                }
+                Control::Digests {
+                    transfer,
+                    offset: number(0),
+                    block_len: number(1),
+                    digests: digests.to_vec(),
+                }
+            }
+            BEGIN => Control::Begin {
+                transfer,
+                first: number(0),
+            },
+            BEGUN => Control::Begun {
+                transfer,
+                first: number(0),
+            },
             REFUSED => {
                 let refusal = Refusal::ALL.into_iter().find(|refusal| *refusal as u8 == code);
                 let refusal = refusal.ok_or(ControlError::Malformed)?;
@@ -448,15 +588,18 @@ mod tests {
             transfer: id(0x0102_0304),
             ipfrag: true,
             plan,
+            key: Some(0x0506),
+            resume: true,
         }
         .encode();
         assert_eq!(
             bytes,
             [
-                b'L', b'M', b't', b'r', 1, 1, 1, 0, 1, 2, 3, 4, 0, 0, 0, 0, // head
+                b'L', b'M', b't', b'r', 2, 1, 3, 0, 1, 2, 3, 4, 0, 0, 0, 0, // head
                 0, 0, 0, 0, 0, 0x50, 0, 0, // total_len
                 0, 0, 0, 0, 0, 0x10, 0, 0, // message_len
                 0, 0, 0, 0, 0, 0, 0, 5, // message_count
+                0, 0, 0, 0, 0, 0, 5, 6, // key
             ]
         );
     }
@@ -470,14 +613,32 @@ mod tests {
                 transfer,
                 ipfrag: false,
                 plan: plan(None),
+                key: None,
+                resume: false,
             },
             Control::Start {
                 transfer,
                 ipfrag: true,
                 plan: plan(Some(1)),
+                key: Some(0),
+                resume: true,
             },
-            Control::Ready { transfer },
+            Control::Ready { transfer, held: 9 },
             Control::Alive { transfer },
+            Control::Check {
+                transfer,
+                offset: 9,
+                block_len: 2,
+                end: 32,
+            },
+            Control::Digests {
+                transfer,
+                offset: 9,
+                block_len: 2,
+                digests: vec![[7; 32]; DIGESTS_MAX],
+            },
+            Control::Begin { transfer, first: 9 },
+            Control::Begun { transfer, first: 9 },
         ];
         for refusal in Refusal::ALL {
             all.push(Control::Refused {
@@ -518,7 +679,7 @@ mod tests {
 
     #[test]
     fn another_version_is_told_before_anything_else() {
-        let mut bytes = Control::Ready { transfer: id(7) }.encode();
+        let mut bytes = Control::Alive { transfer: id(7) }.encode();
         bytes[4] = 9;
         bytes[5] = 200;
         assert_eq!(
@@ -546,6 +707,8 @@ mod tests {
             transfer: id(7),
             ipfrag: false,
             plan: Plan::new(Some(10), 5).unwrap(),
+            key: None,
+            resume: false,
         }
         .encode();
         bytes[39] = 3;
@@ -603,8 +766,8 @@ mod tests {
 
         /// Random bodies behind a good magic and version reach every branch.
         #[test]
-        fn random_bodies_never_panic(kind in 0u8..9, bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let mut message = b"LMtr\x01".to_vec();
+        fn random_bodies_never_panic(kind in 0u8..12, bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let mut message = b"LMtr\x02".to_vec();
             message.push(kind);
             message.extend(bytes);
             if let Ok(control) = Control::parse(&message) {

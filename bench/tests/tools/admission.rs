@@ -1,12 +1,16 @@
 //! `lm-send` and `lm-recv` as an ordinary user without capabilities, by the admission daemons of their hosts.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
+use crate::links::CUT;
 use crate::measuring::{lm_bench, receiver};
 
 /// An ordinary user.
@@ -271,7 +275,106 @@ fn daemons_that_are_killed_do_not_interrupt_a_transfer() {
     hosts.wait_until_nothing_is_left();
 }
 
+#[test]
+fn sessions_of_daemons_survive_interfaces_that_flap_and_a_path_that_is_cut() {
+    let hosts = Bed::quiet(true).and_then(|bed| {
+        bed.bridge();
+        Hosts::on(bed, USER)
+    });
+    let Some(hosts) = hosts else { return };
+    const LEN: usize = 24 << 20;
+    let file = hosts.bed.file("file", LEN);
+    let out = hosts.directory("out").join("file");
+    let mut receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    // Two seconds at least.
+    let mut sender = hosts.send(&["--rate", "100M", file.to_str().unwrap()]);
+    wait_until("the transfer begins", || is_filling(&hosts.bed.path("out")));
+    for host in [Host::Sender, Host::Receiver] {
+        for to in ["down", "up"] {
+            hosts.bed.ip(host, &format!("link set {INTERFACE} {to}"));
+            thread::sleep(Duration::from_millis(250));
+        }
+    }
+    hosts.bed.ip(Host::Box, "link set right nomaster");
+    thread::sleep(CUT);
+    assert!(!sender.has_ended() && !receiver.has_ended());
+    hosts.bed.ip(Host::Box, "link set right master bridge");
+    for ended in [sender.end(), receiver.end()] {
+        let report = ended.expect_code(0).json();
+        assert_eq!(
+            (&report["bytes"], &report["failed_transfers"]),
+            (&LEN.into(), &0.into())
+        );
+    }
+    assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
+    hosts.wait_until_nothing_is_left();
+}
+
+/// The receiver's daemon lets no program register what a sender's messages need: they come by the one-copy path, and nobody else notices.
+#[test]
+fn a_bound_on_memory_costs_its_asker_alone() {
+    let Some(mut hosts) = Bed::with_queues(4).and_then(|bed| Hosts::on(bed, USER)) else {
+        return;
+    };
+    hosts.kill(Host::Receiver);
+    hosts.policy = &["--memory-max", "100M"];
+    hosts.start(Host::Receiver, USER);
+    let out = hosts.directory("out");
+    let receiver = hosts.recv(&out, &["--count", "2", "--json"]);
+    let mut first = hosts.send(&["-"]);
+    let mut input = first.stdin();
+    let part = content(4 << 20);
+    input.write_all(&part).unwrap();
+    wait_until("it lands", || is_filling(&out));
+    let large = hosts.bed.file("large", 160 << 20);
+    let second = hosts.send(&["--message-size", "80M", large.to_str().unwrap()]);
+    second.end().expect_code(0);
+    let told = receiver.stderr();
+    assert!(
+        told.contains("not all can be had") && told.contains("--memory-max"),
+        "{told}"
+    );
+    input.write_all(&part).unwrap();
+    drop(input);
+    first.end().expect_code(0);
+    let report = receiver.end().expect_code(0).json();
+    let packets = (160 << 20) / 1448;
+    let one_copy = report["fragments_one_copy"].as_u64().unwrap();
+    assert!((packets..packets + 100).contains(&one_copy), "{report}");
+    hosts.wait_until_nothing_is_left();
+}
+
 /// Whether a partial file there has some bytes.
+/// A program under a daemon hears only whom a daemon of the cluster speaks for, by whichever way: a host without the key is not heard by
+/// the one-copy path, nor with small messages.
+#[test]
+fn a_host_without_the_clusters_key_is_not_heard() {
+    let Some(mut hosts) = Hosts::new(USER) else { return };
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    hosts.kill(Host::Sender);
+    let file = hosts.bed.file("file", 100_000);
+    for way in [&["--one-copy"][..], &[]] {
+        let mut command = hosts
+            .bed
+            .network_command(Host::Sender, env!("CARGO_BIN_EXE_lm-send"));
+        command
+            .args(["--admission", "embedded", "--to", RECEIVER])
+            .args(way)
+            .arg(&file);
+        let refused = Tool::start(command).end();
+        assert!(!refused.status.success(), "{way:?}: {}", refused.stderr);
+    }
+    assert!(!out.exists());
+    hosts.start(Host::Sender, USER);
+    let sent = hosts.send(&["--one-copy", file.to_str().unwrap()]).end();
+    sent.expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    assert!(fs::read(&out).unwrap() == content(100_000));
+    assert!(received.json()["transfers"] == 1);
+}
+
 fn is_filling(directory: &Path) -> bool {
     let Ok(entries) = fs::read_dir(directory) else {
         return false;

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lm_dataplane::interface::Interface;
+use lm_dataplane::napi::Napi;
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;
 
@@ -31,34 +33,39 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub(crate) struct Bed {
     name: String,
     scratch: PathBuf,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Bed {
     /// A fresh bed. `None`, after saying why, where there is no privilege to make one; in CI that is an error.
     pub(crate) fn new() -> Option<Bed> {
-        Bed::make(false, 2)
+        Bed::make(false, 2, true)
     }
 
     /// One whose hosts have so many queues each way.
     pub(crate) fn with_queues(queues: u32) -> Option<Bed> {
-        Bed::make(false, queues)
+        Bed::make(false, queues, true)
     }
 
     /// A bed with a third namespace between the hosts, [`Host::Box`], whose interfaces are `left` (towards the sender) and
     /// `right`. The hosts send nothing by themselves: they know each other's Ethernet address, and there is no IPv6.
     pub(crate) fn with_box() -> Option<Bed> {
-        Bed::make(true, 2)
+        Bed::make(true, 2, true)
     }
 
-    fn make(with_box: bool, queues: u32) -> Option<Bed> {
+    /// A bed on which little happens, for tests that wait most of the time: it may exist beside others.
+    pub(crate) fn quiet(with_box: bool) -> Option<Bed> {
+        Bed::make(with_box, 2, false)
+    }
+
+    fn make(with_box: bool, queues: u32, alone: bool) -> Option<Bed> {
         if !rustix::process::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "network namespaces need root");
             println!("SKIPPED: network namespaces need root");
             return None;
         }
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = alone.then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("lmF-{}-{number}", std::process::id());
@@ -141,6 +148,14 @@ impl Bed {
         format!("{}-{letter}", self.name)
     }
 
+    /// Makes the box a bridge.
+    pub(crate) fn bridge(&self) {
+        self.ip(Host::Box, "link add name bridge up type bridge");
+        for port in ["left", "right"] {
+            self.ip(Host::Box, &format!("link set {port} master bridge"));
+        }
+    }
+
     /// `ip` on a host.
     pub(crate) fn ip(&self, host: Host, arguments: &str) -> String {
         ip(&format!("-n {} {arguments}", self.host_name(host)))
@@ -189,6 +204,22 @@ impl Bed {
     pub(crate) fn recv(&self, arguments: &[&str]) -> Tool {
         let mut command = self.command(Host::Receiver, env!("CARGO_BIN_EXE_lm-recv"));
         command.args(["--interface", INTERFACE]).args(arguments);
+        command.args(from_anyone(arguments));
+        let tool = Tool::start(command);
+        tool.wait_for_line("listening on");
+        tool
+    }
+
+    /// Starts `lm-recv` with this `--output`, a file system of its own that `mount` makes ("$1" is the folder), and waits until it
+    /// listens. `ip netns exec` gives it a mount namespace: what is mounted goes away with it.
+    pub(crate) fn recv_mounted(&self, output: &Path, mount: &str, arguments: &[&str]) -> Tool {
+        let mut command = self.command(Host::Receiver, "sh");
+        command.args(["-c", &format!(r#"{mount} && shift && exec "$@""#), "sh"]);
+        command.arg(output).arg(env!("CARGO_BIN_EXE_lm-recv"));
+        command
+            .args(["--interface", INTERFACE, "--from-anyone", "--output"])
+            .arg(output);
+        command.args(arguments);
         let tool = Tool::start(command);
         tool.wait_for_line("listening on");
         tool
@@ -197,7 +228,7 @@ impl Bed {
     /// Runs `lm-recv` to its end.
     pub(crate) fn recv_to_end(&self, arguments: &[&str]) -> Ended {
         let mut command = self.command(Host::Receiver, env!("CARGO_BIN_EXE_lm-recv"));
-        command.args(arguments);
+        command.args(arguments).args(from_anyone(arguments));
         Tool::start(command).end()
     }
 
@@ -213,16 +244,38 @@ impl Bed {
         self.send(&[&["--json"], arguments].concat()).end()
     }
 
-    /// An ordinary UDP socket of a host, made by a thread that enters the namespace.
-    pub(crate) fn udp_socket(&self, host: Host, address: &str) -> UdpSocket {
+    /// What `work` gives on a thread that has entered a host's namespace.
+    pub(crate) fn on<T: Send>(&self, host: Host, work: impl FnOnce() -> T + Send) -> T {
         let namespace = fs::File::open(Path::new("/run/netns").join(self.host_name(host))).unwrap();
-        let address = address.to_owned();
-        let socket = thread::spawn(move || {
-            let network = Some(LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), network).unwrap();
-            UdpSocket::bind(address).unwrap()
-        });
-        let socket = socket.join().unwrap();
+        thread::scope(|scope| {
+            let done = scope.spawn(move || {
+                let network = Some(LinkNameSpaceType::Network);
+                rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), network)
+                    .unwrap();
+                work()
+            });
+            done.join().unwrap()
+        })
+    }
+
+    /// NAPI instances of a host's interface whose interrupts are deferred as LM defers them.
+    pub(crate) fn napis_kept(&self, host: Host) -> usize {
+        self.on(host, || {
+            let interface = Interface::by_name(INTERFACE).unwrap();
+            let ids = Napi::ids_of(interface.index).unwrap();
+            // An instance may be gone again.
+            let deferrals = ids
+                .into_iter()
+                .filter_map(|id| Napi::new(id).ok()?.deferral().ok());
+            deferrals
+                .filter(|one| (one.hard_irqs, one.timeout_ns) == (200, 1_000_000))
+                .count()
+        })
+    }
+
+    /// An ordinary UDP socket of a host.
+    pub(crate) fn udp_socket(&self, host: Host, address: &str) -> UdpSocket {
+        let socket = self.on(host, || UdpSocket::bind(address).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         // Nobody paces plain datagrams, and the test may be kept from reading for a while.
         rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 8 << 20).unwrap();
@@ -240,6 +293,11 @@ impl Drop for Bed {
         }
         let _ = fs::remove_dir_all(&self.scratch);
     }
+}
+
+/// What root has to say when it names nobody.
+fn from_anyone(arguments: &[&str]) -> Option<&'static str> {
+    (!arguments.contains(&"--allow")).then_some("--from-anyone")
 }
 
 /// One of the two hosts, or what is between them.
@@ -269,6 +327,11 @@ pub(crate) struct Tool {
     stdout: Option<JoinHandle<Vec<u8>>>,
     stderr: Arc<Mutex<String>>,
     stderr_reader: Option<JoinHandle<()>>,
+}
+
+/// A path as a tool sees it in a mount namespace of its own.
+pub(crate) fn seen_by(tool: &Tool, path: &Path) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/root{}", tool.id(), path.display()))
 }
 
 /// A tool that has ended.
@@ -313,7 +376,7 @@ impl Tool {
         self.child.stdin.take().unwrap()
     }
 
-    fn stderr(&self) -> String {
+    pub(crate) fn stderr(&self) -> String {
         self.stderr.lock().unwrap().clone()
     }
 

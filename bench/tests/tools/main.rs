@@ -3,10 +3,16 @@
 mod admission;
 mod bad_input;
 mod bed;
+mod capabilities;
+mod disk;
 mod impairments;
 mod jumbo;
 mod landing;
+mod links;
 mod measuring;
 mod overlay;
+mod quota;
+mod receiving;
+mod resume;
 mod suite;
 mod transfers;

@@ -155,6 +155,33 @@ fn bare_streams_lose_nothing() {
     }
 }
 
+/// What LM's own recipe has, the yardstick can have: interrupts of the polled queue deferred, polls of 128, 768 packets by credit.
+#[test]
+fn a_bare_receiver_keeps_its_queue_as_lm_does() {
+    let Some(bed) = Bed::new() else { return };
+    let both = format!(
+        "--interface {INTERFACE} --queue 1 --busy-poll udp --busy-budget 128 --keep-napi --posted 1536 --pace {}",
+        bed.path("pace").display()
+    );
+    let receiver = receiver(&bed, &format!("bare-recv {both} --seconds 1"));
+    let sending = format!(
+        "bare-send {both} --credit 768 --payload 1472 --seconds 3 {}",
+        bare_addresses(&bed)
+    );
+    let sending = Tool::start(lm_bench(&bed, Host::Sender, &sending));
+    wait_until("the queue's interrupts were not deferred", || {
+        bed.napis_kept(Host::Receiver) == 1
+    });
+    let received = receiver.end().expect_code(0).json();
+    sending.end().expect_code(0);
+    assert_eq!(received["kept"], true, "{received}");
+    assert!(
+        number(&received, "packets") > 0 && number(&received, "lost_packets") == 0,
+        "{received}"
+    );
+    assert_eq!(number(&received, "dropped"), 0, "{received}");
+}
+
 /// Packets of several chunks, to the longest there is, one way and to and fro.
 #[test]
 fn bare_packets_may_be_long() {

@@ -22,11 +22,11 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN};
+use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN, WORD_LEN};
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
@@ -157,8 +157,8 @@ pub enum Call {
     },
     /// Sessions in which something came since the last time: as good as a renewal of their leases. Answered by [`Reply::Done`].
     Touched {
-        /// Them, and how many messages were delivered in each.
-        sessions: Vec<(u64, u32)>,
+        /// Them, how many messages were delivered in each, and whether one is under way.
+        sessions: Vec<(u64, u32, bool)>,
     },
     /// Wants a session with the receiver at `to`. Answered by [`Reply::Requested`]; [`Event::Told`] follows where a ticket is in it.
     Request {
@@ -175,6 +175,26 @@ pub enum Call {
         ticket: u32,
         /// Messages that were sent in it.
         messages: u32,
+    },
+    /// Wants the daemon's word for a challenge that the program's endpoint got. Answered by [`Reply::Word`].
+    Vouch {
+        /// The challenger's data address.
+        to: SocketAddrV4,
+        /// The program's incarnation, as it was challenged.
+        sender_id: u64,
+        /// The challenge's cookie.
+        cookie: u64,
+    },
+    /// Asks whether a word is that of a daemon of the cluster. Answered by [`Reply::Done`], or refused.
+    Confirm {
+        /// The data address of the endpoint that it is said for.
+        from: SocketAddrV4,
+        /// The incarnation that it is said for.
+        sender_id: u64,
+        /// The cookie that the program gave.
+        cookie: u64,
+        /// The word.
+        word: [u8; WORD_LEN],
     },
     /// What `lm-admissiond status` shows. Answered by [`Reply::Status`].
     Status,
@@ -237,6 +257,8 @@ pub enum Reply {
     },
     /// To [`Call::Request`]: the paper's three cases.
     Requested(Decision),
+    /// To [`Call::Vouch`].
+    Word([u8; WORD_LEN]),
     /// To [`Call::Status`]. Beside it a file: JSON.
     Status,
 }

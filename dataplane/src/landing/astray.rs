@@ -117,13 +117,13 @@ impl Inbound {
             if message.zone.is_none() && !self.find_memory(arena, chosen) {
                 break;
             }
-            if self.posting == 0 {
+            if self.posting == 0 && !std::mem::take(&mut self.posts_again) {
                 // The sender's time begins when it may send: until now the application had the memory.
                 self.progress_ns = now_ns;
             }
             // Of a session that was to land some may have: what it saved at windows' edges goes back (I5).
             for position in consumed..count {
-                self.passed(self.posting, position, false, umem);
+                self.passed(self.posting, position, None, umem);
             }
             self.messages[self.posting].posted = count;
             self.posting += 1;

@@ -1,9 +1,10 @@
 //! What a message is measured by before it is shown: the digests of its fragments, taken from the bytes that came, and
 //! what its sender says.
 //!
-//! A fragment's digest is taken when the fragment is: at its place, where nothing that is still to come can be written but at
-//! saved tails (I5), or from where it is copied to its place. When all are here and nothing more can be written to the message
-//! (I1), the digest over them must be the one that the sender said. Where it is another, the manifest tells which fragments
+//! A fragment's digest is taken when its place is final (I1): nothing that is still to come can be written there but at saved tails
+//! (I5), so that what was measured is what is shown. Or from where it is copied to its place. What has to be known of a place that is not final
+//! is read once, into a copy ([`Umem::copy_from`]), and measured again later. When all are here and nothing more can be written to the
+//! message, the digest over them must be the one that the sender said. Where it is another, the manifest tells which fragments
 //! differ; they count as lost.
 
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::arena::Arena;
 use crate::engine::time;
 use crate::integrity::FragmentDigests;
 use crate::losses::RANGES_MAX;
-use crate::memory::Umem;
+use crate::memory::{CHUNK_LEN_RANGE, Umem};
 
 /// Without reliable delivery a message whose digests do not come is given up after so long.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -87,6 +88,17 @@ impl Evidence {
         &mut self.timer.1
     }
 
+    /// The digest of bytes in the UMEM that nobody writes any more (I1): the only ones of what is received that are read where they
+    /// lie. Others are copied first.
+    #[inline]
+    fn digest_final(&self, from: u64, len: u16, umem: &Umem) -> u64 {
+        // SAFETY: the packet's entry is used, or it is a frame that is posted nowhere. Of the entries that are posted none lets the kernel
+        // or the device write here: `Inbound::passed` says when that is so of a landing zone, but for a later window's lowest entry, which is
+        // posted when this window's tail was saved, after this (I5). Nothing copies there while the slice lives.
+        self.hasher
+            .digest(unsafe { umem.mapping().slice(from, u64::from(len)) })
+    }
+
     /// The proved manifest of message `number`.
     pub(super) fn proved(&self, number: u32) -> Option<&ManifestCollector> {
         (self.manifest.as_deref()).filter(|manifest| manifest.message() == number && manifest.is_proved())
@@ -97,20 +109,40 @@ impl Inbound {
     /// Fragment `index` of the message at `at` landed at its place; its packet begins at UMEM address `start`.
     #[inline]
     pub(super) fn note_landed(&mut self, at: usize, index: u32, start: u64, umem: &Umem) {
+        let fragment = self.messages[at].geometry.fragment(index);
+        let payload = start + u64::from(fragment.header_len);
+        // The next one's, most likely, which the kernel copied there a hundred packets ago.
+        let len = u64::from(fragment.len);
+        umem.mapping().prefetch(payload.saturating_sub(len), len);
+        self.note_final(at, index, (payload, fragment.len), umem);
+    }
+
+    /// What is to be shown as fragment `index` of the message at `at`, so many bytes at a UMEM address, is final.
+    #[inline]
+    pub(super) fn note_final(&mut self, at: usize, index: u32, (payload, len): (u64, u16), umem: &Umem) {
         if !self.terms.integrity.has_digests() {
             return;
         }
-        let fragment = self.messages[at].geometry.fragment(index);
-        let payload = start + u64::from(fragment.header_len);
-        let len = u64::from(fragment.len);
-        // The next one's, most likely, which the kernel copied there a hundred packets ago.
-        umem.mapping().prefetch(payload.saturating_sub(len), len);
-        // SAFETY: the packet's descriptor was just read, so its entry is used. What is posted still ends where this payload
-        // begins or begins behind it, but for a later window's lowest entry, which is posted when this window's tail was
-        // saved, after this (I2, I5). Nothing copies there while the slice lives.
-        let payload = unsafe { umem.mapping().slice(payload, len) };
-        let digest = self.evidence.hasher.digest(payload);
+        let digest = self.evidence.digest_final(payload, len, umem);
         self.note(at, index, digest);
+    }
+
+    /// The digests of what landed in the message at `at` where something may still be written: as it is now, to find out what it is. They
+    /// are taken again when it is final.
+    pub(super) fn note_unfinal(&mut self, at: usize, umem: &Umem) {
+        let message = &self.messages[at];
+        let mut bytes = [0; *CHUNK_LEN_RANGE.end() as usize];
+        for position in message.final_to..message.consumed {
+            let message = &mut self.messages[at];
+            let Some(len) = *message.landed_at(position) else {
+                continue;
+            };
+            let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+            let bytes = &mut bytes[..usize::from(len)];
+            umem.copy_from(message.payload_of(index), bytes);
+            let digest = self.evidence.hasher.digest(bytes);
+            self.note(at, index, digest);
+        }
     }
 
     /// A fragment is about to be copied to its place from `source`.
@@ -122,12 +154,9 @@ impl Inbound {
         let index = (self.terms.window).index_at(position, geometry.fragment_count());
         let len = geometry.fragment_len(index);
         let digest = match source {
-            // SAFETY: a packet that was received and is not given back: its entry is used, as in `note_landed`, or it is a
-            // datagram in a general frame that is posted nowhere. Nothing copies there while the slice lives.
-            Source::Umem(from) => self
-                .evidence
-                .hasher
-                .digest(unsafe { umem.mapping().slice(from, u64::from(len)) }),
+            // A packet that was received and is not given back: in a slot of copy mode, in a spare frame, or, as a datagram, in a
+            // general frame.
+            Source::Umem(from) => self.evidence.digest_final(from, len, umem),
             Source::Held(slot) => self.evidence.hasher.digest(self.held.slot(slot, len)),
             Source::Bytes(payload) => self.evidence.hasher.digest(&payload[..usize::from(len)]),
         };

@@ -8,6 +8,7 @@ use lm_protocol::serial;
 use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
+use super::integrity::Verdict;
 use super::sessions::PLACES;
 use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
@@ -170,11 +171,7 @@ impl Sessions {
         inbound.astray.has_landed();
         let arrival = message.arrivals.take(position);
         let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
-        // The header in the slot is looked at before anything is done with the payload behind it.
         let valid = in_place && arrival != Arrival::Duplicate;
-        if valid {
-            inbound.note_landed(at, entry.index, start, umem);
-        }
         let used = self.used(&aim, valid, (start, len), entry, umem, burst);
         let Some(inbound) = self.at_mut(entry.session) else {
             return used;
@@ -217,18 +214,20 @@ impl Sessions {
         if let Some((owner, at)) = self.owner(aim) {
             let message = &owner.messages[at];
             let index = (owner.terms.window).index_at(aim.position, message.geometry.fragment_count());
+            let landed = in_place.then(|| message.geometry.fragment_len(index));
             if !owner.terms.window.is_lowest(index) {
-                owner.passed(at, aim.position, in_place, umem);
+                owner.passed(at, aim.position, landed, umem);
             } else {
                 burst.window_ended = true;
-                // The header names what is in the slot, which need not be what belongs there.
+                // It is looked at before anything is done with the payload behind it. The header names what is in the slot, which need not be
+                // what belongs there.
                 if let Some(sender) = self.at(entry.session) {
                     let count =
                         (sender.position_of(entry.message)).map(|at| sender.messages[at].fragment_count());
                     check_header(&sender.terms, entry, count, start, len, umem)?;
                 }
                 if let Some((owner, at)) = self.owner(aim) {
-                    owner.passed(at, aim.position, in_place, umem);
+                    owner.passed(at, aim.position, landed, umem);
                 }
             }
         }
@@ -255,7 +254,7 @@ impl Sessions {
             self.entries.aims.pop_front();
             if let Some((owner, at)) = self.owner(&aim) {
                 for position in aim.position..aim.until {
-                    owner.passed(at, position, false, umem);
+                    owner.passed(at, position, None, umem);
                 }
             }
         }
@@ -263,29 +262,27 @@ impl Sessions {
 }
 
 impl Inbound {
-    /// Nothing more will be written at `position` of the message at `at`: tails are saved and restored (I5).
+    /// The entry of `position` of the message at `at` was used, or never will be. `landed`: payload bytes of what belongs there and
+    /// lies there. What becomes final by that is digested, and tails are saved and restored (I5).
     #[inline]
-    pub(super) fn passed(&mut self, at: usize, position: u32, in_place: bool, umem: &Umem) {
+    pub(super) fn passed(&mut self, at: usize, position: u32, landed: Option<u16>, umem: &Umem) {
+        let reach = self.terms.reach();
         let message = &mut self.messages[at];
         debug_assert_eq!(message.consumed, position);
         message.consumed = position + 1;
-        let count = message.geometry.fragment_count();
-        let index = self.terms.window.index_at(position, count);
-        // The window's highest fragment is here: save its last bytes before the next window's lowest entry
-        // is posted on them.
-        if let Some(tail) = message.rule.tail_to_save(self.terms.window, index, count) {
-            let range = message.tail_range(tail, &self.terms);
-            let slot = &mut message.tails[TailRule::slot(tail)];
-            slot.valid = in_place;
-            if in_place {
-                umem.copy_from(range.start, &mut slot.bytes[..(range.end - range.start) as usize]);
-            }
-            let saved = message.rule.tail_saved(tail);
-            debug_assert!(saved, "tails are saved in order");
+        *message.landed_at(position) = landed;
+        message.proof.verdict = Verdict::Open;
+        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+        // Entries are used in their order. Those of later windows let nobody write in this one but at its tail.
+        let is_lowest = self.terms.window.is_lowest(index);
+        let behind = if is_lowest { 0 } else { reach };
+        let (from, to) = (message.final_to, message.consumed.saturating_sub(behind));
+        for position in from..to {
+            self.became_final(at, position, umem);
         }
-        if self.terms.window.is_lowest(index)
-            && let Some(tail) = message.rule.lowest_arrived(self.terms.window.window_of(index))
-        {
+        let message = &mut self.messages[at];
+        message.final_to = from.max(to);
+        if is_lowest && let Some(tail) = message.rule.lowest_arrived(self.terms.window.window_of(index)) {
             let range = message.tail_range(tail, &self.terms);
             let tail_len = (range.end - range.start) as usize;
             let slot = &message.tails[TailRule::slot(tail)];
@@ -293,6 +290,32 @@ impl Inbound {
                 umem.copy_to(range.start, &slot.bytes[..tail_len]);
                 self.restored_bytes += tail_len as u64;
             }
+        }
+    }
+
+    /// Nobody can write at this position's place any more: what lies there is what will be shown.
+    #[inline]
+    fn became_final(&mut self, at: usize, position: u32, umem: &Umem) {
+        let message = &mut self.messages[at];
+        let count = message.geometry.fragment_count();
+        let index = self.terms.window.index_at(position, count);
+        let landed = *message.landed_at(position);
+        if let Some(len) = landed {
+            let payload = message.payload_of(index);
+            self.note_final(at, index, (payload, len), umem);
+        }
+        // The window's highest fragment is here: save its last bytes before the next window's lowest entry
+        // is posted on them.
+        let message = &mut self.messages[at];
+        if let Some(tail) = message.rule.tail_to_save(self.terms.window, index, count) {
+            let range = message.tail_range(tail, &self.terms);
+            let slot = &mut message.tails[TailRule::slot(tail)];
+            slot.valid = landed.is_some();
+            if slot.valid {
+                umem.copy_from(range.start, &mut slot.bytes[..(range.end - range.start) as usize]);
+            }
+            let saved = message.rule.tail_saved(tail);
+            debug_assert!(saved, "tails are saved in order");
         }
     }
 }

@@ -7,7 +7,7 @@ use lm_protocol::serial;
 
 use super::sessions::Entries;
 use super::{Aim, Inbound, POSTED_SLACK, Zone};
-use crate::arena::Arena;
+use crate::arena::{Arena, pages_len};
 use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
 use crate::ring::FillRing;
 
@@ -151,17 +151,40 @@ impl Inbound {
         self.announced_packets.saturating_sub(self.accepted)
     }
 
+    /// Bytes of the next zone that it needs, where there is none for its next message.
+    pub(super) fn next_zone_len(&self) -> Option<u64> {
+        let next = self.messages.get(self.posting)?;
+        (next.zone.is_none()).then(|| self.zone_of(&next.geometry).0)
+    }
+
+    /// Bytes in pages of all zones of its messages that begin below UMEM address `end`.
+    pub(crate) fn zones_len(&self, end: u64) -> u64 {
+        let zones = self.messages.iter().filter_map(|message| message.zone);
+        { zones }
+            .filter(|zone| zone.start < end)
+            .map(|zone| pages_len(zone.len))
+            .sum()
+    }
+
     /// Finds memory for the message at `posting`.
     pub(super) fn find_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>) -> bool {
         let geometry = self.messages[self.posting].geometry;
         let (zone_len, front_margin) = self.zone_of(&geometry);
+        let registered = self.terms.registered_len;
         let zone = match chosen.front() {
             Some(zone) if zone.len >= zone_len => chosen.pop_front(),
-            _ => arena
-                .allocate(zone_len)
-                .map(|start| Zone { start, len: zone_len }),
+            _ if zone_len > self.may_take => None,
+            _ => match self.lands {
+                true => arena.allocate_in(zone_len, 0, registered),
+                // What others can land in is left to them, where there is more.
+                false => {
+                    (arena.allocate_in(zone_len, registered, u64::MAX)).or_else(|| arena.allocate(zone_len))
+                }
+            }
+            .map(|start| Zone { start, len: zone_len }),
         };
         let Some(zone) = zone else { return false };
+        self.may_take = self.may_take.saturating_sub(zone.len);
         let payload = zone.start + front_margin;
         // I2: every entry of this message is valid and writes inside the zone. The lowest and the highest
         // bound all others; the last fragment's packet may take fewer than the one before it.
@@ -173,11 +196,8 @@ impl Inbound {
             assert!(
                 entry >= zone.start
                     && entry + further + u64::from(self.terms.chunk_len) <= zone.start + zone.len
-                    && fill_address_is_valid(
-                        entry + further,
-                        self.terms.chunk_len,
-                        self.terms.registered_len
-                    ),
+                    && (!self.lands
+                        || fill_address_is_valid(entry + further, self.terms.chunk_len, registered)),
                 "fill entry outside its landing zone"
             );
         }

@@ -68,6 +68,9 @@ impl Inbound {
     /// Finds what of the front message is not as its proved manifest says.
     pub(super) fn relocate(&mut self, umem: &Umem, now_ns: u64) {
         self.note_held();
+        for at in 0..self.messages.len().min(MESSAGES_BEHIND) {
+            self.note_unfinal(at, umem);
+        }
         let wrong = self.reject_wrong();
         let front = &self.messages[0];
         let count = front.fragment_count();
@@ -227,8 +230,10 @@ impl Inbound {
             self.slot_bytes(0, position, as_other.is_some(), &mut scratch, umem);
             let skew = self.skew() as usize;
             let as_first = (skew > 0).then(|| self.evidence.hasher.digest(&scratch[skew..]));
-            let (bytes, dropped) = self.strays.keep(as_other.unwrap_or(digest), as_first);
-            bytes.copy_from_slice(&scratch);
+            let dropped = self.strays.keep(|bytes| {
+                bytes.copy_from_slice(&scratch);
+                (as_other.unwrap_or(digest), as_first)
+            });
             self.repair.stale += u64::from(dropped);
         }
         // Behind a loss later ones come from earlier slots, and the last goes first: whatever lay where another belongs is gone then.
@@ -367,7 +372,9 @@ impl Inbound {
             let digest = self.evidence.hasher.digest(bytes);
             if self.evidence.digests.of(zone.start, count)[index as usize] != digest {
                 front.arrivals.reject(position);
+                front.timer.noticed(time(self.progress_ns));
                 front.missing_ns.get_or_insert(self.progress_ns);
+                self.troubled = true;
                 self.repair.corrupt += 1;
             }
             self.evidence.digests.set(memory, index, digest);

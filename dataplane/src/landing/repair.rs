@@ -15,7 +15,8 @@ use lm_protocol::serial;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
 
-use super::{Aim, Claim, Entries, GivenUp, Inbound, Sessions, Zone};
+use super::integrity::Verdict;
+use super::{Aim, Claim, Entries, GivenUp, Inbound, Sessions, Untaken, Zone};
 use crate::arena::Arena;
 use crate::engine::time;
 use crate::losses::RANGES_MAX;
@@ -39,6 +40,9 @@ const GIVE_UP_AFTER_NS: u64 = 200_000;
 /// Quarantined memory that a message waits for is taken back, and the channel built anew, when nobody may send what would use the
 /// entries there, or when nothing has landed for so long: many time slices, since who may send can be off the processor.
 const QUARANTINE_PATIENCE_NS: u64 = 200_000_000;
+/// Entries that keep fragments from their places, for which there is no room elsewhere, are voided when nothing has landed for so long: the
+/// packets that they were posted for are lost, all of them, and asked for again.
+const ROOM_PATIENCE_NS: u64 = 20_000_000;
 /// A whole message waits so long for other packets to use the entries left in its zone.
 const LEFTOVER_PATIENCE_NS: u64 = 100_000;
 /// Longer messages are not copied out: building the channel anew takes less time.
@@ -110,6 +114,10 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn is_empty(&self) -> bool {
         self.fragments.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.free.is_empty() && !self.fragments.is_empty()
     }
 
     pub(super) fn slot(&self, slot: u16, len: u16) -> &[u8] {
@@ -383,7 +391,7 @@ impl Inbound {
         Some(&mut self.held.bytes[begin..begin + usize::from(len)])
     }
 
-    /// Copies a fragment to its place, where no entry can be written any more. Its tail goes to the saved copy while the
+    /// Copies a fragment to its place, where no packet is still to come. Its tail goes to the saved copy while the
     /// next window's lowest entry is out (I5).
     pub(super) fn put(&mut self, at: usize, position: u32, source: Source<'_>, umem: &Umem) {
         self.note_put(at, position, source, umem);
@@ -392,6 +400,9 @@ impl Inbound {
         let count = message.geometry.fragment_count();
         let index = terms.window.index_at(position, count);
         let range = message.geometry.rx_payload_range(index);
+        if position >= message.final_to {
+            *message.landed_at(position) = Some((range.end - range.start) as u16);
+        }
         let to = message.payload + range.start;
         let len = range.end - range.start;
         let window = terms.window.window_of(index);
@@ -446,15 +457,18 @@ impl Inbound {
                 .any(|message| !message.arrivals.missing().is_empty() || message.arrivals.is_complete());
     }
 
-    /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). `false`: it cannot have.
-    pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> bool {
+    /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). If it is not believed, nothing changed.
+    pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> Result<(), Untaken> {
         let ahead = sent.wrapping_sub(self.accepted as u32) as i32;
-        let sent = self.accepted.saturating_add_signed(i64::from(ahead));
-        if sent > self.announced_packets {
-            return false;
+        let packets = self.accepted.saturating_add_signed(i64::from(ahead));
+        if packets > self.announced_packets {
+            return match serial::precedes(self.told.packet_limit, sent) {
+                true => Err(Untaken::Implausible),
+                false => Err(Untaken::Early),
+            };
         }
-        self.suspect(sent, now_ns);
-        true
+        self.suspect(packets, now_ns);
+        Ok(())
     }
 
     /// Packets of the session before `sent` are lost, unless they come soon.
@@ -502,6 +516,12 @@ impl Inbound {
             }
             _ => {}
         }
+        if self.held.is_full()
+            && entries.outstanding() > 0
+            && now_ns.saturating_sub(entries.landed_ns) >= ROOM_PATIENCE_NS
+        {
+            return Some(Remedy::Rebuild);
+        }
         if self.terms.zero_copy {
             self.locate_missing(umem, now_ns);
         }
@@ -520,6 +540,9 @@ impl Inbound {
         }
         let count = front.geometry.fragment_count();
         if front.arrivals.is_complete() {
+            if front.proof.verdict == Verdict::Open {
+                self.note_unfinal(0, umem);
+            }
             if !self.front_is_proved() {
                 return self.seek_proof(entries, arena, umem, now_ns);
             }

@@ -129,6 +129,7 @@ impl Sessions {
         let message = &mut inbound.messages[at];
         message.arrivals.take_next(taken);
         message.consumed += taken;
+        message.final_to = message.consumed;
         inbound.accepted = inbound.accepted.max(message.base + u64::from(last) + 1);
         inbound.last = Some((number, last));
         inbound.progress_ns = now_ns;

@@ -9,13 +9,16 @@
 use std::collections::VecDeque;
 
 use lm_ebpf::{Log, SessionAdmission};
+use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
+use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
 use super::repair::Displaced;
 use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
 use crate::frames::FramePool;
+use crate::landing_memory::share_of;
 use crate::memory::Umem;
 use crate::ring::FillRing;
 
@@ -316,6 +319,30 @@ impl Sessions {
         self.places[usize::from(place % PLACES)].take()
     }
 
+    /// The place of the session with this key, if the one behind it is free: four bits of the key say both. IP fragments have no key.
+    pub(crate) fn may_leave(&self, key: u64) -> Option<u8> {
+        let inbound = self.with_key(key)?;
+        let (place, wire) = (inbound.place(), inbound.terms.layout.wire());
+        let may = place < ADMITTED && wire == Wire::Lm && self.at(place + ADMITTED).is_none();
+        may.then_some(place)
+    }
+
+    /// Whether entries are posted for the session at `place`, or would be.
+    pub(crate) fn has_entries(&self, place: u8) -> bool {
+        self.at(place).is_some_and(|inbound| inbound.lands)
+    }
+
+    /// The session at `place`, for which nothing is posted, goes on behind those that the gate admits.
+    pub(crate) fn leave(&mut self, place: u8) {
+        if let Some(mut inbound) = self.remove(place) {
+            inbound.terms.one_copy = true;
+            let behind = inbound.place();
+            self.present |= 1 << behind;
+            self.without_entries |= 1 << behind;
+            self.places[usize::from(behind)] = Some(inbound);
+        }
+    }
+
     /// Whether packets of announced messages are expected for which entries are posted.
     pub(crate) fn awaits_packets(&self) -> bool {
         self.entries.outstanding() > 0
@@ -355,6 +382,7 @@ impl Sessions {
             self.entries.free_quarantined(arena);
         }
         for place in Taken(self.without_entries) {
+            self.bound_memory(place, arena);
             if let Some(inbound) = self.at_mut(place) {
                 inbound.take_memory(arena, chosen, umem, now_ns);
             }
@@ -366,6 +394,7 @@ impl Sessions {
                 break;
             };
             let ahead = self.entries_for(place);
+            self.bound_memory(place, arena);
             let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
                 break;
             };
@@ -422,9 +451,45 @@ impl Sessions {
         total
     }
 
+    /// What messages of the session at `place` may take of landing memory: its address leaves something to others, if there are any.
+    fn bound_memory(&mut self, place: u8, arena: &Arena) {
+        let Some(inbound) = self.at(place) else { return };
+        let Some(zone_len) = inbound.next_zone_len() else {
+            return;
+        };
+        let terms = &inbound.terms;
+        let (ip, memory_max) = (terms.admission.peer_ip, terms.memory_max);
+        let registered = terms.registered_len.saturating_sub(arena.start());
+        let is_its = |inbound: &&Inbound| inbound.terms.admission.peer_ip == ip;
+        let share = match self.iter().all(|inbound| is_its(&inbound)) {
+            true => memory_max,
+            false => memory_max.min(share_of(registered)),
+        };
+        let held = { self.iter().filter(is_its) }
+            .map(|inbound| inbound.zones_len(u64::MAX))
+            .sum();
+        let may_take = match held {
+            0 => share.max(zone_len),
+            held => share.saturating_sub(held),
+        };
+        if let Some(inbound) = self.at_mut(place) {
+            inbound.may_take = may_take;
+        }
+    }
+
     /// Whether another session than the one at `place`, whose turn it is, has a use for a turn.
     fn others_want(&self, place: u8) -> bool {
         self.others(place).any(Inbound::wants_turn)
+    }
+
+    /// A session that others wait for, although nothing comes of what it may send.
+    pub(crate) fn holds_up(&self, now_ns: u64) -> Option<u8> {
+        let is_stuck = |inbound: &&Inbound| {
+            inbound.lands
+                && inbound.stalled_ns(now_ns) > UNUSED_MAX.as_nanos() as u64
+                && self.others_want(inbound.place())
+        };
+        self.iter().find(is_stuck).map(Inbound::place)
     }
 
     /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
@@ -585,7 +650,7 @@ impl Sessions {
                 let base = owner.messages[at].base;
                 for position in aim.position..aim.until {
                     if base + u64::from(position) < owner.accepted {
-                        owner.passed(at, position, false, umem);
+                        owner.passed(at, position, None, umem);
                     }
                 }
             }

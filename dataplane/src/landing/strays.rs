@@ -45,9 +45,9 @@ impl Strays {
         self.kept.len() as u64
     }
 
-    /// Keeps a payload with this digest, or the other one without its first bytes, which the caller writes to the place given.
-    /// Says whether another was dropped for it.
-    pub(super) fn keep(&mut self, digest: u64, as_first: Option<u64>) -> (&mut [u8], bool) {
+    /// Keeps a payload, which `fill` writes to the place given. It says the digest, and the other one without the first bytes. Says whether
+    /// another was dropped for it.
+    pub(super) fn keep(&mut self, fill: impl FnOnce(&mut [u8]) -> (u64, Option<u64>)) -> bool {
         if self.bytes.is_empty() {
             self.bytes = vec![0; STRAYS_MAX * self.slot_len];
             self.free = (0..STRAYS_MAX as u16).rev().collect();
@@ -59,13 +59,14 @@ impl Strays {
                 (oldest.slot, true)
             }
         };
+        let begin = usize::from(slot) * self.slot_len;
+        let (digest, as_first) = fill(&mut self.bytes[begin..begin + self.slot_len]);
         self.kept.push_back(Stray {
             digest,
             as_first,
             slot,
         });
-        let begin = usize::from(slot) * self.slot_len;
-        (&mut self.bytes[begin..begin + self.slot_len], is_full)
+        is_full
     }
 
     /// Takes out the payload with this digest, if there is one: what lies behind its end is of no meaning.
@@ -101,8 +102,10 @@ mod tests {
     fn the_oldest_goes_first() {
         let mut strays = strays(Wire::Lm);
         for number in 0..STRAYS_MAX as u64 + 2 {
-            let (bytes, dropped) = strays.keep(number, None);
-            bytes[..4].copy_from_slice(&(number as u32).to_be_bytes());
+            let dropped = strays.keep(|bytes| {
+                bytes[..4].copy_from_slice(&(number as u32).to_be_bytes());
+                (number, None)
+            });
             assert_eq!(dropped, number >= STRAYS_MAX as u64, "{number}");
         }
         assert_eq!(strays.take(0), None);
@@ -114,7 +117,7 @@ mod tests {
         }
         assert_eq!(strays.len(), STRAYS_MAX as u64 - 3);
         assert_eq!(strays.clear(), STRAYS_MAX as u64 - 3);
-        assert!(!strays.keep(7, None).1);
+        assert!(!strays.keep(|_| (7, None)));
         assert_eq!(strays.len(), 1);
     }
 
@@ -123,7 +126,10 @@ mod tests {
     fn what_was_kept_as_any_fragment_is_found_as_the_first_one() {
         let mut strays = strays(Wire::IpFrag);
         for as_first in [false, true] {
-            strays.keep(1, Some(2)).0[..10].copy_from_slice(b"0123456789");
+            strays.keep(|bytes| {
+                bytes[..10].copy_from_slice(b"0123456789");
+                (1, Some(2))
+            });
             let (digest, expected) = if as_first { (2, b"89") } else { (1, b"01") };
             assert_eq!(&strays.take(digest).expect("it is kept")[..2], expected);
             assert_eq!(strays.len(), 0);

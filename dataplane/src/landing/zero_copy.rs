@@ -2,7 +2,7 @@
 //!
 //! Nobody reads a header here, and there is no log. What there is: the n-th descriptor belongs to the n-th entry, because a device
 //! uses entries in the order of posting; and digests. A packet is *taken for* the fragment that its entry was posted for. The
-//! digest of each slot's payload is noted as its descriptor comes, and when a message's slots are used, the message's own digest
+//! digest of each slot's payload is noted when it is final, and when a message's slots are used, the message's own digest
 //! says whether all of that was right: then every fragment is in its place and nothing has been copied. Where it was not,
 //! [`super::relocation`] finds out.
 //!
@@ -14,10 +14,11 @@
 //! everything behind it: a *spare frame* takes its place in the order, and the fragment is copied from there. Spare frames also
 //! take up packets that came too many: duplicates, and what was not meant for this queue.
 //!
-//! I1: until its entry is used, a slot may be written from the device's prefix to the chunk's end, so a message is shown only when
-//! every entry in its zone is used. A packet that is longer than its slot spoils what lies above it: that is not taken for
-//! anything any more. Nothing that is posted is ever aimed anew; where descriptors come in another order than entries were posted
-//! (the driver uses frames that came back without a descriptor), the channel is built anew.
+//! I1: until its entry is used, a slot may be written from the device's prefix to the chunk's end: over the fragments above it, which
+//! landed before. So each is digested, and a window's tail saved, when the entries behind it that reach so far are used
+//! ([`Inbound::passed`]), and a message is shown only when every entry in its zone is. Nothing that is posted is ever aimed anew;
+//! where descriptors come in another order than entries were posted (the driver uses frames that came back without a descriptor), the
+//! channel is built anew.
 
 use std::collections::VecDeque;
 
@@ -381,14 +382,14 @@ impl Inbound {
         };
         if aim.spare && own_len != frame_len {
             // Not that fragment, which may be somewhere else.
-            self.passed(at, position, false, umem);
+            self.passed(at, position, None, umem);
             self.keep_stray(start, len, umem);
             return;
         }
         let arrival = message.arrivals.take(position);
         if arrival == Arrival::Duplicate {
             // That fragment came another way, and waits to be put here.
-            self.passed(at, position, false, umem);
+            self.passed(at, position, None, umem);
             self.keep_stray(start, len, umem);
             self.troubled = true;
             return;
@@ -397,49 +398,23 @@ impl Inbound {
             message.missing_ns.get_or_insert(now_ns);
             self.troubled = true;
         }
-        let payload = start + u64::from(fragment.header_len);
         if aim.spare {
-            self.passed(at, position, false, umem);
+            let payload = start + u64::from(fragment.header_len);
+            self.passed(at, position, None, umem);
             self.put(at, position, Source::Umem(payload), umem);
             self.page_ends += 1;
             return;
         }
         let header_len = u32::from(fragment.header_len);
-        let digest = self.digest_at(payload, own_len.saturating_sub(header_len), umem);
-        self.note(at, index, digest);
+        let payload_len = u32::from(self.terms.layout.payload_len());
+        // What is longer is no fragment, or one with something behind it.
+        let landed = own_len.saturating_sub(header_len).min(payload_len);
         let skew = self.skew();
         if index == 0 && skew > 0 {
             let other_len = (len + skew).saturating_sub(header_len);
-            self.messages[at].other_len = other_len.min(u32::from(self.terms.layout.payload_len())) as u16;
+            self.messages[at].other_len = other_len.min(payload_len) as u16;
         }
-        self.spoil_above(at, index, start + u64::from(len));
-        self.passed(at, position, true, umem);
-    }
-
-    /// The digest of what came: `len` bytes at UMEM address `payload`.
-    fn digest_at(&self, payload: u64, len: u32, umem: &Umem) -> u64 {
-        // SAFETY: the packet's descriptor was just read, so its entry is used, and nobody here copies while the slice lives. What
-        // is posted still ends where this payload begins or begins behind it (I2, I5), unless the device writes a packet that is
-        // longer than any fragment while this reads: what is read then is of no use, and its descriptor will say so
-        // (`spoil_above`).
-        let payload = unsafe { umem.mapping().slice(payload, u64::from(len)) };
-        self.evidence.hasher.digest(payload)
-    }
-
-    /// A packet in the slot of fragment `index` ends at UMEM address `end`: what it wrote on above its slot is not taken for
-    /// anything any more.
-    fn spoil_above(&mut self, at: usize, index: u32, end: u64) {
-        let message = &self.messages[at];
-        let count = message.geometry.fragment_count();
-        let reach = end.saturating_sub(message.payload);
-        let consumed = message.consumed;
-        let is_reached = |index: &u32| message.geometry.rx_payload_range(*index).start < reach;
-        let reached = (index + 1..count).take_while(is_reached).count() as u32;
-        for above in index + 1..index + 1 + reached {
-            if self.terms.window.position_of(above, count) < consumed {
-                self.spoil(at, above);
-            }
-        }
+        self.passed(at, position, Some(landed as u16), umem);
     }
 
     /// No fragment has the digest of this slot.
@@ -458,10 +433,14 @@ impl Inbound {
             self.repair.stale += 1;
             return;
         }
-        let digest = self.digest_at(payload, len, umem);
-        let as_first = (skew > 0).then(|| self.digest_at(payload + u64::from(skew), len - skew, umem));
-        let (bytes, dropped) = self.strays.keep(digest, as_first);
-        umem.copy_from(payload, &mut bytes[..len as usize]);
+        let hasher = &self.evidence.hasher;
+        // What lies here may be written while it is read: what is kept is measured.
+        let dropped = self.strays.keep(|bytes| {
+            let bytes = &mut bytes[..len as usize];
+            umem.copy_from(payload, bytes);
+            let as_first = (skew > 0).then(|| hasher.digest(&bytes[skew as usize..]));
+            (hasher.digest(bytes), as_first)
+        });
         self.repair.stale += u64::from(dropped);
     }
 

@@ -261,6 +261,7 @@ fn no_packet_is_longer_than_those_of_the_session() {
 fn a_lost_message_is_sent_again_with_its_acknowledgement() {
     for mut bed in beds() {
         let peers = both_ways(&mut bed);
+        let resent = [0, 1].map(|host| bed.hosts[host].counters.eager_resent);
         let packets: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
         let seen = Arc::clone(&packets);
         bed.wire.set_filter(move |from, packet| {
@@ -283,9 +284,9 @@ fn a_lost_message_is_sent_again_with_its_acknowledgement() {
         assert_eq!(packets.len(), 2);
         assert_eq!(packets[0], packets[1]);
         assert_eq!([0, 1].map(|host| confirmed(&mut bed, host)), [2, 1]);
-        assert_eq!(bed.hosts[1].counters.eager_resent, 1);
+        assert_eq!(bed.hosts[1].counters.eager_resent, resent[1] + 1);
         // The other end repeats nothing for an acknowledgement that came late.
-        assert_eq!(bed.hosts[0].counters.eager_resent, 0);
+        assert_eq!(bed.hosts[0].counters.eager_resent, resent[0]);
         bed.check_memory();
     }
 }
@@ -472,10 +473,11 @@ fn a_forged_acknowledgement_costs_its_message() {
     bed.check_memory();
 }
 
-/// Who was never sent anything has nothing to acknowledge, as soon as he is known.
+/// Who is not known acknowledges nothing.
 #[test]
 fn a_stranger_acknowledges_nothing() {
     let mut bed = one_unconfirmed();
+    let challenged = bed.hosts[0].counters.challenged;
     let stranger = SocketAddrV4::new(Ipv4Addr::new(10, 9, 0, 77), 4000);
     for number in 0..3 {
         let header = LmHeader::Eager {
@@ -492,9 +494,9 @@ fn a_stranger_acknowledges_nothing() {
         bed.wire.inject(0, 0, &lm_packet(&addressing, &header, b"hello"));
     }
     bed.alone(0, 2);
-    assert_eq!(bed.hosts[0].counters.drops.implausible, 2);
+    assert_eq!(bed.hosts[0].counters.challenged, challenged + 3);
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 1);
-    assert_eq!(std::mem::take(&mut bed.hosts[0].ready).len(), 1);
+    assert!(bed.hosts[0].ready.is_empty());
 }
 
 /// An acknowledgement behind a message may be as old as the message. That it confirms nothing does not say that something is
@@ -502,6 +504,7 @@ fn a_stranger_acknowledges_nothing() {
 #[test]
 fn a_late_acknowledgement_changes_nothing() {
     let mut bed = one_unconfirmed();
+    let resent = bed.hosts[0].counters.eager_resent;
     // Long enough for an answer that confirms nothing to mean a loss.
     for _ in 0..100 {
         bed.alone(0, 1);
@@ -509,10 +512,10 @@ fn a_late_acknowledgement_changes_nothing() {
     bed.wire
         .inject(0, 0, &eager(1, Some(acknowledgement(1, 65)), &bed));
     bed.alone(0, 2);
-    assert_eq!(bed.hosts[0].counters.eager_resent, 0);
+    assert_eq!(bed.hosts[0].counters.eager_resent, resent);
     bed.wire.inject(0, 0, &alone(1, 65, &bed));
     bed.alone(0, 2);
-    assert_eq!(bed.hosts[0].counters.eager_resent, 1);
+    assert_eq!(bed.hosts[0].counters.eager_resent, resent + 1);
 
     // Confirmed, and without credit.
     bed.wire.inject(0, 0, &alone(2, 65, &bed));

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::session::Permit;
@@ -56,7 +57,7 @@ pub(crate) struct BedConfig {
     pub(crate) tx_in_flight: u32,
     pub(crate) on_the_way: u32,
     pub(crate) paced: bool,
-    pub(crate) message_timeout: Duration,
+    pub(crate) patience: Duration,
     pub(crate) lease: Duration,
     pub(crate) one_processor: bool,
     /// Fill and RX ring of the landing channels.
@@ -94,7 +95,7 @@ impl Default for BedConfig {
             tx_in_flight: 192,
             on_the_way: 192,
             paced: false,
-            message_timeout: Duration::from_secs(2),
+            patience: Duration::from_secs(2),
             lease: Duration::from_secs(5),
             one_processor: false,
             landing_ring_len: LANDING_RING_LEN,
@@ -119,11 +120,16 @@ pub(crate) struct Bed {
 
 /// The incarnation of a host: bit 0 says that there are digests.
 pub(crate) fn sender_id(host: usize, integrity: Integrity) -> u64 {
-    with_digests(0x1000 * (host as u64 + 1), integrity.has_digests())
+    with_digests(0x1000_0000_0000 * (host as u64 + 1), integrity.has_digests())
 }
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
     SocketAddrV4::new(ip(host), PORT)
+}
+
+/// Whether the asker was told that the receiver is busy.
+pub(crate) fn is_busy(connected: &Result<PeerId, ConnectError>) -> bool {
+    matches!(connected, Err(ConnectError::Rejected { reason, .. }) if *reason == RejectReason::Busy)
 }
 
 impl Bed {
@@ -140,7 +146,7 @@ impl Bed {
             landing_len: config.landing_len,
             send_len: config.send_len,
             tx_in_flight: config.tx_in_flight,
-            message_timeout: config.message_timeout,
+            patience: config.patience,
             in_order: config.in_order,
             integrity: config.integrity,
             exclusive: config.exclusive,
@@ -570,14 +576,14 @@ pub(crate) fn fill(region: &mut SendRegion, payload: &[u8]) {
 
 /// Bytes that no two places share by accident (splitmix64).
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len + 8);
+    let mut bytes = vec![0; len.next_multiple_of(8)];
     let mut state = seed;
-    while bytes.len() < len {
+    for eight in bytes.chunks_exact_mut(8) {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend_from_slice(&(z ^ (z >> 31)).to_le_bytes());
+        eight.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes());
     }
     bytes.truncate(len);
     bytes

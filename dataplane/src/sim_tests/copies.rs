@@ -20,7 +20,7 @@ const HEADER_LEN: u64 = 66;
 /// Windows of the message, less one: as many edges are saved and restored, a header's length each.
 const WINDOWS: u64 = COUNT / 64;
 /// The longest value that is moved once a message.
-const VALUE_LEN: u64 = 512;
+const VALUE_LEN: u64 = 640;
 /// Where the simulated kernel copies.
 const KERNEL: [&str; 4] = ["(simnic.rs:", "(driver.rs:", "(host.rs:", "(datagram.rs:"];
 /// Set for the run under valgrind, to the way that the payload takes.

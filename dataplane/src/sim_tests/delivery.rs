@@ -8,6 +8,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
+use super::times;
 use super::transfer::Dice;
 use crate::config::ConnectOptions;
 use crate::error::RecvError;
@@ -169,7 +170,7 @@ fn connect(impaired: &mut Impaired, delivery: Delivery, len: u64, in_flight: u32
 
 #[test]
 fn reliable_messages_arrive_whatever_is_lost_repeated_or_overtaken() {
-    for seed in 1..=120 {
+    for seed in 1..=times(40, 120) {
         let mut dice = Dice(seed * 0x9e37_79b9);
         let rate = |dice: &mut Dice| [0, 1_000, 10_000, 50_000, 200_000][dice.roll(5) as usize];
         let rates = Rates {
@@ -183,7 +184,7 @@ fn reliable_messages_arrive_whatever_is_lost_repeated_or_overtaken() {
             on_the_way: [20, 192, u32::MAX][dice.roll(3) as usize],
             landing_len: [1 << 20, 8 << 20][dice.roll(2) as usize],
             lease: std::time::Duration::from_secs(60),
-            message_timeout: std::time::Duration::from_secs(20),
+            patience: std::time::Duration::from_secs(20),
             ..BedConfig::default()
         };
         let lens: Vec<usize> = (0..3 + dice.roll(20))

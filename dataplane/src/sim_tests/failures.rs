@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use lm_protocol::control::RejectReason;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
-use crate::config::ConnectOptions;
+use crate::config::{ConnectOptions, Start};
 use crate::error::{ConnectError, LoanError, RecvError};
 use crate::outbound::Outcome;
 use crate::outbound::{Copied, Way};
@@ -45,7 +46,7 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;
-    engine.grow_landing(len).expect("memory");
+    engine.grow_landing(len, false).expect("memory");
     assert_eq!(bed.wire.counters().crossed - before, 100);
 }
 
@@ -255,7 +256,7 @@ fn a_message_that_nothing_comes_of_ends_with_the_time_limit() {
         }
     };
     assert!(matches!(failure, RecvError::Incomplete { tag: 5, .. }));
-    let limit_ns = bed.hosts[1].config.message_timeout.as_nanos() as u64;
+    let limit_ns = bed.hosts[1].config.patience.as_nanos() as u64;
     assert!((limit_ns..limit_ns + 100_000_000).contains(&(bed.now_ns - began_ns)));
     assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
     assert_eq!(bed.hosts[1].counters.messages_stalled, 1);
@@ -284,7 +285,7 @@ fn an_application_that_keeps_all_memory_for_long_loses_nothing() {
     });
     // Each message takes more than half of the landing memory.
     let peer = bed.session(0, WireMode::Lm, 50 << 20);
-    let payload = noise(4, 40 << 20);
+    let payload = noise(4, 50 << 20);
     bed.send(0, peer, &payload, 1);
     bed.send(0, peer, &payload, 2);
     let first = bed.recv(1);
@@ -368,7 +369,7 @@ fn a_sender_without_credit_asks_for_it() {
     }
 }
 
-/// The landing channel cannot be built anew: requests are refused from then on, everything else goes on.
+/// The landing channel cannot be built anew: who asks is asked to wait, everything else goes on, and later something lands again.
 #[test]
 fn a_landing_channel_that_is_lost_takes_nothing_else_with_it() {
     let mut bed = Bed::new(&BedConfig {
@@ -402,11 +403,29 @@ fn a_landing_channel_that_is_lost_takes_nothing_else_with_it() {
     bed.exchange(1, back, &noise(3, 200_000));
     let small = bed.resolve(1);
     bed.exchange(1, small, b"small");
-    let refused = bed.connect(0, &ConnectOptions::default());
+    assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
+    let options = ConnectOptions {
+        start: Start::WhenGranted,
+        timeout: Duration::from_secs(1),
+        ..ConnectOptions::default()
+    };
+    let refused = bed.connect(0, &options);
     assert!(
-        matches!(refused, Err(ConnectError::Rejected { .. })),
+        matches!(
+            refused,
+            Err(ConnectError::Rejected {
+                reason: RejectReason::Busy,
+                ..
+            })
+        ),
         "{refused:?}"
     );
+    bed.pass(Duration::from_secs(6));
+    let landed = bed.hosts[1].counters.landing_packets;
+    let peer = bed.connect(0, &options).expect("it lands again");
+    bed.exchange(0, peer, &noise(5, 200_000));
+    assert!(bed.hosts[1].counters.landing_packets > landed);
+    assert_eq!(bed.hosts[1].counters.landing_lost, 1);
 }
 
 /// Nobody is there: the stack refuses, or nothing answers.
@@ -439,7 +458,7 @@ fn a_peer_that_does_not_listen_is_named() {
 fn lost_control_packets_are_repeated() {
     for seed in 0..20u64 {
         let mut bed = Bed::new(&BedConfig {
-            message_timeout: Duration::from_secs(30),
+            patience: Duration::from_secs(30),
             ..BedConfig::default()
         });
         let mut dice = super::transfer::Dice(seed + 1);

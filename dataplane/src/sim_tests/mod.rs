@@ -9,6 +9,7 @@ mod copies;
 mod delivery;
 mod failures;
 mod flood;
+mod growing;
 mod guard;
 mod hostile;
 mod instructions;
@@ -19,6 +20,7 @@ mod pending;
 mod rate;
 mod resilience;
 mod restart;
+mod rewriting;
 mod scenarios;
 mod sharing;
 mod soak;
@@ -28,5 +30,15 @@ mod violations;
 mod zero_copy;
 mod zero_copy_ipfrag;
 
-#[cfg(fuzzing)]
+/// Makes the long loops run in full: `cargo xtask soak --long` sets it. docs/ci.md lists them.
+const LONG_VARIABLE: &str = "LM_LONG";
+
+/// How often a long loop runs: in ordinary runs of the tests, or in full.
+fn times(ordinary: u64, full: u64) -> u64 {
+    match std::env::var_os(LONG_VARIABLE) {
+        None => ordinary,
+        Some(_) => full,
+    }
+}
+
 pub(crate) use hostile::besiege;

@@ -325,7 +325,7 @@ fn losses_of_one_are_no_losses_of_the_others() {
 fn a_sender_that_dies_in_its_turn_leaves_the_channel_to_the_others() {
     for after in [0, 1, 3, 10, 40, 100] {
         let config = BedConfig {
-            message_timeout: Duration::from_millis(300),
+            patience: Duration::from_millis(300),
             ..rooms(2 << 20)
         };
         let mut shared = Shared::new(&config, &[(200_000, 8), (200_000, 8), (200_000, 8)]);

@@ -8,6 +8,7 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::window::WindowShape;
 
 use super::bed::{Bed, BedConfig, fill, is_back_pressure, noise};
+use super::times;
 use crate::config::ConnectOptions;
 use crate::error::{SendError, TrySendError};
 use crate::message::Message;
@@ -385,7 +386,7 @@ fn run(case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: times(300, 2000) as u32, ..ProptestConfig::default() })]
 
     /// Everything that was sent arrives whole, in order, in one piece, and all memory comes back.
     #[test]

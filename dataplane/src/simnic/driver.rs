@@ -152,6 +152,17 @@ impl SimChannel {
         }
     }
 
+    /// The interface goes down: a driver in zero-copy mode gives back what it had (`igb_clean_rx_ring_zc`). Gives the number of packets
+    /// that are lost by that.
+    pub(super) fn go_down(&mut self) -> u64 {
+        let lost = self.device.as_ref().map_or(0, |device| device.written.len());
+        if let Some(device) = &mut self.device {
+            let written = device.written.drain(..).map(|written| written.entry);
+            self.returned.extend(written.chain(device.posted.drain(..)));
+        }
+        lost as u64
+    }
+
     pub(super) fn short_laps(&self) -> u64 {
         self.device.as_ref().map_or(0, |device| device.short_laps)
     }
@@ -282,6 +293,32 @@ impl SimChannel {
         // SAFETY: the range lies inside the mapping; its owner posted the entry and leaves the frame alone until the RX
         // descriptor. `bytes` is the wire's own memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), frame.as_ptr(), bytes.len()) };
+    }
+
+    /// Writes one byte at `address`, where an entry that is posted and not shown lets the kernel or the device write (I1): a packet of
+    /// up to `frame_len` bytes in copy mode, else all from the prefix to the chunk's end. `false`: none does.
+    #[cfg(test)]
+    pub(super) fn rewrite(
+        &mut self,
+        (mapping, chunk_len, frame_len): (&Mapping, u32, u32),
+        address: u64,
+        byte: u8,
+    ) -> bool {
+        let unread = self.fill.available(u32::MAX);
+        let posted = (0..unread).map(|at| self.fill.read(at));
+        let mut held: Vec<u64> = posted.chain(self.returned.iter().copied()).collect();
+        let mut reach = (0, PACKET_HEADROOM + u64::from(frame_len));
+        if let Some(device) = &self.device {
+            held.extend(&device.posted);
+            held.extend(device.written.iter().map(|written| written.entry));
+            reach = (u64::from(device.shape.prefix_len), u64::from(chunk_len));
+        }
+        let covers = |&entry: &u64| (entry + PACKET_HEADROOM - reach.0..entry + reach.1).contains(&address);
+        let may = held.iter().any(covers);
+        if may {
+            self.put(mapping, address, &[byte]);
+        }
+        may
     }
 
     fn next_frame(&mut self, chunk_len: u32) -> Option<u64> {

@@ -152,7 +152,9 @@ impl Shared {
     /// Whether `self.packet` of host `from` crosses the wire; a lost one is counted.
     pub(super) fn crosses(&mut self, from: usize) -> bool {
         let dropped = &mut self.faults.drop_next[from];
-        let crosses = if *dropped > 0 {
+        let crosses = if self.hosts.iter().any(|host| host.is_down) {
+            false
+        } else if *dropped > 0 {
             *dropped -= 1;
             false
         } else {
@@ -169,7 +171,8 @@ impl Shared {
     }
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of the tests"))]
 impl Wire {
     /// Puts a descriptor on a channel's RX ring that no packet belongs to.
     pub(crate) fn push_descriptor(&self, host: usize, queue: u32, descriptor: crate::ring::Descriptor) {
@@ -179,6 +182,17 @@ impl Wire {
         assert!(rx.free(1) > 0);
         rx.write(0, descriptor);
         rx.submit(1);
+    }
+
+    /// The kernel, or the device, of a channel writes one byte where it may. `false`: it may not.
+    #[cfg(test)]
+    pub(crate) fn rewrite(&self, host: usize, queue: u32, address: u64, byte: u8) -> bool {
+        let mut shared = lock(&self.0);
+        let frame_len = shared.config.mtu + super::datagram::ETHERNET_LEN as u32;
+        let host = &mut shared.hosts[host];
+        let channel = host.channels[queue as usize].as_mut().expect("an open channel");
+        let config = &host.config;
+        channel.rewrite((&config.mapping, config.chunk_len, frame_len), address, byte)
     }
 
     /// A channel's drop counters, to be changed.

@@ -31,6 +31,8 @@ pub(super) struct Host {
     pub(super) control_refused: VecDeque<SocketAddrV4>,
     pub(super) data_refused: VecDeque<SocketAddrV4>,
     pub(super) passed: u64,
+    /// Its interface is down.
+    pub(super) is_down: bool,
     /// Packets sent from TX rings.
     pub(super) sent: u64,
     bounds: Vec<Option<Range<u64>>>,
@@ -51,6 +53,7 @@ impl Host {
             lands_in_copy_mode: false,
             data_refused: VecDeque::new(),
             passed: 0,
+            is_down: false,
             sent: 0,
             bounds: vec![None; config.queues as usize],
             strayed: 0,
@@ -211,6 +214,9 @@ impl Nic for SimNic {
         ) {
             return Err(WakeError::Gone);
         }
+        if shared.hosts[self.host].is_down {
+            return Err(WakeError::Down);
+        }
         if shared.config.delivery == Delivery::Inline {
             shared.transmit(self.host, queue, TX_BATCH);
             shared.run_written();
@@ -221,6 +227,9 @@ impl Nic for SimNic {
     fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
         let mut host = self.host();
         let chunk_len = host.config.chunk_len;
+        if host.is_down {
+            return Err(WakeError::Down);
+        }
         match host.channels.get_mut(queue as usize) {
             Some(Some(channel)) => {
                 channel.take_ahead(chunk_len);

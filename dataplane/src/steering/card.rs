@@ -5,7 +5,7 @@ use super::rules::FlowRule;
 use super::uapi;
 use crate::platform::pci::PciDevice;
 
-/// A card's settings. Each call reads or changes the card itself; nothing is remembered.
+/// A card's settings. Each call reads or changes the card itself; no setting is remembered.
 pub(super) trait Card: Send {
     fn driver(&self) -> Result<Driver, EthtoolError>;
     fn channels(&self) -> Result<Channels, EthtoolError>;
@@ -32,8 +32,11 @@ pub(super) trait Card: Send {
 
 const RELAXED_ORDERING: &str = "PCI Express relaxed ordering";
 
-fn pci(card: &Ethtool) -> Result<Option<PciDevice>, EthtoolError> {
-    Ok(PciDevice::at(&card.driver()?.bus))
+fn pci(card: &Ethtool) -> Result<Option<&PciDevice>, EthtoolError> {
+    if card.pci.get().is_none() {
+        let _ = card.pci.set(PciDevice::at(&card.driver()?.bus));
+    }
+    Ok(card.pci.get().and_then(Option::as_ref))
 }
 
 impl Card for Ethtool {

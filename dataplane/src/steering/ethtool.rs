@@ -5,6 +5,7 @@
 mod features;
 mod rss;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,6 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::uapi;
+use crate::platform::pci::PciDevice;
 
 pub use features::{Feature, FeatureState};
 pub(super) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
@@ -24,6 +26,8 @@ const MAX_RULES: usize = 1 << 16;
 pub struct Ethtool {
     socket: OwnedFd,
     interface_index: u32,
+    /// The card's place on the bus, once it was asked for; `None` inside for what has none.
+    pub(super) pci: OnceCell<Option<PciDevice>>,
 }
 
 /// A driver, and what it drives (`ETHTOOL_GDRVINFO`).
@@ -78,6 +82,7 @@ impl Ethtool {
             // SAFETY: the descriptor was just opened and nobody else owns it.
             socket: unsafe { OwnedFd::from_raw_fd(fd) },
             interface_index,
+            pci: OnceCell::new(),
         })
     }
 

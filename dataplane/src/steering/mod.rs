@@ -21,7 +21,11 @@ pub mod ethtool;
 pub mod rules;
 mod spread;
 mod state;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(
+    not(test),
+    allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
+)]
 mod tests;
 mod uapi;
 
@@ -39,6 +43,8 @@ use ethtool::{Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_k
 use rules::{FlowPorts, FlowRule};
 use spread::spread;
 use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tests::journal::recover_from;
 
 /// Length of the key that is assumed where a driver does not show its own, in bytes.
 const USUAL_KEY_LEN: usize = 40;

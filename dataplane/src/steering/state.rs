@@ -9,7 +9,7 @@
 //! `/run` is lost at a reboot, and so are the changes: nothing has to outlive the kernel, so nothing is synced to a disk.
 
 use std::fs::{DirBuilder, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,9 @@ pub(super) const FOLDER: &str = "/run/lm/steering";
 
 /// Version of the file's format. Another one is not understood.
 const VERSION: u32 = 1;
+
+/// No record is longer, in bytes.
+const LEN_MAX: u64 = 1 << 20;
 
 /// A setting of a card, before and after.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +59,14 @@ pub(super) enum Undoing {
 }
 
 impl Change {
+    /// A card's table is always as long.
+    fn is_possible(&self) -> bool {
+        match self {
+            Change::Table { before, after, .. } => before.len() == after.len() && !before.is_empty(),
+            _ => true,
+        }
+    }
+
     /// Makes the change.
     pub(super) fn make(&self, card: &dyn Card) -> Result<(), EthtoolError> {
         match self {
@@ -234,6 +245,12 @@ impl Store {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = File::from(rustix::fs::open(&self.folder, flags, Mode::empty())?);
+        // Where others may write, a file could be theirs, or a link to anything.
+        let found = folder.metadata()?;
+        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+            let what = format!("{} is not this user's alone: remove it", self.folder.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
         flock(&folder, FlockOperation::LockExclusive)?;
         Ok(StoreLock { _folder: folder })
     }
@@ -246,17 +263,25 @@ impl Store {
 
     /// What it says; `None` when there is none. `InvalidData` for anything but a record of ours.
     pub(super) fn read(&self, path: &Path, _: &StoreLock) -> io::Result<Option<Record>> {
-        let text = match std::fs::read_to_string(path) {
+        let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            text => text?,
+            file => file?,
         };
-        let record: Record =
-            serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut text = String::new();
+        file.take(LEN_MAX + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > LEN_MAX {
+            return Err(wrong("it is too long".to_owned()));
+        }
+        let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         if record.version != VERSION {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("version {} of the file's format is not known", record.version),
-            ));
+            let version = record.version;
+            return Err(wrong(format!(
+                "version {version} of the file's format is not known"
+            )));
+        }
+        if !record.changes.iter().all(Change::is_possible) {
+            return Err(wrong("a table cannot change its length".to_owned()));
         }
         Ok(Some(record))
     }
@@ -280,6 +305,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 
     use super::super::rules::FlowPorts;
@@ -351,7 +377,18 @@ mod tests {
         let good = serde_json::to_string(&record()).expect("a record");
         let newer = good.replacen("\"version\":1", "\"version\":2", 1);
         assert_ne!(newer, good);
-        for text in ["", "{}", &good[..good.len() - 1], &newer] {
+        let longer = good.replacen("[0,1,0,1]", "[0,1,0,1,0]", 1);
+        let none = good.replacen("[0,1,0,1]", "[]", 1).replacen("[0,0,0,1]", "[]", 1);
+        let endless = good.clone() + &" ".repeat(1 << 20);
+        for text in [
+            "",
+            "{}",
+            &good[..good.len() - 1],
+            &newer,
+            &longer,
+            &none,
+            &endless,
+        ] {
             std::fs::write(&path, text).expect("the file");
             let error = store.read(&path, &lock).expect_err(text);
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{text}");
@@ -375,6 +412,10 @@ mod tests {
         let refused = Store::new(&link).lock();
         std::fs::remove_file(&link).expect("it is ours");
         assert!(refused.is_err());
+        // Nor is one that others may enter, who may have been there before.
+        let permissions = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(folder.path(), permissions).expect("it is ours");
+        assert!(folder.store().lock().is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Steering on a model of a card: every change is undone, after a crash at any point too.
 
+pub(crate) mod journal;
 mod model;
 
 use std::net::Ipv4Addr;

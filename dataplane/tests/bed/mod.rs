@@ -11,6 +11,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use lm_dataplane::interface::Interface;
+use lm_ebpf::impair::{Forwarder, Impairments};
+
 /// Whether namespaces and XDP are to be had; prints why not. A skipped test is an error where `CI` is `true`.
 pub fn root() -> bool {
     // SAFETY: geteuid(2) takes nothing and cannot fail.
@@ -126,6 +129,12 @@ impl Pair {
             "link add va {queues} type veth peer name vb {queues} netns {}",
             pair.b.path()
         ));
+        pair.up()
+    }
+
+    /// Gives its devices addresses, and waits until they are up.
+    fn up(self) -> Pair {
+        let pair = self;
         for (namespace, device, address) in [(&pair.a, "va", "10.77.0.1"), (&pair.b, "vb", "10.77.0.2")] {
             // Without IPv6 the link is silent: no packet but a test's own.
             namespace.ip(&format!("link set {device} addrgenmode none"));
@@ -148,6 +157,48 @@ impl Pair {
             }
         }
         pair
+    }
+}
+
+/// A host between the two of a pair, which forwards what it does not lose.
+pub struct Lossy {
+    _host: Namespace,
+    _forwarders: [Forwarder; 2],
+}
+
+impl Lossy {
+    pub fn new(queues: u32, impairments: &Impairments) -> (Pair, Lossy) {
+        let pair = Pair {
+            a: Namespace::new(),
+            b: Namespace::new(),
+        };
+        let host = Namespace::new();
+        let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+        for (namespace, device, port) in [(&pair.a, "va", "pa"), (&pair.b, "vb", "pb")] {
+            namespace.ip(&format!(
+                "link add {device} {queues} type veth peer name {port} {queues} netns {}",
+                host.path()
+            ));
+            host.ip(&format!("link set {port} addrgenmode none"));
+            host.ip(&format!("link set {port} up"));
+        }
+        let forwarders = host.run(|| {
+            [("pa", "pb", 0), ("pb", "pa", 1)].map(|(from, to, direction)| {
+                let to = Interface::by_name(to).expect("just made").index;
+                let impairments = Impairments {
+                    seed: impairments.seed + direction,
+                    ..*impairments
+                };
+                Forwarder::attach(from, to, &impairments)
+                    .expect("a kernel with tcx")
+                    .0
+            })
+        });
+        let lossy = Lossy {
+            _host: host,
+            _forwarders: forwarders,
+        };
+        (pair.up(), lossy)
     }
 }
 
@@ -245,4 +296,20 @@ pub fn write_sysfs(path: &str, value: &str) {
     let output = output.expect("util-linux");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{path}: {error}");
+}
+
+/// Takes a capability from the calling thread alone (capabilities(7)).
+pub fn drop_capability(number: u32) {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0]; // and the calling thread
+    let mut sets = [[0_u32; 3]; 2]; // effective, permitted, inheritable; low and high halves
+    // SAFETY: header and sets have the layout of version 3 of these calls and are live; only this thread changes.
+    unsafe {
+        assert_eq!(
+            libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()),
+            0
+        );
+        sets[number as usize / 32][0] &= !(1 << (number % 32));
+        assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()), 0);
+    }
 }

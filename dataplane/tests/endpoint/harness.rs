@@ -4,15 +4,16 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    Completion, ConnectOptions, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId, RecvError,
-    SendToken,
+    Completion, ConnectOptions, Counters, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId,
+    RecvError, SendToken,
 };
+use lm_ebpf::impair::Impairments;
 
-use crate::bed::{Namespace, Pair};
+use crate::bed::{Lossy, Namespace, Pair};
 
 /// No test waits longer for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,11 +30,72 @@ pub const WINDOW: u64 = 256;
 
 /// One bed at a time: each test takes both cores of a small machine.
 static ALONE: Mutex<()> = Mutex::new(());
+/// What endpoints say of programs that are faulty, since the bed was made.
+static BLAME: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Listens to what endpoints say.
+struct Listener;
+
+impl tracing::Subscriber for Listener {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Words(String);
+        impl tracing::field::Visit for Words {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?} ");
+            }
+        }
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        if words.0.contains("program is faulty") {
+            BLAME.lock().unwrap_or_else(PoisonError::into_inner).push(words.0);
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// One bed. Where its endpoints are all honest, none says of another that it is faulty.
+pub struct Alone {
+    are_honest: bool,
+    _guard: MutexGuard<'static, ()>,
+}
+
+impl Alone {
+    fn new(are_honest: bool) -> Alone {
+        static LISTENS: Once = Once::new();
+        LISTENS.call_once(|| tracing::subscriber::set_global_default(Listener).expect("the first"));
+        // A test that failed leaves nothing behind that others could see.
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        BLAME.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Alone {
+            are_honest,
+            _guard: alone,
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if self.are_honest && !std::thread::panicking() {
+            let blame = BLAME.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            assert_eq!(blame, [""; 0], "an honest endpoint was blamed");
+        }
+    }
+}
 
 /// A veth pair for endpoints.
 pub struct Bed {
     pub pair: Pair,
-    _alone: MutexGuard<'static, ()>,
+    loss: Option<Lossy>,
+    _alone: Alone,
 }
 
 impl Bed {
@@ -42,14 +104,34 @@ impl Bed {
         if !crate::bed::root() {
             return None;
         }
-        let alone = alone();
+        let alone = Alone::new(true);
         Some(Bed {
             pair: Pair::new(queues),
+            loss: None,
             _alone: alone,
         })
     }
 
-    /// Opens an endpoint on each host and runs both sides; each is polled until the other is done.
+    /// With a host between the two that loses so many of a million packets. `None`: skipped.
+    pub fn with_loss(queues: u32, loss: u32) -> Option<Bed> {
+        if !crate::bed::root() {
+            return None;
+        }
+        let alone = Alone::new(true);
+        let impairments = Impairments {
+            seed: 7,
+            loss,
+            ..Impairments::default()
+        };
+        let (pair, loss) = Lossy::new(queues, &impairments);
+        Some(Bed {
+            pair,
+            loss: Some(loss),
+            _alone: alone,
+        })
+    }
+
+    /// Opens an endpoint on each host and runs both sides; each is polled until the other is done. What they drop is accounted for.
     pub fn talk<X: Send, Y: Send>(
         &self,
         config_a: &EndpointConfig,
@@ -57,12 +139,16 @@ impl Bed {
         side_a: impl FnOnce(&mut Endpoint) -> X + Send,
         side_b: impl FnOnce(&mut Endpoint) -> Y + Send,
     ) -> (X, Y) {
-        both(
+        let ((x, a), (y, b)) = both(
             &self.pair.a,
             &self.pair.b,
             |start, over| run(config_a, side_a, start, over),
             |start, over| run(config_b, side_b, start, over),
-        )
+        );
+        let may_lose = self.loss.is_some();
+        assert_accounted(&a, &[b], may_lose);
+        assert_accounted(&b, &[a], may_lose);
+        (x, y)
     }
 
     /// One bit in the mask of a receive queue: generic mode then keeps one processor for it (I3a).
@@ -72,11 +158,6 @@ impl Bed {
             namespace.run(|| crate::bed::write_sysfs(&mask, "1"));
         }
     }
-}
-
-pub fn alone() -> MutexGuard<'static, ()> {
-    // A test that failed leaves nothing behind that others could see.
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Both sides begin together.
@@ -154,13 +235,18 @@ pub fn both<X: Send, Y: Send>(
     })
 }
 
-fn run<X>(config: &EndpointConfig, side: impl FnOnce(&mut Endpoint) -> X, start: Start, over: Over<'_>) -> X {
+fn run<X>(
+    config: &EndpointConfig,
+    side: impl FnOnce(&mut Endpoint) -> X,
+    start: Start,
+    over: Over<'_>,
+) -> (X, Counters) {
     let mut endpoint = open(config);
     start.meet();
     let result = side(&mut endpoint);
     over.mine.store(true, Ordering::Release);
     wait_until(&mut endpoint, "the other side ends", |_| over.other());
-    result
+    (result, endpoint.counters())
 }
 
 pub fn open(config: &EndpointConfig) -> Endpoint {
@@ -306,27 +392,80 @@ pub fn assert_delivered(completions: &[Completion], expected: &[(SendToken, u64,
     }
 }
 
-/// Nothing was dropped, nothing violated, nothing given up.
-pub fn assert_clean(endpoint: &Endpoint) {
-    assert_clean_but_late(endpoint, 0);
+/// Requests and farewells without an answer are said again after 100 ms, and then after twice as long up to a second: so often while a
+/// test has [`PATIENCE`].
+const REPEATED_MAX: u64 = 4 + PATIENCE.as_secs();
+
+/// What an endpoint dropped follows from what its peers say that they sent: between honest endpoints, on a link that doubles nothing, each
+/// kind of drop has a cause that they count, and there are no other kinds. `may_lose`: the link loses packets.
+pub fn assert_accounted(own: &Counters, peers: &[Counters], may_lose: bool) {
+    let all = |count: fn(&Counters) -> u64| peers.iter().map(count).sum::<u64>();
+    let drops = &own.drops;
+    let told = || format!("{own:?}\nits peers: {peers:?}");
+    // An acknowledgement that is late, or lost, makes a sender repeat small messages, from the first one that is not confirmed. What comes
+    // behind a lost one is dropped, and sent again with it.
+    let eager = drops.eager_duplicate + drops.eager_out_of_order;
+    assert!(eager <= all(|peer| peer.eager_resent), "{}", told());
+    assert!(may_lose || drops.eager_out_of_order == 0, "{}", told());
+    // A fragment for which there was no memory aside must be sent again, and what came twice was sent twice: each of them is one that was
+    // sent again, which no sender does unless it is asked.
+    let again = drops.fragment_duplicate + drops.fragment_stale + drops.fragment_no_room;
+    let resent = all(|peer| peer.fragments_resent);
+    assert!(again <= resent && resent <= own.fragments_requested, "{}", told());
+    // What is still on the way for a session that is over: fragments that were sent again, an answer or a repetition.
+    let repeated = REPEATED_MAX * peers.len() as u64;
+    assert!(again + drops.late <= resent + repeated, "{}", told());
+    // The receiver knows its sender's neighbour address only after it has asked, or has a session of an earlier endpoint there.
+    assert!(drops.request_refused <= repeated, "{}", told());
+    // What follows a lost announcement until that is repeated: those of later messages, and of their digests.
+    let announced = all(|peer| peer.messages_sent + peer.messages_failed);
+    let early_max = if may_lose { 2 * announced } else { 0 };
+    assert!(drops.announcement_early <= early_max, "{}", told());
+    assert_honest(own);
 }
 
-/// The same, but so many fragments may have come a second time, because they were asked for while they were late.
-pub fn assert_clean_but_late(endpoint: &Endpoint, late_max: u64) {
-    let counters = endpoint.counters();
-    let late = ["fragment_duplicate", "fragment_stale"];
-    let came_late: u64 = (counters.drops())
-        .filter(|(reason, _)| late.contains(reason))
-        .map(|(_, count)| count)
-        .sum();
-    assert!(came_late <= late_max, "{came_late} came twice: {counters:?}");
-    // A small message or a request whose answer is late on a busy machine is sent again, and what comes twice is dropped then;
-    // who has to wait for a session is refused meanwhile.
-    let honest = ["eager_duplicate", "late", "request_refused"];
-    let dropped: Vec<_> = (counters.drops())
-        .filter(|(reason, count)| *count > 0 && !honest.contains(reason) && !late.contains(reason))
+/// No kinds of drops but those that [`assert_accounted`] gives bounds to.
+fn assert_honest(counters: &Counters) {
+    const HONEST: [&str; 8] = [
+        "eager_duplicate",
+        "eager_out_of_order",
+        "fragment_duplicate",
+        "fragment_stale",
+        "fragment_no_room",
+        "late",
+        "request_refused",
+        "announcement_early",
+    ];
+    let others: Vec<_> = (counters.drops())
+        .filter(|(reason, count)| *count > 0 && !HONEST.contains(reason))
         .collect();
-    assert_eq!(dropped, [], "{counters:?}");
+    assert_eq!(others, [], "{counters:?}");
+}
+
+/// For how long the threads in which the kernel receives packets that it could not take at once (`ksoftirqd`) have waited for a processor,
+/// together (`schedstat` in proc(5)).
+pub fn receive_threads_waited() -> Duration {
+    let processes = std::fs::read_dir("/proc").expect("procfs").flatten();
+    let waited_ns = processes.filter_map(|process| {
+        let read = |file: &str| std::fs::read_to_string(process.path().join(file)).ok();
+        let is_one = read("comm")?.starts_with("ksoftirqd/");
+        is_one.then(|| read("schedstat")?.split(' ').nth(1)?.parse::<u64>().ok())?
+    });
+    Duration::from_nanos(waited_ns.sum())
+}
+
+/// Nothing was lost or taken for lost, nothing violated, nothing given up.
+pub fn assert_clean(endpoint: &Endpoint) {
+    assert_clean_but_late(&endpoint.counters(), 0);
+}
+
+/// The same, but so many fragments may have been taken for lost while they were late.
+pub fn assert_clean_but_late(counters: &Counters, late_max: u64) {
+    assert_honest(counters);
+    assert!(
+        counters.fragments_requested <= late_max,
+        "at most {late_max}: {counters:?}"
+    );
     assert_eq!(
         counters.messages_incomplete + counters.messages_stalled,
         0,
@@ -346,23 +485,67 @@ pub fn restored(len: u64) -> u64 {
     (fragments.div_ceil(WINDOW) - 1) * HEADER
 }
 
+/// What one thread of a test tells the others.
+#[derive(Default)]
+pub struct Flag(Mutex<bool>, Condvar);
+
+impl Flag {
+    pub fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.1.notify_all();
+    }
+
+    pub fn is_set(&self) -> bool {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for another thread.
+    #[track_caller]
+    pub fn wait(&self) {
+        let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.1.wait_timeout_while(value, PATIENCE, |is_set| !*is_set);
+        let is_set = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        assert!(is_set, "the other side");
+    }
+}
+
 /// Three hosts on a switch: two senders (`va`, 10.77.0.1 and .3) and a receiver (`vb`, 10.77.0.2). The switch hands
 /// everything for the receiver to its queue 1, as steering by ports would.
 pub struct Switched {
     pub senders: [Namespace; 2],
     pub receiver: Namespace,
     _switch: Namespace,
-    _alone: MutexGuard<'static, ()>,
+    _alone: Alone,
 }
 
 impl Switched {
     /// `None`: skipped.
     pub fn new() -> Option<Switched> {
+        Switched::among(true)
+    }
+
+    /// For tests in which somebody lies. `None`: skipped.
+    pub fn with_attackers() -> Option<Switched> {
+        Switched::among(false)
+    }
+
+    /// Runs the receiver and both senders, each in a thread of its own.
+    pub fn run(&self, receive: impl FnOnce() + Send, send: [&(dyn Fn() + Sync); 2]) {
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| self.receiver.run(receive));
+            let senders = [0, 1].map(|at| scope.spawn(move || self.senders[at].run(send[at])));
+            for host in senders.into_iter().chain([receiver]) {
+                host.join().unwrap();
+            }
+        });
+    }
+
+    fn among(are_honest: bool) -> Option<Switched> {
         if !crate::bed::root() {
             return None;
         }
         let bed = Switched {
-            _alone: alone(),
+            _alone: Alone::new(are_honest),
             senders: [Namespace::new(), Namespace::new()],
             receiver: Namespace::new(),
             _switch: Namespace::new(),

@@ -4,6 +4,8 @@
 mod bed;
 mod harness;
 
+mod attacks;
+mod growth;
 mod life;
 mod messages;
 mod modes;

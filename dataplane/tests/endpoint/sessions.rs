@@ -12,8 +12,9 @@ use lm_protocol::session::Permit;
 
 use crate::bed::Namespace;
 use crate::harness::{
-    B, Bed, PATIENCE, Switched, assert_clean_but_late, assert_delivered, both, check, completions, config_a,
-    config_b, connect, content, open, recv, send, settle, up_to, wait_until,
+    B, Bed, PATIENCE, Switched, assert_accounted, assert_clean_but_late, assert_delivered, both, check,
+    completions, config_a, config_b, connect, content, open, receive_threads_waited, recv, send, settle,
+    up_to, wait_until,
 };
 
 /// How long a silent sender keeps the landing queue, in the tests that wait for its end.
@@ -81,35 +82,40 @@ fn exchange(endpoint: &mut Endpoint, peer: PeerId, count: u64, salt: u64) -> u64
     most
 }
 
+/// A sender's word of what it sent is believed when nothing has come for so long.
+const CLAIM_GRACE: Duration = Duration::from_micros(200);
+/// Packets that a sender on veth may have on the way.
+const ON_THE_WAY: u64 = 192;
+
 #[test]
 fn both_ways_at_once() {
-    // Of 19680: a core that runs both applications and the kernel's receive thread (`ksoftirqd`) may leave that waiting for a time
-    // slice, in which the word of what was sent comes by another queue. Seen in 1 to 2 of 100 runs, 19 to 64 fragments.
-    const LATE_MAX: u64 = 128;
     let Some(bed) = Bed::new(2) else { return };
     let options = ConnectOptions {
         messages_in_flight: 256,
         ..up_to(1 << 20)
     };
-    let (most_a, most_b) = bed.talk(
+    let waited = receive_threads_waited();
+    let ((most_a, a), (most_b, b)) = bed.talk(
         &config_a(),
         &config_b(),
         |a| {
             let peer = a.connect(B, &options).unwrap();
             send(a, peer, 0, b"hello");
             settle(a);
-            let most = exchange(a, peer, 600, 0);
-            assert_clean_but_late(a, LATE_MAX);
-            most
+            (exchange(a, peer, 600, 0), a.counters())
         },
         |b| {
             let peer = recv(b).peer();
             b.open_session(peer, &options).unwrap();
-            let most = exchange(b, peer, 600, !0);
-            assert_clean_but_late(b, LATE_MAX);
-            most
+            (exchange(b, peer, 600, !0), b.counters())
         },
     );
+    // The word of what was sent comes by another queue than that. It is believed when nothing has come for 0.2 ms (`CLAIM_GRACE_NS`), and
+    // what is on the way then waits for the kernel's receive thread, which waits for a core: each time, at most what may be on the way.
+    let times = (receive_threads_waited() - waited).as_nanos() / CLAIM_GRACE.as_nanos();
+    for counters in [a, b] {
+        assert_clean_but_late(&counters, times as u64 * ON_THE_WAY);
+    }
     assert!(
         most_a > 50 && most_b > 50,
         "{most_a} and {most_b} in flight at most"
@@ -133,8 +139,10 @@ fn two_senders_share_the_landing_queue() {
                 .map(|tag| (send(&mut a, peer, tag, &content(tag, len)), tag, len))
                 .collect();
             assert_delivered(&settle(&mut a), &tokens);
+            let counters = a.counters();
             a.close();
-        });
+            counters
+        })
     };
     let (first, second) = (&bed.senders[0], &bed.senders[1]);
     std::thread::scope(|scope| {
@@ -157,30 +165,53 @@ fn two_senders_share_the_landing_queue() {
                     *of += 1;
                 }
                 wait_until(&mut b, "both have ended", |b| b.counters().sessions_ended == 2);
-                assert_eq!(b.counters().sessions_granted, 2);
-                // Three threads on fewer cores: who is asleep in its turn loses it, and what it sends afterwards meets entries that
-                // were meant for the other one's; and the receiving veth's ring of 256 packets (`VETH_RING_SIZE`) overflows while
-                // the core that empties it is busy, which loses announcements, too. That is repaired, and counted.
                 let counters = b.counters();
-                assert_eq!(counters.violations.total(), 0);
+                assert_eq!(counters.sessions_granted, 2);
                 assert_eq!((counters.messages_incomplete, counters.messages_stalled), (0, 0));
-                let repaired = ["fragment_duplicate", "fragment_stale", "fragment_no_room"];
-                let honest = ["eager_duplicate", "late", "request_refused"];
-                let after_loss = ["announcement_refused", "implausible"];
-                let dropped: Vec<_> = (counters.drops())
-                    .filter(|(reason, count)| {
-                        let allowed = [&repaired[..], &honest, &after_loss].concat();
-                        *count > 0 && !allowed.contains(reason)
-                    })
-                    .collect();
-                assert_eq!(dropped, [], "{counters:?}");
-            });
+                counters
+            })
         });
         let other = scope.spawn(|| send_all(second, EACH));
-        send_all(first, 0);
-        other.join().unwrap();
-        receiver.join().unwrap();
+        let senders = [send_all(first, 0), other.join().unwrap()];
+        // Three threads on fewer cores: who is asleep in its turn loses it, and what it sends afterwards meets entries that were meant for
+        // the other one's; and the receiving veth's ring of 256 packets (`VETH_RING_SIZE`) overflows while the core that empties it is
+        // busy, which loses announcements, too. That is repaired, and counted.
+        assert_accounted(&receiver.join().unwrap(), &senders, true);
     });
+}
+
+/// Behind a lost announcement come others, and words of more packets than were announced: nobody is to blame for that.
+#[test]
+fn a_lost_announcement_is_nobodys_fault() {
+    const MESSAGES: u64 = 2000;
+    const LEN: u64 = 3000;
+    let Some(bed) = Bed::with_loss(2, 30_000) else {
+        return;
+    };
+    // Few, so that there are many announcements; enough that one is behind each that is lost.
+    let options = ConnectOptions {
+        messages_in_flight: 8,
+        ..up_to(LEN)
+    };
+    let ((), early) = bed.talk(
+        &config_a(),
+        &config_b(),
+        |a| {
+            let peer = a.connect(B, &options).unwrap();
+            let tokens: Vec<_> = (0..MESSAGES)
+                .map(|tag| (send(a, peer, tag, &content(tag, LEN)), tag, LEN))
+                .collect();
+            assert_delivered(&settle(a), &tokens);
+        },
+        |b| {
+            for tag in 0..MESSAGES {
+                let message = recv(b);
+                assert!(*message == content(tag, LEN), "message {tag}");
+            }
+            b.counters().drops.announcement_early
+        },
+    );
+    assert!(early > 0, "every announcement came through");
 }
 
 /// What comes from queue 1 by a bridge that steers nothing comes to queue 0 (`veth_xmit`): never to the landing queue.
@@ -205,20 +236,23 @@ fn a_switch_that_misses_the_landing_queue() {
                     (1, 1),
                     "{counters:?}"
                 );
-                assert_eq!((counters.landing_packets, counters.violations.total()), (0, 0));
+                assert_eq!(counters.landing_packets, 0);
                 assert_eq!((counters.messages_incomplete, counters.messages_stalled), (0, 0));
-            });
+                counters
+            })
         });
-        bed.senders[0].run(|| {
+        let sender = bed.senders[0].run(|| {
             let mut a = open(&config_a());
             let peer = connect(&mut a, len);
             let tokens: Vec<_> = (0..MESSAGES)
                 .map(|tag| (send(&mut a, peer, tag, &content(tag, len)), tag, len))
                 .collect();
             assert_delivered(&settle(&mut a), &tokens);
+            let counters = a.counters();
             a.close();
+            counters
         });
-        receiver.join().unwrap();
+        assert_accounted(&receiver.join().unwrap(), &[sender], true);
     });
 }
 
@@ -351,7 +385,7 @@ fn a_killed_sender_leaves_the_queue_to_the_next() {
 }
 
 /// Hands over large and small messages that nobody will confirm, and waits for how they end.
-fn send_in_vain(a: &mut Endpoint, peer: PeerId, message_timeout: Duration) -> Vec<Outcome> {
+fn send_in_vain(a: &mut Endpoint, peer: PeerId, patience: Duration) -> Vec<Outcome> {
     let begin = Instant::now();
     let large: Vec<_> = (0..3)
         .map(|tag| send(a, peer, tag, &content(tag, 100_000)))
@@ -362,7 +396,7 @@ fn send_in_vain(a: &mut Endpoint, peer: PeerId, message_timeout: Duration) -> Ve
         ended.extend(completions(a));
         ended.len() == 6
     });
-    let bound = LEASE.max(message_timeout) + SLACK;
+    let bound = LEASE.max(patience) + SLACK;
     assert!(begin.elapsed() < bound, "after {:?}", begin.elapsed());
     let tokens = |completions: &mut dyn Iterator<Item = &lm_dataplane::Completion>| {
         completions.map(|completion| completion.token).collect::<Vec<_>>()
@@ -377,7 +411,7 @@ fn send_in_vain(a: &mut Endpoint, peer: PeerId, message_timeout: Duration) -> Ve
 
 fn impatient(config: EndpointConfig) -> EndpointConfig {
     EndpointConfig {
-        message_timeout: Duration::from_millis(400),
+        patience: Duration::from_millis(400),
         ..config
     }
 }
@@ -396,7 +430,7 @@ fn a_killed_receiver_is_noticed() {
         send(&mut a, peer, 9, &content(9, 100_000));
         settle(&mut a);
         victim.kill();
-        for outcome in send_in_vain(&mut a, peer, config.message_timeout) {
+        for outcome in send_in_vain(&mut a, peer, config.patience) {
             assert!(
                 matches!(outcome, Outcome::TimedOut | Outcome::SessionEnded),
                 "{outcome:?}"
@@ -432,7 +466,7 @@ fn a_receiver_that_stands_still_is_noticed() {
             start.meet();
             // Its last round is over.
             start.meet();
-            let outcomes = send_in_vain(&mut a, peer, config.message_timeout);
+            let outcomes = send_in_vain(&mut a, peer, config.patience);
             assert_eq!(outcomes, [const { Outcome::TimedOut }; 6]);
         },
         |start, over| {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use lm_dataplane::{ConnectError, ConnectOptions, EndpointConfig, LoanError, Outcome};
 use lm_protocol::geometry::Wire;
@@ -231,7 +232,7 @@ fn both_sides_capture_every_fragment_in_transmit_order() {
     let Some(bed) = Bed::new(2) else { return };
     let (file_a, file_b) = (Scratch::new("a"), Scratch::new("b"));
     let capture = |path: &Scratch, config| EndpointConfig {
-        capture: Some(path.0.clone()),
+        capture: Some(Arc::new(File::create(&path.0).unwrap())),
         ..config
     };
     let lengths = [7168, 1_000_000];
@@ -274,18 +275,4 @@ fn both_sides_capture_every_fragment_in_transmit_order() {
             assert!(bytes == content(message.into(), len), "{}", file.0.display());
         }
     }
-}
-
-#[test]
-fn a_capture_file_that_cannot_be_written_is_named() {
-    let Some(bed) = Bed::new(2) else { return };
-    let config = EndpointConfig {
-        capture: Some("/proc/nowhere/file.pcap".into()),
-        ..config_b()
-    };
-    let error = bed
-        .pair
-        .b
-        .run(|| lm_dataplane::Endpoint::open(&config).unwrap_err());
-    assert!(error.to_string().contains("/proc/nowhere/file.pcap"), "{error}");
 }

@@ -62,7 +62,7 @@ pub fn remove_pins(dir: &Path) -> io::Result<()> {
 /// Removes what is pinned in the folders of `parent` for interfaces that are gone, of whichever network namespace.
 ///
 /// # Errors
-/// What readdir(3), unlink(2) and rmdir(2) say; no error where there is no `parent`.
+/// What readdir(3) of `parent`, unlink(2) and rmdir(2) say; no error where there is no `parent`.
 pub fn remove_defunct_pins(parent: &Path) -> io::Result<()> {
     let folders = match fs::read_dir(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -70,7 +70,11 @@ pub fn remove_defunct_pins(parent: &Path) -> io::Result<()> {
     };
     for folder in folders {
         let folder = folder?.path();
-        let entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+        // Another user's daemon has a folder for itself.
+        let Ok(entries) = fs::read_dir(&folder) else {
+            continue;
+        };
+        let entries = entries.flatten().map(|entry| entry.path());
         for link in entries.filter(|path| is_link(path)) {
             // The kernel shows no interface where the link has none any more.
             if sys::open_pin(&link)

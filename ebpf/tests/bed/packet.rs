@@ -14,6 +14,7 @@ pub(crate) const KEY: u64 = 0x0123_4567_89ab_cdef;
 pub(crate) const DATA: u8 = 1;
 pub(crate) const EAGER: u8 = 2;
 pub(crate) const MANIFEST: u8 = 7;
+pub(crate) const CONTROL: u8 = 15;
 
 /// Fields of a frame. `None` in a length: what is right.
 #[derive(Clone, Debug)]

@@ -10,7 +10,8 @@
 //!   *first asked* under that number, and the voter keeps its word for the longer `PROMISE` after it *answered*, which was later.
 //! - *Late questions* are a host's own: they can only make a voter keep its word for nothing, until it runs out.
 //! - *A voter that restarts* forgot its word, so it abstains for as long as it could have been bound. *A claimant that dies* is over when
-//!   its tenure is, which ends before the promises do.
+//!   its tenure is, which ends before the promises do. Its next life has what is left of the tenure, as the gate knows it: promises are
+//!   made to an address.
 //!
 //! Voters are asked in the same order by everybody, and the others only after the first one that answers said yes: of several
 //! claimants the first voter picks one, and votes are not split.

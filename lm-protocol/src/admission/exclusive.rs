@@ -4,7 +4,7 @@ use super::claim::{Claim, Release, Standing};
 use super::incoming::refusal;
 use super::message::{Answer, Append, Message, Remove, Stage, Verdict};
 use super::node::Node;
-use super::voter::{PROMISE, Voter};
+use super::voter::{PROMISE, TENURE, Voter};
 use super::{Action, Local};
 use crate::control::{ControlMessage, RejectReason, Request};
 use crate::session::Refusal;
@@ -66,6 +66,17 @@ impl Exclusive {
     /// Whom this host, as a voter, has promised.
     pub(super) fn promised_to(&self, now: Time) -> Option<SocketAddrV4> {
         self.voter.and_then(|voter| voter.holder(now))
+    }
+
+    /// Goes on with a session that an earlier life granted. How long its gate is open, it says itself: the end of the last tenure that was
+    /// won. That is as good in this life, since voters promise to an address; so all there is to do is to ask for the next one in time.
+    /// Until one is won nothing is extended, and where none is, for as long as a tenure lasts, the session ends.
+    pub(super) fn resume(&mut self, now: Time) {
+        self.state = State::Active {
+            until: now + TENURE,
+            next_renewal: now,
+            renewal: None,
+        };
     }
 
     /// How long this host may have active DLD, if it has.

@@ -1,7 +1,7 @@
 //! The receivers of this host: who gets a place in their landing queues, and who waits for one.
 
 use super::waiting::{Waiter, Waiting};
-use super::{Local, message::Message};
+use super::{Limits, Local, message::Message};
 use crate::control::{ControlMessage, Ended, Reject, RejectReason, Request};
 use crate::session::{Application, Grantor, Refusal};
 use crate::time::Time;
@@ -24,10 +24,10 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(landing_queues: &[u16], waiting: usize) -> Receiver {
+    pub(super) fn new(landing_queues: &[u16], limits: &Limits) -> Receiver {
         Receiver {
-            grantor: Grantor::new(landing_queues),
-            waiting: Waiting::new(waiting),
+            grantor: Grantor::new(landing_queues).with_patience(limits.patience),
+            waiting: Waiting::new(limits.waiting),
         }
     }
 
@@ -58,6 +58,12 @@ impl Receiver {
             return;
         }
         self.waiting.add(now, from, request_id, request);
+        if self.grantor.free_places() == 0
+            && let Some((peer, request_id, ended)) = self.grantor.displace(now, local.landing)
+        {
+            let message = ControlMessage::Ended(ended);
+            replies.push((peer, Message::Session { request_id, message }));
+        }
         self.serve(now, local, replies);
         if !self.grantor.is_decided(from, request_id, request) {
             replies.push((from, self.busy(request_id)));
@@ -67,6 +73,9 @@ impl Receiver {
     /// Gives free places to those that wait.
     pub(super) fn serve(&mut self, now: Time, local: &mut Local<'_>, replies: &mut Vec<Reply>) {
         self.waiting.expire(now);
+        if self.waiting.len() > 0 && self.grantor.free_places() == 0 {
+            self.grantor.make_way(now, local.landing);
+        }
         while self.grantor.free_places() > 0
             && let Some(Waiter {
                 from,
@@ -138,7 +147,8 @@ impl Receiver {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        [self.grantor.poll_timeout(), self.waiting.next_expiry()]
+        let way = self.grantor.next_way().filter(|_| self.waiting.len() > 0);
+        [self.grantor.poll_timeout(), way, self.waiting.next_expiry()]
             .into_iter()
             .flatten()
             .min()

@@ -113,7 +113,7 @@ pub enum Policy {
     },
 }
 
-/// How much a node keeps, at most.
+/// How much a node keeps, at most, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Hosts that are known, and entries of the LM_RECV_ADDR list. Not less than the cluster has.
@@ -122,15 +122,19 @@ pub struct Limits {
     pub outgoing: usize,
     /// Requests that wait for the places of one receiver.
     pub waiting: usize,
+    /// For how long sessions go on in silence, where that is longer than their leases: a path may be cut, or a link down.
+    /// Whoever waits for the place of one whose lease has run out gets it.
+    pub patience: Duration,
 }
 
 impl Default for Limits {
-    /// 4096 hosts, 4096 sessions, 1024 waiting.
+    /// 4096 hosts, 4096 sessions, 1024 waiting, and no patience beyond the leases.
     fn default() -> Limits {
         Limits {
             hosts: 4096,
             outgoing: 4096,
             waiting: 1024,
+            patience: Duration::ZERO,
         }
     }
 }
@@ -146,7 +150,7 @@ pub struct Config {
     pub key: ClusterKey,
     /// The same at all hosts.
     pub policy: Policy,
-    /// Bounds of memory.
+    /// Bounds of memory, and of waiting.
     pub limits: Limits,
 }
 

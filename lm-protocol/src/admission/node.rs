@@ -65,7 +65,7 @@ impl Node {
             peers: Peers::new(config.limits.hosts),
             list: List::new(),
             receivers: BTreeMap::new(),
-            outgoing: Outgoing::new(config.boot_id as u32, is_exclusive),
+            outgoing: Outgoing::new(config.boot_id as u32, is_exclusive, config.limits.patience),
             exclusive,
             announced: Announced::Nothing,
             last_number: 0,
@@ -90,7 +90,7 @@ impl Node {
         out: &mut Vec<Action>,
     ) {
         self.remove_receiver(now, port, local, out);
-        let receiver = Receiver::new(landing_queues, self.config.limits.waiting);
+        let receiver = Receiver::new(landing_queues, &self.config.limits);
         self.receivers.insert(port, receiver);
     }
 
@@ -104,15 +104,16 @@ impl Node {
         }
     }
 
-    /// Takes over a session that an earlier life granted and whose gate is open. Gives `false` when it has no place, and always
-    /// under `exclusive`, where a new life relies on no promise of an old one: close the gate then. [`Node::on_timer`] afterwards
-    /// starts what goes with it.
+    /// Takes over a session that an earlier life granted and whose gate is open. Gives `false` when it has no place: close the gate then.
+    /// Under `exclusive` the gate stays open as long as that life was told ([`Landing::active_until`](crate::session::Landing::active_until)),
+    /// and no longer, until this one is told more. [`Node::on_timer`] afterwards starts what goes with it.
     pub fn adopt(&mut self, now: Time, port: u16, session: Session) -> bool {
-        self.exclusive.is_none()
-            && self
-                .receivers
-                .get_mut(&port)
-                .is_some_and(|receiver| receiver.grantor.adopt(session, now))
+        let receiver = self.receivers.get_mut(&port);
+        let is_adopted = receiver.is_some_and(|receiver| receiver.grantor.adopt(session, now));
+        if let Some(exclusive) = self.exclusive.as_mut().filter(|_| is_adopted) {
+            exclusive.resume(now);
+        }
+        is_adopted
     }
 
     /// A program of this host wants to send to the receiver on `port` at the host `to` (its control address).
@@ -454,6 +455,8 @@ impl Node {
                     });
                 self.say(said, out);
             }
+            // Between endpoints.
+            ControlMessage::Challenge(_) | ControlMessage::Proof(_) => {}
         }
     }
 

@@ -63,15 +63,18 @@ pub(super) struct Outgoing {
     next_ticket: u32,
     /// A receiver that is busy will not be asked again: the paper's LM_ACQ_REJ.
     busy_is_final: bool,
+    /// For how long a session goes unconfirmed, where that is longer than its lease.
+    patience: Duration,
 }
 
 impl Outgoing {
-    pub(super) fn new(first_ticket: u32, busy_is_final: bool) -> Outgoing {
+    pub(super) fn new(first_ticket: u32, busy_is_final: bool, patience: Duration) -> Outgoing {
         Outgoing {
             lines: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_ticket: first_ticket,
             busy_is_final,
+            patience,
         }
     }
 
@@ -322,7 +325,7 @@ impl Outgoing {
                 confirmed,
                 next,
             } => {
-                let until = *confirmed + grant.lease();
+                let until = *confirmed + grant.lease().max(self.patience);
                 if now >= until {
                     last = Some(Outcome::Lost);
                 }

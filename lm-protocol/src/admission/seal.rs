@@ -18,6 +18,7 @@
 //! send one host's message to another, or in another's name. Bit 0 of the flags: for all hosts; the address is then the broadcast
 //! address, whichever way the datagram travels.
 
+use crate::control::WORD_LEN;
 use crate::wire::lm::{TYPE_SEALED, VERSION};
 use core::fmt;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -43,6 +44,7 @@ const FLAG_ALL: u8 = 1;
 /// What the key is used for, so that no use can be taken for another.
 const LABEL_TAG: &[u8; 8] = b"lm-seal1";
 const LABEL_CHALLENGE: &[u8; 8] = b"lm-chal1";
+const LABEL_WORD: &[u8; 8] = b"lm-word1";
 
 /// The key that all daemons of a cluster share.
 #[derive(Clone)]
@@ -109,6 +111,38 @@ impl ClusterKey {
             .fold(0, |nonce, &byte| nonce << 8 | u64::from(byte));
         // 0 says that there is none.
         nonce.max(1)
+    }
+
+    /// A daemon's word for a program of its host: that the endpoint at `from`, of the incarnation `sender_id`, is one that it allows, and
+    /// was given `cookie` by the endpoint at `to` ([`crate::introduction`]). Both are data addresses.
+    #[must_use]
+    pub fn word(&self, from: SocketAddrV4, to: SocketAddrV4, sender_id: u64, cookie: u64) -> [u8; WORD_LEN] {
+        let bytes = self.spoken(from, to, sender_id, cookie).finalize().into_bytes();
+        core::array::from_fn(|at| bytes[at])
+    }
+
+    /// Whether `word` is that ([`ClusterKey::word`]); compared in constant time.
+    #[must_use]
+    pub fn is_word(
+        &self,
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+        (sender_id, cookie): (u64, u64),
+        word: &[u8; WORD_LEN],
+    ) -> bool {
+        self.spoken(from, to, sender_id, cookie)
+            .verify_truncated_left(word)
+            .is_ok()
+    }
+
+    fn spoken(&self, from: SocketAddrV4, to: SocketAddrV4, sender_id: u64, cookie: u64) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        mac.update(LABEL_WORD);
+        mac.update(&address(from));
+        mac.update(&address(to));
+        mac.update(&sender_id.to_be_bytes());
+        mac.update(&cookie.to_be_bytes());
+        mac
     }
 
     /// Writes a sealed datagram from `from` to `to`, or to everybody.

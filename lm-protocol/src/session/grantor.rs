@@ -16,6 +16,29 @@ const REMEMBERED: usize = 64;
 /// When a busy grantor wants to be asked again.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
 
+/// A place in which nothing lands for so long goes to whoever waits for one.
+pub const UNUSED_MAX: Duration = Duration::from_secs(5);
+
+/// A place that is of no use at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unused {
+    /// Since when nothing of its session landed.
+    pub since: Time,
+    /// Whether nothing is under way; else a message is, of which nothing comes.
+    pub is_idle: bool,
+}
+
+/// Whether a session goes on without its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// It does.
+    Done,
+    /// It may soon, and keeps its place until then.
+    Later,
+    /// It cannot.
+    Never,
+}
+
 /// Who asks, and for what.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -98,7 +121,8 @@ impl Refusal {
         }
     }
 
-    pub(crate) fn to_message(self) -> ControlMessage {
+    /// The answer that says so.
+    pub fn to_message(self) -> ControlMessage {
         ControlMessage::Reject(Reject {
             reason: self.reason,
             version: VERSION,
@@ -176,6 +200,18 @@ pub trait Landing {
         let _ = until;
     }
 
+    /// What a session's place is unused for; `None` while something lands there, or may.
+    fn unused(&self, session: &Session) -> Option<Unused> {
+        let _ = session;
+        None
+    }
+
+    /// Somebody waits for the place of a session, of which a message is under way: it goes on without, by the one-copy path.
+    fn set_aside(&mut self, session: &Session) -> Aside {
+        let _ = session;
+        Aside::Never
+    }
+
     /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
 }
@@ -207,11 +243,18 @@ pub struct Session {
     pub request: Request,
     /// What was granted.
     pub grant: Grant,
-    /// When it ends unless something is heard from the sender.
+    /// When its lease runs out unless something is heard from the sender.
     pub expires: Time,
+    /// Whether it has a place; else it is aside, and goes on by the one-copy path.
+    pub has_place: bool,
 }
 
 impl Session {
+    /// When it ends unless something is heard from the sender or its place is wanted: its silence is borne for `patience`.
+    fn ends(&self, patience: Duration) -> Time {
+        self.expires + patience.saturating_sub(self.grant.lease())
+    }
+
     /// A session as an earlier life of this program granted it, for [`Grantor::adopt`].
     pub fn granted_before(peer: SocketAddrV4, request_id: u32, request: Request, grant: Grant) -> Session {
         Session {
@@ -220,6 +263,7 @@ impl Session {
             request,
             grant,
             expires: Time::ZERO,
+            has_place: true,
         }
     }
 
@@ -291,10 +335,16 @@ struct Past {
 #[derive(Clone, Debug)]
 pub struct Grantor {
     queues: Vec<(u16, Option<Session>)>,
+    /// Sessions that go on without a place: as many as there are places.
+    aside: Vec<Option<Session>>,
     /// The last ended sessions, overwritten in a circle.
     past: [Option<Past>; REMEMBERED],
     past_next: usize,
+    /// For how long a silent session goes on while nobody else wants its place; not less than its lease.
+    patience: Duration,
     shutting_down: bool,
+    /// Sessions that one source address may have.
+    address_max: usize,
 }
 
 impl Grantor {
@@ -303,10 +353,27 @@ impl Grantor {
     pub fn new(landing_queues: &[u16]) -> Grantor {
         Grantor {
             queues: landing_queues.iter().map(|&queue| (queue, None)).collect(),
+            aside: landing_queues.iter().map(|_| None).collect(),
             past: [None; REMEMBERED],
             past_next: 0,
+            patience: Duration::ZERO,
             shutting_down: false,
+            address_max: usize::MAX,
         }
+    }
+
+    /// The same with a bound on the sessions of one source address.
+    #[must_use]
+    pub fn with_address_max(self, address_max: usize) -> Grantor {
+        Grantor { address_max, ..self }
+    }
+
+    /// The same, whose sessions go on for so long in silence (a path that is cut, a link that is down). Once its lease has run out,
+    /// a session gives way to whoever asks for a place and finds none.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Grantor {
+        self.patience = patience;
+        self
     }
 
     /// A control message came in on the control port; gives the reply, which goes back to `from` under the same number.
@@ -334,8 +401,12 @@ impl Grantor {
                 )
             }
             ControlMessage::End(end) => self.handle_end(from, request_id, end, landing),
-            // Replies are for applicants.
-            ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => None,
+            // Replies are for applicants, introductions for the endpoint.
+            ControlMessage::Grant(_)
+            | ControlMessage::Reject(_)
+            | ControlMessage::Ended(_)
+            | ControlMessage::Challenge(_)
+            | ControlMessage::Proof(_) => None,
         }
     }
 
@@ -361,12 +432,47 @@ impl Grantor {
 
     /// When to call [`Grantor::expire`] next; `None` without sessions.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.sessions().map(|session| session.expires).min()
+        (self.sessions().map(|session| session.ends(self.patience))).min()
     }
 
-    /// Closes the sessions whose lease has run out; gives their number.
+    /// Closes the sessions of which nothing was heard for their lease and the grantor's patience, whichever is longer; gives their number.
     pub fn expire(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
-        self.close_where(landing, CloseReason::Expired, |session| session.expires <= now)
+        let patience = self.patience;
+        self.close_where(landing, CloseReason::Expired, |session| {
+            session.ends(patience) <= now
+        })
+    }
+
+    /// When to call [`Grantor::make_way`] for whoever waits; `None` while a place is free.
+    pub fn next_way(&self) -> Option<Time> {
+        let is_full = self.free_places() == 0;
+        (self.placed().map(|session| session.expires).min()).filter(|_| is_full)
+    }
+
+    /// Somebody wants a place that there is not: sessions whose lease has run out give theirs up; gives their number. Those of which a
+    /// message is under way go on without, where they can: a path may be cut.
+    pub fn make_way(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
+        let mut freed = 0;
+        for at in 0..self.queues.len() {
+            let Some(session) = self.queues[at].1.filter(|session| session.expires <= now) else {
+                continue;
+            };
+            let is_idle = landing.unused(&session).is_some_and(|unused| unused.is_idle);
+            let aside = match is_idle {
+                true => Aside::Never,
+                false => self.put_aside(&session, landing),
+            };
+            let session_key = session.grant.session_key;
+            match aside {
+                Aside::Done => freed += 1,
+                Aside::Later => {}
+                Aside::Never => {
+                    let is_it = |session: &Session| session.grant.session_key == session_key;
+                    freed += self.close_where(landing, CloseReason::Expired, is_it);
+                }
+            }
+        }
+        freed
     }
 
     /// Closes the session with this key from this side; gives whether there was one.
@@ -374,6 +480,68 @@ impl Grantor {
         self.close_where(landing, CloseReason::Local, |session| {
             session.grant.session_key == session_key
         }) > 0
+    }
+
+    /// Somebody waits for a place: the session that has not used its own for longest gives it up, if that is [`UNUSED_MAX`]. One of which a
+    /// message is under way goes on without. Any other ends: what is to be told to its sender, under the number of its request; it asks
+    /// again when it has something to send.
+    pub fn displace(&mut self, now: Time, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
+        let unused = |session: &Session| {
+            let unused = landing.unused(session)?;
+            (now.since(unused.since) >= UNUSED_MAX).then_some((unused, *session))
+        };
+        let mut unused: Vec<(Unused, Session)> = self.placed().filter_map(unused).collect();
+        unused.sort_by_key(|(unused, session)| (*unused, session.grant.session_key));
+        for (unused, session) in unused {
+            if unused.is_idle {
+                return self.end(&session, landing);
+            }
+            match self.put_aside(&session, landing) {
+                Aside::Done | Aside::Later => return None,
+                Aside::Never => {}
+            }
+        }
+        None
+    }
+
+    /// Ends a session that is aside and has had nothing under way for [`UNUSED_MAX`], so that its sender asks for a place again. What is to
+    /// be told to it, as by [`Grantor::displace`].
+    pub fn recall(&mut self, now: Time, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
+        let is_over = |session: &&Session| {
+            let unused = landing.unused(session);
+            unused.is_some_and(|unused| unused.is_idle && now.since(unused.since) >= UNUSED_MAX)
+        };
+        let session = self.aside.iter().flatten().find(is_over).copied()?;
+        self.end(&session, landing)
+    }
+
+    /// A session goes on without its place, unless as many do already as there are places.
+    fn put_aside(&mut self, session: &Session, landing: &mut dyn Landing) -> Aside {
+        let Some(free) = self.aside.iter_mut().find(|slot| slot.is_none()) else {
+            return Aside::Never;
+        };
+        let aside = landing.set_aside(session);
+        if aside == Aside::Done {
+            let is_it = |placed: &mut Session| placed.grant.session_key == session.grant.session_key;
+            let mut placed = self.queues.iter_mut();
+            let moved = placed.find_map(|(_, slot)| slot.take_if(is_it));
+            *free = moved.map(|session| Session {
+                has_place: false,
+                ..session
+            });
+        }
+        aside
+    }
+
+    /// Ends a session from this side: what is to be told to its sender.
+    fn end(&mut self, session: &Session, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
+        let session_key = session.grant.session_key;
+        let delivered = self.close_counted(session_key, landing)?;
+        let ended = Ended {
+            session_key,
+            delivered,
+        };
+        Some((session.peer, session.request_id, ended))
     }
 
     /// As [`Grantor::close`], and gives how many messages the session delivered.
@@ -401,13 +569,21 @@ impl Grantor {
 
     /// All sessions (the paper's LM_RECV_ADDR entries with flag 10).
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.placed().chain(self.aside.iter().flatten())
+    }
+
+    /// Those that have a place.
+    fn placed(&self) -> impl Iterator<Item = &Session> {
         self.queues.iter().filter_map(|(_, session)| session.as_ref())
     }
 
+    fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        let placed = self.queues.iter_mut().filter_map(|(_, slot)| slot.as_mut());
+        placed.chain(self.aside.iter_mut().flatten())
+    }
+
     fn session_mut(&mut self, session_key: u64) -> Option<&mut Session> {
-        self.queues
-            .iter_mut()
-            .filter_map(|(_, session)| session.as_mut())
+        self.sessions_mut()
             .find(|session| session.grant.session_key == session_key)
     }
 
@@ -469,19 +645,29 @@ impl Grantor {
             request,
         } = application;
         let known = |session: &&mut Session| session.is_from(from, request_id, request);
-        if let Some(session) = self
-            .queues
-            .iter_mut()
-            .filter_map(|(_, session)| session.as_mut())
-            .find(known)
-        {
+        if let Some(session) = self.sessions_mut().find(known) {
             session.expires = now + session.grant.lease();
             return Some(ControlMessage::Grant(session.grant));
         }
         if self.is_late(from, request_id, request) {
             return None;
         }
-        Some(match self.grant(&application, now, policy, landing) {
+        let mut granted = self.grant(&application, now, policy, landing);
+        if (granted.as_ref()).is_err_and(|refusal| refusal.reason == RejectReason::Busy) {
+            // Silent sessions give way where all places are taken, and those of the same host always: it may have begun anew.
+            let host = *from.ip();
+            let mut freed = match self.free_places() {
+                0 => self.make_way(now, landing),
+                _ => 0,
+            };
+            freed += self.close_where(landing, CloseReason::Expired, |session| {
+                session.has_place && session.expires <= now && *session.peer.ip() == host
+            });
+            if freed > 0 {
+                granted = self.grant(&application, now, policy, landing);
+            }
+        }
+        Some(match granted {
             Ok(grant) => ControlMessage::Grant(grant),
             Err(refusal) => refusal.to_message(),
         })
@@ -501,6 +687,12 @@ impl Grantor {
         let permit = policy.admit(application)?;
         if application.request.max_message_len > permit.max_message_len {
             return Err(Refusal::too_large(permit.max_message_len));
+        }
+        // Others are to find a place, whatever one host asks for.
+        let is_its = |session: &&Session| session.peer.ip() == application.from.ip();
+        let aside = self.aside.iter().flatten().filter(is_its).count();
+        if self.sessions().filter(is_its).count() >= self.address_max || 2 * aside > self.aside.len() {
+            return Err(Refusal::busy(BUSY_RETRY));
         }
         let (queue, free) = self
             .queues
@@ -530,6 +722,7 @@ impl Grantor {
             request: *application.request,
             grant,
             expires: now + grant.lease(),
+            has_place: true,
         });
         Ok(grant)
     }
@@ -581,7 +774,8 @@ impl Grantor {
         matches: impl Fn(&Session) -> bool,
     ) -> usize {
         let mut closed = 0;
-        for (_, slot) in &mut self.queues {
+        let placed = self.queues.iter_mut().map(|(_, slot)| slot);
+        for slot in placed.chain(&mut self.aside) {
             let Some(session) = slot.take_if(|session| matches(session)) else {
                 continue;
             };

@@ -28,7 +28,10 @@ mod applicant;
 mod grantor;
 
 pub use applicant::{Applicant, ApplicantState, Farewell, FarewellState};
-pub use grantor::{Admit, Application, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms};
+pub use grantor::{
+    Admit, Application, Aside, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms, UNUSED_MAX,
+    Unused,
+};
 
 use crate::time::Time;
 use core::time::Duration;

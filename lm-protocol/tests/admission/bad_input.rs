@@ -302,7 +302,7 @@ proptest! {
         policy in any_policy(),
         script in prop::collection::vec((1usize..9, any_message(), 0u64..2_000, any::<u16>()), 1..80),
     ) {
-        let limits = Limits { hosts: 4, outgoing: 2, waiting: 3 };
+        let limits = Limits { hosts: 4, outgoing: 2, waiting: 3, ..Limits::default() };
         let mut lone = Lone::new(policy, limits);
         let mut now = NOW;
         let mut sequences = [10u64; 9];

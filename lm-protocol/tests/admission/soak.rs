@@ -46,7 +46,12 @@ fn setup(seed: u64, random: &mut Random) -> Setup {
             hosts: 1 + random.below(hosts as u64) as usize,
             outgoing: 1 + random.below(8) as usize,
             waiting: random.below(8) as usize,
+            ..Limits::default()
         };
+    }
+    if voters == 0 {
+        // Silent sessions go on beyond their leases, and give way.
+        setup.limits.patience = setup.patience;
     }
     setup
 }
@@ -135,19 +140,23 @@ fn seeds() -> std::ops::Range<u64> {
     range.unwrap_or_else(|| panic!("LM_SOAK_SEEDS={text} is not of the form FROM..TO"))
 }
 
+/// Runs a seed, and says at a failure how to run it again.
+fn replayable<R>(seed: u64, again: &str, run: impl FnOnce() -> R + std::panic::UnwindSafe) -> R {
+    std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+        let text = (panic.downcast_ref::<String>().map(String::as_str))
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("a panic");
+        println!("soak: {seed} failed: {}", text.lines().next().unwrap_or_default());
+        panic!("seed {seed}; again: {again}");
+    })
+}
+
 #[test]
 fn seeds_settle() {
     for seed in seeds() {
-        match std::panic::catch_unwind(|| run(seed)) {
-            Ok(done) => println!("soak: {seed} ok, {done}"),
-            Err(panic) => {
-                let text = (panic.downcast_ref::<String>().map(String::as_str))
-                    .or_else(|| panic.downcast_ref::<&str>().copied())
-                    .unwrap_or("a panic");
-                println!("soak: {seed} failed: {}", text.lines().next().unwrap_or_default());
-                panic!("seed {seed}; again: cargo xtask soak --admission --seeds 1 --from {seed}");
-            }
-        }
+        let again = format!("cargo xtask soak --admission --seeds 1 --from {seed}");
+        let done = replayable(seed, &again, || run(seed));
+        println!("soak: {seed} ok, {done}");
     }
 }
 
@@ -159,26 +168,90 @@ fn a_seed_is_a_whole_run() {
     }
 }
 
-/// A thousand hosts, a network that loses, and one active receiver at a time.
-#[test]
-fn a_thousand_hosts_take_turns() {
-    let mut setup = Setup::new(1000, 1000, 5);
-    setup.weather.loss_per_mille = 20;
-    setup.weather.delay_max = MILLISECOND;
+/// A thousand hosts for some seconds: a network that loses, doubles and reorders, clocks that differ, programs that ask `rivals` at a time
+/// at so many `moments`, hosts and daemons that die in the middle of it, voters among them, and the attacker.
+fn thousand(seed: u64, voters: usize, moments: u64, rivals: u64) -> World {
+    const HOSTS: u64 = 1000;
+    let mut random = Random(seed ^ 0x1000_0715);
+    let mut setup = Setup::new(seed, HOSTS as usize, voters);
+    setup.weather = Weather {
+        loss_per_mille: 20,
+        duplicate_per_mille: 20,
+        delay_min: Duration::from_micros(20),
+        delay_max: MILLISECOND,
+    };
+    setup.is_drifting = true;
     let mut world = World::new(setup);
-    let mut random = Random(1);
-    // The voters know after PROMISE that they are bound by nothing.
-    for step in 0..60 {
-        let at = Time::from_millis(2100 + 40 * step);
-        for _ in 0..3 {
-            let sender = random.below(1000) as usize;
-            let receiver = (sender + 1 + random.below(999) as usize) % 1000;
-            world.job(at, sender, receiver, 1 << 20, 5 * MILLISECOND);
+    for step in 0..moments {
+        // The voters know after PROMISE, by their own clocks, that they are bound by nothing.
+        let at = Time::from_millis(2200 + 50 * step);
+        let mut who = [0; 2];
+        for _ in 0..rivals {
+            let sender = random.below(HOSTS);
+            let receiver = (sender + 1 + random.below(HOSTS - 1)) % HOSTS;
+            who = [sender as usize, receiver as usize];
+            let hold = Duration::from_micros(random.below(20_000));
+            world.job(at, who[0], who[1], 1 << (10 + random.below(20)), hold);
         }
+        let host = match random.below(16) {
+            // Two of them in all, so that the others remain a majority.
+            0 => usize::from(voters > 0 && step > moments / 2),
+            1..4 => who[random.below(2) as usize],
+            _ => continue,
+        };
+        let death = [Death::Host, Death::Daemon][random.below(2) as usize];
+        let after = Duration::from_micros(random.below(10_000));
+        world.die(at + after, host, death, Duration::from_millis(random.below(400)));
+    }
+    for _ in 0..200 {
+        world.attack(Time::ZERO + Duration::from_micros(2_200_000 + random.below(50_000 * moments)));
+    }
+    for audit in 0..moments / 10 + 10 {
+        world.audit(Time::ZERO + Duration::from_millis(500 * audit));
     }
     world.run(Time::MAX);
     world.check_quiet();
-    let done = world.jobs.iter().filter(|job| job.fate == Fate::Done).count();
-    assert!(done >= 30, "{done} of 60 moments had a receiver");
+    world
+}
+
+/// Runs it; gives the world, and how many messages landed.
+fn thousand_settle(voters: usize, moments: u64, rivals: u64) -> (World, usize) {
+    let seed = std::env::var("LM_SEED").map_or(1000, |seed| seed.parse().expect("LM_SEED is a number"));
+    let again = format!("LM_SEED={seed} cargo test -p lm-protocol --test admission a_thousand_hosts");
+    let (world, done) = replayable(seed, &again, || {
+        let world = thousand(seed, voters, moments, rivals);
+        let count = |fate| world.jobs.iter().filter(|job| job.fate == fate).count();
+        assert_eq!(count(Fate::Asking) + count(Fate::Holding), 0);
+        let done = count(Fate::Done);
+        println!(
+            "soak: {seed} ok, {voters} voters, {} datagrams, {done} done, {} one-copy, {} lost or dead, {} attacks",
+            world.datagrams,
+            count(Fate::OneCopy),
+            count(Fate::Lost) + count(Fate::Nothing),
+            world.attacks,
+        );
+        (world, done)
+    });
+    let lives: u64 = world.hosts.iter().map(|host| host.life).sum();
+    assert!(lives > 1000 + 3, "{} deaths", lives - 1000);
+    assert!(world.attacks > 150, "{} attacks", world.attacks);
+    (world, done)
+}
+
+#[test]
+fn a_thousand_hosts_take_turns() {
+    let (world, done) = thousand_settle(5, 160, 3);
+    assert!(done >= 15, "{done} of 160 moments had a receiver");
     assert_eq!(world.most_active, 1);
+}
+
+#[test]
+fn a_thousand_hosts_at_once() {
+    let (world, done) = thousand_settle(0, 40, 4);
+    assert!(done >= 140, "{done} of 160 messages landed");
+    assert!(
+        world.most_active > 3,
+        "{} hosts received at once",
+        world.most_active
+    );
 }

@@ -445,16 +445,16 @@ impl World {
             policy: self.setup.policy(),
             limits: self.setup.limits,
         };
-        let adopts = adopts && self.setup.voters == 0;
         let it = &mut self.hosts[host];
         it.life += 1;
         it.began = now;
         it.wake = None;
-        it.gate.until = None;
         it.node = Some(Node::new(config, it.local(now)));
         let kept = std::mem::take(&mut it.kept);
+        // The gate keeps what it was told while nobody looked.
         if !adopts {
             it.gate.open.clear();
+            it.gate.until = None;
         }
         let queues = vec![QUEUE; self.setup.places];
         self.with(host, |node, now, local, out| {

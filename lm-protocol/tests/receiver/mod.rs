@@ -52,6 +52,10 @@ pub(crate) struct Queues {
     pub(crate) closed: Vec<(u64, CloseReason)>,
     pub(crate) refuse: Option<Refusal>,
     pub(crate) mtu: Option<u16>,
+    /// What nothing lands of, and which sessions cannot go on without their places.
+    pub(crate) unused: BTreeMap<u64, Unused>,
+    pub(crate) fixed: Vec<u64>,
+    pub(crate) aside: Vec<u64>,
 }
 
 impl Landing for Queues {
@@ -86,7 +90,30 @@ impl Landing for Queues {
         })
     }
 
+    fn unused(&self, session: &Session) -> Option<Unused> {
+        self.unused.get(&session.grant.session_key).copied()
+    }
+
+    fn set_aside(&mut self, session: &Session) -> Aside {
+        let key = session.grant.session_key;
+        if self.fixed.contains(&key) || !self.unused.contains_key(&key) {
+            return Aside::Never;
+        }
+        assert!(session.has_place);
+        let (open, _) = (self.open.remove(&session.grant.landing_queue)).expect("an open queue");
+        assert_eq!(open, key);
+        self.aside.push(key);
+        Aside::Done
+    }
+
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
+        if !session.has_place {
+            let key = session.grant.session_key;
+            let at = self.aside.iter().position(|aside| *aside == key);
+            self.aside.remove(at.expect("a session that is aside"));
+            self.closed.push((key, reason));
+            return 5;
+        }
         let (key, sender_id) = self
             .open
             .remove(&session.grant.landing_queue)

@@ -115,7 +115,11 @@ impl Host {
 
     /// Switches interface features by the names that `ethtool -k` shows, for example `("rx-gro", true)`.
     pub fn set_features(&self, wanted: &[(&str, bool)]) -> Result<()> {
-        self.enter(|| ethtool::set_features(INTERFACE, wanted))
+        self.set_features_of(INTERFACE, wanted)
+    }
+
+    pub(super) fn set_features_of(&self, interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
+        self.enter(|| ethtool::set_features(interface, wanted))
     }
 
     /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).

@@ -17,6 +17,8 @@ pub struct LinkConfig {
     pub queues: u32,
     /// Whether TSO, GSO, GRO and their relatives stay on.
     pub segmentation_offloads: bool,
+    /// Whether GRO is on all the same: with it a veth pair has NAPI instances that sockets can poll.
+    pub gro: bool,
     /// Receive packet steering of all queues: CPU masks of the left and the right host; 0 is off.
     pub rps: [u64; 2],
 }
@@ -49,6 +51,9 @@ impl Bed {
         for (host, end, mask) in [(left, 1, config.rps[0]), (right, 2, config.rps[1])] {
             if !config.segmentation_offloads {
                 host.switch_offloads_of(&name, false)?;
+            }
+            if config.gro {
+                host.set_features_of(&name, &[("rx-gro", true)])?;
             }
             let commands = [
                 format!("addr add 198.18.{number}.{end}/24 dev {name}"),

@@ -266,8 +266,10 @@ impl Bed {
         for (host, rps) in senders.chain([(&bed.right, &config.rps_right)]) {
             configure(host, config, rps).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
-        if bed.switch.is_some() {
-            switch::introduce(&bed.senders(), &[&bed.right]).context("cannot introduce the hosts")?;
+        if let Some(switch) = &bed.switch {
+            let senders = bed.senders();
+            switch::introduce(&senders, &[&bed.right]).context("cannot introduce the hosts")?;
+            switch::await_forwarding(switch, &[&senders[..], &[&bed.right]].concat())?;
         }
         Ok(bed)
     }

@@ -20,6 +20,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -74,6 +75,22 @@ pub(super) fn configure(switch: &Host, hosts: &[(&Host, Option<u32>)]) -> Result
         }
         Ok(())
     })
+}
+
+/// Waits until the bridge forwards what comes in on every port, which it does when the kernel has looked at the port's carrier: up to a second
+/// after both ends are up.
+pub(super) fn await_forwarding(switch: &Host, hosts: &[&Host]) -> Result<()> {
+    // BR_STATE_FORWARDING in linux/if_bridge.h
+    const FORWARDING: &str = "3";
+    let end = Instant::now() + Duration::from_secs(10);
+    for host in hosts {
+        let file = format!("/sys/class/net/{}/brport/state", port_of(host));
+        while switch.read_file(&file)?.trim() != FORWARDING {
+            ensure!(Instant::now() < end, "{} does not forward", port_of(host));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok(())
 }
 
 /// Joins ports to a bridge of this name, which shows iptables nothing.

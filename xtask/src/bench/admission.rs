@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::Distances;
+use lm_core_distance::{Apart, Distances};
 use serde_json::{Value, json};
 
 use crate::bed::daemons::{Daemons, NOBODY};
@@ -234,28 +234,23 @@ fn echo(
     })
 }
 
-/// Measures in rounds, which are measured again when the cores moved apart meanwhile.
+/// Measures in rounds, and keeps each with how far apart the cores were.
 fn rounds(
     requests: u32,
     of_round: u32,
     distances: &mut Distances,
     measure: impl Fn(u32) -> Result<Value>,
 ) -> Result<Latency> {
-    let mut rounds = Vec::new();
-    for _ in 0..requests.div_ceil(of_round) {
-        rounds.push(distances.near(|_| measure(of_round))?);
-    }
+    let rounds = 0..requests.div_ceil(of_round);
+    let rounds = rounds.map(|_| distances.around(|| measure(of_round)));
     Ok(Latency {
-        distances: std::mem::take(&mut distances.rounds),
-        rounds,
+        rounds: rounds.collect::<Result<_>>()?,
     })
 }
 
-/// Requests in rounds.
+/// Requests in rounds, each with how far apart the cores were.
 struct Latency {
-    /// How far apart the cores were, in nanoseconds, in the rounds under which they stayed.
-    distances: Vec<f64>,
-    rounds: Vec<Value>,
+    rounds: Vec<(Value, Option<Apart>)>,
 }
 
 /// A quantile of many values.
@@ -282,22 +277,19 @@ fn quantile_of(values: &[f64], part: f64) -> Option<Quantile> {
 }
 
 impl Latency {
-    /// All rounds' latencies, in microseconds, in order.
+    /// The latencies of all rounds, in microseconds, in order.
     fn all(&self) -> Vec<f64> {
-        let counts = |report: &Value| -> Vec<(u64, u64)> {
-            let counts = report.get("latency_counts").or_else(|| report.get("rtt_counts"));
-            serde_json::from_value(counts.cloned().unwrap_or_default()).unwrap_or_default()
-        };
-        let mut all: Vec<f64> = (self.rounds.iter())
-            .flat_map(counts)
-            .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
-            .collect();
-        all.sort_by(f64::total_cmp);
-        all
+        latencies(self.rounds.iter().map(|(report, _)| report))
+    }
+
+    /// Those of the rounds with near cores.
+    fn near(&self) -> Vec<f64> {
+        let near = self.rounds.iter().filter(|(_, apart)| super::is_near(apart));
+        latencies(near.map(|(report, _)| report))
     }
 
     /// A line of the table.
-    fn row(&self, what: &str, target_us: Option<f64>) -> [String; 7] {
+    fn row(&self, what: &str, target_us: Option<f64>) -> [String; 8] {
         let all = self.all();
         let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| quantile_of(&all, part));
         let of = |quantile: Option<Quantile>| micros(quantile.map(|quantile| quantile.value));
@@ -310,6 +302,7 @@ impl Latency {
             p99.map_or_else(String::new, |p99| {
                 format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])
             }),
+            of(quantile_of(&self.near(), 0.99)),
             target_us.map_or_else(String::new, |target| {
                 let met = p99.is_some_and(|p99| p99.value <= target);
                 verdict(met, &format!("p99 ≤ {target} µs"))
@@ -317,17 +310,56 @@ impl Latency {
         ]
     }
 
+    /// As other suites keep a comparison with one contender: each round's p99, and that of all requests together.
+    fn comparison(&self, daemons: &str, key: &str, what: &str, target_us: Option<f64>) -> Value {
+        let p99 = |latencies: &[f64]| quantile_of(latencies, 0.99).map(|quantile| quantile.value);
+        let (figure, near) = (p99(&self.all()), p99(&self.near()));
+        let of_rounds = self
+            .rounds
+            .iter()
+            .map(|(report, _)| p99(&latencies([report].into_iter())));
+        let targets = target_us.zip(figure).map(|(target, reached)| {
+            json!({
+                "asked": format!("≤ {target} µs"), "of": what, "bound": target, "reached": reached, "near": near, "met": reached <= target,
+            })
+        });
+        json!({
+            "key": format!("{daemons}_{key}"),
+            "title": format!("LM_REQ to LM_ACQ_OK, p99, daemons {daemons}"),
+            "unit": "µs",
+            "contenders": [{"name": what, "figure": figure, "samples": of_rounds.collect::<Vec<_>>()}],
+            "cores": self.rounds.iter().map(|(_, apart)| super::apart_json(apart)).collect::<Vec<_>>(),
+            "targets": targets.into_iter().collect::<Vec<_>>(),
+        })
+    }
+
     fn to_json(&self) -> Value {
-        let all = self.all();
-        let quantile = |part: f64| {
-            let found = quantile_of(&all, part);
+        let (all, near) = (self.all(), self.near());
+        let quantile = |of: &[f64], part: f64| {
+            let found = quantile_of(of, part);
             found.map(|found| json!({"value": found.value, "interval": found.interval}))
         };
         json!({
-            "p50_us": quantile(0.5), "p90_us": quantile(0.9), "p99_us": quantile(0.99), "distances_ns": self.distances,
-            "rounds": self.rounds,
+            "p50_us": quantile(&all, 0.5), "p90_us": quantile(&all, 0.9), "p99_us": quantile(&all, 0.99),
+            "near_p99_us": quantile(&near, 0.99),
+            "cores": self.rounds.iter().map(|(_, apart)| super::apart_json(apart)).collect::<Vec<_>>(),
+            "rounds": self.rounds.iter().map(|(report, _)| report).collect::<Vec<_>>(),
         })
     }
+}
+
+/// The latencies of some rounds, in microseconds, in order.
+fn latencies<'a>(reports: impl Iterator<Item = &'a Value>) -> Vec<f64> {
+    let counts = |report: &Value| -> Vec<(u64, u64)> {
+        let counts = report.get("latency_counts").or_else(|| report.get("rtt_counts"));
+        serde_json::from_value(counts.cloned().unwrap_or_default()).unwrap_or_default()
+    };
+    let mut all: Vec<f64> = reports
+        .flat_map(counts)
+        .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
+        .collect();
+    all.sort_by(f64::total_cmp);
+    all
 }
 
 /// User's and system's time in a line of `/proc/PID/stat`.
@@ -354,15 +386,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         "p90 µs",
         "p99 µs",
         "95 % interval",
+        "p99, near cores",
         "target",
     ]);
     let mut result = json!({"suite": "admission", "machine": describe()});
+    let mut comparisons = Vec::new();
     let mut distances = Distances::between(two_cores());
     for (at, (name, spin)) in [("sleeping", false), ("spinning", true)].into_iter().enumerate() {
         let ground = Ground::new(&programs, spin)?;
         let (requests, few) = (arguments.requests, arguments.requests / 3);
         let mut measured = |what: &str, key: &str, latency: Latency, target: Option<f64>| {
             latencies.row(latency.row(what, target));
+            comparisons.push(latency.comparison(name, key, what.trim(), target));
             result[name][key] = latency.to_json();
         };
         eprintln!("  daemons {name}: latency");
@@ -373,9 +408,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         };
         let _awake = keep_cores_awake()?;
         let latency = ground.in_trains(requests, spin, &mut distances)?;
-        measured(&format!("daemons {name}"), "ask", latency, Some(P99_MAX_US[at]));
+        let target = Some(P99_MAX_US[at]);
+        measured(
+            &format!("daemons {name}, cores kept awake"),
+            "ask",
+            latency,
+            target,
+        );
         if let Some(latency) = on_sleeping_cores {
-            measured("  on cores that sleep, too", "ask_cores_asleep", latency, None);
+            measured("  on cores that sleep, too", "ask_cores_asleep", latency, target);
         }
         let latency = ground.seldom(few, arguments.rate, spin, &mut distances)?;
         measured(&format!("  {} a second", arguments.rate), "seldom", latency, None);
@@ -387,6 +428,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             of_hop("p50"),
             of_hop("p90"),
             of_hop("p99"),
+            String::new(),
             String::new(),
             String::new(),
         ]);
@@ -401,6 +443,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         latencies.row(latency.row(&what, None));
         result[name]["echo"] = latency.to_json();
     }
+    result["comparisons"] = json!(comparisons);
     println!("\n{latencies}");
     if !arguments.latency_only {
         print_load(&result["load"]);
@@ -535,15 +578,27 @@ mod tests {
     #[test]
     fn rounds_are_put_together() {
         let round = |counts: &[(u64, u64)]| json!({"granted": 2, "latency_counts": counts});
+        let near = Apart {
+            before_ns: 60.0,
+            after_ns: 60.0,
+            is_shared: false,
+            is_near: true,
+        };
         let latency = Latency {
-            distances: Vec::new(),
             rounds: vec![
-                round(&[(3000, 1), (9000, 1)]),
-                json!({"rtt_counts": [(5000, 2)]}),
-                json!({}),
+                (round(&[(3000, 1), (9000, 1)]), Some(near)),
+                (json!({"rtt_counts": [(5000, 2)]}), None),
+                (json!({}), Some(near)),
             ],
         };
         assert_eq!(latency.all(), [3.0, 5.0, 5.0, 9.0]);
+        assert_eq!(latency.near(), [3.0, 9.0]);
+        let kept = latency.comparison("sleeping", "ask", "on some cores", Some(8.0));
+        assert_eq!(kept["contenders"][0]["samples"], json!([9.0, 5.0, null]));
+        assert_eq!(
+            (&kept["targets"][0]["reached"], &kept["targets"][0]["met"]),
+            (&json!(9.0), &json!(false))
+        );
     }
 
     #[test]

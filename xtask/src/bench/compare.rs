@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::bed::links::LinkConfig;
 use crate::bed::{Bed, BedConfig, Launch, Side};
-use crate::machine::two_cores;
+use crate::machine::{command_line, revision, two_cores};
 use crate::workspace::Programs;
 
 /// As long as anybody may want to measure.
@@ -15,9 +15,9 @@ const LONG: Duration = Duration::from_secs(12 * 3600);
 /// Measure LM beside everybody else between two hosts on this machine: kernel UDP and TCP in their best settings, QUIC, bare AF_XDP, and
 /// whatever standard tools are installed.
 ///
-/// Makes two hosts with four equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with
-/// receive packet steering; and one with all offloads on. Each side has a core; leave the machine alone meanwhile. A round of `compare`
-/// takes about a minute; each measurement waits a while for near cores, and is repeated when they moved.
+/// Makes two hosts with five equal links, segmentation offloads off: for LM's gate; without an XDP program, for the kernel; the same with
+/// receive packet steering, with queues that sockets can poll (GRO), and with all offloads on. Each side has a core; leave the machine alone meanwhile. A round of `compare`
+/// takes about a minute; each measurement waits a while for near cores, and is kept with how far apart they were.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Arguments {
     /// What to run: compare, latency, throughput, cpu or limit
@@ -49,8 +49,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         mtu: arguments.mtu,
         queues: BedConfig::default().queues,
         segmentation_offloads: false,
+        gro: false,
         rps: [0, 0],
     };
+    let polled = LinkConfig { gro: true, ..plain };
     let steered = LinkConfig {
         rps: [1 << near, 1 << far],
         ..plain
@@ -63,10 +65,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         ("--peer-host", bed.add_link(1, &plain)?),
         ("--rps-host", bed.add_link(2, &steered)?),
         ("--offloads-host", bed.add_link(3, &offloads)?),
+        ("--napi-host", bed.add_link(4, &polled)?),
     ];
     let lm_bench = programs.path("lm-bench");
     let launch = || Launch::new(&lm_bench).time_limit(LONG);
     let serve = launch().args(["serve", "--core", &far.to_string()]);
+    let serve = serve.args([
+        "--bind",
+        &format!("{}:7170", Side::Right.address()),
+        "--from-anyone",
+    ]);
     let mut server = bed.right().spawn(serve)?;
     server.await_text("ready")?;
     let mut measure = launch()
@@ -75,6 +83,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         .args(["--core", &near.to_string(), "--near-cores"]);
     if arguments.switch {
         measure = measure.args(["--place", "through a switch"]);
+    }
+    let command = command_line(std::env::args().skip(1));
+    measure = measure.args(["--setting", &format!("command={command}")]);
+    if let Some(commit) = revision() {
+        measure = measure.args(["--setting", &format!("commit={commit}")]);
     }
     for (option, address) in links {
         measure = measure.arg(option).arg(address.to_string());

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 pub(super) struct Congestion {
     /// What a socket has that asks for none.
     pub(super) default: String,
-    /// Whether cubic is there.
-    pub(super) has_cubic: bool,
+    /// All that are there.
+    pub(super) available: Vec<String>,
 }
 
 impl Congestion {
@@ -19,14 +19,19 @@ impl Congestion {
         };
         Ok(Congestion {
             default: read("tcp_congestion_control")?.trim().to_owned(),
-            has_cubic: read("tcp_available_congestion_control")?
-                .split_whitespace()
-                .any(|name| name == "cubic"),
+            available: (read("tcp_available_congestion_control")?.split_whitespace())
+                .map(str::to_owned)
+                .collect(),
         })
+    }
+
+    /// Whether sockets can ask for this one.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.available.iter().any(|one| one == name)
     }
 
     /// Cubic is what most systems use: shown beside another default.
     pub(super) fn shows_cubic(&self) -> bool {
-        self.has_cubic && self.default != "cubic"
+        self.has("cubic") && self.default != "cubic"
     }
 }

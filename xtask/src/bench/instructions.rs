@@ -202,11 +202,12 @@ fn compiler() -> Result<String> {
 
 /// Builds the tests of `lm-dataplane` as for release, with symbols; the program's path.
 fn build() -> Result<PathBuf> {
-    eprintln!("building the engine's tests (release)");
+    eprintln!("building the engine's tests (as for release)");
     let mut command = cargo();
     command.args([
         "test",
-        "--release",
+        "--profile",
+        "counted",
         "--package",
         "lm-dataplane",
         "--lib",

@@ -6,29 +6,30 @@
 //! the host that it goes to, as between two machines: without that, the sender's core would do the box's work and the
 //! receiver's as well, packet by packet.
 //!
-//! LM runs once for each delivery, and once more with digests. A stream that ends because of the loss reaches 0.
+//! LM runs by its tools' defaults, and without digests once for each delivery. A stream that ends because of the loss reaches 0.
 
 use std::cell::Cell;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::congestion::Congestion;
 use super::recipes::{
-    self, FULL_PACKET, PORT, PaceFile, Reports, bare_addresses, messages_in_flight, receive_and_send,
-    receiver_address, words,
+    self, BARE, FULL_PACKET, LM, NO_DIGESTS, PORT, bare_addresses, check_name, messages_in_flight,
+    receive_and_send, receiver_address, words,
 };
 use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit, plot};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 use crate::machine::{ResultFile, two_cores};
+use crate::stats::Summary;
 use crate::workspace::Programs;
 
 /// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
 ///
-/// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratio to kernel
-/// TCP with the system's congestion control, and what the box alone could forward. Takes both of two cores; leave the machine
-/// alone meanwhile. A target that is missed is no error.
+/// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratios to kernel
+/// TCP with cubic and with bbr, and, with --only box alone, what the box forwards beside the link without it. Takes both of two cores;
+/// leave the machine alone meanwhile. A target that is missed is no error.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Rounds: how often every contender is measured.
@@ -81,21 +82,26 @@ const POINTS: [Point; 8] = [
     point("1m_5", "1 MiB, 5 % lost", 1 << 20, "5%", 2.0),
 ];
 
-const TCP: &str = "kernel TCP";
-const TCP_CUBIC: &str = "kernel TCP, cubic";
-const BOX_ALONE: &str = "the box alone";
-/// What the box alone shall forward of what either side reaches through it.
+/// Kernel TCP as it is, by what it does about congestion: cubic takes every loss for it, the kernel's own default; bbr hardly minds
+/// random ones.
+const TCPS: [(&str, &str); 2] = [("kernel TCP, cubic", "cubic"), ("kernel TCP, bbr", "bbr")];
+const BOX: &str = "the box";
+const NO_BOX: &str = "the link without it";
+/// What the box shall forward of what either side reaches through it.
 const BOX_RATIO: f64 = 2.0;
-/// What LM is here: name and options of `lm-stream-send`. TCP's checksums are left to the interfaces, so nobody computes one; LM
-/// stands beside it without digests, and with them.
-const LM: [(&str, &str); 4] = [
-    ("LM reliable", "--delivery reliable --integrity none"),
-    ("LM partial", "--delivery partial --integrity none"),
-    ("LM reliable, digests", "--delivery reliable --integrity manifest"),
-    ("LM unreliable", "--delivery unreliable --integrity none"),
+/// What LM is here: name and options of `lm-stream-send`, its defaults first. TCP's checksums are left to the interfaces, so nobody computes
+/// one; LM stands beside it with digests, as its tools have it, and without.
+const LM_STREAMS: [(&str, &str); 4] = [
+    (LM, ""),
+    ("LM, no digests", NO_DIGESTS),
+    ("LM partial, no digests", "--delivery partial --integrity none"),
+    (
+        "LM unreliable, no digests",
+        "--delivery unreliable --integrity none",
+    ),
 ];
 /// Of these something is asked.
-const LM_WITH_TARGETS: usize = 2;
+const LM_WITH_TARGETS: usize = 3;
 
 /// How long one sample lasts, in seconds of the receiver's clock.
 const SECONDS: f64 = 1.0;
@@ -121,15 +127,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             })?;
     }
     let programs = Programs::build()?;
-    let congestion = Congestion::of_this_system()?;
-    let comparisons = super::selected(comparisons(&congestion), arguments.only.as_deref())?;
+    let tcps = tcps(&Congestion::of_this_system()?)?;
+    let comparisons = super::selected(comparisons(&tcps), arguments.only.as_deref())?;
     let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
     super::print_results(&measured, arguments.pairs, Headings::LM);
-    println!(
-        "kernel TCP's congestion control is {}, this system's default. What the box alone could forward is what its work adds\n\
-         to a sender whose packets are thrown away on the other side, all on one core.",
-        congestion.default
-    );
+    for (name, packets) in measured.iter().flat_map(forwarded) {
+        println!("{name}: {packets:.0} packets of {FULL_PACKET} bytes a second, counted where they arrive");
+    }
     for (name, packets) in dropped_by_box(&measured) {
         println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
     }
@@ -141,51 +145,66 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     super::keep("loss", arguments.pairs, &measured, file)
 }
 
-/// Everything of `cargo xtask bench loss`.
-///
-/// What is asked is asked beside cubic, the kernel's own default: it takes every loss for congestion. Where the system has another
-/// default, LM is to be ahead of that too, as far as it is asked to be ahead at all. BBR hardly minds random loss: at 1 % it
-/// keeps three quarters of what it reaches without, so nothing can be twice as fast on a link that both fill.
-fn comparisons(congestion: &Congestion) -> Vec<Comparison> {
+type Tcp = (&'static str, &'static str);
+
+/// The TCPs that this kernel offers.
+fn tcps(congestion: &Congestion) -> Result<Vec<Tcp>> {
+    let (there, absent): (Vec<Tcp>, Vec<Tcp>) =
+        (TCPS.into_iter()).partition(|(_, name)| congestion.has(name));
+    for (name, module) in absent {
+        println!("absent: {name}; modprobe tcp_{module}");
+    }
+    ensure!(
+        !there.is_empty(),
+        "neither cubic nor bbr is offered by this kernel; modprobe tcp_cubic"
+    );
+    Ok(there)
+}
+
+/// Everything, as if all TCPs were there.
+pub(super) fn all() -> Vec<Comparison> {
+    comparisons(&TCPS)
+}
+
+/// Everything of `cargo xtask bench loss`. The same is asked beside each TCP. That bbr keeps three quarters of what it reaches without loss,
+/// so that nothing can be twice as fast on a link that both fill, makes it a target that is missed, not a lower one.
+fn comparisons(tcps: &[Tcp]) -> Vec<Comparison> {
     let point = |point: &Point| {
-        let mut contenders: Vec<Contender> = LM
+        let (len, loss) = (point.message_len, point.loss);
+        let lm = LM_STREAMS
             .iter()
-            .map(|&(name, options)| lm_stream(name, point.message_len, point.loss, options))
-            .collect();
-        contenders.push(tcp_stream(TCP, point.message_len, point.loss, None));
-        let mut asked = vec![(TCP, point.least)];
-        if congestion.shows_cubic() {
-            let cubic = tcp_stream(TCP_CUBIC, point.message_len, point.loss, Some("cubic"));
-            contenders.push(cubic);
-            asked = vec![(TCP_CUBIC, point.least), (TCP, point.least.min(1.0))];
-        }
-        let targets = LM[..LM_WITH_TARGETS].iter().flat_map(|&(name, _)| {
-            let target = |&(tcp, least): &(_, _)| Target::RatioOfAtLeast(name, tcp, least);
-            asked.iter().map(target).collect::<Vec<_>>()
+            .map(|&(name, options)| lm_stream(name, len, loss, options));
+        let tcp = tcps
+            .iter()
+            .map(|&(name, congestion)| tcp_stream(name, len, loss, congestion));
+        let targets = LM_STREAMS[..LM_WITH_TARGETS].iter().flat_map(|&(lm, _)| {
+            let target = move |&(tcp, _): &Tcp| Target::RatioOfAtLeast(lm, tcp, point.least);
+            tcps.iter().map(target)
         });
         Comparison {
             key: point.key,
             title: point.title,
             unit: Unit::GbitPerSecond,
+            contenders: lm.chain(tcp).collect(),
             targets: targets.collect(),
-            contenders,
             most_rounds: None,
         }
     };
+    let tcp = |&(name, congestion): &Tcp| tcp_stream(name, 65_536, "0%", congestion);
+    let mut through_the_box = vec![
+        forwarding(BOX, bed_with_box()),
+        forwarding(NO_BOX, BedConfig::default()),
+        lm_stream(LM, 65_536, "0%", ""),
+    ];
+    through_the_box.extend(tcps.iter().map(tcp));
+    through_the_box.push(bare_stream());
+    let of_box = [LM].into_iter().chain(tcps.iter().map(|(name, _)| *name));
     let through_the_box = Comparison {
         key: "box",
         title: "the box, no loss",
         unit: Unit::GbitPerSecond,
-        contenders: vec![
-            box_alone(),
-            lm_stream("LM", 65_536, "0%", LM[0].1),
-            tcp_stream(TCP, 65_536, "0%", None),
-            bare_stream(),
-        ],
-        targets: vec![
-            Target::RatioAtLeast("LM", BOX_RATIO),
-            Target::RatioAtLeast(TCP, BOX_RATIO),
-        ],
+        contenders: through_the_box,
+        targets: of_box.map(|name| Target::RatioAtLeast(name, BOX_RATIO)).collect(),
         most_rounds: None,
     };
     std::iter::once(through_the_box)
@@ -217,6 +236,7 @@ fn through_box(
 }
 
 fn lm_stream(name: &'static str, message_len: u32, loss: &'static str, options: &str) -> Contender {
+    check_name(name, options);
     let to = receiver_address();
     let in_flight = messages_in_flight(message_len);
     let receiver = words(&format!(
@@ -251,19 +271,13 @@ fn lm_stream(name: &'static str, message_len: u32, loss: &'static str, options: 
     }
 }
 
-fn tcp_stream(
-    name: &'static str,
-    message_len: u32,
-    loss: &'static str,
-    congestion: Option<&str>,
-) -> Contender {
+fn tcp_stream(name: &'static str, message_len: u32, loss: &'static str, congestion: &str) -> Contender {
     let to = receiver_address();
-    let option = congestion.map_or_else(String::new, |name| format!("--congestion {name}"));
     let receiver = words(&format!(
         "tcp-stream-recv --bind {to} --message-size {message_len} --seconds {SECONDS}"
     ));
     let sender = words(&format!(
-        "tcp-stream-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS} {option}"
+        "tcp-stream-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS} --congestion {congestion}"
     ));
     let seed = Cell::new(0);
     Contender {
@@ -282,57 +296,31 @@ fn tcp_stream(
 /// Bare AF_XDP through the box: the most that two cores reach with it between them.
 fn bare_stream() -> Contender {
     Contender {
-        name: "bare AF_XDP",
+        name: BARE,
         bed: bed_with_box(),
         measure: Box::new(|bed, programs| {
             through_box(bed, programs, &Impairments::default(), || {
-                let pace = PaceFile::new();
-                let both = format!(
-                    "--interface {INTERFACE} --queue 1 --pace {}",
-                    pace.path().display()
-                );
-                let receiver = words(&format!(
-                    "bare-recv {both} --mode native --busy-poll udp --seconds {SECONDS}"
-                ));
-                let mut sender = words(&format!(
-                    "bare-send {both} --payload {FULL_PACKET} --seconds {LM_SENDING_SECONDS} --in-flight 192"
-                ));
-                sender.extend(bare_addresses(bed)?);
-                let Reports { sender, receiver } =
-                    receive_and_send(bed, programs, &receiver, &sender, false)?;
-                recipes::stream_sample(Reports { sender, receiver })
+                recipes::bare_stream_on(bed, programs)
             })
         }),
     }
 }
 
-/// What the box could forward with a core of its own. Left alone, it works on the core that the packet comes on, so it is
-/// measured as what it adds there: one sender, whose packets the other side's stack drops at once (they are for nobody), with
-/// the box between and without.
-fn box_alone() -> Contender {
+/// What arrives at the right host's interface of what one bare sender gives away, on a bed with the box, where its work and what follows
+/// from it is done on the other core, or without it. The packets are for nobody, so that the far side's stack drops them at once.
+fn forwarding(name: &'static str, bed: BedConfig) -> Contender {
+    let has_box = bed.with_box;
     Contender {
-        name: BOX_ALONE,
-        bed: BedConfig {
-            box_cores: None,
-            ..bed_with_box()
-        },
-        measure: Box::new(|bed, programs| {
-            let without = Bed::new(&BedConfig::default()).and_then(|bed| packet_time_ns(&bed, programs))?;
-            through_box(bed, programs, &Impairments::default(), || {
-                let with = packet_time_ns(bed, programs)?;
-                // Less than this cannot be told from noise.
-                let added = (with - without).max(without / 50.0);
-                Ok(Sample {
-                    value: f64::from(FULL_PACKET) * 8.0 / added,
-                    report: json!({"packet_ns_with": with, "packet_ns_without": without}),
-                })
-            })
+        name,
+        bed,
+        measure: Box::new(move |bed, programs| match has_box {
+            true => through_box(bed, programs, &Impairments::default(), || arriving(bed, programs)),
+            false => arriving(bed, programs),
         }),
     }
 }
 
-/// How long a packet takes on the sending core, when the other side only drops it.
-fn packet_time_ns(bed: &Bed, programs: &Programs) -> Result<f64> {
+fn arriving(bed: &Bed, programs: &Programs) -> Result<Sample> {
     let [sending, _] = two_cores();
     let mut words = words(&format!(
         "bare-send --interface {INTERFACE} --queue 1 --payload {FULL_PACKET} --seconds {SECONDS} --in-flight 192"
@@ -342,10 +330,39 @@ fn packet_time_ns(bed: &Bed, programs: &Programs) -> Result<f64> {
     let to = words.iter().position(|word| word == "--to-mac");
     words[to.context("a bare sender needs an address")? + 1] = "02:00:00:00:00:99".to_owned();
     let launch = Launch::new(programs.path("lm-bench")).args(words).core(sending);
+    let before = arrived(bed)?;
     let report = bed.left().spawn(launch)?.finish()?.json()?;
-    let packets = report["packets"].as_f64().filter(|&packets| packets > 0.0);
-    let seconds = report["seconds"].as_f64();
-    Ok(seconds.context("no seconds")? * 1e9 / packets.context("no packets")?)
+    let packets = arrived(bed)? - before;
+    let seconds = report["seconds"]
+        .as_f64()
+        .context("the sender reported no seconds")?;
+    ensure!(packets > 0, "no packet arrived of what {report} says was sent");
+    let per_second = packets as f64 / seconds;
+    Ok(Sample {
+        value: per_second * f64::from(FULL_PACKET) * 8.0 / 1e9,
+        report: json!({"packets_per_s": per_second, "sender": report}),
+    })
+}
+
+/// Packets that the right host's interface has received.
+fn arrived(bed: &Bed) -> Result<u64> {
+    let path = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
+    let text = bed.right().read_file(&path)?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{path} says {text:?}"))
+}
+
+/// Packets a second that arrived, of the box and of the link without it.
+fn forwarded(measured: &Measured) -> Vec<(&'static str, f64)> {
+    let of = |(name, _, reports): &(&'static str, Summary, Vec<Value>)| {
+        let all: Option<Vec<f64>> = reports
+            .iter()
+            .map(|report| report["packets_per_s"].as_f64())
+            .collect();
+        Some((*name, Summary::of(&all?)?.median))
+    };
+    measured.results.iter().filter_map(of).collect()
 }
 
 /// Packets that the box's interfaces dropped by themselves, where there are any.
@@ -405,14 +422,6 @@ fn charts(measured: &[Measured]) -> Vec<plot::Chart> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn all() -> Vec<Comparison> {
-        let congestion = Congestion {
-            default: "bbr".to_owned(),
-            has_cubic: true,
-        };
-        comparisons(&congestion)
-    }
 
     #[test]
     fn targets_name_contenders() {

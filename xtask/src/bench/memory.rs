@@ -43,7 +43,14 @@ fn measure(bed: &Bed, programs: &Programs) -> Result<Sample> {
     let sha256 = content::write(&source, MESSAGE_LEN).context("cannot write 1 GiB to send")?;
     // No --count: the receiver must still be there when its memory is read.
     let receiver = Launch::new(programs.path("lm-recv"))
-        .args(["--interface", INTERFACE, "--max-message-size", "1G", "--output"])
+        .args([
+            "--interface",
+            INTERFACE,
+            "--max-message-size",
+            "1G",
+            "--from-anyone",
+            "--output",
+        ])
         .arg(&received)
         .core(receiving)
         .time_limit(LIMIT);

@@ -21,7 +21,7 @@ mod yardsticks;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::Distances;
+use lm_core_distance::{Apart, Distances, PATIENCE};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, BedConfig};
@@ -147,6 +147,58 @@ pub enum Target {
     ReportAtLeast(&'static str, fn(&Value) -> Option<f64>, f64),
 }
 
+impl Target {
+    /// The number in it.
+    pub(crate) const fn bound(&self) -> f64 {
+        match *self {
+            Target::RatioAtLeast(_, bound)
+            | Target::RatioAtMost(_, bound)
+            | Target::AtMost(bound)
+            | Target::Within(_, bound)
+            | Target::RatioOfAtLeast(_, _, bound)
+            | Target::ReportAtLeast(_, _, bound) => bound,
+        }
+    }
+
+    /// Whether more is asked by a larger number.
+    pub(crate) const fn is_at_least(&self) -> bool {
+        matches!(
+            self,
+            Target::RatioAtLeast(..) | Target::RatioOfAtLeast(..) | Target::ReportAtLeast(..)
+        )
+    }
+
+    /// What it is about, without its number.
+    pub(crate) fn of(&self, first: &str) -> String {
+        match *self {
+            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => format!("{first} / {name}"),
+            Target::AtMost(_) => first.to_owned(),
+            Target::Within(name, _) => format!("{first} / {name}, apart from 1"),
+            Target::RatioOfAtLeast(one, other, _) => format!("{one} / {other}"),
+            Target::ReportAtLeast(what, ..) => format!("{first}: {what}"),
+        }
+    }
+
+    fn asked(&self, unit: Unit) -> String {
+        match *self {
+            Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
+            Target::RatioAtMost(name, most) => format!("≤ {most} × {name}"),
+            Target::AtMost(most) => format!("≤ {most} {}", unit.name()),
+            Target::Within(name, most) => format!("{name} ± {:.0} %", most * 100.0),
+            Target::RatioOfAtLeast(one, other, least) => format!("{one} ≥ {least} × {other}"),
+            Target::ReportAtLeast(what, _, least) => format!("≥ {least} {what}"),
+        }
+    }
+
+    fn is_met(&self, reached: f64) -> bool {
+        match *self {
+            Target::Within(_, most) => (reached - 1.0).abs() <= most,
+            _ if self.is_at_least() => reached >= self.bound(),
+            _ => reached <= self.bound(),
+        }
+    }
+}
+
 /// Contenders for one quantity; the first is the one the targets are about.
 #[derive(Debug)]
 pub struct Comparison {
@@ -175,8 +227,8 @@ pub struct Measured {
     pub unit: Unit,
     /// Per contender: name, summary, the programs' reports.
     pub results: Vec<(&'static str, Summary, Vec<Value>)>,
-    /// How far apart the cores were in each round under which they stayed, in nanoseconds: a cache line from one to the other and back.
-    pub core_distances_ns: Vec<f64>,
+    /// How far apart the cores were in each round, where that is known. All rounds are kept.
+    pub cores: Vec<Option<Apart>>,
     targets: Vec<Target>,
 }
 
@@ -186,13 +238,11 @@ impl Comparison {
         let rounds = self.most_rounds.map_or(rounds, |most| most.min(rounds));
         let mut samples: Vec<Vec<Sample>> = self.contenders.iter().map(|_| Vec::new()).collect();
         let mut distances = Distances::between(two_cores());
+        let mut cores = Vec::new();
         for round in 0..rounds {
-            let measured = distances.near(|repeat| {
-                if repeat > 0 {
-                    progress(&format!("{}: the cores moved, once more", self.title));
-                }
-                self.measure_once(round, rounds, programs, &progress)
-            })?;
+            let (measured, apart) =
+                distances.around(|| self.measure_once(round, rounds, programs, &progress))?;
+            cores.push(apart);
             for (all, sample) in samples.iter_mut().zip(measured) {
                 all.push(sample);
             }
@@ -222,7 +272,7 @@ impl Comparison {
             title: self.title,
             unit: self.unit,
             results,
-            core_distances_ns: distances.rounds,
+            cores,
             targets: self.targets,
         })
     }
@@ -263,60 +313,68 @@ impl Measured {
 
     /// The value of `one` over that of `other`, round by round.
     pub fn ratio(&self, one: &str, other: &str) -> Option<Summary> {
-        let summary = |name: &str| {
+        Summary::of(&self.ratios(one, other)?)
+    }
+
+    /// The rounds with near cores alone; `None` where there is none.
+    fn near_only(&self) -> Option<Measured> {
+        let near = |place: usize| self.cores.get(place).is_some_and(is_near);
+        let results = self.results.iter().map(|(name, summary, reports)| {
+            let samples = (summary.samples.iter().enumerate()).filter(|(place, _)| near(*place));
+            let samples: Vec<f64> = samples.map(|(_, sample)| *sample).collect();
+            let reports = (reports.iter().enumerate()).filter(|(place, _)| near(*place));
+            let reports = reports.map(|(_, report)| report.clone()).collect();
+            Some((*name, Summary::of(&samples)?, reports))
+        });
+        Some(Measured {
+            results: results.collect::<Option<_>>()?,
+            cores: self.cores.iter().copied().filter(is_near).collect(),
+            targets: self.targets.clone(),
+            ..*self
+        })
+    }
+
+    fn ratios(&self, one: &str, other: &str) -> Option<Vec<f64>> {
+        let samples = |name: &str| {
             let result = self.results.iter().find(|(contender, ..)| *contender == name)?;
-            Some(&result.1)
+            Some(&result.1.samples)
         };
-        let (one, other) = (summary(one)?, summary(other)?);
-        let ratios: Vec<f64> = one
-            .samples
-            .iter()
-            .zip(&other.samples)
-            .map(|(a, b)| a / b)
-            .collect();
-        Summary::of(&ratios)
+        let pairs = samples(one)?.iter().zip(samples(other)?);
+        Some(pairs.map(|(a, b)| a / b).collect())
+    }
+
+    /// What was reached of a target; `None` where nothing was measured for it.
+    fn reached(&self, target: &Target) -> Option<f64> {
+        Some(match *target {
+            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) | Target::Within(name, _) => {
+                self.ratio_to(name)?.median
+            }
+            Target::AtMost(_) => self.results.first()?.1.median,
+            Target::RatioOfAtLeast(one, other, _) => self.ratio(one, other)?.median,
+            Target::ReportAtLeast(_, find, _) => {
+                let found: Vec<f64> = self.results.first()?.2.iter().filter_map(find).collect();
+                Summary::of(&found)?.median
+            }
+        })
     }
 
     /// Per target: what was asked, what was reached, whether that is enough.
     fn verdicts(&self) -> Vec<(String, f64, bool)> {
-        let verdict = |target: &Target| match *target {
-            Target::RatioAtLeast(name, least) => {
-                let reached = self.ratio_to(name)?.median;
-                Some((format!("≥ {least} × {name}"), reached, reached >= least))
-            }
-            Target::RatioAtMost(name, most) => {
-                let reached = self.ratio_to(name)?.median;
-                Some((format!("≤ {most} × {name}"), reached, reached <= most))
-            }
-            Target::AtMost(most) => {
-                let reached = self.results.first()?.1.median;
-                Some((format!("≤ {most} {}", self.unit.name()), reached, reached <= most))
-            }
-            Target::Within(name, most) => {
-                let reached = self.ratio_to(name)?.median;
-                Some((
-                    format!("{name} ± {:.0} %", most * 100.0),
-                    reached,
-                    (reached - 1.0).abs() <= most,
-                ))
-            }
-            Target::RatioOfAtLeast(one, other, least) => {
-                let reached = self.ratio(one, other)?.median;
-                Some((format!("{one} ≥ {least} × {other}"), reached, reached >= least))
-            }
-            Target::ReportAtLeast(what, find, least) => {
-                let found: Vec<f64> = self.results.first()?.2.iter().filter_map(find).collect();
-                let reached = Summary::of(&found)?.median;
-                Some((format!("≥ {least} {what}"), reached, reached >= least))
-            }
+        let verdict = |target: &Target| {
+            let reached = self.reached(target)?;
+            Some((target.asked(self.unit), reached, target.is_met(reached)))
         };
         self.targets.iter().filter_map(verdict).collect()
     }
 
     /// Adds this comparison's lines to a table of [`table`].
     pub fn add_to(&self, table: &mut Table) {
+        let near = self.near_only();
         for (number, (name, summary, _)) in self.results.iter().enumerate() {
-            let ratio = if number == 0 { None } else { self.ratio_to(name) };
+            let times = |ratio: Option<Summary>| {
+                let ratio = ratio.filter(|_| number > 0);
+                ratio.map_or_else(String::new, |ratio| format!("{:.2} ×", ratio.median))
+            };
             table.row([
                 if number == 0 {
                     self.title.to_owned()
@@ -326,13 +384,15 @@ impl Measured {
                 (*name).to_owned(),
                 format!("{:.2} {}", summary.median, self.unit.name()),
                 format!("±{:.0} %", summary.spread() * 100.0),
-                ratio.map_or_else(String::new, |ratio| format!("{:.2} ×", ratio.median)),
+                times(self.ratio_to(name)),
+                times(near.as_ref().and_then(|near| near.ratio_to(name))),
             ]);
         }
     }
 
     /// As it is kept in JSON files.
     pub fn to_json(&self) -> Value {
+        let near = self.near_only();
         let contenders = self
             .results
             .iter()
@@ -342,23 +402,56 @@ impl Measured {
                 entry["name"] = json!(name);
                 entry["reports"] = json!(reports);
                 if number > 0 {
-                    entry["lm_ratio"] = self.ratio_to(name).map_or(Value::Null, |ratio| ratio.to_json());
+                    let of = |ratio: Option<Summary>| ratio.map_or(Value::Null, |ratio| ratio.to_json());
+                    entry["lm_ratio"] = of(self.ratio_to(name));
+                    entry["lm_ratio_near"] = of(near.as_ref().and_then(|near| near.ratio_to(name)));
                 }
                 entry
             });
-        let targets = self
-            .verdicts()
-            .into_iter()
-            .map(|(asked, reached, met)| json!({"asked": asked, "reached": reached, "met": met}));
+        let first = self.results.first().map_or("", |(name, ..)| *name);
+        let targets = self.targets.iter().filter_map(|target| {
+            let reached = self.reached(target)?;
+            Some(json!({
+                "asked": target.asked(self.unit), "of": target.of(first), "bound": target.bound(), "reached": reached,
+                "near": near.as_ref().and_then(|near| near.reached(target)), "met": target.is_met(reached),
+            }))
+        });
         json!({
             "key": self.key,
             "title": self.title,
             "unit": self.unit.name(),
             "contenders": contenders.collect::<Vec<_>>(),
-            "core_distances_ns": self.core_distances_ns,
+            "cores": self.cores.iter().map(apart_json).collect::<Vec<_>>(),
             "targets": targets.collect::<Vec<_>>(),
         })
     }
+}
+
+/// Every comparison of every suite that has some, whatever this machine has installed.
+pub fn all_comparisons() -> Vec<(&'static str, Vec<Comparison>)> {
+    let mut core = recipes::core();
+    // Our programs beside tools that may be missing.
+    core.retain(|comparison| !comparison.key.starts_with("check_"));
+    vec![
+        ("core", core),
+        ("loss", loss::all()),
+        ("delivery", delivery::comparisons()),
+        ("share", share::all()),
+        ("strip", strip::all()),
+    ]
+}
+
+fn is_near(apart: &Option<Apart>) -> bool {
+    apart.is_some_and(|apart| apart.is_near)
+}
+
+/// How far apart the cores were, as result files have it.
+fn apart_json(apart: &Option<Apart>) -> Value {
+    apart.map_or(Value::Null, |apart| {
+        json!({
+            "before_ns": apart.before_ns, "after_ns": apart.after_ns, "is_shared": apart.is_shared, "is_near": apart.is_near,
+        })
+    })
 }
 
 /// The heading over the ratios of the first contender to the others.
@@ -374,7 +467,7 @@ impl Headings {
 
 /// The table of measured comparisons.
 pub fn table(headings: Headings) -> Table {
-    Table::new(&["", "contender", "median", "spread", headings.0])
+    Table::new(&["", "contender", "median", "spread", headings.0, "near cores"])
 }
 
 /// Says in plain words what a veth pair can and cannot show.
@@ -414,6 +507,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
                 },
                 json,
                 reports: paper,
+                build: vm::Build::Release,
                 ..vm::Choice::default()
             };
             vm::run(&choice.into())
@@ -468,14 +562,19 @@ fn print_targets(measured: &[Measured]) {
 
 /// Says how far apart the cores were.
 fn print_distances(measured: &[Measured]) {
-    let mut distances: Vec<f64> = (measured.iter())
-        .flat_map(|one| one.core_distances_ns.iter().copied())
+    let cores: Vec<Apart> = (measured.iter())
+        .flat_map(|one| one.cores.iter().flatten().copied())
         .collect();
-    distances.sort_by(f64::total_cmp);
-    if let (Some(least), Some(most)) = (distances.first(), distances.last()) {
+    let all = || cores.iter().flat_map(|apart| [apart.before_ns, apart.after_ns]);
+    if !cores.is_empty() {
         println!(
-            "The two cores were {least:.0} to {most:.0} ns apart (a cache line there and back). A round waits up to 5 s for near\n\
-             cores, and is measured again, three times at most, when they moved meanwhile.\n"
+            "The two cores were {:.0} to {:.0} ns apart (a cache line there and back). A round waits up to {} s for near cores and is\n\
+             measured once: all {} are kept, {} of them are left out under \"near cores\".\n",
+            all().fold(f64::INFINITY, f64::min),
+            all().fold(0.0, f64::max),
+            PATIENCE.as_secs(),
+            cores.len(),
+            cores.iter().filter(|apart| !apart.is_near).count(),
         );
     }
 }
@@ -495,6 +594,15 @@ fn keep(suite: &str, pairs: u32, measured: &[Measured], file: Option<ResultFile>
 mod tests {
     use super::*;
 
+    fn apart(after_ns: f64) -> Option<Apart> {
+        Some(Apart {
+            before_ns: 60.0,
+            after_ns,
+            is_shared: false,
+            is_near: after_ns < 90.0,
+        })
+    }
+
     fn measured(targets: Vec<Target>) -> Measured {
         let report = || vec![json!({"share": 0.5})];
         let result = |name, samples: &[f64]| (name, Summary::of(samples).unwrap(), report());
@@ -503,7 +611,7 @@ mod tests {
             title: "t",
             unit: Unit::GbitPerSecond,
             // The medians' ratio is 1; the median of the rounds' ratios is 2.
-            core_distances_ns: Vec::new(),
+            cores: [60.0, 60.0, 400.0].map(apart).into(),
             results: vec![result("LM", &[2.0, 4.0, 8.0]), result("UDP", &[1.0, 2.0, 16.0])],
             targets,
         }
@@ -513,6 +621,24 @@ mod tests {
     fn ratios_are_taken_within_a_round() {
         assert_eq!(measured(vec![]).ratio_to("UDP").unwrap().median, 2.0);
         assert_eq!(measured(vec![]).ratio_to("nobody"), None);
+    }
+
+    #[test]
+    fn every_round_counts_and_near_ones_stand_beside() {
+        let far_last = Measured {
+            results: vec![
+                ("LM", Summary::of(&[2.0, 2.0, 9.0]).unwrap(), Vec::new()),
+                ("UDP", Summary::of(&[1.0, 2.0, 1.0]).unwrap(), Vec::new()),
+            ],
+            ..measured(vec![])
+        };
+        assert_eq!(far_last.ratio("LM", "UDP").unwrap().samples, [2.0, 1.0, 9.0]);
+        let near = far_last.near_only().unwrap();
+        assert_eq!(near.ratio("LM", "UDP").unwrap().samples, [2.0, 1.0]);
+        let json = far_last.to_json();
+        assert_eq!(json["contenders"][1]["lm_ratio"]["median"], 2.0);
+        assert_eq!(json["contenders"][1]["lm_ratio_near"]["median"], 1.5);
+        assert_eq!(json["cores"][2]["after_ns"], 400.0);
     }
 
     #[test]

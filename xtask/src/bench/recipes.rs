@@ -52,6 +52,17 @@ pub(super) const PORT: u16 = 7168;
 const UDP_BLOCKING: &str = "kernel UDP, blocking";
 const UDP_SPINNING: &str = "kernel UDP, spinning";
 pub(super) const BARE: &str = "bare AF_XDP";
+const BARE_KEPT: &str = "bare AF_XDP, LM's recipe";
+/// What bare AF_XDP is measured with: name, switches of both sides, and of the sender. The second has what LM has: the queue's interrupts
+/// deferred, polls of 128 packets, and 768 of them by credit. LM shall reach its part of whichever is faster.
+const BARE_RECIPES: [(&str, &str, &str); 2] = [
+    (BARE, "--busy-poll udp", "--in-flight 192"),
+    (
+        BARE_KEPT,
+        "--busy-poll udp --busy-budget 128 --keep-napi --posted 1536",
+        "--in-flight 192 --credit 768",
+    ),
+];
 /// LM shall reach this part of what bare AF_XDP moves.
 const PART_OF_BARE: f64 = 0.85;
 /// How far our kernel programs may be from iperf3 and sockperf.
@@ -159,12 +170,24 @@ fn udp_round_trip(spin: bool) -> Contender {
     }
 }
 
-fn lm_stream(message_len: u32) -> Contender {
-    lm_stream_with("LM", message_len, "--integrity none")
+/// LM as its tools have it by default comes first wherever it is measured, under this name; whatever is set otherwise is named so.
+pub(super) const LM: &str = "LM";
+/// Kernel UDP has no digests either, but a checksum that a veth pair never computes.
+const LM_NO_DIGESTS: &str = "LM, no digests";
+pub(super) const NO_DIGESTS: &str = "--integrity none";
+
+/// A name alone promises the tools' defaults.
+pub(super) fn check_name(name: &str, options: &str) {
+    assert_eq!(
+        name == LM,
+        options.is_empty(),
+        "{name} is measured with {options:?}"
+    );
 }
 
-/// The same with further options of the sender.
+/// A stream with options of the sender beside the tools' defaults.
 pub(super) fn lm_stream_with(name: &'static str, message_len: u32, options: &str) -> Contender {
+    check_name(name, options);
     let to = receiver_address();
     let in_flight = messages_in_flight(message_len);
     let receiver = words(&format!(
@@ -185,16 +208,18 @@ pub(super) fn lm_stream_with(name: &'static str, message_len: u32, options: &str
     }
 }
 
-fn lm_round_trip() -> Contender {
+/// Round trips with options of both sides beside the tools' defaults.
+fn lm_round_trip(name: &'static str, options: &str) -> Contender {
+    check_name(name, options);
     let to = receiver_address();
     let answering = words(&format!(
-        "lm-pong --interface {INTERFACE} --port {PORT} --integrity none"
+        "lm-pong --interface {INTERFACE} --port {PORT} {options}"
     ));
     let asking = words(&format!(
-        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS} --integrity none"
+        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS} {options}"
     ));
     Contender {
-        name: "LM",
+        name,
         bed: BedConfig::default(),
         measure: Box::new(move |bed, programs| {
             round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
@@ -215,27 +240,34 @@ pub(super) fn bare_addresses(bed: &Bed) -> Result<Vec<String>> {
     )))
 }
 
-/// The most that packets of this payload reach without any protocol: the best recipe found for two cores.
-fn bare_stream(payload: u32) -> Contender {
-    Contender {
-        name: BARE,
+/// The most that packets of this payload reach without any protocol, by each of the best recipes for two cores that are known.
+fn bare_streams(payload: u32) -> [Contender; 2] {
+    BARE_RECIPES.map(|(name, both, sending)| Contender {
+        name,
         bed: BedConfig::default(),
-        measure: Box::new(move |bed, programs| {
-            let pace = PaceFile::new();
-            let both = format!(
-                "--interface {INTERFACE} --queue 1 --pace {}",
-                pace.path().display()
-            );
-            let receiver = words(&format!(
-                "bare-recv {both} --mode native --busy-poll udp --seconds {SECONDS}"
-            ));
-            let mut sender = words(&format!(
-                "bare-send {both} --payload {payload} --seconds {SENDING_SECONDS} --in-flight 192"
-            ));
-            sender.extend(bare_addresses(bed)?);
-            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
-        }),
-    }
+        measure: Box::new(move |bed, programs| bare_stream(bed, programs, both, sending, payload)),
+    })
+}
+
+/// A bare stream, by the switches of both sides and of the sender.
+fn bare_stream(bed: &Bed, programs: &Programs, both: &str, sending: &str, payload: u32) -> Result<Sample> {
+    let pace = PaceFile::new();
+    let both = format!(
+        "--interface {INTERFACE} --queue 1 --mode native {both} --pace {}",
+        pace.path().display()
+    );
+    let receiver = words(&format!("bare-recv {both} --seconds {SECONDS}"));
+    let mut sender = words(&format!(
+        "bare-send {both} {sending} --payload {payload} --seconds {SENDING_SECONDS}"
+    ));
+    sender.extend(bare_addresses(bed)?);
+    stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+}
+
+/// The same on a bed that somebody else has made: through the impairment box, for example.
+pub(super) fn bare_stream_on(bed: &Bed, programs: &Programs) -> Result<Sample> {
+    let (_, both, sending) = BARE_RECIPES[0];
+    bare_stream(bed, programs, both, sending, FULL_PACKET)
 }
 
 fn bare_round_trip() -> Contender {
@@ -252,12 +284,13 @@ fn bare_round_trip() -> Contender {
     }
 }
 
-/// The file through which a bare receiver paces its sender; removed afterwards.
+/// The file through which a bare receiver paces its sender, in a folder that `lm-bench` makes for it; removed afterwards.
 pub(super) struct PaceFile(PathBuf);
 
 impl PaceFile {
     pub(super) fn new() -> PaceFile {
-        PaceFile(std::env::temp_dir().join(format!("lm-bench-pace-{}", std::process::id())))
+        let folder = std::env::temp_dir().join(format!("lm-bench-pace-{}", std::process::id()));
+        PaceFile(folder.join("pace"))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -269,6 +302,7 @@ impl Drop for PaceFile {
     fn drop(&mut self) {
         // A receiver that did not start has made none.
         let _ = std::fs::remove_file(&self.0);
+        let _ = self.0.parent().map(std::fs::remove_dir);
     }
 }
 
@@ -278,7 +312,11 @@ fn streams(key: &'static str, title: &'static str, message_len: u32, ratio: f64)
         key,
         title,
         unit: Unit::GbitPerSecond,
-        contenders: vec![lm_stream(message_len), udp_stream(message_len)],
+        contenders: vec![
+            lm_stream_with(LM, message_len, ""),
+            lm_stream_with(LM_NO_DIGESTS, message_len, NO_DIGESTS),
+            udp_stream(message_len),
+        ],
         targets: vec![Target::RatioAtLeast(UDP_BLOCKING, ratio)],
         most_rounds: None,
     }
@@ -288,8 +326,9 @@ fn streams(key: &'static str, title: &'static str, message_len: u32, ratio: f64)
 fn with_bare(mut comparison: Comparison, message_len: u32) -> Comparison {
     comparison
         .contenders
-        .push(bare_stream(message_len.min(FULL_PACKET)));
-    comparison.targets.push(Target::RatioAtLeast(BARE, PART_OF_BARE));
+        .extend(bare_streams(message_len.min(FULL_PACKET)));
+    let target = |(name, ..): (&'static str, _, _)| Target::RatioAtLeast(name, PART_OF_BARE);
+    comparison.targets.extend(BARE_RECIPES.map(target));
     comparison
 }
 
@@ -304,7 +343,12 @@ pub fn round_trip_64() -> Comparison {
         key: "round_trip_64",
         title: "round trip, 64 B, p50",
         unit: Unit::Microseconds,
-        contenders: vec![lm_round_trip(), udp_round_trip(true), udp_round_trip(false)],
+        contenders: vec![
+            lm_round_trip(LM, ""),
+            lm_round_trip(LM_NO_DIGESTS, NO_DIGESTS),
+            udp_round_trip(true),
+            udp_round_trip(false),
+        ],
         targets: vec![
             Target::RatioAtMost(UDP_SPINNING, 0.70),
             Target::RatioAtMost(UDP_BLOCKING, 0.10),
@@ -391,5 +435,39 @@ fn streams_for_show(key: &'static str, title: &'static str, message_len: u32) ->
     Comparison {
         targets: Vec::new(),
         ..streams(key, title, message_len, 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{delivery, loss};
+    use super::*;
+
+    /// [`check_name`] has looked at each when it was made.
+    #[test]
+    fn headline_rows_are_the_tools_defaults() {
+        let mut with_lm = 0;
+        for comparison in core()
+            .into_iter()
+            .chain(delivery::comparisons())
+            .chain(loss::all())
+        {
+            let first = |part: &str| {
+                comparison
+                    .contenders
+                    .iter()
+                    .position(|one| one.name.starts_with(part))
+            };
+            let Some(at) = first("LM") else { continue };
+            with_lm += 1;
+            assert_eq!(comparison.contenders[at].name, LM, "{}", comparison.key);
+            let has_digests_off = first("LM, no digests").is_some();
+            assert!(
+                has_digests_off || ["memory_1g", "box"].contains(&comparison.key),
+                "{}",
+                comparison.key
+            );
+        }
+        assert!(with_lm > 10);
     }
 }

@@ -8,6 +8,8 @@
 //! **Beside TCP**: the two receivers share a core and the two senders the other. The stream in the background starts first and ends
 //! last, and each of the two is measured once in the background of the other: so no sample has a moment in which it is alone.
 //!
+//! **Beside busy loops** (`--busy`): the same streams alone, each beside so many loops that never sleep, in turns over the two cores.
+//!
 //! LM waits here as it does by default, spinning for some 100 µs and then asleep, or asleep at once while it finds that others use its
 //! core: whoever shares a core must give it away.
 
@@ -37,6 +39,9 @@ pub struct Arguments {
     /// Senders into the one receiver.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
     senders: u32,
+    /// Instead: LM and kernel TCP, each beside so many busy loops on the two cores.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    busy: Option<u32>,
     /// Also keep everything, with every single sample, in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -51,6 +56,11 @@ const TCP_BESIDE: &str = "TCP beside LM";
 const TCP_ALONE: &str = "TCP alone";
 const LM_BESIDE: &str = "LM beside TCP";
 const LM_ALONE: &str = "LM alone";
+
+const LM_BUSY: &str = "LM beside busy loops";
+const TCP_BUSY: &str = "TCP beside busy loops";
+/// What LM shall reach of TCP there.
+const BUSY_KEPT: f64 = 1.0;
 
 /// What all senders shall reach of one's goodput.
 const SUM_KEPT: f64 = 0.80;
@@ -74,7 +84,10 @@ const LENS: [(&str, u32); 2] = [("64k", 65_536), ("1m", 1 << 20)];
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let congestion = Congestion::of_this_system()?;
-    let comparisons = comparisons(arguments.senders, &congestion);
+    let comparisons = match arguments.busy {
+        Some(loops) => beside_loops(loops),
+        None => comparisons(arguments.senders, &congestion),
+    };
     let comparisons = super::selected(comparisons, arguments.only.as_deref())?;
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let programs = Programs::build()?;
@@ -104,6 +117,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     );
     println!("{}", super::ABOUT_VETH);
     super::keep("share", arguments.pairs, &measured, file)
+}
+
+/// Everything, as if all were there.
+pub(super) fn all() -> Vec<Comparison> {
+    let congestion = Congestion {
+        default: "bbr".to_owned(),
+        available: vec!["bbr".to_owned(), "cubic".to_owned()],
+    };
+    let mut all = comparisons(8, &congestion);
+    all.extend(beside_loops(1));
+    all
 }
 
 /// Everything of `cargo xtask bench share`.
@@ -150,6 +174,27 @@ fn comparisons(senders: u32, congestion: &Congestion) -> Vec<Comparison> {
         }
     }
     comparisons
+}
+
+/// LM and TCP, each beside so many busy loops.
+fn beside_loops(loops: u32) -> Vec<Comparison> {
+    let one = |(key, title, message_len)| Comparison {
+        key,
+        title,
+        unit: Unit::GbitPerSecond,
+        contenders: vec![
+            stream(LM_BUSY, lm(message_len, Place::Foreground), None, loops),
+            stream(TCP_BUSY, tcp(message_len, None, Place::Foreground), None, loops),
+        ],
+        targets: vec![Target::RatioAtLeast(TCP_BUSY, BUSY_KEPT)],
+        most_rounds: None,
+    };
+    [
+        ("busy_64k", "beside busy loops, 64 KiB", LENS[0].1),
+        ("busy_1m", "beside busy loops, 1 MiB", LENS[1].1),
+    ]
+    .map(one)
+    .into()
 }
 
 /// The least sender's goodput over a fair share of the sum.
@@ -294,18 +339,18 @@ fn beside_tcp(
         title,
         unit: Unit::GbitPerSecond,
         contenders: vec![
-            stream(TCP_BESIDE, tcp(front), Some(lm(back))),
-            stream(TCP_ALONE, tcp(front), None),
-            stream(LM_BESIDE, lm(front), Some(tcp(back))),
-            stream(LM_ALONE, lm(front), None),
+            stream(TCP_BESIDE, tcp(front), Some(lm(back)), 0),
+            stream(TCP_ALONE, tcp(front), None, 0),
+            stream(LM_BESIDE, lm(front), Some(tcp(back)), 0),
+            stream(LM_ALONE, lm(front), None, 0),
         ],
         targets: vec![Target::RatioAtLeast(TCP_ALONE, TCP_KEPT)],
         most_rounds: None,
     }
 }
 
-/// A stream, beside another one if there is one in the background.
-fn stream(name: &'static str, measured: Stream, background: Option<Stream>) -> Contender {
+/// A stream, beside another one if there is one in the background, and beside so many busy loops.
+fn stream(name: &'static str, measured: Stream, background: Option<Stream>, loops: u32) -> Contender {
     Contender {
         name,
         bed: BedConfig::default(),
@@ -321,6 +366,11 @@ fn stream(name: &'static str, measured: Stream, background: Option<Stream>) -> C
                 }
                 None => None,
             };
+            let mut looping = Vec::new();
+            for (core, _) in two_cores().into_iter().cycle().zip(0..loops) {
+                let busy = Launch::new("sh").args(["-c", "while :; do :; done"]);
+                looping.push(bed.left().spawn(busy.core(core).time_limit(LIMIT))?);
+            }
             let sample = stream_sample(receive_and_send(
                 bed,
                 programs,
@@ -328,6 +378,12 @@ fn stream(name: &'static str, measured: Stream, background: Option<Stream>) -> C
                 &measured.sender,
                 false,
             )?);
+            for busy in &mut looping {
+                ensure!(
+                    !busy.has_ended()?,
+                    "a busy loop ended before the stream was measured"
+                );
+            }
             // Both are looked at first: one ends when the other is stopped.
             let mut running: Vec<Program> = running.into_iter().flatten().collect();
             for program in &mut running {
@@ -384,16 +440,12 @@ mod tests {
 
     #[test]
     fn targets_name_contenders_and_keys_differ() {
-        let congestion = Congestion {
-            default: "bbr".to_owned(),
-            has_cubic: true,
-        };
-        let all = comparisons(8, &congestion);
+        let all = all();
         let mut keys: Vec<&str> = all.iter().map(|one| one.key).collect();
-        assert_eq!(keys.len(), 6);
+        assert_eq!(keys.len(), 8);
         keys.sort_unstable();
         keys.dedup();
-        assert_eq!(keys.len(), 6);
+        assert_eq!(keys.len(), 8);
         for comparison in &all {
             assert_eq!(comparison.contenders.len() % 2, 0);
             for target in &comparison.targets {
@@ -411,7 +463,7 @@ mod tests {
         }
         let cubic = Congestion {
             default: "cubic".to_owned(),
-            has_cubic: true,
+            available: vec!["bbr".to_owned(), "cubic".to_owned()],
         };
         assert_eq!(comparisons(8, &cubic).len(), 4, "the default is cubic already");
     }

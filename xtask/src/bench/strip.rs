@@ -79,7 +79,7 @@ const POSTED: u32 = 384;
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let comparisons = super::selected(SIZES.iter().map(comparison).collect(), arguments.only.as_deref())?;
+    let comparisons = super::selected(all(), arguments.only.as_deref())?;
     let programs = Programs::build()?;
     for &(key, title, message_len) in &SIZES {
         if comparisons.iter().any(|comparison| comparison.key == key) {
@@ -89,6 +89,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
     print(&measured, arguments.pairs)?;
     super::keep("strip", arguments.pairs, &measured, file)
+}
+
+/// Everything of `cargo xtask bench strip`.
+pub(super) fn all() -> Vec<Comparison> {
+    SIZES.iter().map(comparison).collect()
 }
 
 fn comparison(&(key, title, message_len): &(&'static str, &'static str, u32)) -> Comparison {

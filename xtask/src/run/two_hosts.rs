@@ -51,6 +51,7 @@ fn transfer(arguments: &Arguments, programs: &Programs, content: &Content) -> Re
     let receiver = Launch::new(programs.path("lm-recv"))
         .args(["--interface", INTERFACE, "--count", "1", "--json", "--output"])
         .arg(&received)
+        .args(["--allow", &left.address().to_string()])
         .args(tool_options(arguments))
         .core(receiving)
         .time_limit(TRANSFER_LIMIT);

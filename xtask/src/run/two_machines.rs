@@ -2,7 +2,7 @@
 //! by name at each step. Nothing is configured on either machine.
 
 use std::io::{BufRead as _, IsTerminal as _};
-use std::net::{SocketAddr, SocketAddrV4, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -22,7 +22,9 @@ const SECONDS: f64 = 1.0;
 const ROUND_TRIPS: u32 = 10_000;
 
 pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: &Programs) -> Result<Value> {
-    let to = resolve(peer)?.to_string();
+    let to = resolve(peer)?;
+    let ours = address_towards(to)?;
+    let to = to.to_string();
     let content = Content::make(arguments)?;
     let rounds = arguments.rounds;
     println!(
@@ -44,7 +46,7 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
     };
 
     ask(&[
-        format!("lm-recv --interface IF{mode} --count 1 --output received.tar --force"),
+        format!("lm-recv --interface IF{mode} --allow {ours} --count 1 --output received.tar --force"),
         "sha256sum received.tar".to_owned(),
     ])?;
     let send = || {
@@ -58,7 +60,7 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
     println!("to check   sha256sum over there must say {}", content.sha256);
 
     ask(&[format!(
-        "lm-recv --interface IF{mode} --count {rounds} --output /dev/null"
+        "lm-recv --interface IF{mode} --allow {ours} --count {rounds} --output /dev/null"
     )])?;
     let lm_streams = repeat(&send)?;
 
@@ -150,6 +152,14 @@ fn resolve(peer: &str) -> Result<SocketAddrV4> {
         SocketAddr::V6(_) => None,
     });
     ipv4.with_context(|| format!("{peer} has no IPv4 address; give one"))
+}
+
+/// This machine's address as the peer sees it, which is what the kernel sends from.
+fn address_towards(to: SocketAddrV4) -> Result<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").context("cannot open a UDP socket")?;
+    // Sends nothing.
+    socket.connect(to).with_context(|| format!("no route to {to}"))?;
+    Ok(socket.local_addr().context("a socket without an address")?.ip())
 }
 
 /// Says what to start on the other machine and waits for Enter. Without a terminal it goes on at once.

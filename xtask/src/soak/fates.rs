@@ -14,13 +14,19 @@ pub(crate) struct Fates {
     pub(crate) reported: u64,
 }
 
+/// The receiver found nothing wrong with any message that it was given.
+pub(crate) fn ensure_no_fault(received: &Value) -> Result<()> {
+    let faults = received["faults"].as_array().context("no faults")?;
+    ensure!(faults.is_empty(), "{}", received["faults"]);
+    Ok(())
+}
+
 /// Compares both reports: no message was wrong, and what its sender was told of each is what became of it.
 ///
 /// # Errors
 /// Which message is not as it should be.
 pub(crate) fn compare(delivery: &str, messages: u64, sent: &Value, received: &Value) -> Result<Fates> {
-    let faults = received["faults"].as_array().context("no faults")?;
-    ensure!(faults.is_empty(), "{}", received["faults"]);
+    ensure_no_fault(received)?;
     let letters = |report: &Value| -> Result<Vec<char>> {
         let letters: Vec<char> = report["fates"].as_str().context("no fates")?.chars().collect();
         ensure!(letters.len() as u64 == messages, "{} fates", letters.len());

@@ -349,7 +349,7 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
         + receiver("general_packets")?
         + receiver("one_copy_packets")?
         + receiver("control_packets")?;
-    let used = receiver("packets_used")? + receiver("fragments_delivered")?;
+    let used = receiver("packets_used")? + receiver("challenged")? + receiver("fragments_delivered")?;
     let is_packet =
         |name: &str| name != "landing_discarded" && name != "foreign_frame" && !is_violation(name);
     let dropped: u64 = (drops.iter())
@@ -412,7 +412,7 @@ mod tests {
         let received = json!({"fates": "wpi", "faults": [],
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
             "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2,
-                "packets_used": 10, "fragments_delivered": 32},
+                "packets_used": 9, "challenged": 1, "fragments_delivered": 32},
             "gate": {"gate_redirect_landing": 35, "gate_redirect_general": 9, "gate_pass_order": 2}});
         let direction = json!({"received": 50, "duplicated": 1, "sent": 46, "lost": 4, "queue_full": 0,
             "refused": 0, "held": 1, "reordered": 3, "corrupted": 0, "overrun": 0});

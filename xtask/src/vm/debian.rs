@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::lock::Package;
+
 /// The oldest kernel whose igb driver has AF_XDP zero-copy: version 6.14.
 pub const ZEROCOPY_KERNEL: [u64; 2] = [6, 14];
 
@@ -15,8 +17,8 @@ const PARTS: [&str; 2] = ["linux-binary-", "linux-modules-"];
 pub struct KernelPackages {
     /// For example `6.16.3+deb13-amd64`, as `uname -r` says it.
     pub release: String,
-    /// `NAME=VERSION` of each package, as `apt-get download` takes it; the image first.
-    pub packages: Vec<String>,
+    /// Its packages, the image first.
+    pub packages: Vec<Package>,
 }
 
 /// The paragraphs of a `Packages` file, field by field; continuation lines are left out.
@@ -71,7 +73,12 @@ pub fn newest_kernel(index: &str) -> Option<KernelPackages> {
             release_of(name).is_some_and(|release| numbers(release) >= ZEROCOPY_KERNEL.to_vec())
         })
         .max_by_key(|(name, fields)| (numbers(name), numbers(fields["Version"])))?;
-    let mut packages = vec![format!("{image}={}", fields["Version"])];
+    let package = |name: &str, fields: &BTreeMap<&str, &str>| Package {
+        name: name.to_owned(),
+        version: fields["Version"].to_owned(),
+        architecture: "amd64".to_owned(),
+    };
+    let mut packages = vec![package(image, fields)];
     let mut names = vec![image];
     let mut at = 0;
     while let Some(name) = names.get(at) {
@@ -81,7 +88,7 @@ pub fn newest_kernel(index: &str) -> Option<KernelPackages> {
                 PARTS.iter().any(|prefix| alternative.starts_with(prefix)) && known.contains_key(alternative)
             });
             if let Some(part) = part.filter(|part| !names.contains(part)) {
-                packages.push(format!("{part}={}", known[part]["Version"]));
+                packages.push(package(part, &known[part]));
                 names.push(part);
             }
         }
@@ -111,12 +118,11 @@ fn dependencies(field: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// How many bytes `apt-get --print-uris` would fetch: lines of `'URI' FILE BYTES HASH`.
-pub fn download_len(uris: &str) -> u64 {
+/// The names of the files that `apt-get --print-uris` would fetch: lines of `'URI' FILE BYTES HASH`.
+pub fn files(uris: &str) -> impl Iterator<Item = &str> {
     uris.lines()
         .filter(|line| line.starts_with('\''))
-        .filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok())
-        .sum()
+        .filter_map(|line| line.split_whitespace().nth(1))
 }
 
 /// The line of apt's messages that says most: its first error, else its first warning, else its last line.
@@ -176,12 +182,16 @@ Version: 7.2.10-1~bpo13+2
 Depends: linux-binary-7.2.10+deb13-amd64
 ";
 
+    fn asked(kernel: &KernelPackages) -> Vec<String> {
+        kernel.packages.iter().map(Package::asked).collect()
+    }
+
     #[test]
     fn the_newest_ordinary_kernel_comes_with_its_parts() {
         let kernel = newest_kernel(INDEX).unwrap();
         assert_eq!(kernel.release, "7.2.10+deb13-amd64");
         assert_eq!(
-            kernel.packages,
+            asked(&kernel),
             [
                 "linux-image-7.2.10+deb13-amd64=7.2.10-1~bpo13+1",
                 "linux-binary-7.2.10+deb13-amd64=7.2.10-1~bpo13+1",
@@ -195,7 +205,7 @@ Depends: linux-binary-7.2.10+deb13-amd64
         let (first, _) = INDEX.split_once("\n\n").unwrap();
         let kernel = newest_kernel(first).unwrap();
         assert_eq!(
-            kernel.packages,
+            asked(&kernel),
             ["linux-image-6.16.3+deb13-amd64=6.16.3-1~bpo13+1"]
         );
         assert_eq!(newest_kernel(&first.replace("6.16.3", "6.12.9")), None);
@@ -220,9 +230,9 @@ Depends: linux-binary-7.2.10+deb13-amd64
     }
 
     #[test]
-    fn download_lengths_are_summed() {
-        let uris = "'http://deb.debian.org/a.deb' a_1_amd64.deb 1000 SHA256:00\nnoise\n'http://x/b.deb' b.deb 24 MD5Sum:1\n";
-        assert_eq!(download_len(uris), 1024);
+    fn files_to_fetch_are_named() {
+        let uris = "'http://mirror/a.deb' a_1_amd64.deb 1000 SHA256:00\nnoise\n'http://x/b.deb' b_2_all.deb 24 MD5Sum:1\n";
+        assert_eq!(files(uris).collect::<Vec<_>>(), ["a_1_amd64.deb", "b_2_all.deb"]);
     }
 
     #[test]

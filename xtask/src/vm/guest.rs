@@ -1,4 +1,4 @@
-//! The guest's first process: this program, linked statically, as `/init` of an initramfs. It sets up what a system has, runs the
+//! The guest's first process: this program, as `/init` of an initramfs. It sets up what a system has, runs the
 //! plan's tasks one after the other, and powers off.
 
 use std::fs::{File, OpenOptions};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use rustix::system::RebootCommand;
 use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::devices::Device;
 use super::protocol::{Ended, Event, MODULES_DIR, Outcome, PLAN_PATH, Plan, Task, tail};
+use super::qemu;
 use crate::bed::{Launch, Output};
 
 /// The port that results leave through; the first one is the console.
@@ -99,6 +100,13 @@ fn prepare(troubles: &mut Vec<String>) -> Result<Plan> {
             Err(error) => troubles.push(format!("cannot load {module}: {error}")),
         }
     }
+    let modules = std::fs::read_to_string("/proc/modules").context("cannot read /proc/modules")?;
+    if let Some((address, len)) = place_of_module(&modules, "virtio_net") {
+        ensure!(
+            qemu::is_kept_zero(address, len),
+            "virtio_net is at {address:#x}, so that its cards may send nothing from AF_XDP sockets in zero-copy mode"
+        );
+    }
     let quiet = |words: &[&str]| {
         let program = Launch::new(words[0]).args(&words[1..]).spawn();
         program.and_then(|program| program.finish().map(drop))
@@ -117,6 +125,16 @@ fn prepare(troubles: &mut Vec<String>) -> Result<Plan> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(plan)
+}
+
+/// A module's address and length, by /proc/modules.
+fn place_of_module(modules: &str, name: &str) -> Option<(u64, u64)> {
+    let line = modules
+        .lines()
+        .find(|line| line.split(' ').next() == Some(name))?;
+    let fields: Vec<&str> = line.split(' ').collect();
+    let address = u64::from_str_radix(fields.get(5)?.strip_prefix("0x")?, 16).ok()?;
+    Some((address, fields.get(1)?.parse().ok()?))
 }
 
 /// The port for results, raw: a terminal would turn line ends into two bytes.
@@ -175,7 +193,7 @@ fn of_command(output: &Output) -> (Outcome, Value, String) {
     (outcome, json!({"exit_code": output.status.code()}), text)
 }
 
-/// A check prints its report as JSON, `{"skipped": WHY}` for one that cannot be here, and its error on standard error.
+/// A check prints its report as JSON, `{"skipped": WHY}` for one that cannot be here, and any other error on standard error.
 fn of_check(output: &Output) -> (Outcome, Value, String) {
     if !output.status.success() {
         return (Outcome::Failed, Value::Null, output.stderr.clone());
@@ -283,6 +301,17 @@ mod tests {
             stdout: stdout.to_owned(),
             stderr: stderr.to_owned(),
         }
+    }
+
+    #[test]
+    fn a_module_is_found_where_it_lies() {
+        let modules = "net_failover 24576 1 virtio_net, Live 0xffffffffc0200000\nvirtio_net 147456 0 - Live 0xffffffffc0210000\n";
+        let (address, len) = place_of_module(modules, "virtio_net").unwrap();
+        assert_eq!((address, len), (0xffff_ffff_c021_0000, 147_456));
+        assert!(qemu::is_kept_zero(address, len));
+        assert!(!qemu::is_kept_zero(0xffff_ffff_c400_0000 - len, len + 1));
+        assert!(!qemu::is_kept_zero(0xffff_ffff_a021_0000, len));
+        assert_eq!(place_of_module(modules, "igb"), None);
     }
 
     #[test]

@@ -137,6 +137,11 @@ impl Run<'_> {
             for line in lines.push(&piece) {
                 conversation.take(Event::parse(&line)?)?;
             }
+            if conversation.finished {
+                // Nothing is left to hear. QEMU may trip over its own devices while a guest powers off.
+                program.stop()?;
+                return Ok(());
+            }
             if ended {
                 let output = program.outcome()?;
                 if let Some(said) = qemu_failure(output.status.success(), &output.stderr) {
@@ -256,8 +261,6 @@ impl<'a> Conversation<'a> {
         }
         let (limit, what) = if self.report.facts.is_null() {
             (BOOT_LIMIT, "the guest did not come up")
-        } else if self.finished {
-            (GRACE, "the guest did not power off")
         } else {
             (GRACE, "the guest fell silent")
         };
@@ -365,9 +368,6 @@ mod tests {
             conversation.overdue(later(26)).unwrap(),
             "it hung for more than 25 s"
         );
-        conversation.running = None;
-        conversation.take(Event::Finished).unwrap();
-        assert!(conversation.overdue(later(30)).unwrap().contains("power off"));
     }
 
     #[test]

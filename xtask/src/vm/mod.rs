@@ -3,7 +3,7 @@
 //! ```text
 //!   this machine                                       the guest (Debian's kernel, TCG)
 //!  ┌──────────────────────────────┐                   ┌──────────────────────────────────┐
-//!  │ packages: kernel, QEMU, tools│                   │ /init = this program, static     │
+//!  │ packages: kernel, QEMU, tools│                   │ /init = this program             │
 //!  │ initramfs: tools + modules   │──── QEMU ────────▶│ igb0 ── hub ── igb1              │
 //!  │ machine: ports, time limits  │                   │ virtio-net0 ── taps ── 1   veth  │
 //!  │                              │◀─ console (ttyS0) │ checks, one process each         │
@@ -18,6 +18,7 @@ pub mod debian;
 pub mod devices;
 pub mod guest;
 pub mod initramfs;
+pub mod lock;
 pub mod machine;
 pub mod modules;
 pub mod packages;
@@ -36,9 +37,10 @@ use serde_json::json;
 use checks::{List, Selected};
 use devices::Device;
 use machine::Report;
-use protocol::{Mode, Outcome, Plan, Task};
+use protocol::{Ended, Mode, Outcome, Plan, Spoil, Task};
 use qemu::Qemu;
 use unavailable::Unavailable;
+pub use userland::Build;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
 use crate::machine::ResultFile;
@@ -49,8 +51,8 @@ use crate::workspace::target_dir;
 ///
 /// Without names it runs those of the machine itself; `cargo xtask test --vm` and `cargo xtask bench vm` run the others.
 ///
-/// Fetches the kernel (trixie-backports) and QEMU from Debian's packages with the ordinary apt-get, once, and installs nothing:
-/// everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Builds the tools statically, boots them under QEMU's software emulation
+/// Fetches the kernel (trixie-backports), QEMU and tools that are pinned in xtask/src/vm/packages.lock from Debian's packages with the
+/// ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Boots the tools under QEMU's software emulation
 /// with two igb and two virtio-net cards, runs the checks inside and brings the results back. Without root virtio-net has one
 /// queue instead of two.
 #[derive(Debug, clap::Args)]
@@ -84,7 +86,7 @@ pub struct Arguments {
     /// Seconds that each --run may take.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     run_limit: u32,
-    /// Copy a file to /tests/ in the guest; programs must be linked statically. May be repeated.
+    /// Copy a program to /tests/ in the guest, with its libraries. May be repeated.
     #[arg(long, value_name = "PATH")]
     with: Vec<PathBuf>,
     /// A kernel of your own instead of Debian's: its bzImage.
@@ -96,7 +98,7 @@ pub struct Arguments {
     /// A QEMU of your own (8.2 or later) instead of Debian's.
     #[arg(long, value_name = "PATH")]
     qemu: Option<PathBuf>,
-    /// Fetch kernel, QEMU and tools anew, although they are in the cache.
+    /// Pin and fetch the newest kernel, QEMU and tools: rewrites xtask/src/vm/packages.lock, which is to be committed.
     #[arg(long)]
     refresh: bool,
     /// Keep all results in this file.
@@ -113,6 +115,10 @@ pub struct Arguments {
     reports: Option<PathBuf>,
     #[arg(skip)]
     purpose: Purpose,
+    #[arg(skip)]
+    build: Build,
+    #[arg(skip)]
+    spoil: Vec<Spoil>,
 }
 
 /// What the machine is started for: which checks run when none is named.
@@ -165,6 +171,10 @@ pub struct Choice {
     pub console: Option<PathBuf>,
     /// The folder for reports of `lm-bench` that checks bring, a file each.
     pub reports: Option<PathBuf>,
+    /// Whose builds the guest gets.
+    pub build: Build,
+    /// Faults to put into checks.
+    pub spoil: Vec<Spoil>,
 }
 
 impl From<Choice> for Arguments {
@@ -186,6 +196,8 @@ impl From<Choice> for Arguments {
             page: None,
             reports: choice.reports,
             purpose: choice.purpose,
+            build: choice.build,
+            spoil: choice.spoil,
         }
     }
 }
@@ -227,7 +239,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let parts = Parts::find(arguments)?;
     let fetched_seconds = started.elapsed().as_secs_f64();
-    let programs = userland::build()?;
+    let programs = userland::build(arguments.build)?;
     let built_seconds = started.elapsed().as_secs_f64() - fetched_seconds;
 
     let (folder, _folder) = temporary_folder(&target_dir()?, "vm")?;
@@ -250,9 +262,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         huge_pages: qemu::HUGE_PAGES,
         mode: arguments.mode,
         short: arguments.purpose == Purpose::ShortTest,
+        spoil: arguments.spoil.clone(),
         tasks: tasks(arguments, &selected),
     };
-    let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with)?;
+    let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with, &folder)?;
     let initramfs_len = tree.write(&initramfs)?;
     let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
 
@@ -328,10 +341,7 @@ impl Parts {
         }
         let qemu = match &arguments.qemu {
             Some(path) => Qemu::at(path)?,
-            None => match cache.qemu()? {
-                Some(root) => Qemu::unpacked(&root)?,
-                None => Qemu::installed()?,
-            },
+            None => Qemu::unpacked(&cache.qemu()?)?,
         };
         Ok(Parts {
             kernel,
@@ -441,30 +451,49 @@ fn verdict(report: &Report, tasks: &[Task]) -> Result<()> {
     if let Some(died) = &report.died {
         bail!("{died}; the whole console: --console FILE");
     }
-    let failed: Vec<&str> = report
+    let failed = report
         .ended
         .iter()
-        .filter(|ended| ended.outcome == Outcome::Failed)
-        .map(|ended| ended.name.as_str())
-        .collect();
-    ensure!(
-        failed.is_empty(),
-        "{} of {} failed: {}; what they said is above",
-        failed.len(),
-        report.ended.len(),
-        failed.join(", ")
-    );
+        .filter(|ended| ended.outcome == Outcome::Failed);
+    let not_passed = NotPassed {
+        failed: failed.cloned().collect(),
+        of: report.ended.len(),
+    };
+    ensure!(not_passed.failed.is_empty(), not_passed);
     let missing = tasks
         .iter()
         .find(|task| !report.ended.iter().any(|ended| ended.name == task.name));
-    match missing {
-        Some(task) => bail!(
+    if let Some(task) = missing {
+        bail!(
             "{} did not run; the console may tell why: --console FILE",
             task.name
-        ),
-        None => Ok(()),
+        );
+    }
+    Ok(())
+}
+
+/// Checks that have failed.
+#[derive(Debug)]
+pub struct NotPassed {
+    /// Each of them.
+    pub failed: Vec<Ended>,
+    of: usize,
+}
+
+impl std::fmt::Display for NotPassed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.failed.iter().map(|ended| ended.name.as_str()).collect();
+        write!(
+            f,
+            "{} of {} failed: {}; what they said is above",
+            names.len(),
+            self.of,
+            names.join(", ")
+        )
     }
 }
+
+impl std::error::Error for NotPassed {}
 
 /// Why the machine cannot be had here, if that is why a run failed: a caller skips what needs it and says so.
 pub fn skip_reason(error: &anyhow::Error) -> Option<String> {
@@ -474,7 +503,6 @@ pub fn skip_reason(error: &anyhow::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use protocol::Ended;
     use serde_json::Value;
 
     use super::*;
@@ -555,8 +583,11 @@ mod tests {
             "{text}"
         );
         assert_eq!(shown(&report, true), "first\nlast\nfirst\nlast\n");
-        let error = verdict(&report, &tasks).unwrap_err().to_string();
-        assert_eq!(error, "1 of 2 failed: igb/transfer; what they said is above");
+        let error = verdict(&report, &tasks).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "1 of 2 failed: igb/transfer; what they said is above"
+        );
         report.ended[1].outcome = Outcome::Skipped;
         verdict(&report, &tasks).unwrap();
         report.ended.pop();

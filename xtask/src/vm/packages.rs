@@ -1,33 +1,46 @@
 //! Kernel, QEMU and the guest's tools from Debian's packages, by the ordinary `apt-get` with a state of its own: nothing is
-//! installed, and the machine's own package state is neither read nor written. What is in the cache is not fetched again.
+//! installed, and the machine's own package state is neither read nor written. What is in the cache is not fetched again, and
+//! each use compares it with the pins ([`super::lock`]).
 //!
 //! ```text
 //!   CACHE/apt/…           lists, sources and settings of apt
-//!   CACHE/kernel/…        the unpacked packages of a kernel: boot/vmlinuz-*, usr/lib/modules/*
+//!   CACHE/debs/…          the pinned packages
+//!   CACHE/kernel/…        those of the kernel, unpacked: boot/vmlinuz-*, usr/lib/modules/*
 //!   CACHE/qemu/…          qemu-system-x86 and everything that it needs, its C library and loader too
 //!   CACHE/tools/…         busybox, dash, iproute2, ethtool, likewise
 //! ```
 
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::FlockOperation;
+use sha2::{Digest as _, Sha256};
 
 use super::debian;
+use super::lock::{self, Lock, Package, Pin};
 use super::unavailable::Unavailable;
 use crate::bed::leftovers::temporary_folder;
 use crate::bed::{Launch, Output};
+use crate::content::{hex, sha256};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
 const SUITE: &str = "trixie";
 const BACKPORTS: &str = "trixie-backports";
-/// In each folder of the cache: the packages that were asked for.
-const MADE_FOR: &str = "made-for";
-/// More than that is not fetched for QEMU without being asked.
-const MAX_DOWNLOAD_LEN: u64 = 250 << 20;
+const KERNEL: &str = "kernel";
+const QEMU: &str = "qemu";
+const TOOLS: &str = "tools";
+/// What is asked for beside the kernel; the packages that these need are pinned as well.
+const ASKED: [(&str, &[&str]); 2] = [
+    (QEMU, &["qemu-system-x86"]),
+    // Busybox is the static one.
+    (TOOLS, &["busybox-static", "dash", "iproute2", "ethtool"]),
+];
+/// In each unpacked folder: what it was unpacked from, and the digest of all that lies there.
+const SEAL: &str = "seal";
 /// No answer of a mirror takes longer.
 const FETCH_LIMIT: Duration = Duration::from_secs(900);
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
@@ -36,136 +49,231 @@ const UNPACK_LIMIT: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct Cache {
     root: PathBuf,
-    refresh: bool,
+    lock: Lock,
+    /// Where apt fetches from.
+    sources: String,
     /// Held as long as something may be fetched: two runs at once would write the same files.
-    _lock: File,
+    _held: File,
 }
 
 impl Cache {
-    /// `$LM_VM_CACHE`, else `$XDG_CACHE_HOME/lm-vm`, else `~/.cache/lm-vm`; waits for others that use it. With `refresh`
-    /// everything is fetched anew.
+    /// `$LM_VM_CACHE`, else `$XDG_CACHE_HOME/lm-vm`, else `~/.cache/lm-vm`; waits for others that use it. With `refresh` the newest
+    /// packages are pinned and fetched.
     pub fn open(refresh: bool) -> Result<Cache> {
         let root = folder(|name| std::env::var_os(name).map(PathBuf::from)).context(
             "no folder to keep packages in: neither LM_VM_CACHE nor XDG_CACHE_HOME nor HOME is set; set LM_VM_CACHE",
         )?;
+        let mut cache = Cache::at(root, Lock::committed()?, sources())?;
+        if refresh {
+            cache.lock = cache.newest()?;
+            let path = cache.lock.commit()?;
+            eprintln!("the newest packages are pinned in {}: commit it", path.display());
+        }
+        Ok(cache)
+    }
+
+    fn at(root: PathBuf, lock: Lock, sources: String) -> Result<Cache> {
         let unusable = || {
             format!(
                 "cannot use the folder {}; name another in LM_VM_CACHE",
                 root.display()
             )
         };
-        std::fs::create_dir_all(&root).with_context(unusable)?;
-        let lock = File::create(root.join("lock")).with_context(unusable)?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).with_context(unusable)?;
+        std::fs::create_dir_all(root.join("debs")).with_context(unusable)?;
+        let held = File::create(root.join("lock")).with_context(unusable)?;
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).with_context(unusable)?;
         Ok(Cache {
             root,
-            refresh,
-            _lock: lock,
+            lock,
+            sources,
+            _held: held,
         })
     }
 
-    /// The newest kernel of trixie-backports that is new enough for igb's zero-copy: the folder with its unpacked packages.
+    /// The kernel: the folder with its unpacked packages.
     pub fn kernel(&self) -> Result<PathBuf> {
-        self.fetched("kernel", &["linux-image"], |apt, download| {
-            apt.update()?;
-            let list = apt.list(BACKPORTS)?;
-            let index =
-                std::fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
-            let kernel = debian::newest_kernel(&index)
-                .ok_or_else(|| Unavailable::Package(format!("kernel for amd64 in {BACKPORTS}")))?;
-            eprintln!("fetching Linux {}", kernel.release);
-            let download = download.to_string_lossy().into_owned();
-            let line = ["-C", &download, "apt-get"].map(str::to_owned);
-            let words = line
-                .into_iter()
-                .chain(apt.settings())
-                .chain(["download".to_owned()]);
-            apt.run(words.chain(kernel.packages).collect())?;
-            Ok(())
-        })
+        self.unpacked(KERNEL)
     }
 
-    /// QEMU with all it needs: the folder to run it from. `None` when that is more than 250 MiB to fetch.
-    pub fn qemu(&self) -> Result<Option<PathBuf>> {
-        if !self.has("qemu", &["qemu-system-x86"]) {
-            let apt = Apt::new(&self.root)?;
-            apt.update()?;
-            let uris = apt.install(&["--print-uris", "-qq"], &["qemu-system-x86"])?;
-            let len = debian::download_len(&uris.stdout);
-            if len > MAX_DOWNLOAD_LEN {
-                return Ok(None);
-            }
-            eprintln!("fetching QEMU and the libraries it needs ({} MiB)", len >> 20);
-        }
-        self.closure("qemu", &["qemu-system-x86"]).map(Some)
+    /// QEMU with all it needs: the folder to run it from.
+    pub fn qemu(&self) -> Result<PathBuf> {
+        self.unpacked(QEMU)
     }
 
     /// The guest's tools: busybox (static), a shell, `ip`, `tc`, `ethtool` with their libraries.
     pub fn tools(&self) -> Result<PathBuf> {
-        self.closure("tools", &["busybox-static", "dash", "iproute2", "ethtool"])
+        self.unpacked(TOOLS)
     }
 
-    fn closure(&self, name: &str, packages: &[&str]) -> Result<PathBuf> {
-        self.fetched(name, packages, |apt, download| {
-            apt.update()?;
-            // apt insists on a folder of that name inside.
-            std::fs::create_dir_all(download.join("partial"))?;
-            let archives = format!("Dir::Cache::archives={}", download.display());
-            apt.install(&["--download-only", "-y", "-o", &archives], packages)?;
-            Ok(())
-        })
-    }
-
-    /// Whether the folder of that name is there, made for the same packages.
-    fn has(&self, name: &str, packages: &[&str]) -> bool {
-        let made_for = std::fs::read_to_string(self.root.join(name).join(MADE_FOR));
-        !self.refresh && made_for.is_ok_and(|text| text == packages.join("\n"))
-    }
-
-    /// The folder of that name, made if need be: what `fetch` puts into a folder is unpacked. It appears whole or not at all.
-    fn fetched(
-        &self,
-        name: &str,
-        packages: &[&str],
-        fetch: impl FnOnce(&Apt, &Path) -> Result<()>,
-    ) -> Result<PathBuf> {
-        let folder = self.root.join(name);
-        if self.has(name, packages) {
-            return Ok(folder);
-        }
-        let apt = Apt::new(&self.root)?;
-        let (download, _download) = temporary_folder(&self.root, "download")?;
-        fetch(&apt, &download)?;
-        let (unpacked, _unpacked) = temporary_folder(&self.root, "unpacked")?;
-        let files = files_ending(&download, ".deb")?;
-        ensure!(!files.is_empty(), "apt-get fetched nothing for {name}");
-        for package in &files {
+    /// The folder with a part's packages, unpacked. It appears whole or not at all.
+    fn unpacked(&self, part: &str) -> Result<PathBuf> {
+        let pins = self.lock.of(part);
+        ensure!(!pins.is_empty(), "{} pins nothing for {part}", lock::PATH);
+        self.fetch(part, &pins)?;
+        let folder = self.root.join(part);
+        let seal = |folder: &Path| {
+            let pins: String = pins.iter().map(|pin| format!("{pin}\n")).collect();
+            anyhow::Ok(pins + &tree_digest(folder)?)
+        };
+        if let Ok(sealed) = std::fs::read_to_string(folder.join(SEAL)) {
+            if sealed == seal(&folder)? {
+                return Ok(folder);
+            }
             eprintln!(
-                "unpacking {}",
-                package.file_name().unwrap_or_default().to_string_lossy()
+                "{} is not what was unpacked there, or of other packages: unpacking it anew",
+                folder.display()
             );
-            Launch::new("dpkg-deb")
-                .arg("-x")
-                .args([package, &unpacked])
-                .time_limit(UNPACK_LIMIT)
-                .spawn()
-                .map_err(|_| Unavailable::Command("dpkg-deb"))?
-                .finish()
-                .map_err(
-                    |error| match format!("{error:#}").contains("No space left on device") {
-                        true => Unavailable::Space(folder.display().to_string()).into(),
-                        false => error.context(format!("cannot unpack {}", package.display())),
-                    },
-                )?;
+        }
+        let (unpacked, _unpacked) = temporary_folder(&self.root, "unpacked")?;
+        eprintln!("unpacking {} packages of the {part}", pins.len());
+        for pin in &pins {
+            self.unpack(&self.file_of(&pin.package), &unpacked)?;
         }
         let unwritable = || format!("cannot write {}", folder.display());
-        std::fs::write(unpacked.join(MADE_FOR), packages.join("\n")).with_context(unwritable)?;
+        std::fs::write(unpacked.join(SEAL), seal(&unpacked)?).with_context(unwritable)?;
         if folder.exists() {
             std::fs::remove_dir_all(&folder).with_context(unwritable)?;
         }
         std::fs::rename(&unpacked, &folder).with_context(unwritable)?;
         Ok(folder)
     }
+
+    fn unpack(&self, package: &Path, into: &Path) -> Result<()> {
+        let program = Launch::new("dpkg-deb")
+            .arg("-x")
+            .args([package, into])
+            .time_limit(UNPACK_LIMIT);
+        let program = program.spawn().map_err(|_| Unavailable::Command("dpkg-deb"))?;
+        program.finish().map(drop).map_err(|error| {
+            match format!("{error:#}").contains("No space left on device") {
+                true => Unavailable::Space(self.root.display().to_string()).into(),
+                false => error.context(format!("cannot unpack {}", package.display())),
+            }
+        })
+    }
+
+    fn file_of(&self, package: &Package) -> PathBuf {
+        self.root.join("debs").join(package.file_name())
+    }
+
+    /// Every pinned package is there, and is what is pinned: fetched where it was not.
+    fn fetch(&self, part: &str, pins: &[&Pin]) -> Result<()> {
+        let is_there = |pin: &Pin| {
+            let file = self.file_of(&pin.package);
+            if !file.exists() {
+                return Ok(false);
+            }
+            let found = sha256(&file)?;
+            if found != pin.sha256 {
+                eprintln!(
+                    "{} is not the pinned package (SHA-256 {found}): fetching it anew",
+                    file.display()
+                );
+            }
+            anyhow::Ok(found == pin.sha256)
+        };
+        let mut missing = Vec::new();
+        for pin in pins {
+            if !is_there(pin)? {
+                missing.push(*pin);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        eprintln!("fetching {} packages of the {part}", missing.len());
+        let packages: Vec<&Package> = missing.iter().map(|pin| &pin.package).collect();
+        let (download, _download) = temporary_folder(&self.root, "download")?;
+        Apt::new(&self.root, &self.sources)?.download(&packages, &download)?;
+        for pin in missing {
+            let fetched = download.join(pin.package.file_name());
+            let found = sha256(&fetched).context("apt-get did not fetch what was asked for")?;
+            ensure!(
+                found == pin.sha256,
+                "the mirror's {} has SHA-256 {found}, and {} is pinned in {}; see who changed it, and pin it anew: --refresh",
+                pin.package.asked(),
+                pin.sha256,
+                lock::PATH
+            );
+            let file = self.file_of(&pin.package);
+            std::fs::rename(&fetched, &file).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Pins of what the mirror has now: the newest kernel of the backports that is new enough for igb's zero-copy, QEMU and tools.
+    fn newest(&self) -> Result<Lock> {
+        let apt = Apt::new(&self.root, &self.sources)?;
+        apt.forget_lists()?;
+        apt.update()?;
+        let list = apt.list(BACKPORTS)?;
+        let index =
+            std::fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
+        let kernel = debian::newest_kernel(&index)
+            .ok_or_else(|| Unavailable::Package(format!("kernel for amd64 in {BACKPORTS}")))?;
+        eprintln!("pinning Linux {}, QEMU and tools", kernel.release);
+        let mut parts = vec![(KERNEL, kernel.packages)];
+        for (part, asked) in ASKED {
+            let uris = apt.install(&["--print-uris", "-qq"], asked)?;
+            parts.push((
+                part,
+                debian::files(&uris.stdout).filter_map(Package::of_file).collect(),
+            ));
+        }
+        let mut pins = Vec::new();
+        for (part, packages) in parts {
+            let (download, _download) = temporary_folder(&self.root, "download")?;
+            apt.download(&packages.iter().collect::<Vec<_>>(), &download)?;
+            for fetched in files_ending(&download, ".deb")? {
+                let name = fetched.file_name().unwrap_or_default().to_string_lossy();
+                let package =
+                    Package::of_file(&name).with_context(|| format!("apt-get calls a file {name}"))?;
+                let sha256 = sha256(&fetched)?;
+                let file = self.file_of(&package);
+                std::fs::rename(&fetched, &file)
+                    .with_context(|| format!("cannot write {}", file.display()))?;
+                pins.push(Pin {
+                    part: part.to_owned(),
+                    package,
+                    sha256,
+                });
+            }
+        }
+        Ok(Lock::new(pins))
+    }
+}
+
+/// The digest of all files in a folder but its seal: their paths, and their bytes or where links point.
+fn tree_digest(folder: &Path) -> Result<String> {
+    let mut digest = Sha256::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(below) = folders.pop() {
+        let unreadable = || format!("cannot read {}", below.display());
+        let entries = std::fs::read_dir(&below).with_context(unreadable)?;
+        let mut paths = entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<Vec<_>>>()
+            .with_context(unreadable)?;
+        paths.sort();
+        for path in paths.into_iter().filter(|path| *path != folder.join(SEAL)) {
+            let name = path.strip_prefix(folder).unwrap_or(&path).as_os_str();
+            let kind = path.symlink_metadata().with_context(unreadable)?.file_type();
+            let content = if kind.is_symlink() {
+                let to = std::fs::read_link(&path).with_context(unreadable)?;
+                hex(to.as_os_str().as_bytes())
+            } else if kind.is_file() {
+                sha256(&path)?
+            } else {
+                if kind.is_dir() {
+                    folders.push(path.clone());
+                }
+                String::new()
+            };
+            digest.update(name.as_bytes());
+            digest.update(format!("\0{content}\n"));
+        }
+    }
+    Ok(hex(&digest.finalize()))
 }
 
 /// Where the cache lies, from the environment.
@@ -194,8 +302,8 @@ struct Apt {
 }
 
 impl Apt {
-    fn new(cache: &Path) -> Result<Apt> {
-        if !Path::new(KEYRING).exists() {
+    fn new(cache: &Path, sources: &str) -> Result<Apt> {
+        if sources.contains(KEYRING) && !Path::new(KEYRING).exists() {
             bail!(Unavailable::Keyring(KEYRING));
         }
         let root = cache.join("apt");
@@ -205,7 +313,7 @@ impl Apt {
         }
         let files = [
             ("apt.conf", settings(&root)),
-            ("sources.list", sources()),
+            ("sources.list", sources.to_owned()),
             // Nothing is installed here, so that whatever a package needs is fetched as well.
             ("status", String::new()),
         ];
@@ -228,14 +336,42 @@ impl Apt {
             let age = std::fs::metadata(path).and_then(|metadata| metadata.modified());
             age.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < Duration::from_secs(3600)))
         };
-        let stamp = self.root.join("updated");
-        if fresh(stamp.clone()) && self.list(BACKPORTS).is_ok() {
+        let stamp = self.stamp();
+        if fresh(stamp.clone()) {
             return Ok(());
         }
         eprintln!("fetching Debian's package lists ({SUITE}, {BACKPORTS})");
         let words = ["apt-get".to_owned()].into_iter().chain(self.settings());
         self.run(words.chain(["update".to_owned()]).collect())?;
         std::fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))
+    }
+
+    fn stamp(&self) -> PathBuf {
+        self.root.join("updated")
+    }
+
+    /// The next update fetches the lists, whatever their age.
+    fn forget_lists(&self) -> Result<()> {
+        match std::fs::remove_file(self.stamp()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", self.stamp().display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fetches the files of packages, of these versions and no others, into a folder.
+    fn download(&self, packages: &[&Package], into: &Path) -> Result<()> {
+        self.update()?;
+        let into = into.to_string_lossy().into_owned();
+        let words = ["-C".to_owned(), into, "apt-get".to_owned()].into_iter();
+        let words = words.chain(self.settings()).chain(["download".to_owned()]);
+        self.run(
+            words
+                .chain(packages.iter().map(|package| package.asked()))
+                .collect(),
+        )
+        .map(drop)
     }
 
     fn install(&self, options: &[&str], packages: &[&str]) -> Result<Output> {
@@ -342,28 +478,135 @@ mod tests {
         assert_eq!(find(&[]), None);
     }
 
+    /// A mirror in a folder: packages that `dpkg-deb` builds, with the list that apt reads.
+    struct Mirror {
+        folder: PathBuf,
+        _folder: crate::bed::leftovers::Registered,
+    }
+
+    impl Mirror {
+        fn new() -> Mirror {
+            let (folder, registered) = temporary_folder(&std::env::temp_dir(), "mirror").unwrap();
+            Mirror {
+                folder,
+                _folder: registered,
+            }
+        }
+
+        /// Puts a package there, in place of other versions; its pin.
+        fn put(&self, name: &str, version: &str, content: &str) -> Pin {
+            for old in files_ending(&self.folder, ".deb").unwrap() {
+                std::fs::remove_file(old).unwrap();
+            }
+            let tree = self.folder.join("tree");
+            std::fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+            std::fs::create_dir_all(tree.join("usr/bin")).unwrap();
+            std::fs::write(tree.join("usr/bin").join(name), content).unwrap();
+            let control = format!(
+                "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\nDescription: a test\n"
+            );
+            std::fs::write(tree.join("DEBIAN/control"), &control).unwrap();
+            let package = Package {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                architecture: "amd64".to_owned(),
+            };
+            let file = self.folder.join(package.file_name());
+            let build = Launch::new("dpkg-deb").args(["--root-owner-group", "-b"]);
+            build.args([&tree, &file]).spawn().unwrap().finish().unwrap();
+            std::fs::remove_dir_all(&tree).unwrap();
+            let sha256 = sha256(&file).unwrap();
+            let len = std::fs::metadata(&file).unwrap().len();
+            let list = format!(
+                "{control}Filename: ./{}\nSize: {len}\nSHA256: {sha256}\n",
+                package.file_name()
+            );
+            std::fs::write(self.folder.join("Packages"), list).unwrap();
+            Pin {
+                part: TOOLS.to_owned(),
+                package,
+                sha256,
+            }
+        }
+
+        /// A cache that takes from this mirror alone.
+        fn cache(&self, pin: &Pin) -> Cache {
+            let sources = format!("deb [trusted=yes] file:{} ./\n", self.folder.display());
+            let cache = Cache::at(self.folder.join("cache"), Lock::new(vec![pin.clone()]), sources).unwrap();
+            Apt::new(&cache.root, &cache.sources)
+                .unwrap()
+                .forget_lists()
+                .unwrap();
+            cache
+        }
+    }
+
+    fn flip_a_byte(file: &Path) {
+        let mut bytes = std::fs::read(file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(file, bytes).unwrap();
+    }
+
     #[test]
-    fn what_is_in_the_cache_counts_for_the_same_packages_only() {
-        let root = std::env::temp_dir().join(format!("xtask-cache-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("tools")).unwrap();
-        let mut cache = Cache {
-            root: root.clone(),
-            refresh: false,
-            _lock: File::create(root.join("lock")).unwrap(),
+    fn what_is_pinned_is_fetched_once_and_a_changed_byte_is_noticed() {
+        let mirror = Mirror::new();
+        let pin = mirror.put("lm-tool", "1:1.0-1", "the first");
+        let tool = |cache: &Cache| {
+            let folder = cache.tools().unwrap();
+            std::fs::read_to_string(folder.join("usr/bin/lm-tool")).unwrap()
         };
+        assert_eq!(tool(&mirror.cache(&pin)), "the first");
+        let list = std::fs::read_to_string(mirror.folder.join("Packages")).unwrap();
+
+        // Without a mirror the cache is enough, and what was changed in the unpacked folder is unpacked again.
+        std::fs::write(mirror.folder.join("Packages"), "").unwrap();
+        assert_eq!(tool(&mirror.cache(&pin)), "the first");
+        let folder = mirror.cache(&pin).tools().unwrap();
+        flip_a_byte(&folder.join("usr/bin/lm-tool"));
+        assert_eq!(tool(&mirror.cache(&pin)), "the first");
+
+        // A changed package is no package: it must be fetched.
+        let cache = mirror.cache(&pin);
+        flip_a_byte(&cache.file_of(&pin.package));
+        let error = cache.tools().unwrap_err();
+        drop(cache);
+        let said = super::super::skip_reason(&error).unwrap_or_else(|| panic!("{error:#}"));
         assert!(
-            !cache.has("tools", &["a", "b"]),
-            "left half-made by an older version"
+            said.contains("lm-tool") && said.contains("--refresh") && said.lines().count() == 1,
+            "{said}"
         );
-        std::fs::write(root.join("tools").join(MADE_FOR), "a\nb").unwrap();
-        let found = cache
-            .fetched("tools", &["a", "b"], |_, _| unreachable!())
-            .unwrap();
-        assert_eq!(found, root.join("tools"));
-        assert!(!cache.has("tools", &["a"]) && !cache.has("kernel", &["a"]));
-        cache.refresh = true;
-        assert!(!cache.has("tools", &["a", "b"]));
-        std::fs::remove_dir_all(&root).unwrap();
+        std::fs::write(mirror.folder.join("Packages"), list).unwrap();
+        assert_eq!(tool(&mirror.cache(&pin)), "the first");
+    }
+
+    #[test]
+    fn another_version_is_not_taken_and_other_bytes_of_the_version_are_refused() {
+        let mirror = Mirror::new();
+        let pin = mirror.put("lm-tool", "1.0-1", "the first");
+        mirror.put("lm-tool", "1.0-2", "newer");
+        let error = mirror.cache(&pin).tools().unwrap_err();
+        let said = super::super::skip_reason(&error).unwrap_or_else(|| panic!("{error:#}"));
+        assert!(
+            said.contains("1.0-1") && said.contains("--refresh") && said.lines().count() == 1,
+            "{said}"
+        );
+
+        mirror.put("lm-tool", "1.0-1", "not the first");
+        let error = mirror.cache(&pin).tools().unwrap_err();
+        assert_eq!(
+            super::super::skip_reason(&error),
+            None,
+            "that is no reason to skip"
+        );
+        let said = format!("{error:#}");
+        assert!(said.contains("SHA-256") && said.contains("pinned"), "{said}");
+        let unpinned = mirror.cache(&Pin {
+            part: KERNEL.to_owned(),
+            ..pin
+        });
+        let error = unpinned.tools().unwrap_err().to_string();
+        assert!(error.contains("pins nothing for tools"), "{error}");
     }
 
     #[test]

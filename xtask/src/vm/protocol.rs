@@ -24,8 +24,22 @@ pub struct Plan {
     pub mode: Mode,
     /// Whether checks are to do less.
     pub short: bool,
+    /// Faults to put into checks.
+    pub spoil: Vec<Spoil>,
     /// What to run, in order.
     pub tasks: Vec<Task>,
+}
+
+/// A fault that is put into a check on purpose, once, to see what becomes of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Spoil {
+    /// A byte of a received file is another.
+    File,
+    /// Bytes of delivered messages change afterwards.
+    Message,
+    /// A card is left with another RSS table.
+    Card,
 }
 
 /// How packets pass between driver and program.

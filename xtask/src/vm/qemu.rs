@@ -32,11 +32,6 @@ impl Qemu {
         Qemu::known_by(vec![path.to_string_lossy().into_owned()])
     }
 
-    /// The QEMU on this machine's path.
-    pub fn installed() -> Result<Qemu> {
-        Qemu::known_by(vec!["qemu-system-x86_64".to_owned()])
-    }
-
     /// QEMU from a folder of unpacked packages, by the loader and the libraries there.
     pub fn unpacked(root: &Path) -> Result<Qemu> {
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -195,12 +190,29 @@ const VIRTIO_FEATURES: &str = "iommu_platform=on,disable-legacy=on,ctrl_guest_of
     csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,host_uso=off,\
     guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_uso4=off,guest_uso6=off";
 
+/// Kernel addresses begin here, as far as `virt_to_page` of arch/x86 is concerned (`__START_KERNEL_map`).
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
+/// Physical memory that is kept out of use, so that it is zero: where and how much, in bytes.
+///
+/// drivers/net/virtio_net.c (Linux 6.13 to 7.3) maps the header of AF_XDP's zero-copy packets by `virt_to_page` of a static variable.
+/// In a module, which lies in memory of its own, that is some other page, whose bytes the device takes for the header; unless they pass
+/// for one, the tap refuses each packet (`EINVAL` of tun_get_user, counted nowhere). Without KASLR it is a page of this memory.
+const KEPT_ZERO: (u64, u64) = (1 << 30, 64 << 20);
+
+/// Whether that memory is where the device looks for what a module has at this address.
+pub fn is_kept_zero(address: u64, len: u64) -> bool {
+    let (start, kept) = KEPT_ZERO;
+    let physical = address.wrapping_sub(KERNEL_MAP);
+    physical >= start && physical.saturating_add(len) <= start + kept
+}
+
 /// The console is the first serial port; a panic ends QEMU (`panic=-1` restarts at once, `-no-reboot` ends instead), and so does
 /// an oops, after which no result could be trusted. `PATH` becomes part of the environment of the guest's first process.
 fn kernel_command_line() -> String {
+    let (start, kept) = KEPT_ZERO;
     format!(
-        "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 hugepages={HUGE_PAGES} \
-         PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
+        "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr memmap={kept:#x}${start:#x} \
+         hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
     )
 }
 

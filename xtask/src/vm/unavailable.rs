@@ -35,6 +35,7 @@ impl Unavailable {
             Unavailable::OldKeys(message.to_owned())
         } else if says(&[
             "Unable to locate package",
+            "Can't find a source to download version",
             "has no installation candidate",
             "was not found",
         ]) {
@@ -71,12 +72,14 @@ impl fmt::Display for Unavailable {
             Unavailable::Package(what) => {
                 write!(
                     f,
-                    "Debian's mirror has no such thing: {what}; try --refresh, {OWN}"
+                    "Debian's mirror has no such thing (any more): {what}; pin what it has now (`cargo xtask vm --refresh`) and commit \
+                     {}, put the package into the cache's folder debs, {OWN}",
+                    super::lock::PATH
                 )
             }
             Unavailable::Tool(name) => write!(
                 f,
-                "the guest's `{name}` is missing; install busybox-static, iproute2 and ethtool, or let Debian's be fetched (--refresh)"
+                "the guest's `{name}` is missing; install busybox-static, iproute2 and ethtool, or let Debian's be fetched"
             ),
             Unavailable::Processor(found) => write!(
                 f,

@@ -1,4 +1,4 @@
-//! What the guest runs: our own tools, linked statically, and Debian's `ip`, `tc`, `ethtool` and busybox.
+//! What the guest runs: our own programs, as this machine builds them, and Debian's `ip`, `tc`, `ethtool` and busybox.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,32 +13,35 @@ use super::unavailable::{self, Unavailable};
 use crate::bed::Launch;
 use crate::workspace::{cargo, run, target_dir};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Crates whose programs are in the guest.
 const PACKAGES: [&str; 2] = ["lm-bench", "xtask"];
 const PROGRAMS: [&str; 4] = ["lm-bench", "lm-recv", "lm-send", "xtask"];
 /// Debian's programs, which are linked with Debian's libraries.
-const TOOLS: [&str; 3] = ["ip", "tc", "ethtool"];
+const TOOLS: [(&str, &str); 3] = [("ip", "usr/sbin"), ("tc", "usr/sbin"), ("ethtool", "usr/sbin")];
+/// Where those and their libraries lie in the guest: its `/lib` has this machine's, which ours are linked with.
+const DEBIAN: &str = "usr/lib/debian";
 
-/// Builds our programs so that they need nothing of the guest; the folder they are in.
-pub(super) fn build() -> Result<PathBuf> {
-    eprintln!("building the guest's tools (release, static)");
-    // A folder of its own: other flags would have everything in the ordinary one built anew.
-    let target_dir = target_dir()?.join("vm");
-    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    flags.push_str(" -C target-feature=+crt-static -C strip=symbols");
-    let packages = PACKAGES.iter().flat_map(|&package| ["--package", package]);
+/// Which builds of our programs the guest gets. Optimised ones: in software emulation others fall behind their own traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Build {
+    /// The engine as it is released, with what `cargo xtask bench instructions` builds, too.
+    #[default]
+    Counted,
+    /// For measurements.
+    Release,
+}
+
+/// Builds our programs; the folder they are in.
+pub(super) fn build(build: Build) -> Result<PathBuf> {
+    let profile = match build {
+        Build::Counted => "counted",
+        Build::Release => "release",
+    };
+    eprintln!("building the guest's programs");
     run(cargo()
-        .args(["build", "--release", "--quiet", "--bins", "--target", TARGET])
-        // Nothing in the guest measures peers, and QUIC is a third of what there is to build.
-        .arg("--no-default-features")
-        .args(packages)
-        .arg("--target-dir")
-        .arg(&target_dir)
-        // Line tables would be stripped again.
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        .env("RUSTFLAGS", flags.trim()))?;
-    Ok(target_dir.join(TARGET).join("release"))
+        .args(["build", "--quiet", "--bins", "--profile", profile])
+        .args(PACKAGES.iter().flat_map(|&package| ["--package", package])))?;
+    Ok(target_dir()?.join(profile))
 }
 
 /// Kernel image and modules' folder in unpacked packages.
@@ -77,6 +80,7 @@ pub(super) fn tree(
     plan: &Plan,
     modules: Vec<Module>,
     with: &[PathBuf],
+    scratch: &Path,
 ) -> Result<Tree> {
     let mut tree = Tree::new();
     for folder in ["proc", "sys", "run", "tmp", "root", "var", "tests"] {
@@ -96,25 +100,19 @@ pub(super) fn tree(
     tree.character_device("dev/null", 1, 3);
     tree.link("init", "/bin/xtask");
     for name in PROGRAMS {
-        tree.file(&format!("bin/{name}"), programs.join(name));
+        add_ours(&mut tree, &format!("bin/{name}"), &programs.join(name), scratch)?;
     }
     let busybox = find(tools, "busybox")?;
     // The one of busybox-static needs none; another one of this machine may.
-    for (path, file) in libraries(tools, &busybox).unwrap_or_default() {
-        tree.file(&path, file);
+    for (name, file) in libraries(tools, &busybox).unwrap_or_default() {
+        tree.file(&format!("usr/lib/x86_64-linux-gnu/{name}"), file);
     }
     tree.file("bin/busybox", busybox);
     // Not busybox's shell, which takes its own `ip` before the one on the path.
     let shell = find(tools, "dash").or_else(|_| find(tools, "sh"))?;
-    let mut dynamic = vec![("bin/sh".to_owned(), shell)];
-    for name in TOOLS {
-        dynamic.push((format!("usr/sbin/{name}"), find(tools, name)?));
-    }
-    for (path, program) in dynamic {
-        for (path, file) in libraries(tools, &program)? {
-            tree.file(&path, file);
-        }
-        tree.file(&path, program);
+    add_debians(&mut tree, tools, "bin/sh", &shell)?;
+    for (name, folder) in TOOLS {
+        add_debians(&mut tree, tools, &format!("{folder}/{name}"), &find(tools, name)?)?;
     }
     for module in modules {
         tree.bytes(&format!("{MODULES_DIR}/{}.ko", module.name), module.image);
@@ -125,9 +123,47 @@ pub(super) fn tree(
         let name = path
             .file_name()
             .with_context(|| format!("{} has no name", path.display()))?;
-        tree.file(&format!("tests/{}", name.to_string_lossy()), path);
+        add_ours(
+            &mut tree,
+            &format!("tests/{}", name.to_string_lossy()),
+            path,
+            scratch,
+        )?;
     }
     Ok(tree)
+}
+
+/// A program that was built here, with this machine's loader and libraries at the places that are written in it.
+fn add_ours(tree: &mut Tree, path: &str, program: &Path, scratch: &Path) -> Result<()> {
+    let root = Path::new("/");
+    // A program that is linked statically has none.
+    for (name, file) in libraries(root, program).unwrap_or_default() {
+        tree.file(&format!("usr/lib/x86_64-linux-gnu/{name}"), file);
+    }
+    tree.file("usr/lib64/ld-linux-x86-64.so.2", &loader(root)?[0]);
+    // Line tables are most of it, and the emulated machine would have to unpack them.
+    let stripped = scratch.join(path.replace('/', "-"));
+    let strip = Launch::new("strip")
+        .args(["--strip-debug", "-o"])
+        .args([stripped.as_path(), program]);
+    let is_stripped = strip.spawn().and_then(|strip| strip.finish()).is_ok();
+    tree.file(path, if is_stripped { stripped.as_path() } else { program });
+    Ok(())
+}
+
+/// A program of Debian's, started by Debian's loader with Debian's libraries, which may be newer than this machine's or older.
+fn add_debians(tree: &mut Tree, tools: &Path, path: &str, program: &Path) -> Result<()> {
+    let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
+    for (name, file) in libraries(tools, program)? {
+        tree.file(&format!("{DEBIAN}/lib/{name}"), file);
+    }
+    tree.file(&format!("{DEBIAN}/loader"), &loader(tools)?[0]);
+    tree.file(&format!("{DEBIAN}/{name}"), program);
+    let start = format!(
+        "#!/bin/busybox sh\nexec /{DEBIAN}/loader --library-path /{DEBIAN}/lib /{DEBIAN}/{name} \"$@\"\n"
+    );
+    tree.bytes(path, start.into_bytes());
+    Ok(())
 }
 
 /// A program in unpacked packages.
@@ -150,9 +186,9 @@ pub(super) fn tools(fetched: Result<PathBuf>, all_else_is_there: bool) -> Result
     }
 }
 
-/// The loader and the libraries of a program: their place in the guest, and the file.
-fn libraries(tools: &Path, program: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let words = loader(tools)?;
+/// The libraries of a program that is linked with those below `root`: their names and files.
+fn libraries(root: &Path, program: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let words = loader(root)?;
     let output = Launch::new(&words[0])
         .args(&words[1..])
         .arg("--list")
@@ -161,13 +197,9 @@ fn libraries(tools: &Path, program: &Path) -> Result<Vec<(String, PathBuf)>> {
         .spawn()?
         .finish()
         .with_context(|| format!("cannot list the libraries of {}", program.display()))?;
-    let mut found = vec![(
-        "usr/lib64/ld-linux-x86-64.so.2".to_owned(),
-        PathBuf::from(&words[0]),
-    )];
-    for (name, path) in listed(&output.stdout) {
+    let found = listed(&output.stdout);
+    for (name, path) in &found {
         ensure!(path.is_file(), "{name} is no file at {}", path.display());
-        found.push((format!("usr/lib/x86_64-linux-gnu/{name}"), path));
     }
     Ok(found)
 }
@@ -215,7 +247,7 @@ mod tests {
         let ip = find(Path::new("/"), "ip").unwrap();
         let libraries = libraries(Path::new("/"), &ip).unwrap();
         assert!(
-            libraries.iter().any(|(path, _)| path.ends_with("/libc.so.6")),
+            libraries.iter().any(|(name, _)| name == "libc.so.6"),
             "{libraries:?}"
         );
     }
@@ -227,7 +259,7 @@ mod tests {
         assert!(
             super::super::skip_reason(&error)
                 .unwrap()
-                .contains("no such thing: vmlinuz")
+                .contains("vmlinuz in the kernel's packages")
         );
         std::fs::create_dir_all(root.join("boot")).unwrap();
         std::fs::write(root.join("boot/config-7"), "").unwrap();

@@ -6,6 +6,7 @@
 mod drive;
 mod lm;
 mod meter;
+mod polling;
 #[cfg(feature = "peers")]
 mod quic;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
@@ -43,10 +44,14 @@ pub(crate) enum Transport {
     UdpSpinning,
     /// Kernel UDP, `sendmmsg` and `recvmmsg`.
     UdpMmsg,
+    /// Kernel UDP whose receiver polls its queue itself.
+    UdpPolled,
     /// Kernel UDP, segmented and put together by the kernel (`UDP_SEGMENT`, `UDP_GRO`).
     UdpGso,
     /// Kernel TCP.
     Tcp,
+    /// Kernel TCP whose receiver polls its queue itself.
+    TcpPolled,
     /// Kernel TCP with `MSG_ZEROCOPY`.
     TcpZerocopy,
     /// QUIC.
@@ -259,22 +264,24 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
         Transport::Lm | Transport::LmNoIntegrity | Transport::LmSleeping => {
             Box::new(lm::Lm::open(args, spec, ready)?)
         }
-        Transport::UdpBlocking | Transport::UdpSpinning => {
-            let spin = spec.transport == Transport::UdpSpinning;
+        Transport::UdpPolled if matches!(spec.task, Task::Stream { .. }) => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Single::new(socket, spec, spin).map_err(failed)?)
+            Box::new(udp::Many::new(socket, spec, !near).map_err(failed)?)
+        }
+        Transport::UdpBlocking | Transport::UdpSpinning | Transport::UdpPolled => {
+            let socket = udp::socket(near, spec, ready).map_err(failed)?;
+            Box::new(udp::Single::new(socket, spec).map_err(failed)?)
         }
         Transport::UdpMmsg => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
-            Box::new(udp::Many::new(socket, spec))
+            Box::new(udp::Many::new(socket, spec, false).map_err(failed)?)
         }
         Transport::UdpGso => {
             let socket = udp::socket(near, spec, ready).map_err(failed)?;
             Box::new(udp::Segmented::new(socket, spec).map_err(failed)?)
         }
-        Transport::Tcp | Transport::TcpZerocopy => {
-            let zerocopy = spec.transport == Transport::TcpZerocopy;
-            Box::new(tcp::Tcp::open(near, any, spec, zerocopy, ready).map_err(failed)?)
+        Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy => {
+            Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?)
         }
         #[cfg(feature = "peers")]
         Transport::Quic => Box::new(quic::Quic::open(near, any, spec, ready).map_err(failed)?),

@@ -28,6 +28,27 @@ pub(super) fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i3
     }
 }
 
+/// Reads an integer option of a socket.
+pub(super) fn option(socket: &impl AsRawFd, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = 0_i32;
+    let mut len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the value is a live integer, and its length is given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            ptr::from_mut(&mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Lets the calling thread run only when nobody else wants its core.
 pub(super) fn become_idle() -> io::Result<()> {
     // SAFETY: an all-zero `sched_param` is the only legal one for SCHED_IDLE.

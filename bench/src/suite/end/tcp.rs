@@ -9,8 +9,9 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
+use super::polling::Polling;
 use super::sys;
-use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, read_number, write_number};
+use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, Transport, read_number, write_number};
 
 /// Bytes for one `write` of short messages, and for one `read`.
 const GATHERED: usize = 128 << 10;
@@ -19,6 +20,7 @@ const ZEROCOPY_BUFFERS: usize = 16;
 
 /// One connection.
 pub(super) struct Tcp {
+    polling: Polling,
     connection: TcpStream,
     message_len: usize,
     spin: bool,
@@ -49,13 +51,8 @@ struct Sends {
 }
 
 impl Tcp {
-    pub(super) fn open(
-        near: bool,
-        any: SocketAddrV4,
-        spec: &Spec,
-        zerocopy: bool,
-        ready: impl FnOnce(),
-    ) -> io::Result<Tcp> {
+    pub(super) fn open(near: bool, any: SocketAddrV4, spec: &Spec, ready: impl FnOnce()) -> io::Result<Tcp> {
+        let zerocopy = spec.transport == Transport::TcpZerocopy;
         let connection = if near {
             TcpStream::connect(spec.address)?
         } else {
@@ -64,7 +61,8 @@ impl Tcp {
             listener.accept()?.0
         };
         let round_trips = matches!(spec.task, Task::RoundTrips { .. });
-        let spin = round_trips && spec.size <= u64::from(spec.mtu) / 2;
+        let polls = spec.transport == Transport::TcpPolled && (round_trips || !near);
+        let spin = polls || round_trips && spec.size <= u64::from(spec.mtu) / 2;
         connection.set_nodelay(true)?;
         connection.set_nonblocking(spin)?;
         let sends = zerocopy.then(|| Sends {
@@ -84,6 +82,7 @@ impl Tcp {
         };
         let buffers = if zerocopy { ZEROCOPY_BUFFERS } else { 1 };
         Ok(Tcp {
+            polling: Polling::new(polls),
             connection,
             message_len,
             spin,
@@ -158,7 +157,10 @@ impl End for Tcp {
             (self.from, self.to) = (0, 0);
             match self.connection.read(&mut self.incoming) {
                 Ok(0) => return Ok(None),
-                Ok(len) => self.to = len,
+                Ok(len) => {
+                    self.to = len;
+                    self.polling.begin(&self.connection)?;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.spin => {
                     std::hint::spin_loop();
                 }

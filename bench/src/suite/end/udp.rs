@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
+use super::polling::Polling;
 use super::sys::{self, Batch};
-use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, read_number, write_number};
+use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Transport, read_number, write_number};
 use crate::peer::train;
 
 /// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
@@ -81,6 +82,7 @@ fn is_silence(error: &io::Error) -> bool {
 
 /// One system call for each datagram.
 pub(super) struct Single {
+    polling: Polling,
     socket: UdpSocket,
     spin: bool,
     ending: bool,
@@ -91,10 +93,12 @@ pub(super) struct Single {
 }
 
 impl Single {
-    pub(super) fn new(socket: UdpSocket, spec: &Spec, spin: bool) -> io::Result<Single> {
+    pub(super) fn new(socket: UdpSocket, spec: &Spec) -> io::Result<Single> {
+        let spin = spec.transport != Transport::UdpBlocking;
         socket.set_nonblocking(spin)?;
         let train = train(spec.size);
         Ok(Single {
+            polling: Polling::new(spec.transport == Transport::UdpPolled),
             socket,
             spin,
             ending: false,
@@ -127,7 +131,10 @@ impl End for Single {
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
         loop {
             match self.socket.recv(&mut self.datagram) {
-                Ok(len) => return Ok(Some(self.trains.arrival(&self.datagram[..len]))),
+                Ok(len) => {
+                    self.polling.begin(&self.socket)?;
+                    return Ok(Some(self.trains.arrival(&self.datagram[..len])));
+                }
                 Err(error) if self.ending && is_silence(&error) => return Ok(None),
                 Err(error) if self.spin && error.kind() == io::ErrorKind::WouldBlock => {
                     std::hint::spin_loop();
@@ -145,6 +152,7 @@ impl End for Single {
 
 /// `sendmmsg` and `recvmmsg`.
 pub(super) struct Many {
+    polling: Polling,
     socket: UdpSocket,
     ending: bool,
     train: Vec<usize>,
@@ -157,11 +165,14 @@ pub(super) struct Many {
 }
 
 impl Many {
-    pub(super) fn new(socket: UdpSocket, spec: &Spec) -> Many {
+    /// One that polls its queue never sleeps.
+    pub(super) fn new(socket: UdpSocket, spec: &Spec, polls: bool) -> io::Result<Many> {
+        socket.set_nonblocking(polls)?;
         // Where the administrator has bounded it, less is as good as it gets.
         let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
         let train = train(spec.size);
-        Many {
+        Ok(Many {
+            polling: Polling::new(polls),
             socket,
             ending: false,
             outgoing: Batch::new(BATCH, train[0]),
@@ -171,7 +182,7 @@ impl Many {
             batch_bytes: BATCH_BYTES,
             incoming: Batch::new(BATCH, 65_536),
             next: 0,
-        }
+        })
     }
 }
 
@@ -197,11 +208,14 @@ impl End for Many {
     }
 
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
-        if self.next == self.incoming.len() {
+        while self.next == self.incoming.len() {
             self.next = 0;
             match self.incoming.receive(&self.socket) {
-                Ok(()) => {}
+                Ok(()) => self.polling.begin(&self.socket)?,
                 Err(error) if self.ending && is_silence(&error) => return Ok(None),
+                Err(error) if self.polling.is_wanted() && error.kind() == io::ErrorKind::WouldBlock => {
+                    std::hint::spin_loop();
+                }
                 Err(error) => return Err(error),
             }
         }

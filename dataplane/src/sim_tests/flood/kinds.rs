@@ -2,7 +2,9 @@
 
 use std::net::SocketAddrV4;
 
-use lm_protocol::control::{ControlMessage, End, Ended, Grant, Reject, RejectReason, Request};
+use lm_protocol::control::{
+    Ask, Challenge, ControlMessage, End, Ended, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
+};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -215,12 +217,26 @@ pub(super) const FLOODS: &[Flood] = &[
         counters: ["announcement_refused", "wrong_key"],
     },
     Flood {
+        name: "announcements before which others are missing",
+        to: 1,
+        make: |scene, to, from, _| {
+            let header = LmHeader::Announce {
+                session_key: scene.key,
+                first: announced(scene).wrapping_add(1),
+                entries: 1,
+                sent: sent_packets(scene),
+            };
+            packet(to, from, PORT, &header, &entry(LEN as u64))
+        },
+        counters: ["announcement_early", "wrong_key"],
+    },
+    Flood {
         name: "announcements of too long messages",
         to: 1,
         make: |scene, to, from, n| {
             let header = LmHeader::Announce {
                 session_key: scene.key,
-                first: announced(scene) + 100,
+                first: announced(scene),
                 entries: 1,
                 sent: sent_packets(scene),
             };
@@ -245,8 +261,45 @@ pub(super) const FLOODS: &[Flood] = &[
     Flood {
         name: "requests for sessions",
         to: 1,
+        make: |_, to, from, n| {
+            let known = sender_id(0, Integrity::Manifest);
+            control(to, from, n as u32, &request(known, from))
+        },
+        counters: ["request_refused", "challenged"],
+    },
+    Flood {
+        name: "requests of incarnations that there are not",
+        to: 1,
         make: |_, to, from, n| control(to, from, n as u32, &request(n, from)),
-        counters: ["request_refused", "request_refused"],
+        counters: ["challenged", "challenged"],
+    },
+    Flood {
+        name: "proofs that answer no challenge",
+        to: 1,
+        make: |_, to, from, n| {
+            let proof = Proof {
+                sender_id: n << 40,
+                cookie: n,
+                data_port: from.port(),
+                word: [0; WORD_LEN],
+            };
+            control(to, from, n as u32, &ControlMessage::Proof(proof))
+        },
+        counters: ["unexpected", "unexpected"],
+    },
+    Flood {
+        name: "challenges of who was sent nothing",
+        to: 0,
+        make: |_, to, from, n| {
+            let challenge = Challenge {
+                sender_id: n << 40,
+                cookie: n,
+                challenger_id: n,
+                ask: Ask::Cookie,
+            };
+            control(to, from, n as u32, &ControlMessage::Challenge(challenge))
+        },
+        counters: ["unexpected", "unexpected"],
     },
     Flood {
         name: "ends of sessions that there are not",
@@ -274,7 +327,7 @@ pub(super) const FLOODS: &[Flood] = &[
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
-        counters: ["eager_out_of_order", "eager_out_of_order"],
+        counters: ["eager_out_of_order", "challenged"],
     },
     Flood {
         name: "credit without measure",
@@ -336,8 +389,8 @@ pub(super) const FLOODS: &[Flood] = &[
             };
             packet(to, from, PORT, &header, &[0x5a; 64])
         },
-        // What another incarnation is told is not looked at, only the message.
-        counters: ["implausible", "eager_out_of_order"],
+        // What another incarnation is told is not looked at, and who is not known is not heard.
+        counters: ["implausible", "challenged"],
     },
     Flood {
         name: "requests for fragments that no message has",

@@ -181,7 +181,7 @@ impl Plan {
                 .collect()
         });
         let lease = Duration::from_millis(1500 + dice.roll(3500));
-        let message_timeout = Duration::from_millis(300 + dice.roll(1700));
+        let patience = Duration::from_millis(300 + dice.roll(1700));
         let mut bed = BedConfig {
             // The soak has guards of its own, which know what it keeps.
             guarded: false,
@@ -203,7 +203,7 @@ impl Plan {
             tx_in_flight: pick(dice, &[3u32, 32, 192, 1024]),
             on_the_way: pick(dice, &[5u32, 64, 192, u32::MAX]),
             paced: dice.roll(2) == 0,
-            message_timeout,
+            patience,
             lease,
             // What notices that two CPUs ran the gate (I3a).
             one_processor: soak.races,

@@ -512,7 +512,7 @@ impl Run {
         let end_ns = self.bed.now_ns
             + 50_000_000
             + self.plan.keep_max_ns
-            + 2 * (self.plan.bed.lease + self.plan.bed.message_timeout).as_nanos() as u64;
+            + 2 * (self.plan.bed.lease + self.plan.bed.patience).as_nanos() as u64;
         // At rest and nothing said for a while: what is repeated is repeated more often than this. Counted anew, because a
         // host may just have come back from a pause.
         self.idle = 0;
@@ -691,7 +691,7 @@ impl Run {
 ///   gate: redirect_landing = landing_packets + drops.landing_discarded + on the ring
 ///   gate: redirect_general = general_packets + drops.foreign_frame + lost at the ring (XDP_STATISTICS) + on the ring
 ///   landing_packets + general_packets + one_copy_packets + control_packets
-///       = packets_used                     what is no fragment
+///       = packets_used + challenged        what is no fragment
 ///       + fragments_delivered              in messages that were shown
 ///       + fragments of open messages
 ///       + Σ drops                          but the two that were not taken: landing_discarded, foreign_frame
@@ -727,7 +727,7 @@ pub(in crate::sim_tests) fn check_packets(
         + counters.drops.foreign_frame
         + counters.drops.manifest_contradictory;
     let dropped = dropped - others;
-    let used = counters.packets_used + counters.fragments_delivered + open;
+    let used = counters.packets_used + counters.challenged + counters.fragments_delivered + open;
     if taken != used + dropped {
         return Err(format!(
             "{taken} packets were taken, {used} were of use and {dropped} dropped ({open} in open messages): {counters:?}"

@@ -131,6 +131,13 @@ impl Card for Model {
     fn set_rss_table(&self, table: &[u32], _: u8) -> Result<(), EthtoolError> {
         let queues = self.state().queues;
         let len = self.state().settings.table.len();
+        // As drivers do.
+        if !table.is_empty() && table.len() != len {
+            return Err(EthtoolError::new(
+                "table",
+                io::Error::from_raw_os_error(libc::EINVAL),
+            ));
+        }
         self.change("table", |settings| {
             settings.by_hand = !table.is_empty();
             settings.table = if table.is_empty() {

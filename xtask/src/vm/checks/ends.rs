@@ -9,8 +9,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::pair::{Pair, await_link, steering_notes};
+use super::spoil;
 use super::transfer::{Source, send_file};
 use crate::bed::{Host, INTERFACE, Program};
+use crate::soak::fates;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
@@ -23,7 +25,9 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let source = Source::new(MESSAGE_LEN)?;
     let receiver = pair
-        .receiving(&format!("lm-recv --json --max-message-size {MESSAGE}"))
+        .receiving(&format!(
+            "lm-recv --json --from-anyone --max-message-size {MESSAGE}"
+        ))
         .arg("--output")
         .arg(&source.folder)
         .time_limit(Duration::from_secs(300));
@@ -134,9 +138,14 @@ pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let rounds = if plan.short { 3 } else { 100 };
     let started = Instant::now();
     for round in 0..rounds {
-        one_message(&pair, round)
-            .and_then(|()| pair.traces()?.ensure_as_before(&before))
-            .with_context(|| format!("round {round} of {rounds}"))?;
+        let passed = one_message(&pair, round);
+        spoil::card(&pair.spoil, pair.bed.right())?;
+        let failed = passed.as_ref().err();
+        let failed = failed.map_or_else(String::new, |error| format!(", whose message failed: {error:#}"));
+        // Whatever became of the message: a card that is left changed is a fault of its own.
+        (pair.traces()?.ensure_as_before(&before))
+            .and(passed)
+            .with_context(|| format!("round {round} of {rounds}{failed}"))?;
     }
     Ok(json!({"rounds": rounds, "seconds": started.elapsed().as_secs_f64()}))
 }
@@ -147,11 +156,13 @@ fn one_message(pair: &Pair, seed: u64) -> Result<()> {
     let receiver = pair.receiving(&format!("lm-bench lm-check-recv {plan}"));
     let receiver = pair.start_receiver(receiver, "ready")?;
     let sender = pair.sending(&format!("lm-bench lm-check-send {plan}"));
-    let sent = pair.start_sender(sender)?.finish()?.json()?;
+    let sent = pair.start_sender(sender)?.finish();
     let received = receiver.stop()?;
     let received = received.json().with_context(|| received.stderr.clone())?;
+    fates::ensure_no_fault(&received)?;
+    let sent = sent?.json()?;
     pair.prove_mode(&sent, &received)?;
-    crate::soak::fates::compare("reliable", 1, &sent, &received)
+    fates::compare("reliable", 1, &sent, &received)
         .map(drop)
         .with_context(|| format!("sender {sent}; receiver {received}"))
 }
@@ -223,7 +234,7 @@ pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Valu
 }
 
 /// Waits until the stream is in full flow.
-fn await_stream(pair: &Pair, sender: &mut Program) -> Result<()> {
+pub(super) fn await_stream(pair: &Pair, sender: &mut Program) -> Result<()> {
     let file = format!("/sys/class/net/{INTERFACE}/statistics/rx_packets");
     let packets = || anyhow::Ok(pair.bed.right().read_file(&file)?.parse::<u64>().unwrap_or(0));
     let before = packets()?;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::pair::Pair;
 use super::streams::Stream;
+use crate::bed::{INTERFACE, Launch};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
@@ -51,7 +52,8 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let fates = report["receiver"]["fates"].as_str().unwrap_or_default();
     ensure!(
         fates.len() == stream.messages && fates.chars().all(|fate| fate == 'w'),
-        "nothing was lost on the way, and not every message is whole: {report}"
+        "nothing was lost on the way, and not every message is whole: {report}; {}",
+        cards_say(&pair)
     );
     // The kernel would put fragments together that come to another queue, and pass the message on.
     let count = |end: &str, name: &str| report[end]["counters"][name].as_u64();
@@ -72,6 +74,17 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
     };
     ensure!(refusal.contains("--exclusive"), "not the remedy: {refusal}");
     Ok(json!({"stream": report, "ports_tried": attempts.len() + 1}))
+}
+
+/// What both cards counted: whether something was lost on the way.
+fn cards_say(pair: &Pair) -> String {
+    [pair.bed.left(), pair.bed.right()]
+        .map(|host| {
+            let program = Launch::new("ethtool").args(["-S", INTERFACE]);
+            let said = host.spawn(program).and_then(|running| running.outcome());
+            said.map_or_else(|error| format!("{error:#}"), |output| output.stdout)
+        })
+        .join("\n")
 }
 
 /// The receiver found no way for that sender's ports.

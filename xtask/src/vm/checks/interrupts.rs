@@ -137,6 +137,11 @@ fn measure(device: Option<Device>, settings: &[Setting], extent: Extent) -> Resu
 
 fn measure_on(bed: &Bed, settings: &[Setting], extent: Extent) -> Result<Value> {
     let serve = lm_bench().args(["serve", "--core", "1"]);
+    let serve = serve.args([
+        "--bind",
+        &format!("{}:7170", bed.right().address()),
+        "--from-anyone",
+    ]);
     let mut server = bed.right().spawn(serve)?;
     server.await_text("ready")?;
     let mut reports = Map::new();

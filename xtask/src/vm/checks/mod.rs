@@ -10,6 +10,7 @@ pub mod overlay;
 mod pair;
 mod rate;
 mod refusals;
+mod spoil;
 mod streams;
 mod transfer;
 

@@ -174,8 +174,9 @@ impl Drop for Pair {
     }
 }
 
-pub(super) fn check(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    let mut report = Pair::of(device)?.overlay()?;
+pub(super) fn check(_: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::of(device)?;
+    let mut report = pair.overlay()?;
     report["kernel"] = json!(facts()["kernel"]);
     let trace: Trace = serde_json::from_value(report.clone()).context("lm-bench overlay's report")?;
     verify(&trace)?;

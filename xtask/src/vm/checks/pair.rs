@@ -11,7 +11,7 @@ use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
 use crate::vm::debian;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
-use crate::vm::protocol::{Mode, Plan};
+use crate::vm::protocol::{Mode, Plan, Spoil};
 
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
@@ -27,6 +27,8 @@ pub(super) struct Pair {
     pub(super) device: Device,
     /// What every receiver must be in.
     pub(super) mode: Mode,
+    /// Faults to put in.
+    pub(super) spoil: Vec<Spoil>,
 }
 
 impl Pair {
@@ -55,6 +57,7 @@ impl Pair {
             bed,
             device,
             mode: plan.mode,
+            spoil: plan.spoil.clone(),
         })
     }
 

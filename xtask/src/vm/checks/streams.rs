@@ -6,11 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::ends::await_stream;
 use super::pair::{Pair, await_link};
+use super::spoil;
 use crate::bed::{INTERFACE, Impairments, Launch, Program, ip};
 use crate::soak::fates;
 use crate::vm::devices::Device;
-use crate::vm::protocol::{Mode, Plan};
+use crate::vm::protocol::{Mode, Plan, Spoil};
 
 /// LM's headers behind Ethernet's: IPv4 20, UDP 8, LM 24 bytes. What is left of the MTU is a fragment's payload.
 const HEADERS_LEN: u64 = 52;
@@ -107,7 +109,7 @@ impl Stream {
             self.delivery
         );
         // The receiver ends by itself in any case: killed, it would leave its changes of the card to the next check.
-        let sent = self.send(pair, &line);
+        let sent = self.send(pair, &line, receiver.id());
         let received = receiver.stop()?;
         ensure!(
             received.status.success(),
@@ -116,6 +118,8 @@ impl Stream {
             received.stderr.trim()
         );
         let received = received.json().context("lm-check-recv")?;
+        // Whatever became of the sender: what it sent before was wrong.
+        fates::ensure_no_fault(&received)?;
         let (sent, flood) = sent.with_context(|| format!("the receiver: {received}"))?;
         self.judge(pair, &sent, &received, flood.as_ref())
             .with_context(|| format!("sender {sent}; receiver {received}; foreign packets {flood:?}"))?;
@@ -126,7 +130,7 @@ impl Stream {
     }
 
     /// Runs the sender, with foreign packets beside it if there are to be any: both reports.
-    fn send(&self, pair: &Pair, line: &str) -> Result<(Value, Option<Value>)> {
+    fn send(&self, pair: &Pair, line: &str, receiver: u32) -> Result<(Value, Option<Value>)> {
         let mut sender = pair.start_sender(pair.sending(line))?;
         let mut flood = None;
         if self.foreign {
@@ -134,6 +138,10 @@ impl Stream {
             let mut running = self.flood(pair, &port)?;
             running.await_text("ready")?;
             flood = Some(running);
+        }
+        if pair.spoil.contains(&Spoil::Message) && self.hold > 0 {
+            await_stream(pair, &mut sender)?;
+            spoil::messages(&pair.spoil, receiver)?;
         }
         let sent = sender.finish()?.json().context("lm-check-send")?;
         let flood = flood.map(|flood| {

@@ -63,7 +63,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     };
     let mut receiver = right.spawn(
         tool("lm-recv")
-            .args(["--count", "1", "--output"])
+            .args(["--count", "1", "--from-anyone", "--output"])
             .arg(&received)
             .core(1)
             .time_limit(Duration::from_secs(40)),
@@ -91,10 +91,8 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// Sends the file once; the sender's report.
 pub(super) fn send_file(pair: &Pair, source: &Source) -> Result<Value> {
     let sender = pair.sending("lm-send --json --wait-for-grant").arg(&source.file);
-    pair.start_sender(sender)?
-        .finish()?
-        .json()
-        .context("lm-send --json")
+    let sent = pair.start_sender(sender)?.finish()?;
+    sent.json().context("lm-send --json")
 }
 
 fn write_random(path: &Path, len: u64) -> Result<()> {

@@ -1,0 +1,54 @@
+//! A NAPI instance that is left to whoever polls it: its interrupts are deferred as LM defers those of a queue on which a stream lands, so
+//! that what LM is compared with has it, too.
+
+use std::io;
+
+use lm_dataplane::interface::Interface;
+use lm_dataplane::napi::{Deferral, Napi, Setting};
+
+/// A hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs the instance again. LM's own values.
+const KEPT: Deferral = Deferral {
+    hard_irqs: 200,
+    timeout_ns: 1_000_000,
+};
+
+/// An instance whose interrupts are deferred until this is dropped.
+pub(crate) struct Kept {
+    napi: Napi,
+    leave: Setting,
+}
+
+impl Kept {
+    /// The instance with this id (`SO_INCOMING_NAPI_ID`). Needs Linux 6.14 and `CAP_NET_ADMIN`.
+    pub(crate) fn new(id: u32) -> io::Result<Kept> {
+        let mut napi = Napi::new(id)?;
+        let before = match napi.deferral()? {
+            // Left by a program that was killed.
+            KEPT => Deferral::default(),
+            before => before,
+        };
+        napi.set(&napi.setting(KEPT))?;
+        let leave = napi.setting(before);
+        Ok(Kept { napi, leave })
+    }
+}
+
+/// Gives back what a program that has ended left deferred on an interface.
+pub(crate) fn give_back(interface: &str) {
+    // A kernel that knows no instances has deferred none.
+    let ids = Interface::by_name(interface).map(|interface| Napi::ids_of(interface.index));
+    for id in ids.into_iter().flatten().flatten() {
+        // An instance may go with an XDP program meanwhile.
+        let Ok(mut napi) = Napi::new(id) else { continue };
+        if napi.deferral().is_ok_and(|deferral| deferral == KEPT) {
+            let _gone = napi.set(&napi.setting(Deferral::default()));
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // The instance may have gone with the XDP program for which it was made.
+        let _gone = self.napi.set(&self.leave);
+    }
+}

@@ -1,0 +1,68 @@
+//! Any bytes as what a client says to `serve`. Nothing is started here: what would be is looked at.
+
+use std::io::BufReader;
+
+use super::child::{Launch, Place};
+use super::serve::{LIMIT, Request, limit_of, read_line};
+use super::tools::Tool;
+
+/// Bytes that the words of one program may take.
+const WORDS_LEN_MAX: usize = 4096;
+
+/// Reads requests as `serve` does, until something is none.
+pub(crate) fn hear(bytes: &[u8]) {
+    let mut reader = BufReader::new(bytes);
+    while let Ok(Some(request)) = read_line::<Request>(&mut reader) {
+        let line = serde_json::to_string(&request).expect("what was read can be written");
+        serde_json::from_str::<Request>(&line).expect("what was written can be read");
+        if let Request::Start(launch, limit_s) = request {
+            would_start(&launch, limit_s);
+        }
+    }
+}
+
+/// Whatever a client says: one of the programs, by its name, and words whose place says what they mean.
+fn would_start(launch: &Launch, limit_s: f64) {
+    let limit = limit_of(limit_s);
+    assert!((1.0..=LIMIT.as_secs_f64()).contains(&limit.as_secs_f64()));
+    let (program, words) = launch.words(Place::Far("lm0"), limit).expect("it can be found");
+    assert!(
+        words.iter().map(String::len).sum::<usize>() <= WORDS_LEN_MAX,
+        "{words:?}"
+    );
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match (launch, &words[..]) {
+        (Launch::End(_), ["--time-limit", _, "end", "far", spec, "--interface", "lm0"]) => {
+            assert!(spec.starts_with('{') && spec.ends_with('}'), "{spec}");
+        }
+        (
+            Launch::Bare(_),
+            [
+                "--time-limit",
+                _,
+                "bare-recv" | "bare-pong",
+                "--interface",
+                "lm0",
+                rest @ ..,
+            ],
+        ) => {
+            let pace = rest
+                .iter()
+                .position(|word| *word == "--pace")
+                .map(|at| rest[at + 1]);
+            let folder = super::bare::pace_folder();
+            assert!(
+                pace.is_none_or(|file| std::path::Path::new(file).parent() == Some(&folder)),
+                "{words:?}"
+            );
+        }
+        (Launch::Tool(_), ["-k", "1", _, name, ..]) => {
+            let is_one = |tool: Tool| tool.program().0 == *name;
+            assert!(*name == "env" || Tool::ALL.into_iter().any(is_one), "{words:?}");
+            assert_eq!(program.to_str(), Some("timeout"));
+            return;
+        }
+        _ => panic!("{words:?}"),
+    }
+    assert_eq!(program, std::env::current_exe().expect("this program"));
+}

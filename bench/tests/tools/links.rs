@@ -1,0 +1,222 @@
+//! Links that go down and up, and paths that are cut, under `lm-send` and `lm-recv` at work.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::bed::{Bed, Ended, Host, INTERFACE, Tool, content, names, wait_until};
+
+/// Slow enough that a transfer outlasts what is done to it, and that tests beside it notice nothing.
+const RATE: &str = "100M";
+/// Longer than a session's lease (5 s), and than a message of an endpoint by default (2 s), may be silent.
+pub(crate) const CUT: Duration = Duration::from_secs(7);
+
+/// A transfer under way.
+struct Transfer {
+    directory: PathBuf,
+    len: usize,
+    receiver: Tool,
+    sender: Tool,
+}
+
+impl Transfer {
+    /// Begins one, and waits until bytes of it are written.
+    fn begin(bed: &Bed, len: usize, receive: &[&str], send: &[&str]) -> Transfer {
+        let directory = bed.directory("in");
+        let output = ["--json", "--output", directory.to_str().unwrap()];
+        let receiver = bed.recv(&[&output, receive].concat());
+        let file = bed.file("file", len);
+        let sender = bed.send(&[&["--json", "--rate", RATE, file.to_str().unwrap()], send].concat());
+        wait_until("nothing is written", || is_filling(&directory));
+        Transfer {
+            directory,
+            len,
+            receiver,
+            sender,
+        }
+    }
+
+    /// Neither end has given up, and it was no shorter than what was done to it.
+    #[track_caller]
+    fn expect_to_go_on(&mut self) {
+        for tool in [&mut self.sender, &mut self.receiver] {
+            assert!(!tool.has_ended(), "it has ended:\n{}", tool.stderr());
+        }
+    }
+
+    /// It went on as if nothing had been: each byte was sent once, in one transfer.
+    #[track_caller]
+    fn expect_whole(self) {
+        let sent = self.sender.end();
+        let (sent, received) = (sent.expect_code(0), self.receiver.end());
+        for ended in [sent, received.expect_code(0)] {
+            let report = ended.json();
+            assert_eq!(report["bytes"], self.len, "{report}");
+            assert_eq!(
+                (&report["transfers"], &report["failed_transfers"]),
+                (&1.into(), &0.into())
+            );
+        }
+        assert_eq!(names(&self.directory), ["transfer-000001"]);
+        let written = fs::read(self.directory.join("transfer-000001")).unwrap();
+        assert!(written == content(self.len), "the bytes differ");
+    }
+}
+
+/// Whether a file in the directory has some bytes, and no name yet.
+fn is_filling(directory: &Path) -> bool {
+    written(directory) > 0
+}
+
+/// Bytes of the longest file there.
+fn written(directory: &Path) -> u64 {
+    let files = fs::read_dir(directory).unwrap().flatten();
+    let lens = files.filter_map(|file| Some(file.metadata().ok()?.len()));
+    lens.max().unwrap_or(0)
+}
+
+fn set(bed: &Bed, hosts: &[Host], to: &str) {
+    for &host in hosts {
+        bed.ip(host, &format!("link set {INTERFACE} {to}"));
+    }
+}
+
+/// Sets the interfaces of `hosts` down for a while, and then up for as long.
+fn flap(bed: &Bed, hosts: &[Host]) {
+    for to in ["down", "up"] {
+        set(bed, hosts, to);
+        thread::sleep(Duration::from_millis(250));
+    }
+}
+
+fn interfaces_flap(len: usize, send: &[&str]) {
+    let Some(bed) = Bed::quiet(false) else { return };
+    let mut transfer = Transfer::begin(&bed, len, &["--count", "1"], send);
+    for _ in 0..2 {
+        flap(&bed, &[Host::Sender]);
+        flap(&bed, &[Host::Receiver]);
+        flap(&bed, &[Host::Sender, Host::Receiver]);
+    }
+    transfer.expect_to_go_on();
+    transfer.expect_whole();
+}
+
+#[test]
+fn a_transfer_survives_interfaces_that_flap() {
+    interfaces_flap(36 << 20, &[]);
+}
+
+#[test]
+fn small_messages_survive_interfaces_that_flap() {
+    interfaces_flap(24 << 20, &["--message-size", "1000"]);
+}
+
+#[test]
+fn a_transfer_survives_a_path_that_is_cut() {
+    let Some(bed) = Bed::quiet(true) else { return };
+    bed.bridge();
+    let mut transfer = Transfer::begin(&bed, 20 << 20, &["--count", "1"], &[]);
+    // Nobody's carrier is lost.
+    bed.ip(Host::Box, "link set right nomaster");
+    thread::sleep(CUT);
+    transfer.expect_to_go_on();
+    bed.ip(Host::Box, "link set right master bridge");
+    transfer.expect_whole();
+}
+
+/// Both ends say what happened, and the receiver serves whoever comes next.
+#[test]
+fn patience_ends() {
+    let Some(bed) = Bed::quiet(true) else { return };
+    bed.bridge();
+    let patience = ["--patience", "3"];
+    let transfer = Transfer::begin(
+        &bed,
+        40 << 20,
+        &[&patience[..], &["--count", "1"]].concat(),
+        &patience,
+    );
+    bed.ip(Host::Box, "link set left down");
+    let cut = Instant::now();
+    transfer.receiver.wait_for_line("failed");
+    let sent = transfer.sender.end();
+    sent.expect_error("was not confirmed in time");
+    assert!(cut.elapsed() >= Duration::from_secs(3) && cut.elapsed() < Duration::from_secs(9));
+    // What came is kept for `--resume`, under no name of a file.
+    let kept = names(&transfer.directory);
+    assert!(kept.iter().all(|name| name.starts_with('.')), "{kept:?}");
+
+    bed.ip(Host::Box, "link set left up");
+    let file = bed.file("next", 1 << 20);
+    bed.send_to_end(&[file.to_str().unwrap()]).expect_code(0);
+    let report = transfer.receiver.end().expect_code(0).json();
+    assert_eq!(
+        (&report["transfers"], &report["failed_transfers"]),
+        (&1.into(), &1.into())
+    );
+}
+
+/// The interface stays down for longer than its program bears.
+#[test]
+fn an_interface_that_stays_down_ends_its_program() {
+    let Some(bed) = Bed::quiet(false) else { return };
+    let patience = ["--patience", "2"];
+    let transfer = Transfer::begin(&bed, 40 << 20, &patience, &patience);
+    set(&bed, &[Host::Sender, Host::Receiver], "down");
+    let down = Instant::now();
+    for ended in [transfer.sender.end(), transfer.receiver.end()] {
+        ended.expect_error("the interface went away or is down");
+        assert!(down.elapsed() >= Duration::from_secs(2) && down.elapsed() < Duration::from_secs(6));
+    }
+}
+
+/// What is gone does not come back.
+#[test]
+fn an_interface_that_is_deleted_ends_both_programs_at_once() {
+    let Some(bed) = Bed::quiet(false) else { return };
+    let transfer = Transfer::begin(&bed, 40 << 20, &[], &[]);
+    bed.ip(Host::Sender, &format!("link delete {INTERFACE}"));
+    let gone = Instant::now();
+    let both: [Ended; 2] = [transfer.sender.end(), transfer.receiver.end()];
+    assert!(gone.elapsed() < Duration::from_secs(3), "{:?}", gone.elapsed());
+    both.iter().for_each(|ended| {
+        ended.expect_error("the interface went away");
+    });
+}
+
+/// A program that is gone is no path that is cut: its host says so.
+#[test]
+fn a_receiver_that_is_killed_is_not_waited_for() {
+    let Some(bed) = Bed::quiet(false) else { return };
+    let transfer = Transfer::begin(&bed, 40 << 20, &[], &[]);
+    transfer.receiver.signal(Signal::KILL);
+    transfer.receiver.end();
+    let killed = Instant::now();
+    transfer.sender.end().expect_error("was not confirmed in time");
+    assert!(
+        killed.elapsed() < Duration::from_secs(9),
+        "{:?}",
+        killed.elapsed()
+    );
+}
+
+/// Nor does a sender that is killed hold up the next one: its turn on the landing queue goes, also where the next one's first packets used
+/// the entries that were posted for its message.
+#[test]
+fn a_sender_that_is_killed_does_not_hold_up_the_next() {
+    const LEN: usize = 8 << 20;
+    let Some(bed) = Bed::quiet(false) else { return };
+    let next = bed.file("next", LEN);
+    // A message's entries are fewer than the next sender's first packets, and those of all that are announced are more.
+    let transfer = Transfer::begin(&bed, 40 << 20, &[], &["--message-size", "256K"]);
+    wait_until("little is written", || written(&transfer.directory) > 4 << 20);
+    transfer.sender.signal(Signal::KILL);
+    transfer.sender.end();
+    // Long before --patience is over.
+    bed.send_to_end(&[next.to_str().unwrap()]).expect_code(0);
+    let came = fs::read(transfer.directory.join("transfer-000002")).unwrap();
+    assert!(came == content(LEN), "the bytes differ");
+}

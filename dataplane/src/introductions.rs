@@ -1,0 +1,259 @@
+//! Introductions: whoever is heard for the first time at an address is challenged, and only who proves that it receives there, and may
+//! send here, is known as a peer. The three ways in (small messages, requests for sessions that land, requests for sessions by the
+//! one-copy path) ask here and nowhere else, and what was found is kept with the peer. The cookies are `lm_protocol::introduction`.
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::control::{Ask, Challenge, ControlMessage, MAX_CONTROL_LEN, Proof, RejectReason, WORD_LEN};
+use lm_protocol::introduction::{Cookies, is_same_incarnation};
+use lm_protocol::session::Refusal;
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+
+use crate::control::random_u64;
+use crate::engine::{Engine, time};
+use crate::nic::Nic;
+use crate::notices::Fault;
+use crate::outbound::Outcome;
+use crate::peer::EagerIn;
+use crate::udp::Port;
+
+/// Challenges sent in a millisecond at most: a flood of forged addresses costs no more, and makes no more of us.
+const CHALLENGES_PER_MS: u32 = 32;
+
+/// The same challenge is answered again after this time: the proof may be lost.
+const PROVE_AGAIN_NS: u64 = 1_000_000;
+
+/// What an endpoint needs to challenge.
+#[derive(Debug)]
+pub(crate) struct Introductions {
+    cookies: Cookies,
+    /// The millisecond that `sent` is of.
+    since_ms: u64,
+    sent: u32,
+}
+
+/// How an answer goes back to whoever is not known yet.
+pub(crate) enum Back<'a> {
+    /// As a packet of the general channel.
+    Packet(&'a Addressing),
+    /// As the answer to the request of this number, which came from this address to a port of ours.
+    Datagram(Port, SocketAddrV4, u32),
+}
+
+impl Introductions {
+    pub(crate) fn new() -> Introductions {
+        let mut secret = [0u8; 16];
+        secret[..8].copy_from_slice(&random_u64().to_ne_bytes());
+        secret[8..].copy_from_slice(&random_u64().to_ne_bytes());
+        Introductions {
+            cookies: Cookies::new(&secret),
+            since_ms: 0,
+            sent: 0,
+        }
+    }
+
+    fn may_challenge(&mut self, now_ns: u64) -> bool {
+        let ms = now_ns / 1_000_000;
+        if self.since_ms != ms {
+            (self.since_ms, self.sent) = (ms, 0);
+        }
+        self.sent += 1;
+        self.sent <= CHALLENGES_PER_MS
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Whether what the incarnation `sender_id` sends from the data address `from` is heard. If not, it is challenged or refused, and
+    /// the packet is counted.
+    #[inline]
+    pub(crate) fn hears(&mut self, from: SocketAddrV4, sender_id: u64, back: &Back<'_>, now_ns: u64) -> bool {
+        let known = self.known_as(from);
+        let is_known = known.is_some_and(|known| is_same_incarnation(known, sender_id));
+        if !is_known {
+            self.challenge(from, (sender_id, known), back, now_ns);
+        }
+        is_known
+    }
+
+    fn known_as(&mut self, data: SocketAddrV4) -> Option<u64> {
+        let index = self.peers.find(data)?;
+        self.peers.at(index).incarnation
+    }
+
+    /// The rule of who may send here.
+    fn may_send(&mut self, data: SocketAddrV4) -> bool {
+        let found = self.peers.find(data);
+        self.config.allows(*data.ip()) || found.is_some_and(|index| self.peers.at(index).wanted)
+    }
+
+    #[cold]
+    fn challenge(
+        &mut self,
+        from: SocketAddrV4,
+        (sender_id, known): (u64, Option<u64>),
+        back: &Back<'_>,
+        now_ns: u64,
+    ) {
+        let ask = if !self.may_send(from) {
+            self.reject(Fault::NotAllowed, from);
+            Ask::Silence
+        } else {
+            self.counters.challenged += 1;
+            match self.nic.steward() {
+                Some(_) => Ask::Word,
+                None => Ask::Cookie,
+            }
+        };
+        if !self.introductions.may_challenge(now_ns) {
+            return;
+        }
+        let challenge = ControlMessage::Challenge(Challenge {
+            sender_id,
+            cookie: match ask {
+                Ask::Silence => 0,
+                Ask::Cookie | Ask::Word => {
+                    (self.introductions.cookies).make(from, sender_id, known, time(now_ns))
+                }
+            },
+            challenger_id: self.fixed.sender_id,
+            ask,
+        });
+        match *back {
+            Back::Packet(addressing) => {
+                self.send_control_packet(addressing, from, &challenge);
+            }
+            Back::Datagram(port, to, request_id) if ask == Ask::Silence => {
+                let refusal = Refusal::from(RejectReason::NotAllowed).to_message();
+                self.send_control(port, to, request_id, &refusal);
+            }
+            Back::Datagram(port, to, request_id) => self.send_control(port, to, request_id, &challenge),
+        }
+    }
+
+    /// Sends a control message as a packet like those of small messages, so that neither overtakes the other.
+    fn send_control_packet(&mut self, addressing: &Addressing, to: SocketAddrV4, message: &ControlMessage) {
+        let mut bytes = [0u8; MAX_CONTROL_LEN];
+        let len = message.encode(0, &mut bytes);
+        let header = LmHeader::Control {
+            request_id: 0,
+            kind: message.kind(),
+        };
+        // As good as lost on the way: what it answers is repeated.
+        if !self.send_packet_to(addressing, to, &header, &bytes[HEADER_LEN..len]) {
+            self.counters.control_send_errors += 1;
+        }
+    }
+
+    /// A peer that we sent to does not know us.
+    pub(crate) fn take_challenge(
+        &mut self,
+        port: Port,
+        from: SocketAddrV4,
+        challenge: &Challenge,
+        now_ns: u64,
+    ) {
+        let found = match port {
+            Port::Data => self.peers.find(from),
+            Port::Control => self.asked_at(from),
+        };
+        let Some(index) = found.filter(|_| is_same_incarnation(challenge.sender_id, self.fixed.sender_id))
+        else {
+            self.reject(Fault::Unexpected, from);
+            return;
+        };
+        self.counters.packets_used += 1;
+        let peer = self.peers.at(index);
+        // It names what only this peer was told. It says nothing about a peer that we know: it may be a late one of an earlier life.
+        peer.incarnation.get_or_insert(challenge.challenger_id);
+        let (data, addressing) = (peer.data, peer.addressing);
+        // Each message of a burst is challenged.
+        let (cookie, proved_ns) = peer.proved;
+        if cookie == challenge.cookie && now_ns.saturating_sub(proved_ns) < PROVE_AGAIN_NS {
+            return;
+        }
+        peer.proved = (challenge.cookie, now_ns);
+        if challenge.ask == Ask::Silence {
+            self.give_up_eager(index, &Outcome::Refused, now_ns);
+            return;
+        }
+        let proof = ControlMessage::Proof(Proof {
+            sender_id: challenge.sender_id,
+            cookie: challenge.cookie,
+            data_port: self.nic.local().port(),
+            word: match challenge.ask {
+                Ask::Word => self.word_of_daemon(data, challenge),
+                _ => [0; WORD_LEN],
+            },
+        });
+        match port {
+            Port::Control => self.send_control(port, from, 0, &proof),
+            Port::Data => {
+                self.send_control_packet(&addressing, data, &proof);
+                self.reap(true);
+                let out = &mut self.peers.at(index).eager_out;
+                out.proving = out.oldest.is_some();
+                self.resend_eager(index, now_ns);
+            }
+        }
+        self.ask_again(port, from, now_ns);
+    }
+
+    /// A peer answers our challenge. `addressing`: of packets to it, where the proof was a packet.
+    pub(crate) fn take_proof(
+        &mut self,
+        from: SocketAddrV4,
+        proof: &Proof,
+        addressing: Option<&Addressing>,
+        now_ns: u64,
+    ) {
+        let data = SocketAddrV4::new(*from.ip(), proof.data_port);
+        let known = self.known_as(data);
+        if known.is_some_and(|known| is_same_incarnation(known, proof.sender_id)) {
+            // Proved before, by a repetition.
+            self.counters.packets_used += 1;
+            return;
+        }
+        if !self.may_send(data) {
+            self.reject(Fault::NotAllowed, from);
+            return;
+        }
+        let is_proved = (addressing.is_none() || data == from)
+            && (self.introductions.cookies).are_proved_by(proof, data, known, time(now_ns))
+            && self.has_word(data, proof);
+        if !is_proved {
+            self.reject(Fault::Proof, from);
+            return;
+        }
+        let addressing = match addressing {
+            Some(addressing) => *addressing,
+            None => match self.nic.neighbour(*data.ip()) {
+                Some(mac) => self.addressing_to(data, mac),
+                None => {
+                    self.counters.drops.no_neighbour += 1;
+                    return;
+                }
+            },
+        };
+        let Some(index) = self.peers.find_or_add(data, &addressing, now_ns) else {
+            self.reject(Fault::PeersFull, from);
+            return;
+        };
+        self.counters.packets_used += 1;
+        self.peers.at(index).addressing = addressing;
+        self.introduce(index, proof.sender_id, now_ns);
+    }
+
+    /// The peer is this incarnation from now on, and what an earlier one began is over.
+    pub(crate) fn introduce(&mut self, index: u16, incarnation: u64, now_ns: u64) {
+        let peer = self.peers.at(index);
+        peer.heard_ns = now_ns;
+        let before = peer.incarnation.replace(incarnation);
+        if before.is_none_or(|before| is_same_incarnation(before, incarnation)) {
+            return;
+        }
+        peer.eager_in = EagerIn::unheard();
+        let id = self.peers.id_of(index);
+        self.end_sessions_of(id);
+    }
+}

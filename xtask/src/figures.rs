@@ -1,0 +1,637 @@
+//! `cargo xtask figures`: docs/figures.md, made of the result files in bench/figures and of nothing else.
+//!
+//! A result file is what a measuring command kept with `--json`, without what the programs reported one by one. Each row of the page
+//! has the command, commit, date and host of its file. What is asked is what the code asks now; a target that was higher once is
+//! remembered in bench/figures/targets.json, so that the page says where it was lowered.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::bench::all_comparisons;
+use crate::workspace;
+
+/// Makes docs/figures.md anew from the result files in bench/figures.
+///
+/// Files that are named are taken into that folder first: what a command of `cargo xtask bench` kept with --json, measured by a program
+/// that is in a commit. The page has every figure with all its rounds, and what is asked of it, met or missed.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Result files to take in, under their names; a file of the same name is replaced
+    files: Vec<PathBuf>,
+}
+
+const FOLDER: &str = "bench/figures";
+/// The most that was ever asked, by target.
+const TARGETS: &str = "bench/figures/targets.json";
+const PAGE: &str = "docs/figures.md";
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let root = workspace::root();
+    for path in &arguments.files {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}; name a file that --json wrote", path.display()))?;
+        let whole = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        let name = path.file_name().context("a result file has a name")?;
+        let small = cut(&whole).with_context(|| path.display().to_string())?;
+        write(&root.join(FOLDER).join(name), &format!("{small}\n"))?;
+    }
+    let made = make(root)?;
+    write(&root.join(PAGE), &made.page)?;
+    write(&root.join(TARGETS), &made.targets)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What the command writes.
+struct Made {
+    page: String,
+    targets: String,
+}
+
+fn make(root: &Path) -> Result<Made> {
+    let targets = root.join(TARGETS);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(root.join(FOLDER)).with_context(|| format!("cannot read {FOLDER}"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "json") && path != targets {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut measured = Vec::new();
+    for path in files {
+        let text = std::fs::read_to_string(&path)?;
+        let value: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        measured.push(Measured::of(&value).with_context(|| path.display().to_string())?);
+    }
+    let most = match std::fs::read_to_string(&targets) {
+        Ok(text) => serde_json::from_str(&text).context(TARGETS)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+        Err(error) => return Err(error).context(TARGETS),
+    };
+    Ok(page(&measured, asked_by_code(), most))
+}
+
+/// A result file without what no page shows: the programs' own reports, and histograms.
+fn cut(whole: &Value) -> Result<Value> {
+    let mut small = whole.clone();
+    if whole["schema"].is_string() {
+        for row in small["rows"].as_array_mut().into_iter().flatten() {
+            row.as_object_mut()
+                .context("a row is an object")?
+                .remove("histogram");
+        }
+    } else {
+        let kept = ["suite", "rounds", "machine", "comparisons"];
+        small
+            .as_object_mut()
+            .context("a result file is an object")?
+            .retain(|name, _| kept.contains(&name.as_str()));
+        let comparisons = small["comparisons"].as_array_mut().into_iter().flatten();
+        for contender in comparisons
+            .flat_map(|one| one["contenders"].as_array_mut())
+            .flatten()
+        {
+            contender
+                .as_object_mut()
+                .context("a contender is an object")?
+                .remove("reports");
+        }
+    }
+    // Whether it is a result file that the page can show.
+    Measured::of(&small)?;
+    Ok(small)
+}
+
+/// By what a file's figures were measured: each row of the page says it.
+#[derive(Clone, Debug)]
+struct Run {
+    command: String,
+    commit: String,
+    date: String,
+    host: String,
+}
+
+impl Run {
+    fn check(self) -> Result<Run> {
+        for (name, value) in [
+            ("command", &self.command),
+            ("commit", &self.commit),
+            ("date", &self.date),
+            ("host", &self.host),
+        ] {
+            ensure!(
+                !value.is_empty(),
+                "the file does not say its {name}; measure again by cargo xtask bench"
+            );
+        }
+        ensure!(
+            !self.commit.ends_with("-dirty"),
+            "measured by a program that is in no commit ({}); commit it and measure again",
+            self.commit
+        );
+        Ok(self)
+    }
+
+    fn cells(&self) -> String {
+        format!(
+            "`{}` | {} | {} | {}",
+            self.command, self.commit, self.date, self.host
+        )
+    }
+}
+
+/// A system's figure for one quantity.
+#[derive(Debug)]
+struct Figure {
+    what: String,
+    who: String,
+    unit: String,
+    figure: f64,
+    rounds: Vec<f64>,
+    /// Of each round, in nanoseconds before and after it; `*` where the cores were near.
+    cores: Vec<String>,
+}
+
+/// What was asked, and what came of it.
+#[derive(Debug)]
+struct Verdict {
+    /// Its name in [`TARGETS`].
+    key: String,
+    what: String,
+    asked: String,
+    bound: f64,
+    at_least: bool,
+    reached: String,
+    near: String,
+    verdict: &'static str,
+}
+
+/// A result file.
+#[derive(Debug)]
+struct Measured {
+    run: Run,
+    suite: String,
+    figures: Vec<Figure>,
+    verdicts: Vec<Verdict>,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        large if large >= 100.0 => format!("{value:.0}"),
+        middle if middle >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+fn or_none(value: &Value) -> String {
+    value.as_f64().map_or_else(|| "–".to_owned(), number)
+}
+
+fn apart(cores: &Value, near: &str) -> String {
+    let ns = |name: &str| cores[name].as_f64().map(|ns| format!("{ns:.0}"));
+    let (Some(before), Some(after)) = (ns("before_ns"), ns("after_ns")) else {
+        return "–".to_owned();
+    };
+    let mark = if cores[near] == true { "*" } else { "" };
+    format!("{before}/{after}{mark}")
+}
+
+impl Measured {
+    fn of(file: &Value) -> Result<Measured> {
+        match (file["schema"].as_str(), file["suite"].as_str()) {
+            (Some("lm-bench/1"), _) => Measured::of_lm_bench(file),
+            (None, Some(suite)) if file["comparisons"].is_array() => Measured::of_suite(file, suite),
+            _ => bail!("no result file of cargo xtask bench; name one that --json wrote"),
+        }
+    }
+
+    fn of_suite(file: &Value, suite: &str) -> Result<Measured> {
+        let machine = &file["machine"];
+        let run = Run {
+            command: text(&machine["command"]),
+            commit: text(&machine["revision"]),
+            date: text(&machine["date"]),
+            host: match (machine["processor"].as_str(), machine["kernel"].as_str()) {
+                (Some(processor), Some(kernel)) => {
+                    format!("{processor}, {} cores, Linux {kernel}", machine["cores"])
+                }
+                _ => String::new(),
+            },
+        };
+        let (mut figures, mut verdicts) = (Vec::new(), Vec::new());
+        for comparison in list(&file["comparisons"]) {
+            let (key, title) = (text(&comparison["key"]), text(&comparison["title"]));
+            for contender in list(&comparison["contenders"]) {
+                let figure = contender["figure"].as_f64().or(contender["median"].as_f64());
+                figures.push(Figure {
+                    what: title.clone(),
+                    who: text(&contender["name"]),
+                    unit: text(&comparison["unit"]),
+                    figure: figure.with_context(|| format!("{key} has no figure"))?,
+                    rounds: list(&contender["samples"])
+                        .iter()
+                        .filter_map(Value::as_f64)
+                        .collect(),
+                    cores: list(&comparison["cores"])
+                        .iter()
+                        .map(|one| apart(one, "is_near"))
+                        .collect(),
+                });
+            }
+            for target in list(&comparison["targets"]) {
+                let bound = target["bound"].as_f64();
+                let asked = text(&target["asked"]);
+                verdicts.push(Verdict {
+                    key: format!("{suite}/{key}/{}", text(&target["of"])),
+                    what: format!("{title}: {}", text(&target["of"])),
+                    bound: bound.with_context(|| format!("a target of {key} has no bound"))?,
+                    at_least: asked.contains('≥'),
+                    asked,
+                    reached: or_none(&target["reached"]),
+                    near: or_none(&target["near"]),
+                    verdict: if target["met"] == true {
+                        "met"
+                    } else {
+                        "**missed**"
+                    },
+                });
+            }
+        }
+        Ok(Measured {
+            run: run.check()?,
+            suite: suite.to_owned(),
+            figures,
+            verdicts,
+        })
+    }
+
+    fn of_lm_bench(file: &Value) -> Result<Measured> {
+        let host = &file["host"];
+        let run = Run {
+            command: text(&file["settings"]["command"]),
+            commit: text(&file["settings"]["commit"]),
+            date: text(&file["started"]),
+            host: match (host["cpu"].as_str(), host["kernel"].as_str()) {
+                (Some(cpu), Some(kernel)) => format!("{cpu}, Linux {kernel}"),
+                _ => String::new(),
+            },
+        };
+        let title = |id: &Value| {
+            let system = list(&file["systems"]).iter().find(|system| system["id"] == *id);
+            system.map_or_else(|| text(id), |system| text(&system["title"]))
+        };
+        let mut figures = Vec::new();
+        for row in list(&file["rows"]) {
+            let metrics: &[(&str, &str, f64)] = match row["what"].as_str() {
+                Some("latency" | "latency-under-load") => &[("p50_ns", "µs", 1e3), ("p99_ns", "µs", 1e3)],
+                _ => &[("", "Gbit/s", 1e9)],
+            };
+            for (metric, unit, scale) in metrics {
+                let value = |round: &Value| match *metric {
+                    "" => Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()? / scale),
+                    name => Some(round[name].as_f64()? / scale),
+                };
+                let rounds: Vec<f64> = list(&row["rounds"]).iter().filter_map(value).collect();
+                let Some(summary) = crate::stats::Summary::of(&rounds) else {
+                    continue;
+                };
+                let what = format!(
+                    "{} {}, {} B",
+                    text(&row["what"]),
+                    metric.trim_end_matches("_ns"),
+                    row["size"]
+                );
+                figures.push(Figure {
+                    what: what.replace(" ,", ","),
+                    who: title(&row["system"]),
+                    unit: (*unit).to_owned(),
+                    figure: summary.median,
+                    rounds,
+                    cores: list(&row["cores"]).iter().map(|one| apart(one, "near")).collect(),
+                });
+            }
+        }
+        let ratios = list(&file["ratios"]).iter().filter_map(|ratio| {
+            let target = ratio["target"].as_object()?;
+            let (kind, bound) = target.iter().next()?;
+            let at_least = kind == "at_least";
+            let words = [
+                &ratio["what"],
+                &ratio["size"],
+                &ratio["metric"],
+                &ratio["system"],
+                &ratio["against"],
+            ];
+            let words = words.map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned));
+            let [what, size, metric, system, against] = &words;
+            Some(Verdict {
+                key: format!("compare/{}", words.join("/")),
+                what: format!("{what}, {size} B, {metric}: {system} / {against}"),
+                asked: format!("{} {bound}", if at_least { "≥" } else { "≤" }),
+                bound: bound.as_f64()?,
+                at_least,
+                reached: format!(
+                    "{} ({} to {})",
+                    or_none(&ratio["median"]),
+                    or_none(&ratio["low"]),
+                    or_none(&ratio["high"])
+                ),
+                near: or_none(&ratio["near"]["median_low_high"][0]),
+                verdict: match ratio["verdict"].as_str() {
+                    Some("met") => "met",
+                    Some("missed") => "**missed**",
+                    _ => "unclear",
+                },
+            })
+        });
+        Ok(Measured {
+            run: run.check()?,
+            suite: text(&file["command"]),
+            verdicts: ratios.collect(),
+            figures,
+        })
+    }
+}
+
+/// A target in the code.
+#[derive(Debug)]
+struct Asked {
+    key: String,
+    what: String,
+    bound: f64,
+    at_least: bool,
+}
+
+fn asked_by_code() -> Vec<Asked> {
+    let comparisons = all_comparisons().into_iter();
+    let all = comparisons.flat_map(|(suite, all)| all.into_iter().map(move |one| (suite, one)));
+    all.flat_map(|(suite, comparison)| {
+        let first = comparison.contenders.first().map_or("", |one| one.name);
+        let asked = comparison.targets.iter().map(|target| {
+            let of = target.of(first);
+            Asked {
+                key: format!("{suite}/{}/{of}", comparison.key),
+                what: format!("`bench {suite}`, {}: {of}", comparison.title),
+                bound: target.bound(),
+                at_least: target.is_at_least(),
+            }
+        });
+        asked.collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+fn page(measured: &[Measured], code: Vec<Asked>, mut most: BTreeMap<String, f64>) -> Made {
+    let mut page = String::from(HEAD);
+    let of_files = measured
+        .iter()
+        .flat_map(|file| &file.verdicts)
+        .map(|verdict| Asked {
+            key: verdict.key.clone(),
+            what: verdict.what.clone(),
+            bound: verdict.bound,
+            at_least: verdict.at_least,
+        });
+    let mut lowered = Vec::new();
+    for asked in code
+        .iter()
+        .map(|one| (one, true))
+        .chain(of_files.collect::<Vec<_>>().iter().map(|one| (one, false)))
+    {
+        let (asked, is_code) = asked;
+        let before = most.entry(asked.key.clone()).or_insert(asked.bound);
+        let is_lower = if asked.at_least {
+            asked.bound < *before
+        } else {
+            asked.bound > *before
+        };
+        if !is_lower {
+            *before = asked.bound;
+        } else if is_code || !code.iter().any(|one| one.key == asked.key) {
+            lowered.push(format!(
+                "- {}: {} is asked, and {} was once.",
+                asked.what, asked.bound, before
+            ));
+        }
+    }
+    page.push_str("\n## Asked\n\n| what | asked | reached, all rounds | near cores | | command | commit | date | host |\n");
+    page.push_str("|---|---|---|---|---|---|---|---|---|\n");
+    for file in measured {
+        for one in &file.verdicts {
+            let _ = writeln!(
+                page,
+                "| {} | {} | {} | {} | {} | {} |",
+                one.what,
+                one.asked,
+                one.reached,
+                one.near,
+                one.verdict,
+                file.run.cells()
+            );
+        }
+    }
+    page.push_str("\n## Lowered targets\n\n");
+    lowered.dedup();
+    page.push_str(&match lowered.is_empty() {
+        true => "None asks for less than it once did.\n".to_owned(),
+        false => format!("{}\n", lowered.join("\n")),
+    });
+    page.push_str("\n## Asked in the code, and not measured yet\n\n");
+    let measured_keys: Vec<&str> = (measured.iter())
+        .flat_map(|file| file.verdicts.iter().map(|one| &*one.key))
+        .collect();
+    let open: Vec<String> = (code.iter())
+        .filter(|asked| !measured_keys.contains(&&*asked.key))
+        .map(|asked| {
+            format!(
+                "- {} {} {}",
+                asked.what,
+                if asked.at_least { "≥" } else { "≤" },
+                asked.bound
+            )
+        })
+        .collect();
+    page.push_str(&match open.is_empty() {
+        true => "Nothing.\n".to_owned(),
+        false => format!("{}\n", open.join("\n")),
+    });
+    for file in measured {
+        let _ = write!(page, "\n## {}\n\n", file.suite);
+        page.push_str("| what | who | figure | all rounds | cores, ns | command | commit | date | host |\n");
+        page.push_str("|---|---|---|---|---|---|---|---|---|\n");
+        for figure in &file.figures {
+            let rounds: Vec<String> = figure.rounds.iter().copied().map(number).collect();
+            let _ = writeln!(
+                page,
+                "| {} | {} | {} {} | {} | {} | {} |",
+                figure.what,
+                figure.who,
+                number(figure.figure),
+                figure.unit,
+                rounds.join(" "),
+                if figure.cores.is_empty() {
+                    "–".to_owned()
+                } else {
+                    figure.cores.join(" ")
+                },
+                file.run.cells()
+            );
+        }
+    }
+    let targets = format!("{:#}\n", json!(most));
+    Made { page, targets }
+}
+
+const HEAD: &str = "\
+# Figures
+
+Made by `cargo xtask figures` from the result files in bench/figures, which `cargo xtask bench … --json` wrote; never edited by hand. To
+measure anew: run the command of a row with `--json FILE` from a commit, then `cargo xtask figures FILE`, and commit both. What a veth pair can
+and cannot show, and what each setting brings, is in [bench/RECIPE.md](../bench/RECIPE.md).
+
+A figure is the median of its rounds, if its row does not say otherwise; all rounds stand beside it, in the order in which they were
+measured, with the distance of the two cores before and after each (a cache line there and back; `*`: near, and they stayed). Ratios are taken
+within a round, over all rounds, and beside that over those with near cores. A verdict is about all rounds.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn committed(path: &str) -> String {
+        std::fs::read_to_string(workspace::root().join(path))
+            .unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    #[test]
+    fn the_page_is_what_the_command_makes_of_the_committed_files() {
+        let made = make(workspace::root()).unwrap();
+        assert_eq!(
+            committed(PAGE),
+            made.page,
+            "run cargo xtask figures and commit {PAGE}"
+        );
+        assert_eq!(
+            committed(TARGETS),
+            made.targets,
+            "run cargo xtask figures and commit {TARGETS}"
+        );
+    }
+
+    /// The page's tables are wide: the last four cells are command, commit, date and host.
+    #[test]
+    fn no_row_is_without_command_commit_date_and_host() {
+        let page = committed(PAGE);
+        let rows: Vec<&str> = (page.lines())
+            .filter(|line| line.starts_with("| ") && !line.contains("| command |"))
+            .collect();
+        assert!(!rows.is_empty(), "nothing is measured");
+        for row in rows {
+            let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+            let [.., command, commit, date, host] = &cells[..] else {
+                panic!("{row}")
+            };
+            assert!(
+                command.starts_with("`cargo xtask bench ") || command.starts_with("`lm-bench "),
+                "{row}"
+            );
+            assert!(commit.len() >= 7 && !commit.contains("dirty"), "{row}");
+            assert!(date.starts_with("20") && date.ends_with('Z'), "{row}");
+            assert!(host.contains("Linux"), "{row}");
+        }
+    }
+
+    fn file(revision: &str) -> Value {
+        let contender = |name: &str, samples: [f64; 2]| json!({"name": name, "median": 1.5, "samples": samples, "reports": [{"a": 1}]});
+        let cores = |after_ns: f64, is_near: bool| json!({"before_ns": 60.0, "after_ns": after_ns, "is_near": is_near});
+        json!({
+            "suite": "core", "rounds": 2, "sleeping": {"rounds": []},
+            "machine": {"command": "cargo xtask bench core", "revision": revision, "date": "2031-02-03T04:05:06Z", "processor": "P",
+                "kernel": "7.0", "cores": 2},
+            "comparisons": [{"key": "k", "title": "T", "unit": "Gbit/s",
+                "contenders": [contender("LM", [1.0, 2.0]), contender("UDP", [1.0, 1.0])],
+                "cores": [cores(60.0, true), cores(400.0, false)],
+                "targets": [{"asked": "≥ 2 × UDP", "of": "LM / UDP", "bound": 2.0, "reached": 1.5, "near": 1.0, "met": false}]}],
+        })
+    }
+
+    #[test]
+    fn what_is_missed_stands_as_missed_with_all_its_rounds() {
+        let small = cut(&file("1a2b3c4")).unwrap();
+        assert!(
+            small["comparisons"][0]["contenders"][0].get("reports").is_none()
+                && small.get("sleeping").is_none()
+        );
+        let page = page(&[Measured::of(&small).unwrap()], Vec::new(), BTreeMap::new()).page;
+        let run = "`cargo xtask bench core` | 1a2b3c4 | 2031-02-03T04:05:06Z | P, 2 cores, Linux 7.0 |";
+        for row in [
+            format!("| T: LM / UDP | ≥ 2 × UDP | 1.50 | 1.00 | **missed** | {run}"),
+            format!("| T | LM | 1.50 Gbit/s | 1.00 2.00 | 60/60* 60/400 | {run}"),
+        ] {
+            assert!(page.contains(&row), "{page}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_does_not_say_by_what_it_was_measured_is_refused() {
+        for revision in ["", "1a2b3c4-dirty"] {
+            let error = cut(&file(revision)).unwrap_err().to_string();
+            assert!(error.contains("commit"), "{error}");
+        }
+        let mut without_date = file("1a2b3c4");
+        without_date["machine"]["date"] = Value::Null;
+        assert!(cut(&without_date).unwrap_err().to_string().contains("date"));
+        assert!(cut(&json!({"suite": "run"})).is_err());
+    }
+
+    #[test]
+    fn a_target_that_is_lowered_in_code_is_on_the_page() {
+        let asked = |bound| Asked {
+            key: "core/k/LM / UDP".to_owned(),
+            what: "k".to_owned(),
+            bound,
+            at_least: true,
+        };
+        let first = page(&[], vec![asked(2.0)], BTreeMap::new());
+        assert!(first.page.contains("None asks for less"), "{}", first.page);
+        let most = || serde_json::from_str(&first.targets).unwrap();
+        let lower = page(&[], vec![asked(1.0)], most());
+        assert!(
+            lower.page.contains("k: 1 is asked, and 2 was once"),
+            "{}",
+            lower.page
+        );
+        assert_eq!(lower.targets, first.targets, "the most is remembered");
+        let higher = page(&[], vec![asked(3.0)], most());
+        assert!(higher.page.contains("None asks for less") && higher.targets.contains("3.0"));
+    }
+
+    /// Figures have one place.
+    #[test]
+    fn readme_and_changelog_link_to_the_page_and_have_no_figures() {
+        for path in ["README.md", "CHANGELOG.md"] {
+            let text = committed(path);
+            assert!(text.contains("(docs/figures.md)"), "{path}");
+            for line in text.lines() {
+                let measured = ["Gbit/s", " µs", " ns", "times as much", " ×"];
+                assert!(!measured.iter().any(|word| line.contains(word)), "{path}: {line}");
+            }
+        }
+    }
+}

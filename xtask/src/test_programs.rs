@@ -1,0 +1,256 @@
+//! The workspace's test programs: built once, run two at a time, and compared by name with the committed list of tests.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::tally::{Tally, without_line};
+use crate::workspace::{cargo, command_line, root};
+
+/// What runs at a time: where one waits for leases and links, another counts. More would take the cores from each other.
+const AT_ONCE: usize = 2;
+/// What takes longest, so that it begins first: half a minute of what waits, and of what counts.
+const FIRST: [&str; 2] = ["bench/tests/tools/main.rs", "dataplane/src/lib.rs"];
+/// Every test there is, so that none vanishes unseen: source and name, one a line.
+const NAMES: &str = "xtask/test-names.txt";
+
+/// A test program, or all documentation tests.
+struct Program {
+    /// Its source, from the workspace's root; nothing for documentation tests, whose names say it.
+    source: String,
+    /// Where its tests run: the package's folder.
+    folder: PathBuf,
+    /// The program; nothing for documentation tests.
+    path: Option<PathBuf>,
+}
+
+impl Program {
+    fn name(&self) -> &str {
+        match self.path {
+            Some(_) => &self.source,
+            None => "documentation tests",
+        }
+    }
+
+    /// What stands before the names of its tests.
+    fn prefix(&self) -> String {
+        match self.path {
+            Some(_) => format!("{} ", self.source),
+            None => String::new(),
+        }
+    }
+
+    /// Where cargo would run it, with what it would say.
+    fn command(&self, release: bool, filters: &[String], for_tests: &[&str]) -> Command {
+        match &self.path {
+            Some(path) => {
+                let mut command = Command::new(path);
+                command
+                    .current_dir(&self.folder)
+                    .env("CARGO_MANIFEST_DIR", &self.folder);
+                command.args(filters).args(for_tests).stdin(Stdio::null());
+                command
+            }
+            None => {
+                let mut command = cargo();
+                command.args(["test", "--doc", "--workspace"]);
+                command.args(release.then_some("--release")).args(filters);
+                command.arg("--").args(for_tests);
+                command
+            }
+        }
+    }
+
+    /// Runs it, with whatever it prints in one piece; what passing tests printed is left out.
+    fn run(&self, release: bool, filters: &[String], for_tests: &[&str]) -> Result<Tally> {
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let started = Instant::now();
+        let mut child = {
+            let mut command = self.command(release, filters, for_tests);
+            command.stdout(writer.try_clone()?).stderr(writer);
+            let line = command_line(&command);
+            command
+                .spawn()
+                .with_context(|| format!("cannot start `{line}`"))?
+        };
+        let mut tally = Tally::default();
+        let mut shown = String::new();
+        for bytes in BufReader::new(reader).split(b'\n') {
+            let bytes = bytes.context("cannot read what the tests say")?;
+            let line = String::from_utf8_lossy(&bytes);
+            if tally.line(&line) {
+                shown += &line;
+                shown.push('\n');
+            }
+        }
+        let status = child.wait().context("cannot wait for the tests")?;
+        if !status.success() && tally.failed == 0 {
+            tally.failed = 1;
+            tally
+                .failures
+                .push(format!("{} ended with {status}", self.name()));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "── {}: {seconds:.1} s\n{shown}", self.name());
+        Ok(tally)
+    }
+
+    /// The names of its tests, as [`NAMES`] has them.
+    fn list(&self) -> Result<Vec<String>> {
+        let mut command = self.command(false, &[], &["--list"]);
+        let output = command.stderr(Stdio::inherit()).output();
+        let output = output.with_context(|| format!("cannot start `{}`", command_line(&command)))?;
+        ensure!(output.status.success(), "`{}` failed", command_line(&command));
+        let said = String::from_utf8_lossy(&output.stdout);
+        let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
+        let prefix = self.prefix();
+        Ok(names
+            .map(|name| format!("{prefix}{}", without_line(name)))
+            .collect())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Plain data; a panic elsewhere ends the program anyway.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs all tests, or those whose names have one of `filters` in them.
+pub(crate) fn run_all(release: bool, filters: &[String], for_tests: &[String]) -> Result<Tally> {
+    let programs = build(release)?;
+    let mut arguments = vec!["--show-output"];
+    arguments.extend(for_tests.iter().map(String::as_str));
+    let waiting = Mutex::new(programs.iter());
+    let sum = Mutex::new(Tally::default());
+    let work = || -> Result<()> {
+        loop {
+            let Some(program) = lock(&waiting).next() else {
+                return Ok(());
+            };
+            let tally = program.run(release, filters, &arguments)?;
+            lock(&sum).add(tally, &program.prefix());
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let mut results = workers
+            .into_iter()
+            .map(|worker| worker.join().expect("a worker does not panic"));
+        results.try_for_each(|result| result)
+    })?;
+    Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Builds all test programs and all that they start; the longest come first.
+fn build(release: bool) -> Result<Vec<Program>> {
+    let mut command = cargo();
+    command.args(["test", "--no-run", "--workspace"]);
+    command.args(release.then_some("--release"));
+    command.arg("--message-format=json-render-diagnostics");
+    let line = command_line(&command);
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(
+        output.status.success(),
+        "`{line}` failed; its own message is above"
+    );
+    let mut programs = programs_in(&String::from_utf8_lossy(&output.stdout), root());
+    ensure!(!programs.is_empty(), "`{line}` named no test program");
+    programs.push(Program {
+        source: String::new(),
+        folder: root().to_owned(),
+        path: None,
+    });
+    let rank = |program: &Program| FIRST.iter().position(|source| *source == program.source);
+    programs.sort_by_key(|program| rank(program).unwrap_or(FIRST.len()));
+    Ok(programs)
+}
+
+/// The test programs among what cargo says that it built.
+fn programs_in(messages: &str, root: &Path) -> Vec<Program> {
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of_tests = messages.filter(|message| message["profile"]["test"] == true);
+    of_tests
+        .filter_map(|message| {
+            let source = Path::new(message["target"]["src_path"].as_str()?);
+            Some(Program {
+                source: source.strip_prefix(root).unwrap_or(source).to_str()?.to_owned(),
+                folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+                path: Some(PathBuf::from(message["executable"].as_str()?)),
+            })
+        })
+        .collect()
+}
+
+/// Compares the tests that ran with the committed list.
+///
+/// # Errors
+/// Which tests ran that are not on it, or the other way round.
+pub(crate) fn compare(ran: &BTreeSet<String>) -> Result<()> {
+    let text = std::fs::read_to_string(root().join(NAMES));
+    let text =
+        text.with_context(|| format!("cannot read {NAMES}; `cargo xtask test --update-names` makes it"))?;
+    let differences = differences(&text, ran);
+    if !differences.is_empty() {
+        bail!(
+            "{NAMES} has other tests than ran (-: vanished, +: new); where that is meant, commit what \
+             `cargo xtask test --update-names` makes of it\n{}",
+            differences.join("\n")
+        );
+    }
+    Ok(())
+}
+
+fn differences(committed: &str, ran: &BTreeSet<String>) -> Vec<String> {
+    let committed: BTreeSet<String> = committed.lines().map(str::to_owned).collect();
+    let gone = committed.difference(ran).map(|name| format!("- {name}"));
+    let new = ran.difference(&committed).map(|name| format!("+ {name}"));
+    gone.chain(new).collect()
+}
+
+/// Writes the list anew; runs nothing.
+pub(crate) fn update() -> Result<()> {
+    let mut names = BTreeSet::new();
+    for program in build(false)? {
+        names.extend(program.list()?);
+    }
+    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+    std::fs::write(root().join(NAMES), text).with_context(|| format!("cannot write {NAMES}"))?;
+    println!("{} tests are in {NAMES}", names.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_among_what_cargo_built() {
+        let messages = r#"
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"src_path":"/w/a/src/lib.rs"},"profile":{"test":false},"executable":null}
+not JSON
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"src_path":"/w/a/tests/b/main.rs"},"profile":{"test":true},"executable":"/t/b-1"}
+{"reason":"build-finished","success":true}"#;
+        let programs = programs_in(messages, Path::new("/w"));
+        assert_eq!(programs.len(), 1);
+        assert_eq!(programs[0].prefix(), "a/tests/b/main.rs ");
+        assert_eq!(programs[0].folder, Path::new("/w/a"));
+        assert_eq!(programs[0].path.as_deref(), Some(Path::new("/t/b-1")));
+    }
+
+    #[test]
+    fn tests_that_vanish_and_new_ones_are_named() {
+        let ran = ["a one", "a two"].map(str::to_owned).into();
+        assert_eq!(differences("a one\na two\n", &ran), Vec::<String>::new());
+        assert_eq!(differences("a one\nb three\n", &ran), ["- b three", "+ a two"]);
+    }
+}
