@@ -416,8 +416,10 @@ impl Endpoint {
                     .iter()
                     .any(|transmit| transmit.in_flight() > 0)
                     || !self.engine.acknowledge.is_empty()
-                    || (self.engine.landing.as_ref())
-                        .is_some_and(|landing| landing.sessions.iter().any(|inbound| inbound.told.changed));
+                    || (self.engine.landing.as_ref()).is_some_and(|landing| {
+                        landing.sessions.entries.await_driver()
+                            || landing.sessions.iter().any(|inbound| inbound.told.changed)
+                    });
                 let most = if busy { Duration::from_micros(50) } else { most };
                 let most = most.min(longest);
                 let most = self.until_departure().map_or(most, |left| most.min(left));

@@ -621,6 +621,10 @@ impl<N: Nic> Engine<N> {
         if let Some(landing) = &mut self.landing
             && !landing.sessions.is_empty()
         {
+            if self.fixed.device_moves {
+                let (entries, ring_len) = (&mut landing.sessions.entries, self.fixed.kept_frames / 2);
+                entries.look_at_card(&mut landing.fill, ring_len, self.now_ns);
+            }
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
             landing.sessions.post(

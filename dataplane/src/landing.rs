@@ -31,6 +31,7 @@
 //! has shifted.
 
 mod astray;
+mod card;
 mod claim;
 mod integrity;
 mod pairing;

@@ -303,8 +303,11 @@ impl Wire {
         let mut shared = lock(&self.0);
         let host = &mut shared.hosts[host];
         host.is_down = !is_up;
-        if !is_up {
-            let channels = host.channels.iter_mut().flatten();
+        let channels = host.channels.iter_mut().flatten();
+        if is_up {
+            // Its drivers fill their rings.
+            channels.for_each(driver::SimChannel::wake);
+        } else {
             let lost: u64 = channels.map(driver::SimChannel::go_down).sum();
             shared.counters.device_lost += lost;
         }

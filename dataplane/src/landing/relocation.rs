@@ -195,8 +195,14 @@ impl Inbound {
             Found::Slot(0, from, _) => Some((from, i64::from(position) - i64::from(from))),
             _ => None,
         };
-        let Some((_, shift)) = moves.iter().filter_map(in_slot).max_by_key(|(from, _)| *from) else {
+        let Some((from, shift)) = moves.iter().filter_map(in_slot).max_by_key(|(from, _)| *from) else {
             return 0;
+        };
+        // Entries that are aimed right by now may be behind those.
+        let arrivals = &self.messages[0].arrivals;
+        let shift = match (from + 1..arrivals.expected()).any(|position| arrivals.has(position)) {
+            true => 0,
+            false => shift,
         };
         let unknown = shift - self.corrections - i64::from(self.messages[0].ahead);
         if unknown == 0 || unknown.abs() > SHIFT_MAX {

@@ -14,6 +14,7 @@ use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
+use super::card::Card;
 use super::repair::Displaced;
 use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
@@ -86,6 +87,8 @@ pub(crate) struct Entries {
     drained_posted: u64,
     /// The CPU that runs the gate, where only one may (I3a).
     pub(super) processor: Option<u8>,
+    /// Zero-copy mode: what the device holds of them.
+    pub(super) card: Card,
 }
 
 impl Entries {
@@ -198,6 +201,7 @@ impl Sessions {
                 drained_ns: 0,
                 drained_posted: position,
                 processor: None,
+                card: Card::at(position),
             },
             repair: RepairCounters::default(),
             displaced: Vec::new(),
@@ -580,7 +584,7 @@ impl Sessions {
         let ahead = match self.entries.spare.is_some() {
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
             // message's entries are posted.
-            true => entries.min(provided),
+            true => entries.min(provided).min(self.entries.held().into()),
             false => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
         };
         inbound
@@ -656,6 +660,7 @@ impl Sessions {
             }
         }
         (self.entries.posted, self.entries.received) = (position, position);
+        self.entries.card = Card::at(position);
         self.entries.frames_out = 0;
         self.entries.zoned = position;
         self.entries.drained_posted = position;

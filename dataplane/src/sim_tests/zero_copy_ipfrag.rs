@@ -168,7 +168,7 @@ fn seeded_impairments() {
         let batch = 1 << dice.roll(7);
         let device = ZeroCopy {
             batch,
-            ring_len: batch << dice.roll(4),
+            ring_len: batch << (1 + dice.roll(3)),
             burst: 1 << dice.roll(8),
             prefix_len: [0, 10, 12][dice.roll(3) as usize],
             pad_to: 0,

@@ -39,7 +39,7 @@ pub enum Semantics {
 pub struct ZeroCopy {
     /// Entries that the driver takes from the fill ring at once (16 to 64 in real drivers), at least 1.
     pub batch: u32,
-    /// Entries that the device's own ring holds, at least `batch`.
+    /// Entries that the device's own ring holds, at least twice `batch`, or 1.
     pub ring_len: u32,
     /// Packets that are written before the program looks at the first of them, at least 1. It looks earlier when
     /// nothing more comes: at the end of a wake-up.
@@ -94,6 +94,8 @@ struct Device {
     /// Entries ever taken, and how often the driver was given too few.
     taken: u64,
     short_laps: u64,
+    /// The driver is to run: packets were written, or it was woken.
+    interrupted: bool,
 }
 
 /// What a fault does to a packet that was redirected.
@@ -135,6 +137,8 @@ impl SimChannel {
                 written: VecDeque::with_capacity(shape.burst as usize),
                 taken: 0,
                 short_laps: 0,
+                // Drivers look for entries when they get a socket.
+                interrupted: true,
                 shape,
             }),
         };
@@ -337,10 +341,23 @@ impl SimChannel {
         None
     }
 
-    /// Zero-copy mode: the driver takes entries ahead, a batch at a time, as far as its ring has room for whole batches; it asks
-    /// to be woken when there were none.
+    /// Zero-copy mode: the driver is woken, and runs behind the packets that are on the way: an interrupt comes later.
+    pub(super) fn wake(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.interrupted = true;
+        }
+    }
+
+    /// Zero-copy mode: where the driver runs, it takes entries ahead, a batch at a time, as far as its ring has room for whole batches; it asks
+    /// to be woken when there were none. Without an interrupt it does nothing.
     pub(super) fn take_ahead(&mut self, chunk_len: u32) {
-        let Some(shape) = self.device.as_ref().map(|device| device.shape) else {
+        let interrupted = self
+            .device
+            .as_mut()
+            .map(|device| std::mem::take(&mut device.interrupted));
+        let Some(shape) =
+            { self.device.as_ref().filter(|_| interrupted == Some(true)) }.map(|device| device.shape)
+        else {
             return;
         };
         let mut taken = 0;
@@ -375,7 +392,6 @@ impl SimChannel {
         exhaustion: Exhaustion,
         counters: &mut WireCounters,
     ) -> bool {
-        self.take_ahead(chunk_len);
         let Some(device) = &mut self.device else {
             return false;
         };
@@ -392,6 +408,7 @@ impl SimChannel {
             counters.device_lost += 1;
             return false;
         };
+        device.interrupted = true;
         device.written.push_back(Written {
             entry,
             len: packet.len() as u32,

@@ -226,13 +226,12 @@ impl Nic for SimNic {
 
     fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
         let mut host = self.host();
-        let chunk_len = host.config.chunk_len;
         if host.is_down {
             return Err(WakeError::Down);
         }
         match host.channels.get_mut(queue as usize) {
             Some(Some(channel)) => {
-                channel.take_ahead(chunk_len);
+                channel.wake();
                 Ok(())
             }
             _ => Err(WakeError::Gone),

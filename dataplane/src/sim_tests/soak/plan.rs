@@ -134,7 +134,7 @@ fn device(seed: u64, landing_ring_len: u32) -> ZeroCopy {
     let batch = 1 << dice.roll(7);
     ZeroCopy {
         batch,
-        ring_len: batch << dice.roll(4),
+        ring_len: batch << (1 + dice.roll(3)),
         burst: 1 << dice.roll(8),
         prefix_len: pick(&mut dice, &[0, 10, 12]),
         pad_to: 0,

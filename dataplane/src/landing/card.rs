@@ -1,0 +1,69 @@
+//! Zero-copy mode: which entries the device holds.
+//!
+//! A device drops a packet that finds none in its own ring, and counts it nowhere that could be relied on. Its driver moves entries
+//! there from the fill ring in its NAPI poll alone: behind the packets that the poll delivered, or when it was woken, an
+//! interrupt later. So credit is given for what the driver has surely taken. The kernel publishes that late (`xsk_flush` of
+//! `net/xdp/xsk.c`, with the next packets); the rest follows from packets that came, and from the wake-up flag.
+
+use super::sessions::Entries;
+use crate::ring::FillRing;
+
+/// Drivers wait until a part of their ring is free before they take entries again: 16 entries (`igb`), 32 (`virtio-net`), a quarter of
+/// the ring (`ice`). None waits until less than half of it is in use.
+const HELD_PART: u32 = 2;
+/// A poll shows its packets before it takes entries, and says last whether it must be woken: microseconds.
+const POLL_NS: u64 = 50_000;
+
+/// What is known of it; positions count as [`Entries::posted`] does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Card {
+    /// Entries that the driver has surely taken.
+    taken: u64,
+    /// At the last look.
+    posted: u64,
+    received: u64,
+    changed_ns: u64,
+}
+
+impl Card {
+    /// A device that holds nothing.
+    pub(super) const fn at(position: u64) -> Card {
+        Card {
+            taken: position,
+            posted: position,
+            received: position,
+            changed_ns: 0,
+        }
+    }
+}
+
+impl Entries {
+    /// To be asked before entries are posted. `ring_len`: of the device's own ring, in entries.
+    pub(crate) fn look_at_card(&mut self, fill: &mut FillRing, ring_len: u32, now_ns: u64) {
+        let Entries { posted, received, .. } = *self;
+        let card = &mut self.card;
+        let unread = fill.produced().wrapping_sub(fill.consumed());
+        let held = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
+        card.taken = card.taken.max(received).max(posted.saturating_sub(unread.into()));
+        if received != card.received {
+            card.taken = card.taken.max(held);
+        } else if posted == card.posted && !fill.needs_wakeup() {
+            // It held none and would ask to be woken if it still did.
+            if card.taken == received && now_ns.saturating_sub(card.changed_ns) >= POLL_NS {
+                card.taken = held;
+            }
+            return;
+        }
+        (card.posted, card.received, card.changed_ns) = (posted, received, now_ns);
+    }
+
+    /// Entries that the device surely holds.
+    pub(super) fn held(&self) -> u32 {
+        self.card.taken.saturating_sub(self.received) as u32
+    }
+
+    /// Whether the sender can only go on when the driver has taken entries: nothing wakes an endpoint then.
+    pub(crate) fn await_driver(&self) -> bool {
+        self.spare.is_some() && self.posted > self.received && self.held() == 0
+    }
+}
