@@ -107,7 +107,7 @@ impl<N: Nic> Host<N> {
 
 /// Polls until there is something; the simulated NIC has it at once.
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(found) = look() {
             return found;
@@ -437,6 +437,15 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
     }
 }
 
+/// `va` in the calling thread's namespace, once its gate is gone with its NIC: a child that another test is starting holds a copy of the
+/// link's descriptor until it runs its program.
+fn detached() -> Interface {
+    until("the gate goes with its NIC", || {
+        let va = Interface::by_name("va").expect("va");
+        va.xdp_program.is_none().then_some(va)
+    })
+}
+
 fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
     let pair = Pair::new(3);
     let open = |namespace: &bed::Namespace, device: &str, ip| {
@@ -470,8 +479,8 @@ fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
     );
     assert!(start.elapsed() >= Duration::from_millis(50));
     pair.b.run(|| story(a, b, [va.mac, vb.mac])); // its rebuilt channel opens a socket there
-    let left = pair.a.run(|| Interface::by_name("va")).expect("va");
-    assert_eq!((left.xdp_program, left.up), (None, true));
+    let left = pair.a.run(detached);
+    assert!(left.up);
 }
 
 #[test]
@@ -508,7 +517,7 @@ fn zero_copy_on_veth_is_an_error() {
             "the driver has no zero-copy for AF_XDP; use copy mode"
         );
         drop(nic);
-        assert_eq!(Interface::by_name("va").expect("va").xdp_program, None);
+        detached();
     });
 }
 

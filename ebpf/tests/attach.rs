@@ -4,7 +4,6 @@ mod bed;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use lm_ebpf::{AttachError, AttachMode, EffectiveMode, Gate, GateConfig, GateError, Role};
 
@@ -24,7 +23,7 @@ fn native_attaches_and_detaches() {
         assert!(gate.warnings().is_empty());
         assert_eq!(gate.interface(), "veth0");
         drop(gate);
-        Gate::attach(ifindex, &GateConfig::default(), AttachMode::Native).unwrap();
+        bed::attach_once_free(ifindex, &GateConfig::default(), AttachMode::Native);
     });
 }
 
@@ -124,7 +123,7 @@ fn fallback_needs_one_cpu_per_landing_queue() {
         assert!(matches!(error, GateError::ManyCpus { queue: 0, .. }), "{error}");
         drop(gate);
         // Without landing queues nothing has to be paired.
-        Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto).unwrap();
+        bed::attach_once_free(ifindex, &GateConfig::default(), AttachMode::Auto);
     });
 }
 
@@ -179,13 +178,6 @@ fn a_killed_process_leaves_nothing() {
         assert!(attached);
         assert!(matches!(occupied, Err(AttachError::Occupied { .. })));
         // The dead process' descriptors are closed by the time it is waited for, or very soon after.
-        let start = Instant::now();
-        let gate = loop {
-            match Gate::attach(ifindex, &GateConfig::default(), AttachMode::Auto) {
-                Ok(gate) => break gate,
-                Err(error) => assert!(start.elapsed() < Duration::from_secs(2), "{error}"),
-            }
-        };
-        drop(gate);
+        bed::attach_once_free(ifindex, &GateConfig::default(), AttachMode::Auto);
     });
 }

@@ -5,7 +5,6 @@ mod bed;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use bed::packet::{CONTROL_PORT, DATA_PORT, LOCAL, Packet};
 use bed::pair::lm_session;
@@ -60,15 +59,8 @@ fn veth() -> u32 {
     ifindex("veth0")
 }
 
-/// The kernel removes an unpinned link a moment after its last user went.
 fn attach(ifindex: u32) -> Gate {
-    let start = Instant::now();
-    loop {
-        match Gate::attach(ifindex, &config(), AttachMode::Native) {
-            Ok(gate) => return gate,
-            Err(error) => assert!(start.elapsed() < Duration::from_secs(2), "{error}"),
-        }
-    }
+    bed::attach_once_free(ifindex, &config(), AttachMode::Native)
 }
 
 fn reopen(ifindex: u32, dir: &Path) -> Option<Gate> {

@@ -33,7 +33,7 @@ fn config() -> GateConfig {
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(5), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -227,7 +227,7 @@ fn native_mode_counts_without_atomics() {
 #[test]
 fn a_caller_may_vouch_for_the_cpu() {
     bed::in_namespace(|| {
-        let (ifindex, _) = link();
+        let (ifindex, other) = link();
         let vouch = GateConfig {
             cpu_check: CpuCheck::Caller(|_| Ok(())),
             ..config()
@@ -237,7 +237,8 @@ fn a_caller_may_vouch_for_the_cpu() {
             cpu_check: CpuCheck::Caller(|queue| Err(format!("queue {queue} roams"))),
             ..config()
         };
-        let error = Gate::attach(ifindex, &refuse, AttachMode::Generic).unwrap_err();
+        // Another interface: this one may be taken for a moment still.
+        let error = Gate::attach(other, &refuse, AttachMode::Generic).unwrap_err();
         assert!(error.to_string().contains("queue 0 roams"), "{error}");
     });
 }

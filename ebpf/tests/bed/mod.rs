@@ -7,6 +7,9 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lm_ebpf::{AttachMode, Gate, GateConfig};
 
 pub(crate) mod btf;
 pub(crate) mod foreign;
@@ -62,6 +65,19 @@ pub(crate) fn ifindex(name: &str) -> u32 {
     let name = std::ffi::CString::new(name).expect("a name without zeros");
     // SAFETY: a C string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// Attaches a gate where another one was just dropped. The kernel removes an unpinned link a moment after its last user went, and a child that
+/// another test is starting holds a copy of its descriptor until it runs its program.
+pub(crate) fn attach_once_free(ifindex: u32, config: &GateConfig, mode: AttachMode) -> Gate {
+    let start = Instant::now();
+    loop {
+        match Gate::attach(ifindex, config, mode) {
+            Ok(gate) => return gate,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// An AF_XDP socket without memory: enough to be in an XSKMAP.
