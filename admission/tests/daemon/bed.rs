@@ -129,12 +129,7 @@ impl Hosts {
     /// A copy of `lm-admissiond` that every user may start: the folder that it is built in may be closed.
     pub(crate) fn program_for_all(&self) -> String {
         let path = self.folder.join("lm-admissiond");
-        // By a process of its own: one that another thread starts meanwhile would keep a file that we write open (ETXTBSY).
-        let copied = Command::new("cp")
-            .arg(env!("CARGO_BIN_EXE_lm-admissiond"))
-            .arg(&path)
-            .status();
-        assert!(copied.unwrap().success());
+        copy_program(&path);
         path.to_str().unwrap().to_owned()
     }
 
@@ -142,6 +137,15 @@ impl Hosts {
     pub(crate) fn pins(&self, side: Side) -> Vec<PathBuf> {
         pins(self.host(side))
     }
+}
+
+/// Copies `lm-admissiond` by a process of its own: one that another thread starts meanwhile would keep a file that we write open (ETXTBSY).
+pub(crate) fn copy_program(to: &Path) {
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_lm-admissiond"))
+        .arg(to)
+        .status();
+    assert!(copied.unwrap().success());
 }
 
 /// What starts `lm-admissiond` on a host: in the network namespace alone, so that what it pins stays when it ends.

@@ -17,7 +17,7 @@ use lm_protocol::wire::ipv4;
 use lm_protocol::wire::lm::{LmHeader, Trailer};
 use xtask::bed::{BedConfig, INTERFACE, Side};
 
-use crate::bed::{Daemon, Hosts, wait_until};
+use crate::bed::{Daemon, Hosts, PATIENCE, wait_until};
 use crate::program::{Client, MEMORY_LEN, grant, memory};
 
 /// Users of the receiver and of who is after its session.
@@ -235,12 +235,14 @@ fn is_told_to_its_own(
     }
 }
 
-/// Sends one message that nobody takes; what is said to have become of it until `told` is, and within a second after.
+/// Sends one message that nobody takes; what is said to have become of it until `told` is, and after.
 fn send_one(hosts: &Hosts, told: std::sync::mpsc::Receiver<()>) -> [Option<Outcome>; 2] {
     let mut endpoint = Endpoint::open(&EndpointConfig {
         interface: INTERFACE.to_owned(),
         landing_len: 0,
         admission: Admission::Daemon(hosts.socket(Side::Left)),
+        // Nothing but a word of its receiver's ends it.
+        patience: 4 * PATIENCE,
         ..EndpointConfig::default()
     })
     .unwrap_or_else(|error| panic!("{error}"));
@@ -258,11 +260,11 @@ fn send_one(hosts: &Hosts, told: std::sync::mpsc::Receiver<()>) -> [Option<Outco
         .unwrap_or_else(|error| panic!("{error}"));
     let mut outcomes = [None, None];
     let mut end = None;
-    while end.is_none_or(|end| Instant::now() < end) {
+    while outcomes[1].is_none() && end.is_none_or(|end| Instant::now() < end) {
         endpoint.poll();
         endpoint.wait(Duration::from_millis(1));
         if end.is_none() && told.try_recv() != Err(std::sync::mpsc::TryRecvError::Empty) {
-            end = Some(Instant::now() + Duration::from_secs(1));
+            end = Some(Instant::now() + PATIENCE);
         }
         while let Some(completion) = endpoint.try_completion() {
             outcomes[usize::from(end.is_some())] = Some(completion.outcome);

@@ -169,20 +169,25 @@ fn altered_truncated_and_replayed() {
     // Each bit of the last one altered; each length of it.
     let last = sent.last().unwrap();
     let before = right.interface().datagrams;
-    for bit in 0..last.len() * 8 {
+    let total = |counts: &std::collections::BTreeMap<String, u64>| counts.values().sum::<u64>();
+    let bits = (0..last.len() * 8).map(|bit| {
         let mut altered = last.clone();
         altered[bit / 8] ^= 1 << (bit % 8);
-        recorder.socket.send_to(&altered, to).unwrap();
-    }
-    for len in 1..last.len() {
-        recorder.socket.send_to(&last[..len], to).unwrap();
-    }
-    recorder.socket.send_to(&[0x5a; 1400], to).unwrap();
-    let count = (last.len() * 8 + last.len()) as u64;
-    let total = |counts: &std::collections::BTreeMap<String, u64>| counts.values().sum::<u64>();
-    wait_until("all are counted", || {
-        total(&right.interface().datagrams) >= total(&before) + count
+        altered
     });
+    let lens = (1..last.len()).map(|len| last[..len].to_vec());
+    let all: Vec<Vec<u8>> = bits.chain(lens).chain([vec![0x5a; 1400]]).collect();
+    let mut count = 0;
+    // The ring of a veth has 256 entries, and what it has no room for is lost.
+    for some in all.chunks(200) {
+        for datagram in some {
+            recorder.socket.send_to(datagram, to).unwrap();
+        }
+        count += some.len() as u64;
+        wait_until("all are counted", || {
+            total(&right.interface().datagrams) >= total(&before) + count
+        });
+    }
     let after = right.interface().datagrams;
     assert_eq!(total(&after), total(&before) + count);
     assert_eq!(after["accepted"], accepted, "something altered was believed");

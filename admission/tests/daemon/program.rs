@@ -26,12 +26,13 @@ pub(crate) const MEMORY_LEN: u64 = 1 << 20;
 
 /// A connection to a daemon, and what it got.
 pub(crate) struct Client {
-    socket: OwnedFd,
     number: u32,
     pub(crate) events: Vec<Event>,
     pub(crate) udp: Option<UdpSocket>,
     pub(crate) joined: Option<Joined>,
     pub(crate) channels: Vec<OwnedFd>,
+    /// Closed last: when the daemon has noticed, everything else is free as well, also where a process that another test forked held copies.
+    socket: OwnedFd,
 }
 
 /// A UDP socket on a host.
@@ -310,7 +311,7 @@ impl Client {
     /// Asks for a session; gives its ticket.
     pub(crate) fn ask(&mut self, to: SocketAddrV4, max_message_len: u64) -> u32 {
         let request = self.request(max_message_len);
-        let patience_ms = 5000;
+        let patience_ms = PATIENCE.as_millis() as u32;
         let call = Call::Request {
             to,
             request,

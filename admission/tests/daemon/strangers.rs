@@ -178,7 +178,9 @@ fn lies_are_refused_and_disturb_nobody() {
     honest.done(Call::Touched {
         sessions: vec![(1, 1, true)],
     });
-    wait_until("only the honest one is left", || daemon.status().programs.len() == 1);
+    wait_until("only the honest one is left", || {
+        daemon.status().programs.len() == 1
+    });
     daemon.stop();
 }
 

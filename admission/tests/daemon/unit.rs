@@ -9,7 +9,7 @@ use lm_dataplane::daemon::ipc::{Call, Reply, Role};
 use rustix::process::Signal;
 use xtask::bed::{Launch, Program, Side};
 
-use crate::bed::{Hosts, wait_until};
+use crate::bed::{Hosts, copy_program, wait_until};
 use crate::program::Client;
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lm-admissiond.service");
@@ -44,7 +44,7 @@ impl Machine {
         let folder = hosts.folder.join(hosts.folder.file_name().unwrap());
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::copy(UNIT, folder.join("lm-admissiond.service")).unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_lm-admissiond"), folder.join("lm-admissiond")).unwrap();
+        copy_program(&folder.join("lm-admissiond"));
         std::fs::copy(hosts.key(), folder.join("key")).unwrap();
         std::fs::write(folder.join("config.toml"), config).unwrap();
         let program = Launch::new("nsenter")
