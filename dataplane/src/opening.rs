@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lm_ebpf::{Role, SessionAdmission};
 use lm_protocol::geometry::Layout;
@@ -28,7 +29,7 @@ use crate::landing_channel;
 use crate::landing_memory::sure_len;
 use crate::link::Link;
 use crate::memory::Umem;
-use crate::nic::{ChannelConfig, Device, Nic};
+use crate::nic::{Channel, ChannelConfig, Device, Nic, NicError};
 use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
@@ -36,6 +37,7 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
+use crate::xsk::XskError;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -220,6 +222,21 @@ pub(crate) struct Parts {
     pub(crate) landing_queues: Vec<u16>,
 }
 
+/// How long the queues of a program that has just ended are waited for before an endpoint opens. The kernel releases them from a work item
+/// that takes the network configuration's lock (`xp_release_deferred`, net/xdp/xsk_buff_pool.c): beside programs that use the cores, and
+/// namespaces that come and go, that took up to a second. Nobody waits for us yet, so more than [`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE).
+const QUEUE_PATIENCE: Duration = Duration::from_secs(5);
+
+fn open_once_free<N: Nic>(nic: &mut N, config: &ChannelConfig) -> Result<Channel, NicError> {
+    let deadline = Instant::now() + QUEUE_PATIENCE;
+    loop {
+        match nic.open_channel(config) {
+            Err(NicError::Xsk(XskError::Busy { .. })) if Instant::now() < deadline => {}
+            opened => return opened,
+        }
+    }
+}
+
 impl Parts {
     pub(crate) fn open<N: Nic>(
         nic: &mut N,
@@ -231,7 +248,7 @@ impl Parts {
         let mut transmit = Vec::with_capacity(8);
         let mut general = None;
         if let Some(queue) = queues.general {
-            let channel = nic.open_channel(&ChannelConfig {
+            let asked = ChannelConfig {
                 queue,
                 role: match plan.kept_frames {
                     0 => Role::General,
@@ -242,7 +259,8 @@ impl Parts {
                 rx_len: GENERAL_RING_LEN,
                 tx_len: TRANSMIT_RING_LEN,
                 completion_len: TRANSMIT_RING_LEN,
-            })?;
+            };
+            let channel = open_once_free(nic, &asked)?;
             let mut log = nic.log(queue)?;
             log.set_capacity(plan.capacity);
             general = Some(General {
@@ -264,12 +282,9 @@ impl Parts {
         let mut landing = None;
         if let Some(queue) = queues.landing {
             let registered_len = plan.registered_len();
-            let channel = nic.open_channel(&landing_channel::channel_config(
-                queue,
-                registered_len,
-                landing_ring_len,
-                plan.is_zero_copy(),
-            ))?;
+            let asked =
+                landing_channel::channel_config(queue, registered_len, landing_ring_len, plan.is_zero_copy());
+            let channel = open_once_free(nic, &asked)?;
             let mut log = nic.log(queue)?;
             log.set_capacity(plan.capacity);
             let at = log.producer();
