@@ -415,9 +415,10 @@ pub(super) fn raise_send_buffer(fd: i32) -> io::Result<()> {
     set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)
 }
 
-/// Repeats what fails with EBUSY for up to a second: sockets and links of a program that has just ended are freed late.
+/// Repeats what fails with EBUSY for up to ten seconds: sockets and links of a program that has just ended are freed late, and on a busy machine
+/// by more than a second.
 pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let deadline = Instant::now() + Duration::from_secs(1);
+    let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         match attempt() {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
