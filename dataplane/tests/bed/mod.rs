@@ -143,7 +143,7 @@ impl Pair {
         }
         // The kernel gives the devices their queueing disciplines from a work item; before it, what is sent is lost.
         for (namespace, device) in [(&pair.a, "va"), (&pair.b, "vb")] {
-            let deadline = Instant::now() + Duration::from_secs(5);
+            let deadline = Instant::now() + Duration::from_secs(20);
             let show = || {
                 Command::new("ip")
                     .args(["link", "show", device])

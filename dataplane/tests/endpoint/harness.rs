@@ -291,11 +291,13 @@ pub fn config_b() -> EndpointConfig {
     }
 }
 
-/// For messages of up to `len` bytes, which land: on a busy machine a grant may take so long that others would begin before.
+/// For messages of up to `len` bytes, which land: on a busy machine a grant may take so long that others would begin before. A receiver whose
+/// memory grows answers when the kernel has released its queue, which then takes a second, or tries again after 5 s.
 pub fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {
         max_message_len: len,
         start: lm_dataplane::Start::WhenGranted,
+        timeout: PATIENCE / 2,
         ..ConnectOptions::default()
     }
 }
