@@ -281,28 +281,38 @@ mod tests {
 
     #[test]
     fn a_slow_stream_lets_the_engine_run_and_can_be_given_up() {
+        const PARTS: usize = 7;
         let (reader, mut writer) = io::pipe().unwrap();
         let input = Input::Stream {
             file: OwnedFd::from(reader).into(),
         };
         let data = content(20_000);
         let sent = data.clone();
+        let (tell, told) = std::sync::mpsc::channel();
         let slow = thread::spawn(move || {
-            for part in sent.chunks(3000) {
+            let parts = sent.chunks(3000);
+            assert_eq!(parts.len(), PARTS);
+            for part in parts {
                 writer.write_all(part).unwrap();
-                thread::sleep(std::time::Duration::from_millis(3));
+                // The engine runs when it has come, and again while nothing comes.
+                for _ in 0..3 {
+                    told.recv_timeout(std::time::Duration::from_secs(20))
+                        .expect("a round of the engine");
+                }
             }
         });
         let mut got = vec![0; 30_000];
         let mut rounds = 0;
         let filled = input.fill(got.chunks_mut(1448), 0, &mut || {
             rounds += 1;
+            // It may have written all of it.
+            let _ = tell.send(());
             true
         });
         slow.join().unwrap();
         assert_eq!(filled.unwrap(), 20_000);
         assert_eq!(got[..20_000], data);
-        assert!(rounds > 7);
+        assert!(rounds >= 3 * PARTS, "{rounds}");
 
         let (reader, _writer) = io::pipe().unwrap();
         let input = Input::Stream {
