@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 use super::{Arguments, Content, TRANSFER_LIMIT, result, send_options};
@@ -102,14 +103,24 @@ pub struct UdpReceiveArguments {
     bytes: usize,
 }
 
-/// Receives datagrams until all bytes have come or none comes any more; prints `{"bytes", "datagrams"}`.
-pub fn udp_receive(arguments: &UdpReceiveArguments) -> Result<()> {
-    let socket =
-        UdpSocket::bind(arguments.bind).with_context(|| format!("cannot bind {}", arguments.bind))?;
+/// A socket with room before it has its port, since whoever waits for that may send at once.
+fn bind(arguments: &UdpReceiveArguments) -> std::io::Result<UdpSocket> {
+    let family = match arguments.bind {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // The sender knows nothing of us and does not wait: room for everything it may send meanwhile. The kernel
     // counts its own structures too, about as much again; where it refuses, the default has to do.
     let room = arguments.bytes.saturating_mul(2).clamp(1 << 20, 512 << 20);
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, room);
+    rustix::net::bind(&socket, &arguments.bind)?;
+    Ok(socket.into())
+}
+
+/// Receives datagrams until all bytes have come or none comes any more; prints `{"bytes", "datagrams"}`.
+pub fn udp_receive(arguments: &UdpReceiveArguments) -> Result<()> {
+    let socket = bind(arguments).with_context(|| format!("cannot bind {}", arguments.bind))?;
     let mut bytes = Vec::with_capacity(arguments.bytes);
     let mut datagram = vec![0; 1 << 16];
     let mut datagrams = 0_u64;
