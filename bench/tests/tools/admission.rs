@@ -252,8 +252,8 @@ fn daemons_that_are_killed_do_not_interrupt_a_transfer() {
     let out = hosts.directory("out").join("file");
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     // A second and a half at least.
-    let sender = hosts.send(&["--rate", "300M", file.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&hosts.bed.path("out")));
+    let mut sender = hosts.send(&["--rate", "300M", file.to_str().unwrap()]);
+    await_begin(&mut sender, &hosts.bed.path("out"));
     hosts.kill(Host::Receiver);
     hosts.kill(Host::Sender);
     // Both gates go on, and both programs with them; then the next daemons take everything over.
@@ -288,7 +288,7 @@ fn sessions_of_daemons_survive_interfaces_that_flap_and_a_path_that_is_cut() {
     let mut receiver = hosts.recv(&out, &["--count", "1", "--json"]);
     // Two seconds at least.
     let mut sender = hosts.send(&["--rate", "100M", file.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&hosts.bed.path("out")));
+    await_begin(&mut sender, &hosts.bed.path("out"));
     for host in [Host::Sender, Host::Receiver] {
         for to in ["down", "up"] {
             hosts.bed.ip(host, &format!("link set {INTERFACE} {to}"));
@@ -344,7 +344,6 @@ fn a_bound_on_memory_costs_its_asker_alone() {
     hosts.wait_until_nothing_is_left();
 }
 
-/// Whether a partial file there has some bytes.
 /// A program under a daemon hears only whom a daemon of the cluster speaks for, by whichever way: a host without the key is not heard by
 /// the one-copy path, nor with small messages.
 #[test]
@@ -375,6 +374,20 @@ fn a_host_without_the_clusters_key_is_not_heard() {
     assert!(received.json()["transfers"] == 1);
 }
 
+/// Waits until a partial file there has some bytes. Its sender says why not, if it ends before.
+fn await_begin(sender: &mut Tool, directory: &Path) {
+    wait_until("the transfer begins", || {
+        let is_begun = is_filling(directory);
+        assert!(
+            is_begun || !sender.has_ended(),
+            "no transfer:\n{}",
+            sender.stderr()
+        );
+        is_begun
+    });
+}
+
+/// Whether a partial file there has some bytes.
 fn is_filling(directory: &Path) -> bool {
     let Ok(entries) = fs::read_dir(directory) else {
         return false;
@@ -390,8 +403,8 @@ fn a_program_that_is_killed_leaves_nothing() {
     let file = hosts.bed.file("file", LEN);
     let directory = hosts.directory("out");
     let receiver = hosts.recv(&directory.join("first"), &["--count", "1"]);
-    let sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&directory));
+    let mut sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
+    await_begin(&mut sender, &directory);
     receiver.signal(Signal::KILL);
     receiver.end();
     // The sender learns that its session is over, and not only by silence.
@@ -407,8 +420,8 @@ fn a_program_that_is_killed_leaves_nothing() {
     assert!(fs::read(&out).unwrap() == content(LEN), "the bytes differ");
     // A sender that dies frees the place of its session.
     let receiver = hosts.recv(&directory.join("third"), &["--count", "1"]);
-    let sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&directory));
+    let mut sender = hosts.send(&["--rate", "50M", file.to_str().unwrap()]);
+    await_begin(&mut sender, &directory);
     sender.signal(Signal::KILL);
     sender.end();
     wait_until("the sender is gone", || {
@@ -440,8 +453,8 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
         sent.status.success()
     });
     // Four seconds.
-    let sender = hosts.send(&["--wait-for-grant", "--rate", "60M", file.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&there));
+    let mut sender = hosts.send(&["--wait-for-grant", "--rate", "60M", file.to_str().unwrap()]);
+    await_begin(&mut sender, &there);
     let small = hosts.bed.file("small", 4 << 20);
     let output = back.join("small");
     let other = hosts.tool(
@@ -501,8 +514,8 @@ fn under_exclusive_admission_messages_land_when_it_is_their_turn() {
     });
     // Two seconds.
     let short = hosts.bed.file("short", 10 << 20);
-    let before = hosts.send(&["--wait-for-grant", "--rate", "40M", short.to_str().unwrap()]);
-    wait_until("the transfer begins", || is_filling(&hosts.bed.path("there")));
+    let mut before = hosts.send(&["--wait-for-grant", "--rate", "40M", short.to_str().unwrap()]);
+    await_begin(&mut before, &hosts.bed.path("there"));
     // The other way, for six seconds.
     const LEN: usize = 32 << 20;
     let file = hosts.bed.file("file", LEN);

@@ -29,8 +29,16 @@ impl Transfer {
         let output = ["--json", "--output", directory.to_str().unwrap()];
         let receiver = bed.recv(&[&output, receive].concat());
         let file = bed.file("file", len);
-        let sender = bed.send(&[&["--json", "--rate", RATE, file.to_str().unwrap()], send].concat());
-        wait_until("nothing is written", || is_filling(&directory));
+        let mut sender = bed.send(&[&["--json", "--rate", RATE, file.to_str().unwrap()], send].concat());
+        wait_until("nothing is written", || {
+            let is_begun = is_filling(&directory);
+            assert!(
+                is_begun || !sender.has_ended(),
+                "no transfer:\n{}",
+                sender.stderr()
+            );
+            is_begun
+        });
         Transfer {
             directory,
             len,
@@ -111,7 +119,7 @@ fn a_transfer_survives_interfaces_that_flap() {
 
 #[test]
 fn small_messages_survive_interfaces_that_flap() {
-    interfaces_flap(24 << 20, &["--message-size", "1000"]);
+    interfaces_flap(36 << 20, &["--message-size", "1000"]);
 }
 
 #[test]
