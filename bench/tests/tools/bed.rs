@@ -383,8 +383,9 @@ impl Tool {
     /// Waits until standard error has a line with `words`.
     pub(crate) fn wait_for_line(&self, words: &str) {
         wait_until(&format!("no line with {words:?}"), || {
-            let text = self.stderr();
+            // Asked before: what it said last is in the text then.
             let ended = self.stderr_reader.as_ref().is_none_or(JoinHandle::is_finished);
+            let text = self.stderr();
             assert!(!ended || text.contains(words), "ended without {words:?}:\n{text}");
             text.contains(words)
         });

@@ -321,15 +321,18 @@ impl Program {
 
     fn await_that(&mut self, what: &str, is_so: impl Fn(&Program) -> bool) -> Result<()> {
         loop {
+            let ended = self
+                .child
+                .try_wait()
+                .context("cannot ask for the program's state")?;
+            if ended.is_some() {
+                self.drain();
+            }
+            // Asked after: it may be the last that the program said.
             if is_so(self) {
                 return Ok(());
             }
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .context("cannot ask for the program's state")?
-            {
-                self.stderr.drained_within(Duration::from_secs(1));
+            if let Some(status) = ended {
                 let output = Output {
                     status,
                     stdout: String::new(),
@@ -354,18 +357,19 @@ impl Program {
 
     fn reap(&mut self) -> Result<Output> {
         let status = self.child.wait().context("cannot wait for the program")?;
-        // What the program started itself may hold the pipes open: their ends are waited for, but not for ever.
-        let limit = Duration::from_secs(1);
-        self.stderr.drained_within(limit);
-        let stdout = self.stdout.as_mut().map_or_else(String::new, |stdout| {
-            stdout.drained_within(limit);
-            stdout.text()
-        });
+        self.drain();
         Ok(Output {
             status,
-            stdout,
+            stdout: self.stdout.as_ref().map_or_else(String::new, Collector::text),
             stderr: self.stderr.text(),
         })
+    }
+
+    /// Takes what a program that has ended said. What it started itself may hold the pipes open: their ends are waited for, but not for ever.
+    fn drain(&mut self) {
+        for pipe in self.stdout.iter_mut().chain([&mut self.stderr]) {
+            pipe.drained_within(Duration::from_secs(1));
+        }
     }
 }
 
