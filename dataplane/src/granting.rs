@@ -118,7 +118,7 @@ impl<N: Nic> Engine<N> {
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
-        if let Some(inbound) = inbound.filter(|inbound| !inbound.terms.one_copy)
+        if let Some(inbound) = inbound.filter(|inbound| inbound.was_to_land())
             && self.nic.steward().is_some()
         {
             let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
@@ -353,6 +353,7 @@ impl<N: Nic> Engine<N> {
             memory_max: self.landing_memory().address_max,
             one_processor: self.fixed.one_processor,
             one_copy: false,
+            is_aside: false,
             admission,
         }
     }
@@ -516,15 +517,7 @@ impl<N: Nic> Landing for Engine<N> {
 
     fn unused(&self, session: &Session) -> Option<Unused> {
         let sessions = &self.landing.as_ref()?.sessions;
-        let inbound = sessions.with_key(session.grant.session_key)?;
-        let is_idle = inbound.is_idle();
-        let since_ns = match (is_idle, inbound.stalled_ns(self.now_ns)) {
-            (true, _) => inbound.progress_ns,
-            (false, 0) => return None,
-            (false, stalled_ns) => self.now_ns - stalled_ns,
-        };
-        let since = time(since_ns);
-        Some(Unused { since, is_idle })
+        sessions.with_key(session.grant.session_key)?.unused(self.now_ns)
     }
 
     fn set_aside(&mut self, session: &Session) -> Aside {

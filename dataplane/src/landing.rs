@@ -53,6 +53,7 @@ use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
+use lm_protocol::session::Unused;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::SETTLED_KEPT;
 use lm_protocol::zone::{ZoneShape, frames_of};
@@ -337,6 +338,8 @@ pub(crate) struct InboundTerms {
     pub(crate) one_processor: bool,
     /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
     pub(crate) one_copy: bool,
+    /// It did once, and the session gave its place up.
+    pub(crate) is_aside: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }
@@ -624,11 +627,26 @@ impl Inbound {
 
     /// The session's place on its channel: four bits of its key say it to the gate.
     pub(crate) fn place(&self) -> u8 {
-        let place = self.terms.admission.place() as u8;
-        match self.terms.one_copy {
-            true => place + sessions::ADMITTED,
-            false => place,
-        }
+        let terms = &self.terms;
+        let tier = u8::from(terms.one_copy) + u8::from(terms.is_aside);
+        terms.admission.place() as u8 + tier * sessions::ADMITTED
+    }
+
+    /// Whether it was granted to land, by a daemon if there is one; else the endpoint granted it by the one-copy path.
+    pub(crate) fn was_to_land(&self) -> bool {
+        !self.terms.one_copy || self.terms.is_aside
+    }
+
+    /// What its place is unused for; `None` while something lands there, or may.
+    pub(crate) fn unused(&self, now_ns: u64) -> Option<Unused> {
+        let is_idle = self.is_idle();
+        let since_ns = match (is_idle, self.stalled_ns(now_ns)) {
+            (true, _) => self.progress_ns,
+            (false, 0) => return None,
+            (false, stalled_ns) => now_ns - stalled_ns,
+        };
+        let since = time(since_ns);
+        Some(Unused { since, is_idle })
     }
 
     /// Packets that the sender may have on the way now.

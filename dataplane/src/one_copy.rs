@@ -87,13 +87,21 @@ impl<N: Nic> Engine<N> {
         Ok(granted)
     }
 
-    /// The landing session at `place` goes on by the one-copy path, for this reason.
+    /// Whether packets landed that nobody has looked at: they speak for the session of which nothing seems to come.
+    fn more_landed(&self) -> bool {
+        (self.landing.as_ref())
+            .is_some_and(|landing| landing.log.producer() != landing.sessions.entries.received)
+    }
+
+    /// The landing session at `place` goes on by the one-copy path, for this reason, unless more has landed.
     pub(crate) fn stop_landing(&mut self, place: u8, fault: Fault, now_ns: u64) {
-        let Some(landing) = &self.landing else { return };
-        // What landed and was not looked at speaks for it.
-        if !self.fixed.zero_copy && landing.log.producer() != landing.sessions.entries.received {
-            return;
+        if self.fixed.zero_copy || !self.more_landed() {
+            self.lands_no_more(place, fault, now_ns);
         }
+    }
+
+    fn lands_no_more(&mut self, place: u8, fault: Fault, now_ns: u64) {
+        let Some(landing) = &self.landing else { return };
         let registered_len = landing.registered_len;
         if self.rebuild_under_sessions(registered_len).is_err() {
             return;
@@ -126,9 +134,15 @@ impl<N: Nic> Engine<N> {
         };
         let before = progress(self);
         while self.receive_landing(now_ns) > 0 {}
-        if before != progress(self) {
-            return Aside::Later;
+        match before == progress(self) && !self.more_landed() {
+            true => self.go_aside(key),
+            false => Aside::Later,
         }
+    }
+
+    /// The session goes on by the one-copy path without a place.
+    pub(crate) fn go_aside(&mut self, key: u64) -> Aside {
+        let now_ns = self.now_ns;
         let Some(landing) = &self.landing else {
             return Aside::Never;
         };
@@ -137,11 +151,13 @@ impl<N: Nic> Engine<N> {
             return Aside::Never;
         };
         if landing.sessions.has_entries(place) {
-            self.stop_landing(place, Fault::Stalled, now_ns);
+            self.lands_no_more(place, Fault::Stalled, now_ns);
         }
         // I1: nothing may be posted for it. It may have been given up as well.
-        let landed = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.has_entries(place));
-        if landed || progress(self).is_none() || self.nic.close_session(queue, u32::from(place)).is_err() {
+        let goes_on = (self.landing.as_ref()).is_some_and(|landing| {
+            landing.sessions.with_key(key).is_some() && !landing.sessions.has_entries(place)
+        });
+        if !goes_on || self.nic.close_session(queue, u32::from(place)).is_err() {
             return Aside::Later;
         }
         if let Some(landing) = &mut self.landing {

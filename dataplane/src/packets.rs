@@ -564,7 +564,7 @@ impl<N: Nic> Engine<N> {
             return;
         };
         match &mut self.grants {
-            Some(grants) if inbound.terms.one_copy || grants.grantor.is_some() => {
+            Some(grants) if !inbound.was_to_land() || grants.grantor.is_some() => {
                 grants.touched(key, crate::engine::time(now_ns));
             }
             _ => self.stewarded.touched |= 1 << inbound.place(),

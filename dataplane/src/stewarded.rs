@@ -7,12 +7,13 @@ use std::time::Duration;
 use lm_protocol::control::{
     Challenge, ControlMessage, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
 };
-use lm_protocol::session::Terms;
+use lm_protocol::session::{Aside, Terms};
 
-use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Reply};
+use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Progress, Reply};
 use crate::daemon::{DaemonError, News};
-use crate::engine::Engine;
+use crate::engine::{Engine, time};
 use crate::error::ConnectError;
+use crate::landing::Inbound;
 use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
@@ -34,7 +35,7 @@ pub(crate) struct Stewarded {
     pub(crate) looked_ns: u64,
     touched_ns: u64,
     /// A bit for each place whose session said something since the daemon heard of it.
-    pub(crate) touched: u16,
+    pub(crate) touched: u64,
     /// Sessions that we have as sender.
     tickets: Vec<Ticket>,
     /// A granted session whose sender's neighbour address is being looked up, and since when.
@@ -133,9 +134,13 @@ impl<N: Nic> Engine<N> {
                 },
                 News::Event(Event::Closed { session_key, .. }) => {
                     self.nic.session_ended(session_key);
+                    let was_aside = self.is_aside(session_key);
                     self.close_landing(session_key, false);
-                    self.tell_daemon(Call::Released { session_key });
+                    if was_aside != Some(true) {
+                        self.tell_daemon(Call::Released { session_key });
+                    }
                 }
+                News::Event(Event::SetAside { session_key }) => self.set_aside_by_daemon(session_key, now_ns),
                 News::Event(Event::Told { ticket, outcome }) => self.told(ticket, outcome, now_ns),
                 News::Disowned(what) => {
                     tracing::error!(
@@ -271,6 +276,27 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
+    /// Whether a session is aside; `None`: there is none.
+    fn is_aside(&self, session_key: u64) -> Option<bool> {
+        let inbound = self.landing.as_ref()?.sessions.with_key(session_key)?;
+        Some(inbound.terms.is_aside)
+    }
+
+    /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
+    fn set_aside_by_daemon(&mut self, session_key: u64, now_ns: u64) {
+        self.nic.session_ended(session_key);
+        while self.receive_landing(now_ns) > 0 {}
+        match self.is_aside(session_key) {
+            // What it was in was given up, and the daemon knows.
+            None => {}
+            Some(false) if self.go_aside(session_key) != Aside::Done => {
+                self.abort_session(session_key, Fault::Stalled);
+            }
+            // By a daemon that was restarted, again.
+            Some(_) => self.tell_daemon(Call::Released { session_key }),
+        }
+    }
+
     /// Has the daemon end a session that lands here, and waits until the gate is closed.
     pub(crate) fn abort_at_daemon(&mut self, session_key: u64, delivered: u32) {
         self.nic.session_ended(session_key);
@@ -288,30 +314,36 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// Tells the daemon once a second in which sessions something came.
+    /// Tells the daemon once a second how far its sessions are.
     pub(crate) fn touch_sessions(&mut self, now_ns: u64) {
-        if self.stewarded.touched == 0 || now_ns.saturating_sub(self.stewarded.touched_ns) < TOUCH_EVERY_NS {
+        let is_due = now_ns.saturating_sub(self.stewarded.touched_ns) >= TOUCH_EVERY_NS;
+        if !is_due || self.nic.steward().is_none() {
             return;
         }
         self.stewarded.touched_ns = now_ns;
         let touched = std::mem::take(&mut self.stewarded.touched);
         let Some(landing) = &self.landing else { return };
-        let heard = (landing.sessions.iter())
-            .filter(|inbound| !inbound.terms.one_copy && touched & 1 << inbound.place() != 0);
-        let sessions = heard
-            .map(|inbound| {
-                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                (inbound.terms.key, delivered, !inbound.is_idle())
-            })
-            .collect();
-        self.tell_daemon(Call::Touched { sessions });
+        let granted = (landing.sessions.iter()).filter(|inbound| inbound.was_to_land());
+        let progress = |inbound: &Inbound| Progress {
+            session_key: inbound.terms.key,
+            delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
+            is_heard: touched & 1 << inbound.place() != 0,
+            unused: (inbound.unused(now_ns)).map(|unused| {
+                let unused_ms = time(now_ns).since(unused.since).as_millis();
+                (unused_ms.min(u32::MAX.into()) as u32, unused.is_idle)
+            }),
+        };
+        let sessions: Vec<Progress> = granted.map(progress).collect();
+        if !sessions.is_empty() {
+            self.tell_daemon(Call::Touched { sessions });
+        }
     }
 
     /// The endpoint goes: the daemon tells the senders how much was delivered.
     pub(crate) fn shut_down_at_daemon(&mut self) {
         let Some(landing) = &self.landing else { return };
         let sessions: Vec<(u64, u32)> = (landing.sessions.iter())
-            .filter(|inbound| !inbound.terms.one_copy)
+            .filter(|inbound| inbound.was_to_land())
             .map(|inbound| {
                 let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
                 (inbound.terms.key, delivered)

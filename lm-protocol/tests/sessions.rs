@@ -517,20 +517,22 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     assert_eq!(receiver.queues.closed, [(keys[0], CloseReason::Expired)]);
     assert_eq!(receiver.queues.aside, [keys[1], third]);
     assert_eq!(receiver.grantor.expire(ms(20_000), &mut receiver.queues), 0);
-    // As many as there are places: then they keep theirs.
+    let ended = |session_key| Ended {
+        session_key,
+        delivered: 5,
+    };
+    // As many as there are places: then they end.
     let fourth = grant_of(receiver.ask(4, 9, request(4), ms(20_000))).session_key;
     receiver.queues.unused.insert(fourth, unused(20_000, false));
-    assert_eq!(receiver.grantor.displace(ms(30_000), &mut receiver.queues), None);
-    assert_eq!(receiver.grantor.free_places(), 1);
+    assert_eq!(receiver.grantor.displace(ms(24_999), &mut receiver.queues), None);
+    let told = receiver.grantor.displace(ms(25_000), &mut receiver.queues);
+    assert_eq!(told, Some((peer(4), 9, ended(fourth))));
+    assert_eq!(receiver.grantor.free_places(), 2);
     // What is under way is here: its sender is to ask again, but not before it was idle for as long.
     receiver.queues.unused.insert(keys[1], unused(21_000, true));
     assert_eq!(receiver.grantor.recall(ms(25_999), &mut receiver.queues), None);
-    let ended = Ended {
-        session_key: keys[1],
-        delivered: 5,
-    };
     let told = receiver.grantor.recall(ms(26_000), &mut receiver.queues);
-    assert_eq!(told, Some((peer(2), 9, ended)));
+    assert_eq!(told, Some((peer(2), 9, ended(keys[1]))));
     assert_eq!(receiver.queues.aside, [third]);
     // The other one's sender ends it itself.
     assert!(matches!(

@@ -116,7 +116,7 @@ fn show_interface(out: &mut String, interface: &InterfaceStatus) {
             vec![
                 session.from.to_string(),
                 session.data_port.to_string(),
-                session.queue.to_string(),
+                optional(session.lands.then_some(session.queue)),
                 session.delivered.to_string(),
                 format!("{:.1} s", session.expires_in_s),
             ]

@@ -237,15 +237,14 @@ impl Daemon {
             }
             Call::Touched { sessions } => {
                 let now = clock::now();
-                for (session_key, delivered, is_used) in sessions {
+                for progress in sessions {
                     // One that is over by now: its program will hear of it.
-                    if attachment
-                        .ground
-                        .set_used(id, (session_key, delivered, is_used), now)
-                    {
-                        attachment.node.touched(now, session_key);
+                    if attachment.ground.set_progress(id, &progress, now) && progress.is_heard {
+                        attachment.node.touched(now, progress.session_key);
                     }
                 }
+                // One that is aside may be done.
+                attachment.drive(|node, now, local, out| node.on_timer(now, local, out));
                 done()
             }
             Call::Request {

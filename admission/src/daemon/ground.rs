@@ -2,17 +2,20 @@
 //!
 //! A place of the gate goes from free to open to closing, and is free again when its program has done with the session *and* no CPU
 //! can be inside the gate with it (I4). Nothing here waits for the latter: [`Ground::start_quiesce`] gives out what another thread
-//! can wait for.
+//! can wait for. A session that is set aside goes on when its place is closed, until it ends as any other.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{Offer, Role};
+use lm_dataplane::daemon::ipc::{Offer, Progress, Role};
 use lm_dataplane::terms::LandingTerms;
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
-use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused};
+use lm_protocol::session::{
+    Application, Aside, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused,
+};
 use lm_protocol::time::Time;
 
 use super::program::ProgramId;
@@ -36,6 +39,8 @@ pub(crate) enum News {
         session_key: u64,
         place: u16,
     },
+    /// A session goes on without its place.
+    SetAside { program: ProgramId, session_key: u64 },
     /// A session is over.
     Closed {
         program: ProgramId,
@@ -44,16 +49,34 @@ pub(crate) enum News {
     },
 }
 
+/// A session that is not over, as far as its program has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) delivered: u32,
+    unused: Option<Unused>,
+    /// It goes on without its place.
+    is_aside: bool,
+}
+
+impl Granted {
+    /// Nothing was said: it is unused from now on.
+    fn new(is_aside: bool) -> Granted {
+        let since = clock::now();
+        let is_idle = true;
+        Granted {
+            delivered: 0,
+            unused: Some(Unused { since, is_idle }),
+            is_aside,
+        }
+    }
+}
+
 /// One of the gate's places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Free,
     Open {
         session_key: u64,
-        /// As far as its program has said.
-        delivered: u32,
-        /// When its program last said that something of it lands.
-        used: Time,
         /// The sender's data address.
         from: SocketAddrV4,
         /// What the gate was told, to be told again.
@@ -77,6 +100,8 @@ pub(crate) struct Holder {
     /// Its daemon was restarted, and it has not come back yet.
     pub(crate) away: bool,
     pub(crate) places: [Place; PLACES],
+    /// By their keys. Of those that had the same place one at most is aside.
+    pub(crate) sessions: BTreeMap<u64, Granted>,
 }
 
 impl Holder {
@@ -88,7 +113,20 @@ impl Holder {
             offer: None,
             away: false,
             places: [Place::Free; PLACES],
+            sessions: BTreeMap::new(),
         }
+    }
+
+    /// Sessions that go on without their places.
+    fn aside(&self) -> impl Iterator<Item = u64> {
+        let aside = self.sessions.iter().filter(|(_, granted)| granted.is_aside);
+        aside.map(|(&key, _)| key)
+    }
+
+    /// Whether one of them had this place.
+    fn was_left(&self, place: usize) -> bool {
+        self.aside()
+            .any(|key| SessionAdmission::place_of(key) as usize == place)
     }
 
     fn place_of(&self, session_key: u64) -> Option<usize> {
@@ -259,37 +297,30 @@ impl Ground {
         Some(&mut self.holder(queue)?.places[place])
     }
 
-    /// How many messages its program says were delivered in a session.
-    pub(crate) fn set_delivered(&mut self, program: ProgramId, session_key: u64, messages: u32) -> bool {
-        let Some((queue, place)) = self.session_of(program, session_key) else {
-            return false;
-        };
-        match self.place(queue, place) {
-            Some(Place::Open { delivered, .. }) => {
-                *delivered = messages;
-                true
-            }
-            _ => false,
-        }
+    /// A session of a program's own that is not over.
+    fn granted(&mut self, program: ProgramId, session_key: u64) -> Option<&mut Granted> {
+        let holders = self.queues.iter_mut().flatten();
+        let mut own = holders.filter(|holder| holder.program == program);
+        own.find_map(|holder| holder.sessions.get_mut(&session_key))
     }
 
-    /// What a program says of a session of its own: messages delivered, and whether one is under way. `false`: it has none.
-    pub(crate) fn set_used(
-        &mut self,
-        program: ProgramId,
-        (session_key, messages, is_used): (u64, u32, bool),
-        now: Time,
-    ) -> bool {
-        let Some((queue, place)) = self.session_of(program, session_key) else {
+    /// How many messages its program says were delivered in a session.
+    pub(crate) fn set_delivered(&mut self, program: ProgramId, session_key: u64, messages: u32) -> bool {
+        let granted = self.granted(program, session_key);
+        granted.map(|granted| granted.delivered = messages).is_some()
+    }
+
+    /// A program says how far a session of its own is. `false`: it has none.
+    pub(crate) fn set_progress(&mut self, program: ProgramId, progress: &Progress, now: Time) -> bool {
+        let Some(granted) = self.granted(program, progress.session_key) else {
             return false;
         };
-        let Some(Place::Open { delivered, used, .. }) = self.place(queue, place) else {
-            return false;
-        };
-        if is_used || *delivered != messages {
-            *used = now;
-        }
-        *delivered = messages;
+        granted.delivered = progress.delivered;
+        granted.unused = progress.unused.map(|(for_ms, is_idle)| {
+            let since_ns = now.as_nanos().saturating_sub(u64::from(for_ms) * 1_000_000);
+            let since = Time::from_nanos(since_ns);
+            Unused { since, is_idle }
+        });
         true
     }
 
@@ -298,16 +329,30 @@ impl Ground {
         self.aborting = session_key;
     }
 
-    /// Its program has done with a session that is closed.
+    /// Its program has done with a session that is closed, or lets nothing of it land any more.
     pub(crate) fn release(&mut self, program: ProgramId, session_key: u64) -> bool {
-        let found = self.session_of(program, session_key);
-        let Some((queue, place)) = found else { return false };
+        let Some((queue, place)) = self.session_of(program, session_key) else {
+            return self.granted(program, session_key).is_some();
+        };
         if let Some(Place::Closing { released, .. }) = self.place(queue, place) {
             *released = true;
             self.settle(queue);
             return true;
         }
         false
+    }
+
+    /// Closes the gate for good to the session at a place.
+    fn close_place(&mut self, (queue, place): (u16, usize), session_key: u64, released: bool) {
+        if let Some(slot) = self.place(queue, place) {
+            *slot = Place::Closing {
+                session_key,
+                released,
+            };
+        }
+        if let Err(error) = self.shut(queue, place) {
+            tracing::error!(queue, "cannot close the gate: {error}");
+        }
     }
 
     /// Closes the gate to a session that goes on.
@@ -320,6 +365,32 @@ impl Ground {
     /// Whether no CPU can be inside the gate with a session of the queue that was closed.
     pub(crate) fn is_quiet(&self, queue: u16) -> bool {
         (0..PLACES as u32).all(|place| !self.gate.is_closing(queue.into(), place))
+    }
+
+    /// Takes over a session that goes on without its place, which is nobody's before its program says that nothing lands there.
+    pub(crate) fn adopt_aside(&mut self, session: &Session) {
+        let session_key = session.grant.session_key;
+        let place = SessionAdmission::place_of(session_key) as usize;
+        if let Some(holder) = self.holder(session.grant.landing_queue) {
+            holder.sessions.insert(session_key, Granted::new(true));
+            if holder.places[place] == Place::Free {
+                let released = false;
+                holder.places[place] = Place::Closing {
+                    session_key,
+                    released,
+                };
+            }
+        }
+    }
+
+    /// A program has come back: it may not have heard which of its sessions go on without their places.
+    pub(crate) fn tell_aside(&mut self, program: ProgramId) {
+        let holders = self.queues.iter().flatten();
+        let own = holders.filter(|holder| holder.program == program);
+        self.news.extend(
+            own.flat_map(Holder::aside)
+                .map(|session_key| News::SetAside { program, session_key }),
+        );
     }
 
     /// Takes over a session that an earlier daemon granted, and whose gate is open until then. Under `exclusive` it is so no longer.
@@ -336,11 +407,11 @@ impl Ground {
         self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
         self.gate
             .extend_session(queue.into(), place as u32, admission.active_until_ns)?;
-        if let Some(slot) = self.place(queue, place) {
-            *slot = Place::Open {
-                session_key: session.grant.session_key,
-                delivered: 0,
-                used: clock::now(),
+        if let Some(holder) = self.holder(queue) {
+            let session_key = session.grant.session_key;
+            holder.sessions.insert(session_key, Granted::new(false));
+            holder.places[place] = Place::Open {
+                session_key,
                 from: session.data_peer(),
                 admission,
             };
@@ -458,7 +529,9 @@ impl Landing for Ground {
         };
         let Some(place) = places
             .into_iter()
-            .find(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
+            .filter(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
+            // One that was left cannot be left again.
+            .min_by_key(|&place| holder.was_left(place))
         else {
             return Err(Refusal::busy(PLACE_RETRY));
         };
@@ -469,11 +542,10 @@ impl Landing for Ground {
             tracing::error!(queue, %from, "cannot open the gate: {error}");
             return Err(RejectReason::NoMemory.into());
         }
-        if let Some(slot) = self.place(queue, place) {
-            *slot = Place::Open {
+        if let Some(holder) = self.holder(queue) {
+            holder.sessions.insert(session_key, Granted::new(false));
+            holder.places[place] = Place::Open {
                 session_key,
-                delivered: 0,
-                used: clock::now(),
                 from,
                 admission,
             };
@@ -500,16 +572,32 @@ impl Landing for Ground {
     }
 
     fn unused(&self, session: &Session) -> Option<Unused> {
-        let key = session.grant.session_key;
-        let places = self.queues.iter().flatten().flat_map(|holder| &holder.places);
-        let used = |place: &Place| match place {
-            Place::Open {
-                session_key, used, ..
-            } if *session_key == key => Some(*used),
-            _ => None,
+        let holder = self
+            .queues
+            .get(usize::from(session.grant.landing_queue))?
+            .as_ref()?;
+        holder.sessions.get(&session.grant.session_key)?.unused
+    }
+
+    fn set_aside(&mut self, session: &Session) -> Aside {
+        let (queue, session_key) = (session.grant.landing_queue, session.grant.session_key);
+        let Some(holder) = self.holder(queue) else {
+            return Aside::Never;
         };
-        let since = { places }.find_map(used)?;
-        Some(Unused { since, is_idle: true })
+        let (program, released) = (holder.program, holder.away);
+        let Some(place) = holder.place_of(session_key) else {
+            return Aside::Never;
+        };
+        // Where IP fragments belong only the gate knows.
+        if session.request.wire == Wire::IpFrag || holder.was_left(place) {
+            return Aside::Never;
+        }
+        if let Some(granted) = holder.sessions.get_mut(&session_key) {
+            granted.is_aside = true;
+        }
+        self.close_place((queue, place), session_key, released);
+        self.news.push(News::SetAside { program, session_key });
+        Aside::Done
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
@@ -520,20 +608,18 @@ impl Landing for Ground {
             return 0;
         };
         let program = holder.program;
-        let Some(place) = holder.place_of(session_key) else {
-            return 0;
-        };
-        let Place::Open { delivered, .. } = holder.places[place] else {
-            return 0;
-        };
         // Nobody is there who could say that it has done with it; its new life is told which sessions it still has.
         let released = by_program || holder.away;
-        holder.places[place] = Place::Closing {
-            session_key,
-            released,
+        let Some(Granted { delivered, .. }) = holder.sessions.remove(&session_key) else {
+            return 0;
         };
-        if let Err(error) = self.shut(queue, place) {
-            tracing::error!(queue, "cannot close the gate: {error}");
+        match holder.place_of(session_key) {
+            Some(place) if matches!(holder.places[place], Place::Open { .. }) => {
+                self.close_place((queue, place), session_key, released);
+            }
+            // One that was aside, and its program may not have let go of its place.
+            Some(_) if released => drop(self.release(program, session_key)),
+            _ => {}
         }
         if !released {
             let messages = match reason {

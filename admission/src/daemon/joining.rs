@@ -161,6 +161,7 @@ impl Daemon {
             ));
         }
         attachment.ground.renumber(old, id);
+        attachment.ground.tell_aside(id);
         let sessions = attachment.node.sessions();
         let received = sessions
             .filter(|(port, _)| *port == member.data_port)

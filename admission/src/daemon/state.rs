@@ -57,6 +57,9 @@ pub(crate) struct ReceivedState {
     pub(crate) peer: SocketAddrV4,
     pub(crate) request: Control,
     pub(crate) grant: Control,
+    /// It goes on without its place.
+    #[serde(default)]
+    pub(crate) aside: bool,
 }
 
 /// A session that the program has as sender.

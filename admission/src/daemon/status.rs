@@ -96,6 +96,8 @@ pub struct SessionStatus {
     pub max_message_len: u64,
     /// Messages that were delivered, as far as the program has said.
     pub delivered: u32,
+    /// Whether its messages land; else it goes on without its place.
+    pub lands: bool,
     /// When its lease ends.
     pub expires_in_s: f64,
 }
@@ -199,22 +201,16 @@ impl Daemon {
         });
         let sessions = attachment.node.sessions().map(|(data_port, session)| {
             let key = session.grant.session_key;
-            let places = ground.queues.iter().flatten().flat_map(|holder| &holder.places);
-            let delivered = places.filter_map(|place| match place {
-                Place::Open {
-                    session_key,
-                    delivered,
-                    ..
-                } if *session_key == key => Some(*delivered),
-                _ => None,
-            });
+            let mut holders = ground.queues.iter().flatten();
+            let granted = holders.find_map(|holder| holder.sessions.get(&key));
             SessionStatus {
                 uid: self.uid_at(attachment, data_port),
                 from: session.data_peer(),
                 data_port,
                 queue: session.grant.landing_queue,
                 max_message_len: session.grant.max_message_len,
-                delivered: delivered.max().unwrap_or(0),
+                delivered: granted.map_or(0, |granted| granted.delivered),
+                lands: session.has_place,
                 expires_in_s: session.expires.since(now).as_secs_f64(),
             }
         });
@@ -312,6 +308,7 @@ impl Daemon {
                     peer: session.peer,
                     request: Control::new(session.request_id, &ControlMessage::Request(session.request)),
                     grant: Control::new(session.request_id, &ControlMessage::Grant(session.grant)),
+                    aside: !session.has_place,
                 });
                 let sent = member.sent.iter().filter_map(|(&ticket, sent)| {
                     Some(SentState {

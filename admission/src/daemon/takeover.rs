@@ -53,6 +53,7 @@ impl Daemon {
         };
         // What the gate lets through and nobody answers for.
         let known: Vec<u64> = (attachment.node.sessions())
+            .filter(|(_, session)| session.has_place)
             .map(|(_, session)| session.grant.session_key)
             .collect();
         for open in attachment.ground.gate.open_sessions() {
@@ -130,7 +131,13 @@ impl Daemon {
                 open.queue == u32::from(queue) && open.place == admission.place() && open.key == admission.key
             });
             // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
-            if attachment.node.adopt(now, state.data_port, session) {
+            if !attachment.node.adopt(now, state.data_port, session) {
+                continue;
+            }
+            adopted += 1;
+            if received.aside {
+                attachment.ground.adopt_aside(&session);
+            } else {
                 let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
                 let place = admission.place() as usize;
                 let told = attachment
@@ -139,7 +146,6 @@ impl Daemon {
                 if let Err(error) = told {
                     tracing::error!(queue, "cannot go on with a session: {error}");
                 }
-                adopted += 1;
                 if its_own.is_none() {
                     tracing::debug!(queue, "a session's gate is shut");
                 }
@@ -194,7 +200,7 @@ fn grant_of(control: &Control) -> Option<Grant> {
 fn session_of(state: &ReceivedState, local_ip: std::net::Ipv4Addr) -> Option<(Session, SessionAdmission)> {
     let (request_id, _) = state.request.parse().ok()?;
     let (request, grant) = (request_of(&state.request)?, grant_of(&state.grant)?);
-    let session = Session::granted_before(state.peer, request_id, request, grant);
+    let session = Session::granted_before(state.peer, request_id, request, grant, !state.aside);
     let admission = SessionAdmission {
         key: grant.session_key,
         wire: match grant.layout.wire() {

@@ -6,7 +6,6 @@ use lm_protocol::control::ControlMessage;
 use lm_protocol::time::Time;
 
 use super::Daemon;
-use super::ground::Place;
 use super::program::{Program, ProgramId};
 
 impl Daemon {
@@ -18,6 +17,7 @@ impl Daemon {
             let Some(attachment) = self.attachments[position].as_mut() else {
                 continue;
             };
+            let mut unheard_of = Vec::new();
             for news in std::mem::take(&mut attachment.ground.news) {
                 self.is_changed = true;
                 match news {
@@ -34,6 +34,7 @@ impl Daemon {
                         // One that ended in the same turn: its program never heard of it.
                         let Some(session) = session else {
                             attachment.ground.release(program, session_key);
+                            unheard_of.push(session_key);
                             continue;
                         };
                         let request_id = session.request_id;
@@ -45,20 +46,15 @@ impl Daemon {
                         };
                         telling.push((program, event));
                     }
+                    News::SetAside { program, session_key } => {
+                        telling.push((program, Event::SetAside { session_key }))
+                    }
                     News::Closed {
                         program,
                         session_key,
                         messages,
                     } => {
-                        let is_released = attachment.ground.session_of(program, session_key).is_none_or(
-                            |(queue, place)| {
-                                matches!(
-                                    attachment.ground.place(queue, place),
-                                    Some(Place::Free | Place::Closing { released: true, .. })
-                                )
-                            },
-                        );
-                        if !is_released {
+                        if !unheard_of.contains(&session_key) {
                             let event = Event::Closed {
                                 session_key,
                                 messages,

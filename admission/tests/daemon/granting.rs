@@ -71,9 +71,7 @@ fn a_session_from_request_to_end() {
             .contains("ticket")
     );
     let session_key = granted.session_key;
-    receiver.done(Call::Touched {
-        sessions: vec![(session_key, 3, true)],
-    });
+    receiver.tell_progress(session_key, 3, None);
     assert_eq!(right.interface().sessions[0].delivered, 3);
     sender.done(Call::End { ticket, messages: 4 });
     assert_eq!(sender.outcome(ticket), Outcome::Ended { delivered: 3 });

@@ -323,6 +323,18 @@ impl Client {
         }
     }
 
+    /// Says how far a session is that it receives in.
+    pub(crate) fn tell_progress(&mut self, session_key: u64, delivered: u32, unused: Option<(u32, bool)>) {
+        let progress = Progress {
+            session_key,
+            delivered,
+            is_heard: true,
+            unused,
+        };
+        let sessions = vec![progress];
+        self.done(Call::Touched { sessions });
+    }
+
     /// The next event.
     pub(crate) fn event(&mut self) -> Event {
         if !self.events.is_empty() {

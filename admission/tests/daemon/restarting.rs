@@ -72,9 +72,7 @@ fn the_receivers_daemon_is_killed() {
         (interface.sessions.len(), interface.queues[1].open_places),
         (1, 1)
     );
-    receiver.done(Call::Touched {
-        sessions: vec![(session_key, 2, true)],
-    });
+    receiver.tell_progress(session_key, 2, None);
     sender.done(Call::End { ticket, messages: 2 });
     assert_eq!(sender.outcome(ticket), Outcome::Ended { delivered: 2 });
     assert!(matches!(receiver.event(), Event::Closed { .. }));

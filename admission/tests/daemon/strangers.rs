@@ -175,9 +175,7 @@ fn lies_are_refused_and_disturb_nobody() {
     let mut client = Client::connect(&path).hello();
     client.send_bytes(&vec![0; MESSAGE_LEN_MAX + 1], &[]);
     assert!(client.receive().is_none());
-    honest.done(Call::Touched {
-        sessions: vec![(1, 1, true)],
-    });
+    honest.tell_progress(1, 1, None);
     wait_until("only the honest one is left", || {
         daemon.status().programs.len() == 1
     });

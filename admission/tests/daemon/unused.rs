@@ -1,15 +1,17 @@
 //! Places in which nothing lands: they go to whoever waits for one, on another host as well.
 
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, Start};
+use lm_dataplane::daemon::ipc::{Call, Event, Outcome as Told};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError, Start};
 use lm_ebpf::SessionAdmission;
 use lm_protocol::session::UNUSED_MAX;
-use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch};
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
+use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
 
 use crate::bed::{Daemon, Hosts, PATIENCE, arguments, unpin, wait_until, words};
 use crate::program::Client;
@@ -18,6 +20,9 @@ use crate::program::Client;
 const PLACES: u16 = SessionAdmission::PLACES as u16;
 /// As long as a message is that takes many fragments.
 const LEN: usize = 60_000;
+
+/// The tag of messages of which nothing is sent.
+const NOTHING: u64 = 666;
 
 /// Three hosts on a switch with a daemon each: the receiver, one whose programs fill it, and one that comes later.
 struct Three {
@@ -42,23 +47,22 @@ impl Three {
             folder,
         };
         let key = three.folder.join("key");
-        for (number, host) in three.cluster.hosts().iter().enumerate() {
-            let [enter, namespace, program] = words(host);
-            let inside = |words: &[String]| {
-                Launch::new(&enter)
-                    .args([&namespace, &program])
-                    .args(words)
-                    .spawn()
-            };
+        for number in 0..3 {
+            let host = three.host(number);
             if number == 0 {
-                let made = inside(&["keygen".to_owned(), key.to_str().unwrap().to_owned()]);
-                assert!(made.unwrap().finish().unwrap().status.success());
+                let made = inside(host, &["keygen".to_owned(), key.to_str().unwrap().to_owned()]);
+                assert!(made.finish().unwrap().status.success());
             }
-            let socket = three.socket(number);
-            let started = inside(&arguments(&socket, &key));
-            three.daemons.push(Daemon::serving(started.unwrap(), socket));
+            let daemon = three.start(number);
+            three.daemons.push(daemon);
         }
         Some(three)
+    }
+
+    fn start(&self, number: usize) -> Daemon {
+        let socket = self.socket(number);
+        let started = inside(self.host(number), &arguments(&socket, &self.folder.join("key")));
+        Daemon::serving(started, socket)
     }
 
     fn host(&self, number: usize) -> &Host {
@@ -81,11 +85,18 @@ impl Three {
             port,
             landing_len: if number == 0 { 16 << 20 } else { 0 },
             admission: Admission::Daemon(self.socket(number)),
+            patience: 4 * PATIENCE,
             ..EndpointConfig::default()
         };
         let open = || Endpoint::open(&config).unwrap_or_else(|error| panic!("{error}"));
         self.host(number).enter(|| Ok(work(open()))).unwrap()
     }
+}
+
+fn inside(host: &Host, arguments: &[String]) -> Program {
+    let [enter, namespace, program] = words(host);
+    let launched = Launch::new(&enter).args([&namespace, &program]);
+    launched.args(arguments).spawn().unwrap()
 }
 
 impl Drop for Three {
@@ -133,7 +144,15 @@ fn deliver(endpoint: &mut Endpoint, peer: PeerId, tag: u64) {
 fn receive(mut endpoint: Endpoint, over: &AtomicBool) -> Vec<(u8, u64)> {
     let mut received = Vec::new();
     while !over.load(Ordering::Acquire) {
-        while let Some(message) = endpoint.try_recv().unwrap() {
+        loop {
+            let message = match endpoint.try_recv() {
+                Ok(Some(message)) => message,
+                Err(RecvError::Incomplete { tag: NOTHING, .. }) => continue,
+                nothing => {
+                    assert!(matches!(nothing, Ok(None)), "{nothing:?}");
+                    break;
+                }
+            };
             let tag = message.tag();
             assert!(*message == [tag as u8; LEN], "message {tag} is not what was sent");
             let from = endpoint.peer_address(message.peer()).unwrap();
@@ -144,42 +163,111 @@ fn receive(mut endpoint: Endpoint, over: &AtomicBool) -> Vec<(u8, u64)> {
     received
 }
 
-/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. Whose it was delivers
-/// its messages all the same, and lands again where another place was unused for as long.
-#[test]
-fn an_unused_place_goes_to_another_host() {
-    let Some(three) = Three::new("unused") else { return };
-    let (over, to) = (AtomicBool::new(false), three.receiver());
-    let sessions = || three.daemons[0].interface().sessions;
-    let (tell, told) = channel();
+/// Programs that announce a message each as often as they please, and send nothing of it.
+struct Announcing(Vec<(Client, u64)>);
+
+impl Announcing {
+    /// So many on a host, each with a place.
+    fn new(three: &Three, number: usize, count: u16) -> Announcing {
+        let program = |n| {
+            let mut client = Client::sender(&three.socket(number), three.host(number), 9000 + n);
+            let ticket = client.ask(three.receiver(), LEN as u64);
+            let key = client.granted(ticket).session_key;
+            (client, key)
+        };
+        Announcing((0..count).map(program).collect())
+    }
+
+    fn announce(&self, to: SocketAddrV4) {
+        for (client, session_key) in &self.0 {
+            let header = LmHeader::Announce {
+                session_key: *session_key,
+                first: 0,
+                entries: 1,
+                sent: 0,
+            };
+            let (len, tag) = (LEN as u64, NOTHING);
+            let payload = AnnounceEntry { len, tag }.encode();
+            let udp = client.udp.as_ref().unwrap();
+            let SocketAddr::V4(from) = udp.local_addr().unwrap() else {
+                unreachable!("it was bound to an IPv4 address")
+            };
+            let mut bytes = header.encode(payload.len() as u16).to_vec();
+            bytes.extend_from_slice(&payload);
+            bytes.extend_from_slice(Trailer::new(&header, &payload, from).as_bytes());
+            udp.send_to(&bytes, to).unwrap();
+        }
+    }
+}
+
+/// Works beside a receiver, which gets just these messages: the last number of a host's address, and a tag.
+fn beside_receiver(name: &str, expected: &[(u8, u64)], work: impl FnOnce(&Three)) {
+    let Some(three) = Three::new(name) else { return };
+    let (over, port) = (AtomicBool::new(false), three.receiver().port());
     std::thread::scope(|scope| {
-        let receiver = scope.spawn(|| three.with_endpoint(0, to.port(), |endpoint| receive(endpoint, &over)));
-        let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let receiver = scope.spawn(|| three.with_endpoint(0, port, |endpoint| receive(endpoint, &over)));
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             wait_until("it receives", || {
                 let queues = three.daemons[0].interface().queues;
                 queues.iter().any(|queue| queue.role == "landing")
             });
+            work(&three);
+        }));
+        over.store(true, Ordering::Release);
+        let mut received = receiver.join().unwrap();
+        if let Err(panic) = worked {
+            std::panic::resume_unwind(panic);
+        }
+        received.sort_unstable();
+        assert_eq!(received, expected);
+    });
+}
+
+/// Its session has ended, because it went unused or was aside and is idle: it delivers all the same, and lands again.
+fn land_again(endpoint: &mut Endpoint, peer: PeerId, tags: [u64; 2]) {
+    serve_until(endpoint, "its session ends", |endpoint| {
+        endpoint.counters().sessions_lost == 1
+    });
+    deliver(endpoint, peer, tags[0]);
+    serve_until(endpoint, "it lands again", |endpoint| {
+        let counters = endpoint.counters();
+        counters.sessions_changed_over == 1 || counters.messages_one_copy == 0
+    });
+    let before = endpoint.counters().messages_one_copy;
+    deliver(endpoint, peer, tags[1]);
+    assert_eq!(endpoint.counters().messages_one_copy, before);
+}
+
+/// What comes later waits for a place, and gets one in which its messages land.
+fn come_later(three: &Three, tag: u64) {
+    three.with_endpoint(2, 0, |mut endpoint| {
+        let peer = connect(&mut endpoint, three.receiver());
+        deliver(&mut endpoint, peer, tag);
+        assert_eq!(endpoint.counters().messages_one_copy, 0);
+    });
+}
+
+/// All places are one host's, whose daemon renews them: another host that waits gets one in which nothing lands. Whose it was delivers
+/// its messages all the same, and lands again where another place was unused for as long.
+#[test]
+fn an_unused_place_goes_to_another_host() {
+    beside_receiver("unused", &[(2, 1), (2, 2), (2, 3), (3, 4)], |three| {
+        let (to, daemon) = (three.receiver(), &three.daemons[0]);
+        let (tell, told) = channel();
+        std::thread::scope(|scope| {
             // The first one has used its place, and is therefore the first to lose it.
             let first = scope.spawn(|| {
                 three.with_endpoint(1, 0, |mut endpoint| {
                     let peer = connect(&mut endpoint, to);
                     deliver(&mut endpoint, peer, 1);
                     tell.send(()).unwrap();
-                    let lost = |endpoint: &mut Endpoint| endpoint.counters().sessions_lost == 1;
-                    serve_until(&mut endpoint, "its place is taken", lost);
-                    deliver(&mut endpoint, peer, 2);
-                    let lands = |endpoint: &mut Endpoint| {
-                        let counters = endpoint.counters();
-                        counters.sessions_changed_over == 1 || counters.messages_one_copy == 0
-                    };
-                    serve_until(&mut endpoint, "it lands again", lands);
-                    let before = endpoint.counters().messages_one_copy;
-                    deliver(&mut endpoint, peer, 3);
-                    assert_eq!(endpoint.counters().messages_one_copy, before);
+                    land_again(&mut endpoint, peer, [2, 3]);
                 })
             });
             told.recv_timeout(PATIENCE).expect("the first one has its place");
-            wait_until("its daemon knows", || sessions()[0].delivered == 1);
+            wait_until("its daemon knows", || {
+                daemon.interface().sessions[0].delivered == 1
+            });
             let mut others: Vec<Client> = (1..PLACES)
                 .map(|number| Client::sender(&three.socket(1), three.host(1), 9000 + number))
                 .collect();
@@ -187,20 +275,165 @@ fn an_unused_place_goes_to_another_host() {
                 let ticket = other.ask(to, LEN as u64);
                 other.granted(ticket);
             }
-            assert_eq!(sessions().len(), usize::from(PLACES));
-            three.with_endpoint(2, 0, |mut endpoint| {
-                let peer = connect(&mut endpoint, to);
-                deliver(&mut endpoint, peer, 4);
-                assert_eq!(endpoint.counters().messages_one_copy, 0);
-            });
+            assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
+            come_later(three, 4);
             first.join().unwrap();
-        }));
-        over.store(true, Ordering::Release);
-        let mut received = receiver.join().unwrap();
-        if let Err(panic) = work {
-            std::panic::resume_unwind(panic);
-        }
-        received.sort_unstable();
-        assert_eq!(received, [(2, 1), (2, 2), (2, 3), (3, 4)]);
+        });
     });
+}
+
+/// Of places for which messages are announced, again and again, and of which nothing comes, one goes to whoever waits. A program that was
+/// stopped behind its announcement goes on without, loses nothing, and lands again.
+#[test]
+fn a_place_whose_message_does_not_come_goes_to_another_host() {
+    beside_receiver("stalled", &[(2, 1), (2, 2), (2, 3), (3, 4)], |three| {
+        let (to, daemon) = (three.receiver(), &three.daemons[0]);
+        let landing = |from: SocketAddrV4| {
+            let sessions = daemon.interface().sessions;
+            let its = { sessions.iter() }.find(|session| session.from == from);
+            its.map(|session| session.lands)
+        };
+        let (tell, told) = channel();
+        let (wake, woken) = channel();
+        std::thread::scope(|scope| {
+            let stopped = scope.spawn(move || {
+                three.with_endpoint(1, 0, move |mut endpoint| {
+                    let peer = connect(&mut endpoint, to);
+                    let mut region = endpoint.loan(peer, LEN as u64).unwrap();
+                    std::io::Write::write_all(&mut region, &[1; LEN]).unwrap();
+                    endpoint.try_send(region, 1).unwrap();
+                    endpoint.poll();
+                    tell.send(endpoint.local()).unwrap();
+                    woken.recv().expect("it is let go on");
+                    let mut outcome = None;
+                    serve_until(&mut endpoint, "its message is settled", |endpoint| {
+                        outcome = endpoint.try_completion().map(|completion| completion.outcome);
+                        outcome.is_some()
+                    });
+                    assert_eq!(outcome, Some(Outcome::Delivered));
+                    land_again(&mut endpoint, peer, [2, 3]);
+                })
+            });
+            let from = told.recv_timeout(PATIENCE).expect("the first one has its place");
+            let others = Announcing::new(three, 1, PLACES - 1);
+            let (stop, stopping) = channel::<()>();
+            scope.spawn(move || {
+                while stopping.recv_timeout(UNUSED_MAX / 10) == Err(RecvTimeoutError::Timeout) {
+                    others.announce(to);
+                }
+            });
+            assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
+            assert_eq!(landing(from), Some(true));
+            come_later(three, 4);
+            assert_eq!(landing(from), Some(false));
+            wake.send(()).unwrap();
+            stopped.join().unwrap();
+            drop(stop);
+        });
+    });
+}
+
+/// Programs on a host, each with a session of a receiver that does nothing by itself, and what they asked for.
+fn fill(three: &Three, receiver: &mut Client) -> Vec<(Client, u32, u64)> {
+    let program = |n| {
+        let mut client = Client::sender(&three.socket(1), three.host(1), 9000 + n);
+        let ticket = client.ask(three.receiver(), LEN as u64);
+        let key = client.granted(ticket).session_key;
+        assert!(matches!(receiver.event(), Event::Opened { .. }));
+        receiver.tell_progress(key, 0, None);
+        (client, ticket, key)
+    };
+    (0..PLACES).map(program).collect()
+}
+
+/// Open and closing places of the receiver's queue.
+fn places(three: &Three, receiver: &Client) -> (usize, usize) {
+    let mut queues = three.daemons[0].interface().queues;
+    let queue = queues.remove(receiver.landing_queue().into());
+    (queue.open_places, queue.closing_places)
+}
+
+/// A program that does not let go of a place has it no longer all the same: the gate is closed to it, and only who asks that program waits.
+/// A session that went on without its place ends when it was idle for as long.
+#[test]
+fn who_does_not_let_go_of_a_place_harms_itself_alone() {
+    let Some(three) = Three::new("holding") else {
+        return;
+    };
+    let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
+    let mut others = fill(&three, &mut receiver);
+    let (sender, ticket, session_key) = &mut others[3];
+    let (ticket, session_key) = (*ticket, *session_key);
+    receiver.tell_progress(session_key, 1, Some((5000, false)));
+    let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
+    let wanted = waiting.ask(three.receiver(), LEN as u64);
+    assert_eq!(receiver.event(), Event::SetAside { session_key });
+    assert_eq!(places(&three, &receiver), (usize::from(PLACES) - 1, 1));
+    let first_message = 0;
+    let again = Call::OpenGate {
+        session_key,
+        first_message,
+    };
+    let refused = receiver.refused(again, &[]);
+    assert!(refused.contains("no session"), "{refused}");
+    assert!(waiting.hears_nothing(Duration::from_secs(1)));
+    assert!(receiver.hears_nothing(Duration::from_millis(1)));
+    // Another program of the host is not concerned.
+    let _neighbour = Client::receiver(&three.socket(0), three.host(0), 7170);
+    let to = SocketAddrV4::new(three.host(0).address(), 7170);
+    let mut further = Client::sender(&three.socket(2), three.host(2), 9001);
+    let granted = further.ask(to, LEN as u64);
+    further.granted(granted);
+    receiver.done(Call::Released { session_key });
+    waiting.granted(wanted);
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    assert_eq!(places(&three, &receiver), (usize::from(PLACES), 0));
+    receiver.tell_progress(session_key, 2, Some((4000, true)));
+    assert!(receiver.hears_nothing(Duration::from_millis(100)));
+    receiver.tell_progress(session_key, 2, Some((5000, true)));
+    let messages = None;
+    let closed = Event::Closed {
+        session_key,
+        messages,
+    };
+    assert_eq!(receiver.event(), closed);
+    assert_eq!(sender.outcome(ticket), Told::Lost);
+}
+
+/// A session without its place is such with the next daemon as well. The program hears of it once more, since the daemon may have died before
+/// it could say so, and nobody gets the place before.
+#[test]
+fn a_session_without_its_place_outlives_its_daemon() {
+    let Some(mut three) = Three::new("aside") else {
+        return;
+    };
+    let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
+    let mut others = fill(&three, &mut receiver);
+    let (sender, ticket, session_key) = &mut others[3];
+    let (ticket, session_key) = (*ticket, *session_key);
+    receiver.tell_progress(session_key, 1, Some((5000, false)));
+    let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
+    let wanted = waiting.ask(three.receiver(), LEN as u64);
+    assert_eq!(receiver.event(), Event::SetAside { session_key });
+    wait_until("the state is written", || {
+        let state = std::fs::read_to_string(three.folder.join("host0/state.json")).unwrap_or_default();
+        state.contains("\"aside\":true")
+    });
+    three.daemons.remove(0).kill();
+    let daemon = three.start(0);
+    three.daemons.insert(0, daemon);
+    let mut receiver = Client::connect(&three.socket(0)).hello().rejoin(&mut receiver);
+    assert_eq!(receiver.joined().received.len(), usize::from(PLACES));
+    assert_eq!(receiver.event(), Event::SetAside { session_key });
+    receiver.tell_progress(session_key, 1, None);
+    assert!(waiting.hears_nothing(Duration::from_secs(1)));
+    assert_eq!(places(&three, &receiver), (usize::from(PLACES) - 1, 1));
+    receiver.done(Call::Released { session_key });
+    waiting.granted(wanted);
+    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    // It is renewed and ended as before.
+    std::thread::sleep(UNUSED_MAX + Duration::from_secs(1));
+    receiver.tell_progress(session_key, 2, None);
+    sender.done(Call::End { ticket, messages: 2 });
+    assert_eq!(sender.outcome(ticket), Told::Ended { delivered: 2 });
 }

@@ -359,6 +359,7 @@ impl Client {
                 }
             }
             Event::Closed { session_key, .. } => self.received.retain(|key| key != session_key),
+            Event::SetAside { .. } => {}
             Event::Told { ticket, outcome } => {
                 if !matches!(outcome, Outcome::Granted(_)) {
                     self.sent.retain(|known| known != ticket);

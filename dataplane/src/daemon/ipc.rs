@@ -26,7 +26,7 @@ use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN, WORD_L
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
@@ -141,8 +141,8 @@ pub enum Call {
         /// What lands next.
         first_message: u32,
     },
-    /// The program has done with a session of which [`Event::Closed`] told it: its place in the gate may be used again. Answered by
-    /// [`Reply::Done`].
+    /// The program has done with a session of which [`Event::Closed`] told it, or lets nothing of one land any more after
+    /// [`Event::SetAside`]: its place in the gate may be used again. Answered by [`Reply::Done`].
     Released {
         /// The session.
         session_key: u64,
@@ -155,10 +155,10 @@ pub enum Call {
         /// Messages that were delivered in it.
         delivered: u32,
     },
-    /// Sessions in which something came since the last time: as good as a renewal of their leases. Answered by [`Reply::Done`].
+    /// How far the sessions are that were granted to the program. Answered by [`Reply::Done`].
     Touched {
-        /// Them, how many messages were delivered in each, and whether one is under way.
-        sessions: Vec<(u64, u32, bool)>,
+        /// Them.
+        sessions: Vec<Progress>,
     },
     /// Wants a session with the receiver at `to`. Answered by [`Reply::Requested`]; [`Event::Told`] follows where a ticket is in it.
     Request {
@@ -198,6 +198,20 @@ pub enum Call {
     },
     /// What `lm-admissiond status` shows. Answered by [`Reply::Status`].
     Status,
+}
+
+/// How far a session is that was granted to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The session.
+    pub session_key: u64,
+    /// Messages that were delivered in it.
+    pub delivered: u32,
+    /// Something of it came since the last time: as good as a renewal of its lease.
+    pub is_heard: bool,
+    /// For how many milliseconds nothing of it has landed, and whether nothing is under way, as
+    /// [`Unused`](lm_protocol::session::Unused) says it; `None` while something lands, or may.
+    pub unused: Option<(u32, bool)>,
 }
 
 /// How packets are to be moved.
@@ -316,6 +330,12 @@ pub enum Event {
         session_key: u64,
         /// Messages that its sender says it sent; `None`: it was not its sender that ended it.
         messages: Option<u32>,
+    },
+    /// Others wait for the place of a session of which nothing lands: the gate is closed to it, and it goes on by the one-copy path.
+    /// [`Call::Released`] is expected.
+    SetAside {
+        /// The session.
+        session_key: u64,
     },
     /// What became of a request or a session as sender.
     Told {

@@ -101,6 +101,10 @@ impl Steward {
     }
 
     pub(super) fn open_session(&mut self, session: &SessionAdmission) -> Result<(), NicError> {
+        if !self.keys.contains(&Some(session.key)) {
+            // The daemon has closed it.
+            return Ok(());
+        }
         let call = Call::OpenGate {
             session_key: session.key,
             first_message: session.first_message,

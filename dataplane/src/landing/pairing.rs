@@ -9,7 +9,6 @@ use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
 use super::integrity::Verdict;
-use super::sessions::PLACES;
 use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
 use crate::ring::RxRing;
@@ -127,7 +126,8 @@ impl Sessions {
         if entry.sequence != sequence {
             return Err(Violation::Sequence);
         }
-        let Some(inbound) = self.places[usize::from(entry.session % PLACES)].as_deref_mut() else {
+        let place = self.places.get_mut(usize::from(entry.session));
+        let Some(inbound) = place.and_then(Option::as_deref_mut) else {
             // Its session was closed while it was on its way.
             self.used(&aim, false, (start, len), entry, umem, burst)?;
             self.repair.stale += 1;

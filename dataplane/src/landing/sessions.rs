@@ -25,8 +25,9 @@ use crate::ring::FillRing;
 
 /// Sessions that the gate has place for.
 pub(super) const ADMITTED: u8 = SessionAdmission::PLACES as u8;
-/// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path.
-pub(crate) const PLACES: u8 = 2 * ADMITTED;
+/// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path, and behind
+/// them as many that gave their places up.
+pub(crate) const PLACES: u8 = 3 * ADMITTED;
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
@@ -39,7 +40,7 @@ const TURN_QUIET_NS: u64 = 1_000_000;
 
 /// Places that have a session, ascending.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken(u32);
+pub(crate) struct Taken(u64);
 
 impl Iterator for Taken {
     type Item = u8;
@@ -158,9 +159,9 @@ impl Entries {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     /// A bit for each place that has a session: every round looks at them several times.
-    present: u32,
+    present: u64,
     /// A bit for each place whose session has no entries.
-    pub(super) without_entries: u32,
+    pub(super) without_entries: u64,
     /// By place, which four bits of a session's key name, among those that the gate admits or behind them.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
@@ -186,7 +187,7 @@ impl Sessions {
         Sessions {
             present: 0,
             without_entries: 0,
-            places: Default::default(),
+            places: [const { None }; PLACES as usize],
             entries: Entries {
                 posted: position,
                 received: position,
@@ -254,12 +255,12 @@ impl Sessions {
 
     #[inline]
     pub(crate) fn at(&self, place: u8) -> Option<&Inbound> {
-        self.places[usize::from(place % PLACES)].as_deref()
+        self.places.get(usize::from(place))?.as_deref()
     }
 
     #[inline]
     pub(crate) fn at_mut(&mut self, place: u8) -> Option<&mut Inbound> {
-        self.places[usize::from(place % PLACES)].as_deref_mut()
+        self.places.get_mut(usize::from(place))?.as_deref_mut()
     }
 
     /// The session with this key.
@@ -267,9 +268,8 @@ impl Sessions {
     pub(crate) fn with_key(&self, key: u64) -> Option<&Inbound> {
         let place = SessionAdmission::place_of(key) as u8;
         let is_it = |inbound: &&Inbound| inbound.terms.key == key;
-        self.at(place)
-            .filter(is_it)
-            .or_else(|| self.at(place + ADMITTED).filter(is_it))
+        let behind = |tier: u8| self.at(place + tier * ADMITTED).filter(is_it);
+        behind(0).or_else(|| behind(1)).or_else(|| behind(2))
     }
 
     /// The session with this key.
@@ -291,10 +291,11 @@ impl Sessions {
             return Some(0).filter(free);
         }
         let in_turn = (1..=ADMITTED).map(|step| (self.last_place + step) % ADMITTED);
-        // The first is for those that can use no other.
+        // The first is for those that can use no other, and whose place somebody gave up may not be able to do so again.
         in_turn
             .filter(|place| *place != 0)
-            .find(free)
+            .filter(free)
+            .min_by_key(|place| self.at(place + 2 * ADMITTED).is_some())
             .or(Some(0).filter(free))
     }
 
@@ -309,7 +310,7 @@ impl Sessions {
         }
         self.turns.arrived(usize::from(place));
         self.present |= 1 << place;
-        self.without_entries |= u32::from(!inbound.lands) << place;
+        self.without_entries |= u64::from(!inbound.lands) << place;
         self.places[usize::from(place)] = Some(Box::new(inbound));
     }
 
@@ -318,16 +319,16 @@ impl Sessions {
         if self.turn == Some(place) {
             self.turn = None;
         }
-        self.present &= !(1 << (place % PLACES));
+        self.present &= !(1 << place);
         self.without_entries &= self.present;
-        self.places[usize::from(place % PLACES)].take()
+        self.places[usize::from(place)].take()
     }
 
-    /// The place of the session with this key, if the one behind it is free: four bits of the key say both. IP fragments have no key.
+    /// The place of the session with this key, if the last one behind it is free: four bits of the key say both. IP fragments have no key.
     pub(crate) fn may_leave(&self, key: u64) -> Option<u8> {
         let inbound = self.with_key(key)?;
         let (place, wire) = (inbound.place(), inbound.terms.layout.wire());
-        let may = place < ADMITTED && wire == Wire::Lm && self.at(place + ADMITTED).is_none();
+        let may = place < ADMITTED && wire == Wire::Lm && self.at(place + 2 * ADMITTED).is_none();
         may.then_some(place)
     }
 
@@ -339,7 +340,7 @@ impl Sessions {
     /// The session at `place`, for which nothing is posted, goes on behind those that the gate admits.
     pub(crate) fn leave(&mut self, place: u8) {
         if let Some(mut inbound) = self.remove(place) {
-            inbound.terms.one_copy = true;
+            (inbound.terms.one_copy, inbound.terms.is_aside) = (true, true);
             let behind = inbound.place();
             self.present |= 1 << behind;
             self.without_entries |= 1 << behind;

@@ -58,11 +58,8 @@ impl Receiver {
             return;
         }
         self.waiting.add(now, from, request_id, request);
-        if self.grantor.free_places() == 0
-            && let Some((peer, request_id, ended)) = self.grantor.displace(now, local.landing)
-        {
-            let message = ControlMessage::Ended(ended);
-            replies.push((peer, Message::Session { request_id, message }));
+        if self.grantor.free_places() == 0 {
+            replies.extend(self.grantor.displace(now, local.landing).map(ended));
         }
         self.serve(now, local, replies);
         if !self.grantor.is_decided(from, request_id, request) {
@@ -127,11 +124,11 @@ impl Receiver {
             .collect();
         for (peer, request_id, session_key) in ending {
             if let Some(delivered) = self.grantor.close_counted(session_key, local.landing) {
-                let message = ControlMessage::Ended(Ended {
+                let what = Ended {
                     session_key,
                     delivered,
-                });
-                replies.push((peer, Message::Session { request_id, message }));
+                };
+                replies.push(ended((peer, request_id, what)));
             }
         }
     }
@@ -153,6 +150,12 @@ impl Receiver {
             .flatten()
             .min()
     }
+}
+
+/// What is told to the sender of a session that ends from this side.
+pub(super) fn ended((peer, request_id, ended): (SocketAddrV4, u32, Ended)) -> Reply {
+    let message = ControlMessage::Ended(ended);
+    (peer, Message::Session { request_id, message })
 }
 
 fn is_busy(message: &Option<ControlMessage>) -> bool {

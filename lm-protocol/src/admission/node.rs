@@ -1,7 +1,7 @@
 //! One host's admission: what comes in, in the order in which it is believed, and what is done about it.
 
 use super::exclusive::Exclusive;
-use super::incoming::Receiver;
+use super::incoming::{Receiver, ended};
 use super::list::{Flag, List, RecvAddr};
 use super::message::{Append, Message, Remove, Stage};
 use super::outgoing::{Outgoing, Ticket};
@@ -492,11 +492,14 @@ impl Node {
         let mut ready = Vec::new();
         for (&port, receiver) in &mut self.receivers {
             receiver.grantor.expire(now, local.landing);
-            if receiver.waiting.len() > 0 {
-                let mut replies = Vec::new();
-                receiver.serve(now, local, &mut replies);
-                ready.push((port, replies));
+            let mut replies = Vec::new();
+            while let Some(told) = receiver.grantor.recall(now, local.landing) {
+                replies.push(ended(told));
             }
+            if receiver.waiting.len() > 0 {
+                receiver.serve(now, local, &mut replies);
+            }
+            ready.push((port, replies));
         }
         for (port, replies) in ready {
             self.reply(port, replies, out);

@@ -255,15 +255,21 @@ impl Session {
         self.expires + patience.saturating_sub(self.grant.lease())
     }
 
-    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`].
-    pub fn granted_before(peer: SocketAddrV4, request_id: u32, request: Request, grant: Grant) -> Session {
+    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`]; without a place if it went on so.
+    pub fn granted_before(
+        peer: SocketAddrV4,
+        request_id: u32,
+        request: Request,
+        grant: Grant,
+        has_place: bool,
+    ) -> Session {
         Session {
             peer,
             request_id,
             request,
             grant,
             expires: Time::ZERO,
-            has_place: true,
+            has_place,
         }
     }
 
@@ -483,8 +489,8 @@ impl Grantor {
     }
 
     /// Somebody waits for a place: the session that has not used its own for longest gives it up, if that is [`UNUSED_MAX`]. One of which a
-    /// message is under way goes on without. Any other ends: what is to be told to its sender, under the number of its request; it asks
-    /// again when it has something to send.
+    /// message is under way goes on without. Any other ends, and so does the first where none can go on without: what is to be told to its
+    /// sender, under the number of its request; it asks again when it has something to send.
     pub fn displace(&mut self, now: Time, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
         let unused = |session: &Session| {
             let unused = landing.unused(session)?;
@@ -492,16 +498,17 @@ impl Grantor {
         };
         let mut unused: Vec<(Unused, Session)> = self.placed().filter_map(unused).collect();
         unused.sort_by_key(|(unused, session)| (*unused, session.grant.session_key));
+        let mut ending = None;
         for (unused, session) in unused {
             if unused.is_idle {
                 return self.end(&session, landing);
             }
             match self.put_aside(&session, landing) {
                 Aside::Done | Aside::Later => return None,
-                Aside::Never => {}
+                Aside::Never => ending = ending.or(Some(session)),
             }
         }
-        None
+        self.end(&ending?, landing)
     }
 
     /// Ends a session that is aside and has had nothing under way for [`UNUSED_MAX`], so that its sender asks for a place again. What is to
@@ -603,15 +610,16 @@ impl Grantor {
         live || self.is_late(from, request_id, request)
     }
 
-    /// Takes over a session that an earlier life of this program granted and whose gate is still open; its lease starts anew.
-    /// Gives `false`, and takes nothing, when its landing queue has no place.
+    /// Takes over a session that an earlier life of this program granted and whose gate is still open, or that went on without a place; its
+    /// lease starts anew. Gives `false`, and takes nothing, when its landing queue has no place.
     pub fn adopt(&mut self, session: Session, now: Time) -> bool {
         let queue = session.grant.landing_queue;
-        let place = self
-            .queues
-            .iter_mut()
-            .find(|(number, place)| *number == queue && place.is_none());
-        let Some((_, place)) = place else {
+        let placed = self.queues.iter_mut().filter(|(number, _)| *number == queue);
+        let place = match session.has_place {
+            true => { placed }.map(|(_, place)| place).find(|place| place.is_none()),
+            false => self.aside.iter_mut().find(|place| place.is_none()),
+        };
+        let Some(place) = place else {
             return false;
         };
         *place = Some(Session {

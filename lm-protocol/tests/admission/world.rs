@@ -465,9 +465,10 @@ impl World {
                     request_id,
                     request,
                     grant,
+                    has_place,
                     ..
                 } = *session;
-                let again = Session::granted_before(peer, request_id, request, grant);
+                let again = Session::granted_before(peer, request_id, request, grant, has_place);
                 assert!(node.adopt(now, PORT, again));
             }
             // What it took over has leases to watch.
