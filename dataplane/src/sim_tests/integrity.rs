@@ -27,7 +27,7 @@ const HEADERS_LEN: usize = UDP_HEADERS_LEN + HEADER_LEN;
 const MESSAGE_LEN: usize = 100 * 1448;
 
 /// The type of an LM packet on the data port, and its first word (message number).
-fn kind(packet: &[u8]) -> Option<u8> {
+pub(super) fn kind(packet: &[u8]) -> Option<u8> {
     let to_data_port = packet.len() >= HEADERS_LEN && packet[23] == 17 && packet[36..38] == [0x1c, 0x00];
     to_data_port.then(|| packet[UDP_HEADERS_LEN] & 15)
 }

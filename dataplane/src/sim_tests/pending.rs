@@ -6,11 +6,14 @@ use std::time::Duration;
 use lm_ebpf::SessionAdmission;
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::session::UNUSED_MAX;
+use lm_protocol::wire::lm::TYPE_DATA;
 
 use super::bed::{Bed, BedConfig, fill, is_busy, noise};
+use super::integrity::kind;
 use super::times;
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, LoanError, SendError};
+use crate::error::{ConnectError, LoanError, RecvError, SendError};
 use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
@@ -558,4 +561,31 @@ fn a_path_that_is_cut_costs_the_place_and_no_message() {
             .collect();
         assert_eq!(outcomes, vec![Outcome::Delivered; 3], "seed {seed}");
     }
+}
+
+/// In zero-copy mode nothing of a session without a place could come: one whose sender announces its message, again and again, and sends
+/// nothing of it ends when another has waited for as long as a place may be unused. Both ends say which message is lost.
+#[test]
+fn a_stalled_session_in_zero_copy_mode_ends_when_another_waits() {
+    let mut crowd = Crowd::with(&BedConfig {
+        patience: Duration::from_secs(60),
+        ..config(ZERO_COPY)
+    });
+    let (stalled, holder) = (1, crowd.holders[0]);
+    (crowd.bed.wire).set_filter(move |from, packet| from != stalled || kind(packet) != Some(TYPE_DATA));
+    crowd.bed.send(stalled, holder, &noise(1, 20_000), 1000);
+    crowd.bed.pass(UNUSED_MAX - Duration::from_millis(100));
+    assert!(!crowd.changed_over());
+    crowd.bed.pass(Duration::from_millis(600));
+    assert!(crowd.changed_over(), "it waits for a place that nobody uses");
+    let lost = crowd.bed.hosts[0].take_message();
+    assert!(
+        matches!(lost, Err(RecvError::Incomplete { tag: 1000, .. })),
+        "{lost:?}"
+    );
+    let completions = &mut crowd.bed.hosts[stalled].completions;
+    let outcome = completions.pop_front().map(|completion| completion.outcome);
+    assert_eq!(outcome, Some(Outcome::SessionEnded));
+    crowd.until("messages land", true, |crowd| crowd.came >= 5);
+    assert!(crowd.bed.hosts[0].counters.landing_packets > 0);
 }
