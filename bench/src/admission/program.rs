@@ -135,7 +135,7 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Failure> 
     ready();
     while !interrupt.is_set() {
         match program.event()? {
-            Some(Event::Closed { session_key, .. }) => {
+            Some(Event::Closed { session_key, .. } | Event::SetAside { session_key }) => {
                 program.call(Call::Released { session_key }, &[])?;
             }
             Some(Event::Opened { .. } | Event::Told { .. }) | None => {}
