@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
+use serde::{Deserialize, Serialize};
 
 use crate::impair::quantity::BitRate;
 use crate::output::describe;
@@ -180,9 +181,11 @@ impl From<IntegrityOption> for Integrity {
 }
 
 /// `--mode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Zero-copy where the driver has it, else native copy mode, else generic.
+    #[default]
     Auto,
     /// The NIC writes into the message's memory.
     ZeroCopy,

@@ -43,6 +43,8 @@ enum Command {
     TestbedKeep(testbed::KeepArguments),
     #[command(hide = true)]
     VmCheck(vm::checks::CheckArguments),
+    #[command(hide = true)]
+    VmCard(vm::checks::card::Arguments),
 }
 
 /// Parses the command line and runs the command. Exit code 0: done; 1: failed, with one line on standard error;
@@ -79,5 +81,6 @@ fn run(command: Command) -> Result<()> {
         Command::Dist(arguments) => dist::dist(&arguments),
         Command::UdpReceive(arguments) => demonstration::udp_receive(&arguments),
         Command::VmCheck(arguments) => vm::checks::run(&arguments),
+        Command::VmCard(arguments) => vm::checks::card::run(&arguments),
     }
 }

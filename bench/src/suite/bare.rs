@@ -30,7 +30,7 @@ const SPARE_CHUNKS: [u64; 2] = [320, 768];
 const OVERTIME: f64 = 0.3;
 
 /// How packets get from one side to the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Recipe {
     /// XDP in the driver; the receiving core polls the queue through a UDP socket.

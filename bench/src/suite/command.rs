@@ -8,14 +8,14 @@ use std::time::SystemTime;
 
 use lm_core_distance::{Apart, Distances, PATIENCE};
 
-use super::bare;
+use super::bare::{self, Recipe};
 use super::catalogue::{self, Entry, How, On};
 use super::measure::{Addresses, Bench, Extent, SHORT};
 use super::output;
 use super::schema::{Absent, Cores, Failed, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
 use super::targets;
-use crate::cli::{Failure, parse_rate};
+use crate::cli::{Failure, Mode, parse_rate};
 use crate::histogram::LatencyHistogram;
 use crate::link;
 use crate::size::ByteSize;
@@ -71,6 +71,12 @@ pub struct MeasureArgs {
     /// Most that a transfer sends, in bits of payload per second: 500Mbit, 2.5G [default: as much as goes]
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     bit_rate: Option<NonZeroU64>,
+    /// How packets pass between driver and LM
+    #[arg(long, value_enum, default_value_t = Mode::Auto)]
+    mode: Mode,
+    /// The recipe of bare AF_XDP's streams [default: the best of all, which are tried before]
+    #[arg(long, value_enum, value_name = "RECIPE")]
+    recipe: Option<Recipe>,
     /// Keep everything in this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -236,6 +242,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         count: args.count,
         rate: args.rate.map(|rate| rate.get() as f64),
         bit_rate: args.bit_rate.map(|rate| rate.get() as f64),
+        mode: args.mode,
     };
     let cores = [&bench.here, &bench.far.hello].map(|hello| hello.host.cores[0] as usize);
     let mut run = Run {
@@ -262,14 +269,8 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
             run.is_absent(id, format!("built without the feature {feature}"));
         }
     }
-    run.all(
-        command,
-        &mut bench,
-        &present,
-        &command.rows(&sizes),
-        rounds,
-        extent,
-    );
+    run.choose_recipes(command, &mut bench, &present, rounds, args.recipe, extent);
+    run.all(&mut bench, &present, &command.rows(&sizes), rounds, extent);
     bare::remove_pace_file();
     let report = run.report(command, args, &bench, &present, started, rounds);
     print!("{}", output::text(&report));
@@ -336,14 +337,32 @@ impl Run {
     /// meanwhile hits all alike.
     fn all(
         &mut self,
-        command: Measuring,
         bench: &mut Bench,
         entries: &[Entry],
         rows: &[(What, u64)],
         rounds: u32,
         extent: Extent,
     ) {
+        for at in 0..rounds {
+            self.round(bench, entries, rows, (at, rounds), extent);
+        }
+    }
+
+    /// How bare AF_XDP's streams are to go: as asked for, or in the best way of all.
+    fn choose_recipes(
+        &mut self,
+        command: Measuring,
+        bench: &mut Bench,
+        entries: &[Entry],
+        rounds: u32,
+        asked: Option<Recipe>,
+        extent: Extent,
+    ) {
         for entry in entries.iter().filter(|entry| matches!(entry.how, How::Bare(_))) {
+            if let Some(recipe) = asked {
+                bench.take_recipe(entry, recipe);
+                continue;
+            }
             let full = u64::from(bench.main.near.mtu.min(bench.main.far.mtu)) - 28;
             eprintln!("lm-bench: {}: every recipe", entry.title);
             let tried = bench.choose_recipe(entry, full, rounds.min(TRIES), extent);
@@ -360,9 +379,6 @@ impl Run {
                 }
                 self.recipes.push((format!("{}_recipe_{number}", entry.id), line));
             }
-        }
-        for at in 0..rounds {
-            self.round(bench, entries, rows, (at, rounds), extent);
         }
     }
 

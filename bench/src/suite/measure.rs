@@ -13,7 +13,7 @@ use super::schema::{LatencyRound, Link, Round, TransferRound, What};
 use super::serve::{Far, Hello};
 use super::statistics::Median;
 use super::tools::ToolSpec;
-use crate::cli::Failure;
+use crate::cli::{Failure, Mode};
 use crate::histogram::LatencyHistogram;
 use crate::link::interface_towards;
 
@@ -67,6 +67,8 @@ pub(super) struct Extent {
     pub(super) rate: Option<f64>,
     /// Most to send, in bits per second.
     pub(super) bit_rate: Option<f64>,
+    /// How packets pass between driver and LM.
+    pub(super) mode: Mode,
 }
 
 /// Both hosts and all links between them.
@@ -218,6 +220,7 @@ impl Bench {
                     size,
                     address: SocketAddrV4::new(far.address, port(transport)),
                     mtu: near.mtu.min(far.mtu),
+                    mode: extent.mode,
                 };
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
@@ -373,6 +376,11 @@ impl Bench {
         let best = best.map_or(Recipe::NativePolled, |(recipe, _)| recipe);
         self.recipes.insert(entry.id, best);
         tried
+    }
+
+    /// Takes this recipe of bare AF_XDP, untried.
+    pub(super) fn take_recipe(&mut self, entry: &Entry, recipe: Recipe) {
+        self.recipes.insert(entry.id, recipe);
     }
 
     /// The way that was chosen for a system on bare AF_XDP.

@@ -6,6 +6,7 @@
 //! What is compared with what, by which programs and settings, is [`recipes`].
 
 mod admission;
+mod card;
 mod compare;
 mod congestion;
 pub mod delivery;
@@ -55,6 +56,7 @@ enum Suite {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    Card(card::Arguments),
     Compare(compare::Arguments),
     Admission(admission::Arguments),
     Loss(loss::Arguments),
@@ -492,6 +494,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
             println!("{ABOUT_VETH}");
             keep("core", pairs, &measured, file)
         }
+        Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Loss(arguments) => loss::run(&arguments),

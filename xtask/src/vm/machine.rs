@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::devices::Device;
 use super::protocol::{Ended, Event, Lines, Outcome, Task, tail};
-use super::qemu::{MachineConfig, Qemu};
+use super::qemu::{Clock, MachineConfig, Qemu};
 use crate::bed::{Lone, Program};
 
 /// From QEMU's start until the guest's first line. Six seconds on an idle machine.
-const BOOT_LIMIT: Duration = Duration::from_secs(90);
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// From the guest's last line until QEMU has ended, and on top of a task's own limit.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -33,6 +33,8 @@ pub struct Run<'a> {
     pub console: PathBuf,
     /// Kinds of devices.
     pub devices: &'a [Device],
+    /// What its time is.
+    pub clock: Clock,
     /// What the guest was told to do.
     pub tasks: &'a [Task],
 }
@@ -81,6 +83,7 @@ impl Run<'_> {
             results: &results,
             devices: self.devices,
             taps: network.is_some().then(|| TAPS.map(str::to_owned)),
+            clock: self.clock,
         };
         let launch = self.qemu.launch(&config, limit);
         let started = Instant::now();
@@ -305,6 +308,7 @@ mod tests {
             name: "boot".to_owned(),
             limit_s: 5,
             command: None,
+            row: None,
         }]
     }
 

@@ -32,13 +32,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use checks::card::Row;
 use checks::{List, Selected};
 use devices::Device;
 use machine::Report;
 use protocol::{Ended, Mode, Outcome, Plan, Spoil, Task};
-use qemu::Qemu;
+use qemu::{Clock, Qemu};
 use unavailable::Unavailable;
 pub use userland::Build;
 
@@ -77,6 +78,9 @@ pub struct Arguments {
     /// The mode that LM's programs are to receive in, where a check does not say otherwise.
     #[arg(long, value_enum, default_value_t = Mode::ZeroCopy)]
     mode: Mode,
+    /// What the guest's time is.
+    #[arg(long, value_enum, default_value_t = Clock::Real)]
+    clock: Clock,
     /// Show the checks and end.
     #[arg(long)]
     list: bool,
@@ -165,6 +169,8 @@ pub struct Choice {
     pub checks: Vec<String>,
     /// The mode that LM's programs are to receive in.
     pub mode: Mode,
+    /// What the guest's time is.
+    pub clock: Clock,
     /// Where all results are kept.
     pub json: Option<PathBuf>,
     /// Where the guest's console is kept.
@@ -183,6 +189,7 @@ impl From<Choice> for Arguments {
             checks: choice.checks,
             devices: choice.purpose.devices().to_vec(),
             mode: choice.mode,
+            clock: choice.clock,
             list: false,
             run: Vec::new(),
             run_limit: 60,
@@ -219,9 +226,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         print!("{}", listing(shown));
         return Ok(());
     }
-    if std::env::consts::ARCH != "x86_64" {
-        bail!(Unavailable::Processor(std::env::consts::ARCH));
-    }
     for path in arguments
         .with
         .iter()
@@ -235,6 +239,37 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(folder) = &arguments.reports {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}; name another", folder.display()))?;
+    }
+    let tasks = tasks(arguments, &selected);
+    let (report, result) = boot(arguments, &devices, &tasks)?;
+    if let Some(file) = result_file {
+        file.write(&result)?;
+    }
+    print!("{}", shown(&report, !arguments.run.is_empty()));
+    if let Some(folder) = &arguments.reports {
+        print!("{}", keep_reports(folder, &report)?);
+    }
+    verdict(&report, &tasks)
+}
+
+/// Measures rows of one kind of cards; what the machine said, and what is known of it, as result files have it.
+pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
+    watch_signals()?;
+    let devices: Vec<Device> = rows.iter().map(|row| row.device).collect();
+    let task = |row: &Row| Task {
+        name: row.name(),
+        limit_s: row.limit_s(),
+        command: None,
+        row: Some(row.clone()),
+    };
+    let tasks: Vec<Task> = rows.iter().map(task).collect();
+    boot(&choice.into(), &sorted(&devices), &tasks)
+}
+
+/// Starts the machine for these tasks.
+fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Report, Value)> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!(Unavailable::Processor(std::env::consts::ARCH));
     }
     let started = Instant::now();
     let parts = Parts::find(arguments)?;
@@ -258,12 +293,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .iter()
             .map(|module| format!("{}.ko", module.name))
             .collect(),
-        devices: devices.clone(),
+        devices: devices.to_vec(),
         huge_pages: qemu::HUGE_PAGES,
         mode: arguments.mode,
         short: arguments.purpose == Purpose::ShortTest,
         spoil: arguments.spoil.clone(),
-        tasks: tasks(arguments, &selected),
+        tasks: tasks.to_vec(),
     };
     let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with, &folder)?;
     let initramfs_len = tree.write(&initramfs)?;
@@ -284,7 +319,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             .console
             .clone()
             .unwrap_or_else(|| folder.join("console")),
-        devices: &devices,
+        devices,
+        clock: arguments.clock,
         tasks: &plan.tasks,
     }
     .run()?;
@@ -309,14 +345,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         "checks": report.ended,
         "died": report.died,
     });
-    if let Some(file) = result_file {
-        file.write(&result)?;
-    }
-    print!("{}", shown(&report, !arguments.run.is_empty()));
-    if let Some(folder) = &arguments.reports {
-        print!("{}", keep_reports(folder, &report)?);
-    }
-    verdict(&report, &plan.tasks)
+    Ok((report, result))
 }
 
 /// Kernel, QEMU and tools, from the command line or from the cache.
@@ -386,6 +415,7 @@ fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
             name: one.name(),
             limit_s: one.check.limit_s,
             command: None,
+            row: None,
         };
         return selected.iter().map(task).collect();
     }
@@ -393,6 +423,7 @@ fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {
         name: line.clone(),
         limit_s: arguments.run_limit,
         command: Some(line.clone()),
+        row: None,
     };
     arguments.run.iter().map(command).collect()
 }
@@ -503,7 +534,6 @@ pub fn skip_reason(error: &anyhow::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use serde_json::Value;
 
     use super::*;
 
@@ -567,6 +597,7 @@ mod tests {
             name: name.to_owned(),
             limit_s: 1,
             command: None,
+            row: None,
         };
         let tasks = [task("boot"), task("igb/transfer")];
         let mut report = Report {

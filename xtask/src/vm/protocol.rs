@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::checks::card::Row;
 use super::devices::Device;
 
 /// Where the plan lies in the guest.
@@ -82,8 +83,10 @@ pub struct Task {
     pub name: String,
     /// After so many seconds it is killed and has failed.
     pub limit_s: u32,
-    /// A command line for the guest's shell; `None`: the check of that name.
+    /// A command line for the guest's shell; `None`: the check of that name, or the row.
     pub command: Option<String>,
+    /// A row of `cargo xtask bench card`.
+    pub row: Option<Row>,
 }
 
 /// One line of the guest.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 
 use super::devices::Device;
 use super::unavailable::Unavailable;
@@ -98,6 +99,30 @@ pub struct MachineConfig<'a> {
     pub devices: &'a [Device],
     /// Names of the taps of the two virtio-net devices; `None`: they are joined inside QEMU, with a single queue.
     pub taps: Option<[String; 2]>,
+    /// What its time is.
+    pub clock: Clock,
+}
+
+/// What the guest's time is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// This machine's.
+    #[default]
+    Real,
+    /// Two nanoseconds for each instruction, of whichever processor, kernel included. Where all processors are idle it jumps to the next timer.
+    /// What this machine does meanwhile is not seen.
+    Instructions,
+}
+
+impl Clock {
+    /// QEMU's `-accel` and `-icount`. Processors that count instructions take turns in one thread.
+    const fn options(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Clock::Real => ("tcg,thread=multi", None),
+            Clock::Instructions => ("tcg,thread=single", Some("shift=1,sleep=off")),
+        }
+    }
 }
 
 impl MachineConfig<'_> {
@@ -111,8 +136,6 @@ impl MachineConfig<'_> {
             "none",
             "-M",
             "q35",
-            "-accel",
-            "tcg,thread=multi",
             "-cpu",
             "max",
             "-smp",
@@ -123,6 +146,11 @@ impl MachineConfig<'_> {
         .map(str::to_owned)
         .to_vec();
         let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
+        let (accelerator, count) = self.clock.options();
+        add("-accel", accelerator.to_owned());
+        if let Some(count) = count {
+            add("-icount", count.to_owned());
+        }
         add("-kernel", self.kernel.to_string_lossy().into_owned());
         add("-initrd", self.initramfs.to_string_lossy().into_owned());
         add("-append", kernel_command_line());
@@ -321,6 +349,7 @@ mod tests {
             results: Path::new("/t/results"),
             devices,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
+            clock: Clock::Real,
         }
         .options()
         .join(" ")

@@ -270,7 +270,7 @@ impl Look {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Arrival, Task, Transport};
+    use super::super::{Arrival, Mode, Task, Transport};
     use super::*;
 
     /// An end whose other end is perfect, and late once.
@@ -312,6 +312,7 @@ mod tests {
             size,
             address: "127.0.0.1:1".parse().unwrap(),
             mtu: 1500,
+            mode: Mode::Auto,
         }
     }
 

@@ -9,7 +9,7 @@ use lm_dataplane::{
 };
 
 use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, Transport, write_number};
-use crate::cli::{Failure, IntegrityOption, Mode, chain};
+use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
 use crate::suite::host::await_link;
 
@@ -35,7 +35,7 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
     let defaults = EndpointConfig::default();
     let options = EndpointArgs {
         interface: Some(args.interface.clone()),
-        mode: Mode::Auto,
+        mode: spec.mode,
         idle,
         no_queue_polling: false,
         tx_in_flight: defaults.tx_in_flight,

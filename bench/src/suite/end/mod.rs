@@ -26,7 +26,7 @@ pub use meter::Cost;
 pub(crate) use meter::Meter;
 pub(crate) use sys::offload;
 
-use crate::cli::Failure;
+use crate::cli::{Failure, Mode};
 
 /// How messages are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,8 @@ pub(crate) struct Spec {
     pub(crate) address: SocketAddrV4,
     /// Largest IP packet of the link in bytes.
     pub(crate) mtu: u32,
+    /// How packets pass between driver and LM.
+    pub(crate) mode: Mode,
 }
 
 /// Which of the two ends.

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::time::Duration;
 
 use super::polling::Polling;
 use super::sys::{self, Batch};
@@ -17,6 +18,8 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 const BATCH: usize = 32;
 /// Bytes of one `sendmmsg`, at most: more would push each other out of the cache.
 const BATCH_BYTES: usize = 256 << 10;
+/// How long the far end waits for the first datagram: the near one may wait for its link before.
+const FIRST: Duration = Duration::from_secs(10);
 /// Headers of a datagram over IPv4.
 const HEADERS_LEN: usize = 28;
 /// The kernel's bounds of a segmented send (`UDP_MAX_SEGMENTS` was 64 for long, and an IP packet's length).
@@ -30,9 +33,20 @@ pub(super) fn socket(near: bool, spec: &Spec, ready: impl FnOnce()) -> io::Resul
         socket.connect(spec.address)?;
         return Ok(socket);
     }
+    await_first(spec, FIRST, ready)
+}
+
+/// A socket that is connected to whoever sends the first datagram, within `limit`.
+fn await_first(spec: &Spec, limit: Duration, ready: impl FnOnce()) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(SocketAddrV4::new(*spec.address.ip(), spec.address.port()))?;
     ready();
-    let (_, from) = socket.peek_from(&mut [0; 1])?;
+    // Every datagram of a stream may be lost; then nobody would tell this end that it is over.
+    socket.set_read_timeout(Some(limit))?;
+    let (_, from) = (socket.peek_from(&mut [0; 1])).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other(format!("no datagram came within {limit:?}")),
+        _ => error,
+    })?;
+    socket.set_read_timeout(None)?;
     socket.connect(from)?;
     Ok(socket)
 }
@@ -331,7 +345,26 @@ impl End for Segmented {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Task;
     use super::*;
+    use crate::cli::Mode;
+
+    #[test]
+    fn a_far_end_to_which_nothing_comes_ends() {
+        let spec = Spec {
+            transport: Transport::UdpBlocking,
+            task: Task::RoundTripsUnderLoad {
+                count: 1,
+                seconds: 1.0,
+            },
+            size: 64,
+            address: "127.0.0.1:0".parse().unwrap(),
+            mtu: 1500,
+            mode: Mode::Auto,
+        };
+        let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
+        assert!(error.to_string().contains("no datagram came within"), "{error}");
+    }
 
     #[test]
     fn every_segment_has_room_for_a_number() {

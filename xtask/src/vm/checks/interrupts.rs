@@ -240,7 +240,7 @@ fn ensure_measured(report: &Value, systems: &[&str], sizes: &[u64]) -> Result<()
 }
 
 /// Sets both cards, and asks them.
-fn set_rx_usecs(bed: &Bed, rx_usecs: u32) -> Result<()> {
+pub(super) fn set_rx_usecs(bed: &Bed, rx_usecs: u32) -> Result<()> {
     for host in [bed.left(), bed.right()] {
         let value = rx_usecs.to_string();
         let set = Launch::new("ethtool").args(["-C", INTERFACE, "rx-usecs", &value]);
@@ -327,13 +327,14 @@ fn count_interrupts(bed: &Bed) -> Result<Count> {
 }
 
 /// Numbers of a card's interrupts.
-fn irqs(host: &Host) -> Result<Vec<u32>> {
+pub(super) fn irqs(host: &Host) -> Result<Vec<u32>> {
     host.enter(|| {
-        let folder = Path::new("/sys/class/net")
-            .join(INTERFACE)
-            .join("device/msi_irqs");
-        let entries =
-            std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let device = Path::new("/sys/class/net").join(INTERFACE).join("device");
+        // A virtio device hangs on the PCI device that has them.
+        let folders = [device.join("msi_irqs"), device.join("../msi_irqs")];
+        let entries = (folders.iter())
+            .find_map(|folder| std::fs::read_dir(folder).ok())
+            .with_context(|| format!("{} has no interrupts", device.display()))?;
         let numbers = entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -342,7 +343,7 @@ fn irqs(host: &Host) -> Result<Vec<u32>> {
 }
 
 /// How often these interrupts have come, on all cores, by `/proc/interrupts`.
-fn interrupts_in(text: &str, irqs: &[u32]) -> u64 {
+pub(super) fn interrupts_in(text: &str, irqs: &[u32]) -> u64 {
     let of_line = |line: &str| {
         let (number, rest) = line.split_once(':')?;
         let number: u32 = number.trim().parse().ok()?;

@@ -1,6 +1,7 @@
 //! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a process of
 //! its own, on devices that nobody else uses meanwhile.
 
+pub mod card;
 mod cards;
 mod copies;
 mod ends;

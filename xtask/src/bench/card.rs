@@ -1,0 +1,512 @@
+//! `cargo xtask bench card`: LM beside bare AF_XDP and the kernel's sockets on emulated cards, in time that is counted in instructions, so that
+//! what this machine does meanwhile does not show. What that clock sees and what not: docs/card-bench.md.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::machine::{self, ResultFile};
+use crate::stats::Summary;
+use crate::table::Table;
+use crate::vm::checks::card::{Row, What};
+use crate::vm::devices::Device;
+use crate::vm::protocol::{Ended, Mode, Outcome};
+use crate::vm::qemu::Clock;
+use crate::vm::{self, Choice};
+
+/// Rounds of a row, and two whole runs, agree when they differ by no more than this.
+const AGREE: f64 = 0.01;
+/// Seconds of the host that a boot may take, and that one round of a row takes at most when nothing is wrong.
+const BOOT_SECONDS: u32 = 420;
+const ROUND_SECONDS: u32 = 15;
+
+const SYSTEMS: [&str; 7] = [
+    "lm",
+    "lm-sleeping",
+    "lm-no-integrity",
+    "bare",
+    "udp-spinning",
+    "udp-blocking",
+    "tcp",
+];
+const SIZES: [u64; 5] = [64, 1 << 10, 7168, 64 << 10, 1 << 20];
+
+/// LM, bare AF_XDP, kernel UDP and TCP between emulated network cards, in time that is counted in instructions.
+///
+/// Everything runs in the virtual machine of `cargo xtask vm`. Rounds of a row agree within 1 %, whatever else this machine does; a row whose rounds do not
+/// says so, and what fails is told and not repeated. docs/card-bench.md says what this clock does not see.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Kinds of cards.
+    #[arg(long = "device", value_enum, value_delimiter = ',', default_values_t = [Device::Igb, Device::VirtioNet])]
+    devices: Vec<Device>,
+    /// Systems of lm-bench, separated by commas.
+    #[arg(long = "system", value_name = "NAMES", value_delimiter = ',', default_values_t = SYSTEMS.map(str::to_owned))]
+    systems: Vec<String>,
+    /// Message lengths in bytes, separated by commas.
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_values_t = SIZES)]
+    sizes: Vec<u64>,
+    /// What to measure.
+    #[arg(long = "what", value_enum, value_delimiter = ',', default_values_t = [What::Stream, What::RoundTrips])]
+    whats: Vec<What>,
+    /// How often each row is measured.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10))]
+    rounds: u32,
+    /// A dozen rows in three minutes instead of all.
+    #[arg(long, conflicts_with_all = ["devices", "systems", "sizes", "whats"])]
+    short: bool,
+    /// By the host's clock instead of counted instructions: ratios only, and with the noise of the machine.
+    #[arg(long)]
+    real_time: bool,
+    /// Keep everything in this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Compare with what an earlier run has kept; fails where a row that agreed then and agrees now differs by more than 1 %.
+    #[arg(long, value_name = "FILE")]
+    against: Option<PathBuf>,
+    /// Keep the guest's console in this file.
+    #[arg(long, value_name = "FILE")]
+    console: Option<PathBuf>,
+}
+
+/// What came of a row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Measured {
+    row: Row,
+    /// Bits of payload a second, or nanoseconds of the median round trip; one for each round that came to its end.
+    rounds: Vec<f64>,
+    /// 99 of 100 round trips were not longer, in nanoseconds.
+    p99: Vec<f64>,
+    /// Lost messages for each that came, all rounds together.
+    lost: f64,
+    /// Interrupts of the near and the far card for each packet that they received, from before the programs began to their end.
+    interrupts_per_packet: [Option<f64>; 2],
+    /// Why there are fewer rounds than asked for.
+    failures: Vec<String>,
+}
+
+impl Measured {
+    fn of(row: &Row, ended: &Ended) -> Measured {
+        let report = &ended.report;
+        let mut failures: Vec<String> = ["failures", "absent"]
+            .iter()
+            .filter_map(|kind| report[*kind].as_array())
+            .flatten()
+            .filter_map(|one| one["why"].as_str().map(str::to_owned))
+            .collect();
+        if ended.outcome != Outcome::Passed {
+            failures.push(
+                ended
+                    .output
+                    .trim()
+                    .lines()
+                    .last()
+                    .unwrap_or("it ended")
+                    .to_owned(),
+            );
+        } else if failures.is_empty() {
+            failures.extend(report["error"].as_str().map(str::to_owned));
+        }
+        let rounds = report["rounds"].as_array().map_or(&[][..], Vec::as_slice);
+        let figure = |round: &Value| match row.what {
+            What::Stream => Some(round["bytes"].as_f64()? * 8.0 / round["seconds"].as_f64()?),
+            What::RoundTrips => round["p50_ns"].as_f64(),
+        };
+        let sum = |name: &str| {
+            rounds
+                .iter()
+                .filter_map(|round| round[name].as_f64())
+                .sum::<f64>()
+        };
+        let of_end = |end: &str| {
+            let of = |what: &str| report[end][what].as_f64();
+            let packets = of("packets_received").filter(|packets| *packets >= 100.0)?;
+            Some(of("interrupts")? / packets)
+        };
+        let messages = sum("messages");
+        Measured {
+            row: row.clone(),
+            rounds: rounds.iter().filter_map(figure).collect(),
+            p99: (rounds.iter())
+                .filter_map(|round| round["p99_ns"].as_f64())
+                .collect(),
+            lost: if messages > 0.0 {
+                sum("lost_messages") / messages
+            } else {
+                0.0
+            },
+            interrupts_per_packet: ["near", "far"].map(of_end),
+            failures,
+        }
+    }
+
+    fn median(&self) -> Option<f64> {
+        Summary::of(&self.rounds).map(|summary| summary.median)
+    }
+
+    /// The longest distance between two rounds, as a part of the least; `None` of fewer than two.
+    fn apart(&self) -> Option<f64> {
+        let least = self.rounds.iter().copied().reduce(f64::min)?;
+        let most = self.rounds.iter().copied().reduce(f64::max)?;
+        (self.rounds.len() > 1 && least > 0.0).then(|| most / least - 1.0)
+    }
+
+    fn agrees(&self) -> bool {
+        self.failures.is_empty() && self.apart().is_some_and(|apart| apart <= AGREE)
+    }
+
+    /// What a reader must know before believing the figure; nothing where rounds agree and nothing was lost.
+    fn remark(&self) -> String {
+        let mut words = Vec::new();
+        if let Some(why) = self.failures.first() {
+            words.push(format!("{} failed: {why}", self.failures.len()));
+        }
+        match self.apart() {
+            Some(apart) if apart > AGREE => words.push(format!("rounds differ by {:.1} %", apart * 100.0)),
+            Some(_) => {}
+            None if self.rounds.len() == 1 => words.push("one round".to_owned()),
+            None => {}
+        }
+        if self.lost > 0.0 {
+            words.push(format!("{:.2} lost for each that came", self.lost));
+        }
+        words.join("; ")
+    }
+}
+
+/// The rows that are asked for; what a system cannot do is left out.
+fn rows(arguments: &Arguments) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for &device in &arguments.devices {
+        for &what in &arguments.whats {
+            for &size in &arguments.sizes {
+                for system in &arguments.systems {
+                    for &mode in modes(system) {
+                        if measures(system, what, size) {
+                            rows.push(Row {
+                                device,
+                                system: system.clone(),
+                                mode,
+                                what,
+                                size,
+                                rounds: arguments.rounds,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// Without digests zero-copy mode is refused.
+fn modes(system: &str) -> &'static [Option<Mode>] {
+    match system {
+        "lm" | "lm-sleeping" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
+        "lm-no-integrity" => &[Some(Mode::Copy)],
+        _ => &[None],
+    }
+}
+
+/// Bare AF_XDP has packets and no messages, and UDP no round trips of several datagrams.
+fn measures(system: &str, what: What, size: u64) -> bool {
+    match what {
+        What::Stream => system != "bare" || size <= 1472,
+        What::RoundTrips if system == "bare" => size <= 1472,
+        What::RoundTrips => !system.starts_with("udp") || size <= 65_507,
+    }
+}
+
+/// The short list: on each kind of card LM's two modes, a stream and round trips each, beside kernel UDP.
+fn short_rows(rounds: u32) -> Vec<Row> {
+    let row = |device, system: &str, mode, what, size| Row {
+        device,
+        system: system.to_owned(),
+        mode,
+        what,
+        size,
+        rounds,
+    };
+    let mut rows = Vec::new();
+    for device in [Device::Igb, Device::VirtioNet] {
+        for mode in [Mode::ZeroCopy, Mode::Copy] {
+            rows.push(row(device, "lm-sleeping", Some(mode), What::Stream, 64 << 10));
+        }
+        rows.push(row(
+            device,
+            "lm-sleeping",
+            Some(Mode::Copy),
+            What::RoundTrips,
+            7168,
+        ));
+        rows.push(row(device, "udp-blocking", None, What::RoundTrips, 64));
+        rows.push(row(device, "tcp", None, What::Stream, 64 << 10));
+    }
+    rows
+}
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let earlier = arguments.against.as_deref().map(earlier).transpose()?;
+    let rows = match arguments.short {
+        true => short_rows(arguments.rounds),
+        false => rows(arguments),
+    };
+    ensure!(!rows.is_empty(), "no system measures that");
+    let clock = match arguments.real_time {
+        true => Clock::Real,
+        false => Clock::Instructions,
+    };
+    let mut measured = Vec::new();
+    let mut machines = Vec::new();
+    for rows in boots(&rows, arguments.rounds) {
+        let choice = Choice {
+            clock,
+            build: vm::Build::Release,
+            console: arguments.console.clone(),
+            ..Choice::default()
+        };
+        let (report, machine) = vm::measure(choice, rows)?;
+        machines.push(json!({"qemu": machine["qemu"], "guest": machine["guest"]["kernel"], "seconds": machine["seconds"]}));
+        for row in rows {
+            let ended = report.ended.iter().find(|ended| ended.name == row.name());
+            let missing = || Ended {
+                name: row.name(),
+                outcome: Outcome::Failed,
+                seconds: 0.0,
+                report: Value::Null,
+                output: report.died.clone().unwrap_or_else(|| "it did not run".to_owned()),
+            };
+            measured.push(Measured::of(row, &ended.cloned().unwrap_or_else(missing)));
+        }
+    }
+    print!("{}", table(&measured));
+    if let Some(file) = file {
+        file.write(&json!({
+            "suite": "card",
+            "rounds": arguments.rounds,
+            "clock": clock,
+            "machine": machine::describe(),
+            "boots": machines,
+            "rows": measured,
+        }))?;
+    }
+    match earlier {
+        Some(earlier) => compare(&measured, &earlier),
+        None => Ok(()),
+    }
+}
+
+/// As many rows as one boot of the machine takes in its time.
+fn boots(rows: &[Row], rounds: u32) -> Vec<&[Row]> {
+    let most = BOOT_SECONDS / (ROUND_SECONDS * rounds);
+    // Each kind of cards has its own machine.
+    let devices = rows.chunk_by(|one, other| one.device == other.device);
+    devices
+        .flat_map(|rows| rows.chunks(most.max(1) as usize))
+        .collect()
+}
+
+fn table(measured: &[Measured]) -> Table {
+    let mut table = Table::new(&[
+        "row",
+        "bytes",
+        "Mbit/s, or p50 µs",
+        "p99 µs",
+        "interrupts a packet, near",
+        "far",
+        "",
+    ]);
+    for one in measured {
+        let whole = one.row.name();
+        let name = whole.rsplit_once(' ').map_or(&*whole, |(name, _)| name);
+        let scale = match one.row.what {
+            What::Stream => 1e6,
+            What::RoundTrips => 1e3,
+        };
+        let shown = |figure: Option<f64>, scale: f64, digits: usize| {
+            figure.map_or("–".to_owned(), |figure| format!("{:.digits$}", figure / scale))
+        };
+        let p99 = Summary::of(&one.p99).map(|summary| summary.median);
+        let p99 = match one.row.what {
+            What::Stream => String::new(),
+            What::RoundTrips => shown(p99, 1e3, 1),
+        };
+        let [near, far] = one.interrupts_per_packet.map(|figure| shown(figure, 1.0, 2));
+        table.row([
+            name.to_owned(),
+            one.row.size.to_string(),
+            shown(one.median(), scale, 1),
+            p99,
+            near,
+            far,
+            one.remark(),
+        ]);
+    }
+    table
+}
+
+/// The rows of an earlier run.
+fn earlier(path: &std::path::Path) -> Result<Vec<Measured>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    serde_json::from_value(value["rows"].clone())
+        .with_context(|| format!("{} is no result of this command", path.display()))
+}
+
+/// Says by how much two runs differ; an error where a row differs that agrees in itself in both.
+fn compare(now: &[Measured], earlier: &[Measured]) -> Result<()> {
+    let mut differing = Vec::new();
+    let mut compared = 0;
+    for one in now {
+        let Some(other) = earlier.iter().find(|other| other.row == one.row) else {
+            continue;
+        };
+        if !(one.agrees() && other.agrees()) {
+            continue;
+        }
+        let (Some(figure), Some(before)) = (one.median(), other.median()) else {
+            continue;
+        };
+        compared += 1;
+        let change = figure / before - 1.0;
+        println!("  {:+.2} %  {}", change * 100.0, one.row.name());
+        if change.abs() > AGREE {
+            differing.push(one.row.name());
+        }
+    }
+    ensure!(compared > 0, "no row that agrees in itself is in both runs");
+    ensure!(
+        differing.is_empty(),
+        "{} of {compared} rows differ by more than {} %: {}",
+        differing.len(),
+        AGREE * 100.0,
+        differing.join(", ")
+    );
+    println!(
+        "{compared} rows agree with the earlier run within {} %",
+        AGREE * 100.0
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(what: What) -> Row {
+        Row {
+            device: Device::Igb,
+            system: "lm".to_owned(),
+            mode: Some(Mode::Copy),
+            what,
+            size: 64,
+            rounds: 2,
+        }
+    }
+
+    fn ended(outcome: Outcome, report: Value) -> Ended {
+        Ended {
+            name: row(What::Stream).name(),
+            outcome,
+            seconds: 1.0,
+            report,
+            output: "first\nlast words\n".to_owned(),
+        }
+    }
+
+    fn streams(seconds: [f64; 2], lost: u64) -> Measured {
+        let round = |seconds: f64| json!({"bytes": 1_000_000, "seconds": seconds, "messages": 10, "lost_messages": lost});
+        let report = json!({
+            "rounds": seconds.map(round),
+            "failures": Value::Null,
+            "near": {"interrupts": 5, "packets_received": 10},
+            "far": {"interrupts": 50, "packets_received": 200},
+        });
+        Measured::of(&row(What::Stream), &ended(Outcome::Passed, report))
+    }
+
+    #[test]
+    fn rounds_agree_within_one_percent_or_the_row_says_by_how_much_not() {
+        let good = streams([1.0, 1.009], 0);
+        assert!(good.agrees() && good.remark().is_empty(), "{good:?}");
+        assert!((good.median().unwrap() - 8e6 / 1.0045).abs() < 1e3);
+        assert_eq!(
+            good.interrupts_per_packet,
+            [None, Some(0.25)],
+            "ten packets tell nothing"
+        );
+        let bad = streams([1.0, 1.02], 5);
+        assert!(!bad.agrees());
+        assert_eq!(
+            bad.remark(),
+            "rounds differ by 2.0 %; 0.50 lost for each that came"
+        );
+    }
+
+    #[test]
+    fn what_failed_is_in_the_row() {
+        let report = json!({
+            "rounds": [{"p50_ns": 5.0, "p99_ns": 9.0}],
+            "failures": [{"why": "no answer"}],
+            "error": "something else",
+        });
+        let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report));
+        assert!(!one.agrees());
+        assert_eq!(
+            (one.median(), one.remark().as_str()),
+            (Some(5.0), "1 failed: no answer; one round")
+        );
+        let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null));
+        assert_eq!(
+            (dead.median(), dead.remark().as_str()),
+            (None, "1 failed: last words")
+        );
+        let nothing = json!({"rounds": null, "error": "nothing was measured"});
+        let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing));
+        assert_eq!(nothing.remark(), "1 failed: nothing was measured");
+        assert!(table(&[nothing]).to_string().contains("–"));
+    }
+
+    #[test]
+    fn two_runs_are_compared_where_both_agree_in_themselves() {
+        let first = [streams([1.0, 1.0], 0)];
+        compare(&[streams([1.005, 1.005], 0)], &first).unwrap();
+        let error = compare(&[streams([1.05, 1.05], 0)], &first)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("1 of 1 rows differ"), "{error}");
+        let error = compare(&[streams([1.0, 1.5], 0)], &first)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no row that agrees in itself"), "{error}");
+        // As it is kept in a file.
+        let text = serde_json::to_string(&first[0]).unwrap();
+        assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), first[0]);
+    }
+
+    #[test]
+    fn a_boot_has_cards_of_one_kind_and_an_end() {
+        let mut rows = vec![row(What::Stream); 20];
+        rows[19].device = Device::VirtioNet;
+        let lens: Vec<usize> = boots(&rows, 2).iter().map(|rows| rows.len()).collect();
+        assert_eq!(lens, [14, 5, 1]);
+        assert_eq!(boots(&rows, 10).len(), 11, "two at a time");
+    }
+
+    #[test]
+    fn only_what_a_system_can_do_is_asked_of_it() {
+        assert!(!measures("bare", What::RoundTrips, 7168) && measures("lm", What::RoundTrips, 1 << 20));
+        assert!(
+            !measures("udp-blocking", What::RoundTrips, 65_508)
+                && measures("udp-blocking", What::Stream, 1 << 20)
+        );
+        assert_eq!(modes("lm-no-integrity"), [Some(Mode::Copy)]);
+        let names: std::collections::BTreeSet<String> = short_rows(2).iter().map(Row::name).collect();
+        assert_eq!(names.len(), short_rows(2).len(), "a row is known by its name");
+    }
+}

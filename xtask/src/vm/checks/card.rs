@@ -1,0 +1,202 @@
+//! One row of `cargo xtask bench card`, in the guest: a system of `lm-bench` at one length between two cards, on a bed of its own.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::interrupts::{interrupts_in, irqs, set_rx_usecs};
+use super::pair::{await_link, hosts};
+use crate::bed::leftovers::temporary_folder;
+use crate::bed::{Bed, Host, INTERFACE, Launch};
+use crate::vm::devices::Device;
+use crate::vm::protocol::Mode;
+
+/// Round trips of a round, and the longest that they may take.
+const ROUND_TRIPS: u32 = 100;
+const ROUND_TRIPS_SECONDS: f64 = 0.5;
+/// A stream's time that does not count, and that of one whose messages are of this length at most or longer: some of them in any case.
+const WARM_UP: f64 = 0.02;
+const SHORT_LEN: u64 = 64 << 10;
+const STREAM_SECONDS: [f64; 2] = [0.1, 0.4];
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// One way, as much as goes.
+    Stream,
+    /// One message to and fro.
+    RoundTrips,
+}
+
+impl What {
+    /// As tables show it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            What::Stream => "stream",
+            What::RoundTrips => "round trips",
+        }
+    }
+
+    const fn command(self) -> &'static str {
+        match self {
+            What::Stream => "throughput",
+            What::RoundTrips => "latency",
+        }
+    }
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The cards.
+    pub device: Device,
+    /// Of `lm-bench`.
+    pub system: String,
+    /// How packets pass between driver and LM; `None` for whatever else.
+    pub mode: Option<Mode>,
+    /// What is measured.
+    pub what: What,
+    /// Message length in bytes.
+    pub size: u64,
+    /// How often.
+    pub rounds: u32,
+}
+
+impl Row {
+    /// `igb lm copy stream 7168`.
+    pub fn name(&self) -> String {
+        let mode = self.mode.map_or("", Mode::option);
+        let words = [self.device.name(), &self.system, mode, self.what.name()];
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        format!("{} {}", words.join(" "), self.size)
+    }
+
+    /// It has failed after so many seconds, of the guest's clock and of the host's.
+    pub fn limit_s(&self) -> u32 {
+        60 + 40 * self.rounds
+    }
+}
+
+/// Measures a row and prints what came of it as one line of JSON. In the guest.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The row, as JSON
+    row: String,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let row: Row = serde_json::from_str(&arguments.row).context("no row is that")?;
+    let bed = hosts(row.device, false)?;
+    bed.introduce()?;
+    for (host, core) in [(bed.left(), 0), (bed.right(), 1)] {
+        prepare(host, core)?;
+    }
+    if row.device == Device::Igb {
+        // What the driver holds back by itself adapts to the traffic, and QEMU holds it back four times as long (see `interrupts`).
+        set_rx_usecs(&bed, 0)?;
+    }
+    await_link(&bed)?;
+    println!("{}", measure(&bed, &row)?);
+    Ok(())
+}
+
+/// A card's interrupts come to its host's own core, and fragments of datagrams that were lost go soon: they fill the kernel's 4 MiB for them, and
+/// then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
+fn prepare(host: &Host, core: u32) -> Result<()> {
+    for irq in irqs(host)? {
+        // The one that the card itself has may be fixed.
+        let _fixed = std::fs::write(
+            format!("/proc/irq/{irq}/smp_affinity"),
+            format!("{:x}", 1 << core),
+        );
+    }
+    host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")
+}
+
+/// What `lm-bench` found, and how many interrupts and packets the two cards had meanwhile: the sending or asking one, then the other.
+fn measure(bed: &Bed, row: &Row) -> Result<Value> {
+    let limit = Duration::from_secs(u64::from(row.limit_s()) - 10);
+    let lm_bench = || Launch::new("/bin/lm-bench").time_limit(limit);
+    let address = bed.right().address().to_string();
+    let serve = lm_bench().args(["serve", "--core", "1", "--from-anyone"]);
+    let mut server = bed
+        .right()
+        .spawn(serve.args(["--bind", &format!("{address}:7170")]))?;
+    server.await_text("ready")?;
+    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "card")?;
+    let file = folder.join("report.json");
+    let seconds = match row.what {
+        What::RoundTrips => ROUND_TRIPS_SECONDS,
+        What::Stream => STREAM_SECONDS[usize::from(row.size > SHORT_LEN)],
+    };
+    let mode = row.mode.map_or(Mode::Auto, |mode| mode);
+    let launch = lm_bench()
+        .args([row.what.command(), &address, "--core", "0"])
+        .args(["--systems", &row.system, "--sizes", &row.size.to_string()])
+        .args(["--mode", mode.option(), "--recipe", "native-spinning"])
+        .args(["--rounds", &row.rounds.to_string()])
+        .args(["--warm-up", &WARM_UP.to_string()])
+        .args(["--seconds", &seconds.to_string()])
+        .args(["--count", &ROUND_TRIPS.to_string()])
+        .arg("--json")
+        .arg(&file);
+    let before = counts(bed)?;
+    let ended = bed.left().spawn(launch)?.outcome()?;
+    let after = counts(bed)?;
+    server.stop()?;
+    let report = match std::fs::read_to_string(&file) {
+        Ok(text) => serde_json::from_str(&text).context("the report of lm-bench is no JSON")?,
+        Err(_) => Value::Null,
+    };
+    let [near, far] = [0, 1].map(|end| {
+        let [interrupts, packets] = [0, 1].map(|what| after[end][what] - before[end][what]);
+        json!({"interrupts": interrupts, "packets_received": packets})
+    });
+    Ok(json!({
+        "rounds": report["rows"][0]["rounds"],
+        "mode": report["links"][0]["mode"],
+        "offloads": report["links"][0]["offloads"],
+        "failures": report["failures"],
+        "absent": report["absent"],
+        "error": (!ended.status.success()).then(|| ended.stderr.trim().lines().last().unwrap_or_default().to_owned()),
+        "near": near,
+        "far": far,
+    }))
+}
+
+/// Interrupts and received packets of both hosts' cards.
+fn counts(bed: &Bed) -> Result<[[u64; 2]; 2]> {
+    let text = std::fs::read_to_string("/proc/interrupts").context("cannot read /proc/interrupts")?;
+    let of = |host: &Host| -> Result<[u64; 2]> {
+        let packets = host.read_file(&format!("/sys/class/net/{INTERFACE}/statistics/rx_packets"))?;
+        let packets = packets.parse().context("rx_packets is no number")?;
+        Ok([interrupts_in(&text, &irqs(host)?), packets])
+    };
+    Ok([of(bed.left())?, of(bed.right())?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_comes_through_the_plan_and_has_a_name() {
+        let row = Row {
+            device: Device::VirtioNet,
+            system: "lm-sleeping".to_owned(),
+            mode: Some(Mode::Copy),
+            what: What::RoundTrips,
+            size: 7168,
+            rounds: 2,
+        };
+        assert_eq!(row.name(), "virtio-net lm-sleeping copy round trips 7168");
+        let text = serde_json::to_string(&row).unwrap();
+        assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
+        let udp = Row { mode: None, ..row };
+        assert_eq!(udp.name(), "virtio-net lm-sleeping round trips 7168");
+    }
+}
