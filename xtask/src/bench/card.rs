@@ -81,8 +81,8 @@ struct Measured {
     p99: Vec<f64>,
     /// Lost messages for each that came, all rounds together.
     lost: f64,
-    /// Interrupts of the near and the far card for each packet that they received, from before the programs began to their end.
-    interrupts_per_packet: [Option<f64>; 2],
+    /// Interrupts of the near and the far card for each round that came to its end, from before the first began to the end of the last.
+    interrupts: Option<[f64; 2]>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
 }
@@ -120,10 +120,9 @@ impl Measured {
                 .filter_map(|round| round[name].as_f64())
                 .sum::<f64>()
         };
-        let of_end = |end: &str| {
-            let of = |what: &str| report[end][what].as_f64();
-            let packets = of("packets_received").filter(|packets| *packets >= 100.0)?;
-            Some(of("interrupts")? / packets)
+        let interrupts = || {
+            let of_end = |end: usize| Some(report["interrupts"][end].as_f64()? / rounds.len() as f64);
+            (!rounds.is_empty()).then_some([of_end(0)?, of_end(1)?])
         };
         let messages = sum("messages");
         Measured {
@@ -137,7 +136,7 @@ impl Measured {
             } else {
                 0.0
             },
-            interrupts_per_packet: ["near", "far"].map(of_end),
+            interrupts: interrupts(),
             failures,
         }
     }
@@ -317,7 +316,7 @@ fn table(measured: &[Measured]) -> Table {
         "bytes",
         "Mbit/s, or p50 µs",
         "p99 µs",
-        "interrupts a packet, near",
+        "interrupts, near",
         "far",
         "",
     ]);
@@ -336,7 +335,7 @@ fn table(measured: &[Measured]) -> Table {
             What::Stream => String::new(),
             What::RoundTrips => shown(p99, 1e3, 1),
         };
-        let [near, far] = one.interrupts_per_packet.map(|figure| shown(figure, 1.0, 2));
+        let [near, far] = [0, 1].map(|end| shown(one.interrupts.map(|both| both[end]), 1.0, 0));
         table.row([
             name.to_owned(),
             one.row.size.to_string(),
@@ -424,8 +423,7 @@ mod tests {
         let report = json!({
             "rounds": seconds.map(round),
             "failures": Value::Null,
-            "near": {"interrupts": 5, "packets_received": 10},
-            "far": {"interrupts": 50, "packets_received": 200},
+            "interrupts": [5, 50],
         });
         Measured::of(&row(What::Stream), &ended(Outcome::Passed, report))
     }
@@ -435,11 +433,7 @@ mod tests {
         let good = streams([1.0, 1.009], 0);
         assert!(good.agrees() && good.remark().is_empty(), "{good:?}");
         assert!((good.median().unwrap() - 8e6 / 1.0045).abs() < 1e3);
-        assert_eq!(
-            good.interrupts_per_packet,
-            [None, Some(0.25)],
-            "ten packets tell nothing"
-        );
+        assert_eq!(good.interrupts, Some([2.5, 25.0]), "of each round");
         let bad = streams([1.0, 1.02], 5);
         assert!(!bad.agrees());
         assert_eq!(

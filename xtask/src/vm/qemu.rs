@@ -150,10 +150,13 @@ impl MachineConfig<'_> {
         add("-accel", accelerator.to_owned());
         if let Some(count) = count {
             add("-icount", count.to_owned());
+            // What else differs from boot to boot: what the processor calls random (RSS keys, ports), and the time of day.
+            add("-seed", "1".to_owned());
+            add("-rtc", "base=2026-01-01,clock=vm".to_owned());
         }
         add("-kernel", self.kernel.to_string_lossy().into_owned());
         add("-initrd", self.initramfs.to_string_lossy().into_owned());
-        add("-append", kernel_command_line());
+        add("-append", kernel_command_line(self.clock));
         for (id, path) in [("console", self.console), ("results", self.results)] {
             add("-chardev", format!("file,id={id},path={}", escape(path)));
             add("-serial", format!("chardev:{id}"));
@@ -236,10 +239,15 @@ pub fn is_kept_zero(address: u64, len: u64) -> bool {
 
 /// The console is the first serial port; a panic ends QEMU (`panic=-1` restarts at once, `-no-reboot` ends instead), and so does
 /// an oops, after which no result could be trusted. `PATH` becomes part of the environment of the guest's first process.
-fn kernel_command_line() -> String {
+fn kernel_command_line(clock: Clock) -> String {
     let (start, kept) = KEPT_ZERO;
+    // Where programs lie decides how often their pages and cache lines meet.
+    let same = match clock {
+        Clock::Real => "",
+        Clock::Instructions => "norandmaps ",
+    };
     format!(
-        "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr memmap={kept:#x}${start:#x} \
+        "{same}console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off audit=0 nokaslr memmap={kept:#x}${start:#x} \
          hugepages={HUGE_PAGES} PATH=/usr/sbin:/usr/bin:/sbin:/bin RUST_BACKTRACE=1"
     )
 }
