@@ -367,7 +367,7 @@ mod tests {
     fn each_igb_has_a_port_and_both_share_a_hub() {
         let line = options(false, &[Device::Igb]);
         for part in [
-            "-M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 2G",
+            "-M q35 -cpu max -smp 2 -m 2G -accel tcg,thread=multi -kernel",
             "-kernel /k/vmlinuz -initrd /t/initramfs -append console=ttyS0 ",
             "-chardev file,id=console,path=/t/a,,b -serial chardev:console -chardev file,id=results,path=/t/results",
             "-device pcie-root-port,id=port-igb0,chassis=1 -netdev hubport,id=igb0,hubid=1 \
