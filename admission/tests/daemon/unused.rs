@@ -333,8 +333,11 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
     });
 }
 
+/// A sender that has a place, its ticket, and its session's key.
+type Holder = (Client, u32, u64);
+
 /// Programs on a host, each with a session of a receiver that does nothing by itself, and what they asked for.
-fn fill(three: &Three, receiver: &mut Client) -> Vec<(Client, u32, u64)> {
+fn fill(three: &Three, receiver: &mut Client) -> Vec<Holder> {
     let program = |n| {
         let mut client = Client::sender(&three.socket(1), three.host(1), 9000 + n);
         let ticket = client.ask(three.receiver(), LEN as u64);
@@ -344,6 +347,18 @@ fn fill(three: &Three, receiver: &mut Client) -> Vec<(Client, u32, u64)> {
         (client, ticket, key)
     };
     (0..PLACES).map(program).collect()
+}
+
+/// All places are taken, nothing comes of the fourth session's message, and another sender waits: the session is set aside, and its program
+/// has not let go of its place. The sessions, and who waits, with its ticket.
+fn set_one_aside(three: &Three, receiver: &mut Client) -> (Vec<Holder>, (Client, u32)) {
+    let others = fill(three, receiver);
+    let session_key = others[3].2;
+    receiver.tell_progress(session_key, 1, Some((5000, false)));
+    let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
+    let wanted = waiting.ask(three.receiver(), LEN as u64);
+    assert_eq!(receiver.event(), Event::SetAside { session_key });
+    (others, (waiting, wanted))
 }
 
 /// Open and closing places of the receiver's queue.
@@ -361,13 +376,9 @@ fn who_does_not_let_go_of_a_place_harms_itself_alone() {
         return;
     };
     let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
-    let mut others = fill(&three, &mut receiver);
+    let (mut others, (mut waiting, wanted)) = set_one_aside(&three, &mut receiver);
     let (sender, ticket, session_key) = &mut others[3];
     let (ticket, session_key) = (*ticket, *session_key);
-    receiver.tell_progress(session_key, 1, Some((5000, false)));
-    let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
-    let wanted = waiting.ask(three.receiver(), LEN as u64);
-    assert_eq!(receiver.event(), Event::SetAside { session_key });
     assert_eq!(places(&three, &receiver), (usize::from(PLACES) - 1, 1));
     let first_message = 0;
     let again = Call::OpenGate {
@@ -408,13 +419,9 @@ fn a_session_without_its_place_outlives_its_daemon() {
         return;
     };
     let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
-    let mut others = fill(&three, &mut receiver);
+    let (mut others, (mut waiting, wanted)) = set_one_aside(&three, &mut receiver);
     let (sender, ticket, session_key) = &mut others[3];
     let (ticket, session_key) = (*ticket, *session_key);
-    receiver.tell_progress(session_key, 1, Some((5000, false)));
-    let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
-    let wanted = waiting.ask(three.receiver(), LEN as u64);
-    assert_eq!(receiver.event(), Event::SetAside { session_key });
     wait_until("the state is written", || {
         let state = std::fs::read_to_string(three.folder.join("host0/state.json")).unwrap_or_default();
         state.contains("\"aside\":true")

@@ -617,10 +617,7 @@ fn unused_places_go_to_whoever_waits() {
     let Some(bed) = Switched::with_attackers() else {
         return;
     };
-    let others = [4, 5].map(|last| Ipv4Addr::new(10, 77, 0, last));
-    for ip in others {
-        bed.senders[1].ip(&format!("address add {ip}/24 dev va"));
-    }
+    let others = bed.more_addresses();
     let (_, (received, counters)) = honest_work(&bed, &config_b(), || {
         let mut a = open(&honest_config());
         let peer = a.connect(B, &up_to(100_000)).unwrap();
@@ -732,10 +729,7 @@ fn a_place_whose_message_does_not_come_goes_to_whoever_waits() {
     let Some(bed) = Switched::with_attackers() else {
         return;
     };
-    let others = [4, 5].map(|last| Ipv4Addr::new(10, 77, 0, last));
-    for ip in others {
-        bed.senders[1].ip(&format!("address add {ip}/24 dev va"));
-    }
+    let others = bed.more_addresses();
     let patient = |config: EndpointConfig| EndpointConfig {
         patience: 3 * PATIENCE,
         ..config
@@ -823,10 +817,7 @@ fn repeated_announcements_keep_no_place() {
     let Some(bed) = Switched::with_attackers() else {
         return;
     };
-    let others = [4, 5].map(|last| Ipv4Addr::new(10, 77, 0, last));
-    for ip in others {
-        bed.senders[1].ip(&format!("address add {ip}/24 dev va"));
-    }
+    let others = bed.more_addresses();
     let [listens, held, placed, left, over] = <[Flag; 5]>::default();
     let receive = || {
         let mut b = open(&EndpointConfig {
