@@ -439,6 +439,8 @@ pub(crate) struct Inbound {
     pub(crate) told: Told,
     /// Packets that it may have sent (cumulative, mod 2^32) while it is another session's turn.
     allowed: u32,
+    /// It has left credit unused for long, while others were there.
+    is_silent: bool,
     messages: VecDeque<Arriving>,
     complete: VecDeque<Landed>,
     /// First message in `messages` that is not fully posted.
@@ -542,6 +544,7 @@ impl Inbound {
                 ..Told::default()
             },
             allowed: 0,
+            is_silent: false,
             messages: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             posting: 0,
@@ -773,14 +776,16 @@ impl Inbound {
                 now_ns.saturating_sub(self.progress_ns)
             }
             // Others' packets used the entries that were posted for it, and it does not send what it may all the same.
-            Some(_)
-                if self.lands
-                    && self.left() > 0
-                    && serial::precedes(self.accepted_packets(), self.told.packet_limit) =>
-            {
-                now_ns.saturating_sub(self.progress_ns.max(self.told.limit_ns))
-            }
+            Some(_) if self.lands && self.left() > 0 => self.unused_credit_ns(now_ns),
             _ => 0,
+        }
+    }
+
+    /// Nanoseconds that the sender has left credit unused which it was told of; 0: it has none.
+    fn unused_credit_ns(&self, now_ns: u64) -> u64 {
+        match serial::precedes(self.accepted_packets(), self.told.packet_limit) {
+            true => now_ns.saturating_sub(self.progress_ns.max(self.told.limit_ns)),
+            false => 0,
         }
     }
 

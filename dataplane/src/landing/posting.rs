@@ -132,10 +132,9 @@ impl Inbound {
     /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
     /// posted for it, credit alone. Asked while it is not its turn.
     pub(super) fn wants_turn(&self) -> bool {
-        self.wants_entries()
-            || (self.lands
-                && self.left() > 0
-                && serial::precedes(self.allowed, self.announced_packets as u32))
+        let needs_credit =
+            self.lands && self.left() > 0 && serial::precedes(self.allowed, self.announced_packets as u32);
+        !self.is_silent && (self.wants_entries() || needs_credit)
     }
 
     /// Packets of the session up to the last that an entry was posted for, or left out.

@@ -37,6 +37,8 @@ const OVERLAP: i32 = 32;
 pub(super) const UNPOSTED_AHEAD: u64 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
+/// A sender that leaves credit unused for so long, which is some naps of a busy host, keeps neither turns nor entries from others.
+const SILENT_NS: u64 = 20_000_000;
 
 /// Places that have a session, ascending.
 #[derive(Clone, Copy, Debug)]
@@ -533,14 +535,22 @@ impl Sessions {
             self.turn = Taken(self.present & !self.without_entries).next();
             return self.turn;
         }
+        if self.present.count_ones() > 1 {
+            for inbound in self.iter_mut() {
+                inbound.is_silent = inbound.unused_credit_ns(now_ns) > SILENT_NS;
+            }
+        }
         if let Some(place) = self.turn {
-            let wants = self.at(place).is_some_and(Inbound::wants_entries);
-            if (wants && self.turn_posted < TURN_PACKETS) || !self.others_want(place) {
+            if !self.others_want(place) {
                 return Some(place);
             }
-            if !self.is_under_way(place)
-                && now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) < TURN_QUIET_NS
-            {
+            let is_quiet = now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) >= TURN_QUIET_NS;
+            let goes_on =
+                self.turn_posted < TURN_PACKETS && self.at(place).is_some_and(Inbound::wants_entries);
+            if !is_quiet && goes_on {
+                return Some(place);
+            }
+            if !is_quiet && !self.is_under_way(place) {
                 // Nothing more for this one, and nothing yet for the next.
                 return None;
             }
@@ -556,13 +566,15 @@ impl Sessions {
         Some(next)
     }
 
-    /// Unused entries that packets of the session at `place` will meet: all but as many as the others may still send.
+    /// Unused entries that packets of the session at `place` will meet: all but as many as the others may still send, if they do.
     fn entries_for(&self, place: u8) -> u32 {
         let expected =
             |inbound: &Inbound| serial::distance(inbound.accepted_packets(), inbound.allowed).max(0);
-        let theirs: i32 = (self.others(place).filter(|inbound| inbound.lands))
-            .map(expected)
-            .sum();
+        let theirs: i32 = (self
+            .others(place)
+            .filter(|inbound| inbound.lands && !inbound.is_silent))
+        .map(expected)
+        .sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
     }
 

@@ -342,6 +342,35 @@ fn a_sender_that_dies_in_its_turn_leaves_the_channel_to_the_others() {
     }
 }
 
+/// All senders but one say nothing from some time on, with credit, entries and turns that they had: one after the other would have to be
+/// found out. The last one's messages come as if they were alone. Those of the others come when they go on.
+#[test]
+fn senders_that_fall_silent_hold_up_nobody() {
+    for after in [0, 1, 2, 3, 5, 10, 40, 100] {
+        let config = BedConfig {
+            patience: Duration::from_secs(60),
+            ..rooms(2 << 20)
+        };
+        let mut streams = [(100_000, 6); 10];
+        streams[9].1 = 40;
+        let mut shared = Shared::new(&config, &streams);
+        for _ in 0..after {
+            shared.round();
+        }
+        let last = FIRST + 9;
+        (shared.bed.wire).set_filter(move |from, _| from == 0 || from == last);
+        let began_ns = shared.bed.now_ns;
+        shared.finish_from(9);
+        let took_ns = shared.bed.now_ns - began_ns;
+        assert!(took_ns < 500_000_000, "{took_ns} ns after {after} rounds");
+        shared.bed.wire.set_filter(|_, _| true);
+        shared.finish();
+        assert_eq!(shared.incomplete, 0);
+        assert_eq!(shared.bed.hosts[0].counters.violations.total(), 0);
+        shared.close();
+    }
+}
+
 #[test]
 fn a_session_ends_and_a_larger_one_begins_under_the_others() {
     let mut shared = Shared::new(&rooms(1 << 20), &[(100_000, 30), (100_000, 30)]);
