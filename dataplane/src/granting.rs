@@ -248,6 +248,20 @@ impl<N: Nic> Engine<N> {
         })
     }
 
+    /// From where packets of sessions without a place come: their fragments may have a port of their own, from when they had one.
+    fn elsewhere(&mut self) -> Vec<SocketAddrV4> {
+        let (Some(landing), peers) = (&self.landing, &mut self.peers) else {
+            return Vec::new();
+        };
+        let without = landing.sessions.iter().filter(|inbound| inbound.terms.one_copy);
+        let peers = without.filter_map(|inbound| {
+            let data = peers.named(inbound.terms.peer)?.data;
+            let fragments = SocketAddrV4::new(*data.ip(), inbound.terms.admission.peer_port);
+            Some([data, fragments])
+        });
+        peers.flatten().collect()
+    }
+
     /// Whether the landing queue has a place for one more session.
     fn has_place(&self) -> bool {
         let is_alone = self.fixed.zero_copy;
@@ -481,8 +495,9 @@ impl<N: Nic> Landing for Engine<N> {
         let index = self.make_room_for(from, false, fit.zone_len, request.messages_in_flight)?;
         let now_ns = self.now_ns;
         let general = self.general.as_ref().map(|_| self.config.general_queue);
+        let elsewhere = self.elsewhere();
         self.led_ns = Some(now_ns);
-        let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, alone) {
+        let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, &elsewhere, alone) {
             Ok(port) => port,
             Err(error) if self.fixed.zero_copy => {
                 tracing::warn!(%from, "no session: {error}");

@@ -573,6 +573,7 @@ impl Nic for KernelNic {
         general: Option<u32>,
         from: SocketAddrV4,
         hashed: HashInput,
+        elsewhere: &[SocketAddrV4],
         alone: bool,
     ) -> Result<Option<NonZeroU16>, NicError> {
         let Some(steering) = &mut self.steering else {
@@ -590,7 +591,7 @@ impl Nic for KernelNic {
             flow: flow(source, destination),
             queue,
         };
-        let others = [
+        let mut others = vec![
             other(theirs, ours, general),
             other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
             other(theirs, ours.wrapping_add(1), None),
@@ -600,6 +601,14 @@ impl Nic for KernelNic {
             steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
             return Ok(None);
         }
+        others.extend(elsewhere.iter().map(|from| Neighbouring {
+            flow: Flow {
+                source: *from.ip(),
+                source_port: from.port(),
+                ..flow(0, ours)
+            },
+            queue: None,
+        }));
         let seed = random_u64() as u32;
         let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
         Ok(NonZeroU16::new(port))

@@ -318,8 +318,8 @@ pub trait Nic {
     fn wait(&mut self, timeout: Duration) -> io::Result<bool>;
 
     /// Has the device put the fragments of a sender on landing queue `queue`, and its other packets elsewhere: those of its data
-    /// port on queue `general`, if that is given. `from` is its data port, `hashed` what devices look at in its fragments, `alone`
-    /// says that no other sender has a session there. Gives the source port that its fragments must have;
+    /// port on queue `general`, if that is given. `from` is its data port, `hashed` what devices look at in its fragments; packets of
+    /// `elsewhere` do not come to queue `queue`; `alone` says that no other sender has a session there. Gives the source port that its fragments must have;
     /// `None`: its data port, because the device looks at something else (of IP fragments the addresses, on veth the transmit
     /// queue).
     ///
@@ -332,9 +332,10 @@ pub trait Nic {
         general: Option<u32>,
         from: SocketAddrV4,
         hashed: HashInput,
+        elsewhere: &[SocketAddrV4],
         alone: bool,
     ) -> Result<Option<NonZeroU16>, NicError> {
-        let _ = (queue, general, from, hashed, alone);
+        let _ = (queue, general, from, hashed, elsewhere, alone);
         Ok(None)
     }
 

@@ -87,15 +87,16 @@ impl<N: Nic> Engine<N> {
         Ok(granted)
     }
 
-    /// Whether packets landed that nobody has looked at: they speak for the session of which nothing seems to come.
+    /// Whether packets landed that nobody has looked at: they speak for the session of which nothing seems to come. In zero-copy mode nobody
+    /// knows: what the gate redirects may be lost behind it.
     fn more_landed(&self) -> bool {
-        (self.landing.as_ref())
-            .is_some_and(|landing| landing.log.producer() != landing.sessions.entries.received)
+        let is_behind = |landing: &LandingSide| landing.log.producer() != landing.sessions.entries.received;
+        !self.fixed.zero_copy && self.landing.as_ref().is_some_and(is_behind)
     }
 
     /// The landing session at `place` goes on by the one-copy path, for this reason, unless more has landed.
     pub(crate) fn stop_landing(&mut self, place: u8, fault: Fault, now_ns: u64) {
-        if self.fixed.zero_copy || !self.more_landed() {
+        if !self.more_landed() {
             self.lands_no_more(place, fault, now_ns);
         }
     }
@@ -123,10 +124,6 @@ impl<N: Nic> Engine<N> {
     /// own.
     pub(crate) fn leave_place(&mut self, key: u64) -> Aside {
         let now_ns = self.now_ns;
-        // A zero-copy queue's gate redirects whatever the device leads there, so that no packet of it would come to the socket.
-        if self.fixed.zero_copy {
-            return Aside::Never;
-        }
         // What landed and was not looked at speaks for it.
         let progress = |engine: &Engine<N>| {
             let sessions = &engine.landing.as_ref()?.sessions;
@@ -134,10 +131,19 @@ impl<N: Nic> Engine<N> {
         };
         let before = progress(self);
         while self.receive_landing(now_ns) > 0 {}
-        match before == progress(self) && !self.more_landed() {
-            true => self.go_aside(key),
-            false => Aside::Later,
+        if before != progress(self) || self.more_landed() {
+            return Aside::Later;
         }
+        // A zero-copy queue's gate redirects whatever comes there. What is on the way while the device changes its mind goes with the
+        // channel, which is built anew behind that.
+        if self.fixed.zero_copy {
+            if let Err(error) = self.nic.unlead() {
+                tracing::warn!("a session ends, because its packets cannot be led to another queue: {error}");
+                return Aside::Never;
+            }
+            self.led_ns = None;
+        }
+        self.go_aside(key)
     }
 
     /// The session goes on by the one-copy path without a place.

@@ -533,7 +533,7 @@ impl Shared {
         };
         let host = &mut self.hosts[to];
         let config = &host.config;
-        let queue = queue % config.queues;
+        let queue = host.queue_of(queue % config.queues, &self.packet);
         if let Some(channel) = host.channels[queue as usize].as_mut()
             && channel.is_zero_copy()
         {

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU16;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Counters, Log, Role, SessionAdmission};
+use lm_protocol::rss::HashInput;
 
-use super::datagram::{IPV4_LEN, UDP_LEN, write_datagram};
+use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};
 use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
@@ -40,6 +42,10 @@ pub(super) struct Host {
     strayed: u64,
     /// As [`Nic::land_in_copy_mode`].
     lands_in_copy_mode: bool,
+    /// Zero-copy mode: queues and the senders that were led there.
+    led: Vec<(u32, Ipv4Addr)>,
+    /// Queues and the senders whose packets come to queue 0 instead. Everything else comes to the queue that it was sent to.
+    away: Vec<(u32, Ipv4Addr)>,
 }
 
 impl Host {
@@ -51,6 +57,8 @@ impl Host {
             data: VecDeque::with_capacity(SOCKET_LEN),
             control_refused: VecDeque::new(),
             lands_in_copy_mode: false,
+            led: Vec::new(),
+            away: Vec::new(),
             data_refused: VecDeque::new(),
             passed: 0,
             is_down: false,
@@ -58,6 +66,15 @@ impl Host {
             bounds: vec![None; config.queues as usize],
             strayed: 0,
             config,
+        }
+    }
+
+    /// Where a packet comes that was sent to `queue`.
+    pub(super) fn queue_of(&self, queue: u32, packet: &[u8]) -> u32 {
+        let is_of = |ip: &Ipv4Addr| packet.get(ETHERNET_LEN + 12..ETHERNET_LEN + 16) == Some(&ip.octets());
+        match self.away.iter().any(|(from, ip)| *from == queue && is_of(ip)) {
+            true => 0,
+            false => queue,
         }
     }
 
@@ -344,6 +361,31 @@ impl Nic for SimNic {
             channel.rx.consumed() != produced
         });
         Ok(sockets || rings)
+    }
+
+    /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
+    fn lead(
+        &mut self,
+        queue: u32,
+        _general: Option<u32>,
+        from: SocketAddrV4,
+        _hashed: HashInput,
+        elsewhere: &[SocketAddrV4],
+        _alone: bool,
+    ) -> Result<Option<NonZeroU16>, NicError> {
+        if self.device().is_some() {
+            let host = &mut *self.host();
+            host.led = vec![(queue, *from.ip())];
+            let others = elsewhere.iter().filter(|other| other.ip() != from.ip());
+            host.away = others.map(|other| (queue, *other.ip())).collect();
+        }
+        Ok(None)
+    }
+
+    fn unlead(&mut self) -> Result<(), NicError> {
+        let host = &mut *self.host();
+        host.away.append(&mut host.led);
+        Ok(())
     }
 
     fn effective_mode(&self) -> EffectiveMode {
