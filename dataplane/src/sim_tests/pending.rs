@@ -13,7 +13,7 @@ use super::bed::{Bed, BedConfig, fill, is_busy, noise};
 use super::integrity::kind;
 use super::times;
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, LoanError, RecvError, SendError};
+use crate::error::{ConnectError, LoanError, SendError};
 use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
@@ -594,21 +594,24 @@ fn a_stalled_session_in_zero_copy_mode_goes_on_without_its_place() {
         let packets = |bytes: usize| bytes.div_ceil(1448) as u64;
         let theirs: u64 = (0..crowd.sent).map(|number| packets(payload(number).len())).sum();
 
-        // Beside one that lands. It sends what it has credit for, and is asked for the rest.
+        // Beside one that lands. What was lost is asked for, and the next one comes without that.
         crowd.bed.wire.set_filter(|_, _| true);
+        let lost = crowd.bed.wire.counters().device_lost;
         let (late, peer, number) = (crowd.late, crowd.peer, crowd.sent);
+        crowd.bed.send(stalled, holder, &noise(2, LEN), 1001);
         crowd.bed.send(late, peer, &payload(number), number);
-        let mut tags = [crowd.bed.recv(0), crowd.bed.recv(0)].map(|message| {
+        let mut tags = [(); 3].map(|()| {
+            let message = crowd.bed.recv(0);
             let expected = match message.tag() {
-                1000 => noise(1, LEN),
+                tag @ 1000.. => noise(tag - 999, LEN),
                 tag => payload(tag),
             };
             assert!(message[..] == expected[..], "message {}", message.tag());
             message.tag()
         });
         tags.sort_unstable();
-        assert_eq!(tags, [number, 1000]);
-        for host in [stalled, late] {
+        assert_eq!(tags, [number, 1000, 1001]);
+        for host in [stalled, stalled, late] {
             assert_eq!(crowd.bed.completion(host).outcome, Outcome::Delivered);
         }
         let receiver = &crowd.bed.hosts[0].counters;
@@ -617,6 +620,7 @@ fn a_stalled_session_in_zero_copy_mode_goes_on_without_its_place() {
             theirs + packets(payload(number).len()),
             "what lands is the new holder's"
         );
+        assert_eq!(crowd.bed.wire.counters().device_lost, lost);
         assert_eq!(receiver.violations.total(), 0);
         assert_eq!(receiver.messages_incomplete, 0);
 
@@ -626,8 +630,8 @@ fn a_stalled_session_in_zero_copy_mode_goes_on_without_its_place() {
         assert_eq!(crowd.bed.hosts[stalled].counters.sessions_lost, 1);
         assert_eq!(crowd.sessions(), (1, 0));
         let landed = crowd.bed.hosts[0].counters.landing_packets;
-        crowd.bed.send(stalled, holder, &noise(2, LEN), 1001);
-        assert!(crowd.bed.recv(0)[..] == noise(2, LEN)[..]);
+        crowd.bed.send(stalled, holder, &noise(3, LEN), 1002);
+        assert!(crowd.bed.recv(0)[..] == noise(3, LEN)[..]);
         assert_eq!(crowd.bed.completion(stalled).outcome, Outcome::Delivered);
         assert_eq!(
             crowd.bed.hosts[0].counters.landing_packets - landed,
@@ -635,4 +639,30 @@ fn a_stalled_session_in_zero_copy_mode_goes_on_without_its_place() {
         );
         crowd.bed.check_memory();
     }
+}
+
+/// From when it has no place on, what it sends comes to the general queue, also before another has the place: no packet finds a landing queue
+/// without entries.
+#[test]
+fn who_has_no_place_is_not_led_to_the_landing_queue() {
+    let mut crowd = Crowd::with(&BedConfig {
+        patience: Duration::from_secs(60),
+        ..config(ZERO_COPY)
+    });
+    let (stalled, holder, late) = (1, crowd.holders[0], crowd.late);
+    (crowd.bed.wire).set_filter(move |from, packet| from != stalled || kind(packet) != Some(TYPE_DATA));
+    crowd.bed.send(stalled, holder, &noise(1, 20_000), 1000);
+    crowd.bed.pass(UNUSED_MAX - Duration::from_millis(100));
+    crowd.until("it is set aside", false, |crowd| {
+        crowd.bed.hosts[0].counters.sessions_set_aside == 1
+    });
+    crowd.bed.wire.set_filter(move |from, _| from != late);
+    let lost = crowd.bed.wire.counters().device_lost;
+    for tag in 1001..1004 {
+        crowd.bed.send(stalled, holder, &noise(tag, 20_000), tag);
+    }
+    let tags: Vec<u64> = (0..4).map(|_| crowd.bed.recv(0).tag()).collect();
+    assert_eq!(tags, [1000, 1001, 1002, 1003]);
+    assert_eq!(crowd.bed.wire.counters().device_lost, lost);
+    assert!(!crowd.changed_over() && crowd.sessions() == (0, 2));
 }
