@@ -12,6 +12,7 @@ mod pair;
 mod rate;
 mod refusals;
 mod spoil;
+mod stall;
 mod streams;
 mod transfer;
 
@@ -151,6 +152,14 @@ pub const TABLE: &[Check] = &[
         limit_s: 300,
         about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
         run: ends::abort,
+    },
+    Check {
+        name: "stalled",
+        devices: CARDS,
+        list: List::Short,
+        limit_s: 180,
+        about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; every byte",
+        run: stall::check,
     },
     Check {
         name: "rebind",

@@ -1,0 +1,120 @@
+//! A sender that falls silent in the middle of a message while another one waits for its place.
+//!
+//! ```text
+//!   left  198.18.0.1  veth ──┐  namespace of the box
+//!                            ├── bridge ── card ─────── card  198.18.0.2  right
+//!   lone  198.18.0.3  veth ──┘
+//! ```
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::ends::await_stream;
+use super::pair::Pair;
+use super::transfer::Source;
+use crate::bed::leftovers::temporary_folder;
+use crate::bed::{INTERFACE, Lone, Side, ip, middle};
+use crate::content;
+use crate::vm::devices::Device;
+use crate::vm::protocol::Plan;
+
+/// The second sender.
+const ADDRESS: &str = "198.18.0.3";
+/// The box's interface towards it.
+const PORT: &str = "more";
+/// A message that takes seconds, and one that does not.
+const LENS: [u64; 2] = [8 << 20, 1 << 20];
+/// A place in which nothing lands is free after 5 s.
+const PLACE_LIMIT: Duration = Duration::from_secs(30);
+
+/// It is stopped while its message lands. The second one gets its place, and everything of it lands; the first one, when it goes on, brings the
+/// rest of its message to the end without a place.
+pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    let pair = Pair::with_box(plan, device)?;
+    let second = second_sender(&pair)?;
+    let [long, short] = LENS.map(Source::new);
+    let (long, short) = (long?, short?);
+    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stalled")?;
+    let receiver = pair
+        .receiving("lm-recv --json --from-anyone --max-message-size 8M")
+        .arg("--output")
+        .arg(&folder);
+    let receiver = pair.start_receiver(receiver, "listening on")?;
+
+    let first = pair.sending("lm-send --json --wait-for-grant --rate 20M --message-size 8M");
+    let mut first = pair.start_sender(first.arg(&long.file))?;
+    await_stream(&pair, &mut first)?;
+    first.signal(Signal::STOP);
+    let stopped = Instant::now();
+    let other = pair.sending("lm-send --json --wait-for-grant --message-size 1M");
+    let other = second.host().spawn(other.arg(&short.file))?.finish();
+    let waited = stopped.elapsed();
+    ensure!(!first.has_ended()?, "it ended before it was stopped");
+    first.signal(Signal::CONT);
+    let other = other?.json().context("the second sender")?;
+    ensure!(waited < PLACE_LIMIT, "it had to wait for {waited:?}");
+    ensure!(
+        other["messages_one_copy"] == 0,
+        "the second sender had no place: {other}"
+    );
+    let sent = first.finish()?.json().context("the sender that was stopped")?;
+
+    let received = receiver.stop()?;
+    let received = (received.json()).with_context(|| format!("lm-recv: {}", received.stderr))?;
+    pair.prove_mode(&sent, &received)?;
+    ensure!(
+        received["transfers"] == 2 && received["failed_transfers"] == 0,
+        "not both are whole: {received}"
+    );
+    ensure!(
+        received["fragments_one_copy"].as_u64() > Some(0),
+        "the first sender had its place to the end: {received}"
+    );
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&folder).context("cannot read the received files' folder")? {
+        found.push(content::sha256(&entry?.path())?);
+    }
+    let mut expected = vec![long.sha256, short.sha256];
+    found.sort();
+    expected.sort();
+    ensure!(
+        found == expected,
+        "what arrived is not what was sent: SHA-256 {found:?} instead of {expected:?}"
+    );
+    Ok(json!({"place_after_s": waited.as_secs_f64(), "first": sent, "second": other, "receive": received}))
+}
+
+/// One more host behind the box, in which a bridge joins all of them.
+fn second_sender(pair: &Pair) -> Result<Lone> {
+    let (second, right) = (Lone::new()?, pair.bed.right());
+    let middle = pair.bed.middle().context("a bed with a box")?;
+    let link = format!(
+        "link add {INTERFACE} netns {} numrxqueues 2 numtxqueues 2 type veth peer name {PORT} netns {} numrxqueues 2 numtxqueues 2",
+        second.host().name(),
+        middle.name()
+    );
+    ip::batch(None, &[link]).context("cannot make the second sender's link")?;
+    second.host().switch_segmentation_offloads(false)?;
+    (second.host()).set_features(&[("tx-checksum-ip-generic", false)])?;
+    let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
+    let neighbour = |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
+    second.configure(&[
+        "link set lo up".to_owned(),
+        format!("addr add {ADDRESS}/24 dev {INTERFACE}"),
+        format!("link set {INTERFACE} up"),
+        neighbour(Side::Right.address().to_string(), mac(right)?),
+    ])?;
+    ip::batch(
+        Some(right.name()),
+        &[neighbour(ADDRESS.to_owned(), mac(second.host())?)],
+    )?;
+    let ports = [middle::LEFT, middle::RIGHT, PORT];
+    let mut commands = vec!["link add bridge type bridge mcast_snooping 0".to_owned()];
+    commands.extend(ports.map(|port| format!("link set {port} master bridge up")));
+    commands.push("link set bridge up".to_owned());
+    ip::batch(Some(middle.name()), &commands).context("cannot make the bridge")?;
+    Ok(second)
+}
