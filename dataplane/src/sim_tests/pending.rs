@@ -635,10 +635,7 @@ fn a_stalled_session_in_zero_copy_mode_goes_on_without_its_place() {
         crowd.bed.send(stalled, holder, &noise(3, LEN), 1002);
         assert!(crowd.bed.recv(0)[..] == noise(3, LEN)[..]);
         assert_eq!(crowd.bed.completion(stalled).outcome, Outcome::Delivered);
-        assert_eq!(
-            crowd.bed.hosts[0].counters.landing_packets - landed,
-            packets(LEN)
-        );
+        assert_eq!(crowd.bed.hosts[0].counters.landing_packets - landed, packets(LEN));
         crowd.bed.check_memory();
     }
 }

@@ -8,10 +8,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::NotHere;
 use super::ends::await_stream;
 use super::pair::Pair;
 use super::transfer::Source;
@@ -19,7 +20,7 @@ use crate::bed::leftovers::temporary_folder;
 use crate::bed::{INTERFACE, Lone, Side, ip, middle};
 use crate::content;
 use crate::vm::devices::Device;
-use crate::vm::protocol::Plan;
+use crate::vm::protocol::{Mode, Plan};
 
 /// The second sender.
 const ADDRESS: &str = "198.18.0.3";
@@ -33,6 +34,9 @@ const PLACE_LIMIT: Duration = Duration::from_secs(30);
 /// It is stopped while its message lands. The second one gets its place, and everything of it lands; the first one, when it goes on, brings the
 /// rest of its message to the end without a place.
 pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+    if plan.mode == Mode::Copy {
+        bail!(NotHere("in copy mode there are places for both".to_owned()));
+    }
     let pair = Pair::with_box(plan, device)?;
     let second = second_sender(&pair)?;
     let [long, short] = LENS.map(Source::new);
@@ -100,7 +104,8 @@ fn second_sender(pair: &Pair) -> Result<Lone> {
     second.host().switch_segmentation_offloads(false)?;
     (second.host()).set_features(&[("tx-checksum-ip-generic", false)])?;
     let mac = |host: &crate::bed::Host| host.read_file(&format!("/sys/class/net/{INTERFACE}/address"));
-    let neighbour = |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
+    let neighbour =
+        |address, mac| format!("neigh replace {address} lladdr {mac} nud permanent dev {INTERFACE}");
     second.configure(&[
         "link set lo up".to_owned(),
         format!("addr add {ADDRESS}/24 dev {INTERFACE}"),
