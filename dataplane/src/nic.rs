@@ -318,10 +318,10 @@ pub trait Nic {
     fn wait(&mut self, timeout: Duration) -> io::Result<bool>;
 
     /// Has the device put the fragments of a sender on landing queue `queue`, and its other packets elsewhere: those of its data
-    /// port on queue `general`, if that is given. `from` is its data port, `hashed` what devices look at in its fragments; packets of
-    /// `elsewhere` do not come to queue `queue`; `alone` says that no other sender has a session there. Gives the source port that its fragments must have;
-    /// `None`: its data port, because the device looks at something else (of IP fragments the addresses, on veth the transmit
-    /// queue).
+    /// port on queue `general`, if that is given. `from` is its data port, `hashed` what devices look at in its fragments, `alone`
+    /// says that no other sender has a session there. Where ports count, nothing that comes from `elsewhere` comes to that queue. Gives
+    /// the source port that its fragments must have; `None`: its data port, because the device looks at something else (of IP fragments
+    /// the addresses, on veth the transmit queue).
     ///
     /// # Errors
     ///
