@@ -35,6 +35,7 @@ pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
+use socket::Moved;
 pub use socket::Idle;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
@@ -118,6 +119,10 @@ pub struct PortArgs {
     /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
     #[arg(long)]
     pub long: bool,
+    /// The card reads and writes the socket's memory itself (XDP_ZEROCOPY), where the driver can. The sending side then has an XDP program too: igb
+    /// has no zero-copy mode without
+    #[arg(long)]
+    pub zero_copy: bool,
     /// By whose code
     #[arg(long, value_enum, default_value_t = Sockets::Own)]
     pub sockets: Sockets,
@@ -133,6 +138,14 @@ impl PortArgs {
         } else {
             socket::CHUNK_LEN
         }
+    }
+
+    fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
+        let moved = match self.zero_copy {
+            true => Moved::ByCard,
+            false => Moved::ByKernel,
+        };
+        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), moved)
     }
 
     /// Refuses payload that packets cannot have.
@@ -204,7 +217,7 @@ struct Port {
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
         let ifindex = ifindex(&args.interface)?;
-        let socket = socket::Socket::open(ifindex, args.queue, args.posted, args.chunk_len())?;
+        let socket = args.socket(ifindex)?;
         let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
         if let Some(budget) = args.tx_budget {
             socket.set_tx_budget(budget)?;
@@ -218,6 +231,9 @@ impl Port {
 
     /// One step of waiting.
     fn wait(&mut self) -> io::Result<()> {
+        if self.socket.fill.needs_wakeup() {
+            socket::ask(self.socket.raw_fd());
+        }
         self.waiting.step(self.socket.raw_fd())
     }
 
@@ -274,7 +290,7 @@ impl Waiting {
                 None
             }
             Poller::Xsk { ready: true } => {
-                socket::busy_poll(xsk);
+                socket::ask(xsk);
                 None
             }
             Poller::Xsk { ready } => {

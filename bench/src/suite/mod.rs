@@ -31,4 +31,5 @@ pub(crate) use end::Meter;
 pub use end::{Cost, EndArgs, Outcome, run};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;
+pub(crate) use host::await_link;
 pub use serve::{ServeArgs, serve};
