@@ -35,8 +35,8 @@ pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
-use socket::Moved;
 pub use socket::Idle;
+use socket::Moved;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
 

@@ -180,7 +180,11 @@ impl BareSpec {
             let file = pace_file(pace);
             line.push_str(&format!(" --pace {}", file.display()));
         }
-        let sockets = self.way.sockets.to_possible_value().expect("no variant is skipped");
+        let sockets = self
+            .way
+            .sockets
+            .to_possible_value()
+            .expect("no variant is skipped");
         line.push_str(&format!(" --sockets {}", sockets.get_name()));
         if self.way.zero_copy {
             line.push_str(" --zero-copy");

@@ -200,7 +200,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
 /// Without digests zero-copy mode is refused.
 fn modes(system: &str) -> &'static [Option<Mode>] {
     match system {
-        "lm" | "lm-sleeping" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
+        "lm" | "lm-sleeping" | "bare" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
         "lm-no-integrity" => &[Some(Mode::Copy)],
         _ => &[None],
     }
@@ -502,6 +502,7 @@ mod tests {
                 && measures("udp-blocking", What::Stream, 1 << 20)
         );
         assert_eq!(modes("lm-no-integrity"), [Some(Mode::Copy)]);
+        assert_eq!(modes("bare"), modes("lm"));
         let names: std::collections::BTreeSet<String> = short_rows(2).iter().map(Row::name).collect();
         assert_eq!(names.len(), short_rows(2).len(), "a row is known by its name");
     }

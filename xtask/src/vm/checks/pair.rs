@@ -220,7 +220,7 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
 
 /// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
 /// begins anew.
-fn await_detached(host: &Host) -> Result<()> {
+pub(super) fn await_detached(host: &Host) -> Result<()> {
     let end = Instant::now() + LIMIT;
     while host.has_xdp_program()? {
         ensure!(
