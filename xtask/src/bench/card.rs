@@ -266,7 +266,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             ..Choice::default()
         };
         let (report, machine) = vm::measure(choice, rows)?;
-        machines.push(json!({"qemu": machine["qemu"], "guest": machine["guest"]["kernel"], "seconds": machine["seconds"]}));
+        machines.push(Machine::of(&rows[0], &machine));
         for row in rows {
             let ended = report.ended.iter().find(|ended| ended.name == row.name());
             let missing = || Ended {
@@ -286,13 +286,70 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             "rounds": arguments.rounds,
             "clock": clock,
             "machine": machine::describe(),
+            "rustc": machine::rustc(),
             "boots": machines,
             "rows": measured,
         }))?;
     }
     match earlier {
-        Some(earlier) => compare(&measured, &earlier),
+        Some(earlier) => compare(&measured, &earlier.rows)
+            .with_context(|| format!("where {}", other_machine(&machines, &earlier.boots))),
         None => Ok(()),
+    }
+}
+
+/// A result file, as far as it is compared.
+#[derive(Debug, Deserialize)]
+struct Kept {
+    boots: Vec<Machine>,
+    rows: Vec<Measured>,
+}
+
+/// What decides a boot's figures where instructions are counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Machine {
+    /// The kind of cards.
+    device: Device,
+    /// QEMU's version.
+    qemu: String,
+    /// The guest's kernel.
+    guest: String,
+    /// SHA-256 of the kernel's image and of all files of the guest: programs, and the rows in their order.
+    kernel_sha256: String,
+    initramfs_sha256: String,
+}
+
+impl Machine {
+    fn of(row: &Row, result: &Value) -> Machine {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Machine {
+            device: row.device,
+            qemu: text(&result["qemu"]["version"]),
+            guest: text(&result["guest"]["kernel"]),
+            kernel_sha256: text(&result["sha256"]["kernel"]),
+            initramfs_sha256: text(&result["sha256"]["initramfs"]),
+        }
+    }
+}
+
+/// In what the machines of two runs differ: why their figures may.
+fn other_machine(now: &[Machine], earlier: &[Machine]) -> String {
+    let differs = |part: fn(&Machine) -> &str| !now.iter().map(part).eq(earlier.iter().map(part));
+    let parts: [(&str, fn(&Machine) -> &str); 3] = [
+        ("QEMU", |one| &one.qemu),
+        ("the kernel", |one| &one.kernel_sha256),
+        (
+            "the guest's files (programs, or which rows and their order)",
+            |one| &one.initramfs_sha256,
+        ),
+    ];
+    let parts: Vec<&str> = (parts.iter())
+        .filter_map(|(name, part)| differs(*part).then_some(*name))
+        .collect();
+    match parts.as_slice() {
+        [] => "QEMU, kernel and the guest's files are the same: something else than instructions decided"
+            .to_owned(),
+        parts => format!("another machine was measured: different are {}", parts.join(", ")),
     }
 }
 
@@ -345,12 +402,10 @@ fn table(measured: &[Measured]) -> Table {
     table
 }
 
-/// The rows of an earlier run.
-fn earlier(path: &std::path::Path) -> Result<Vec<Measured>> {
+/// An earlier run.
+fn earlier(path: &std::path::Path) -> Result<Kept> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let value: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    serde_json::from_value(value["rows"].clone())
-        .with_context(|| format!("{} is no result of this command", path.display()))
+    serde_json::from_str(&text).with_context(|| format!("{} is no result of this command", path.display()))
 }
 
 /// Says by how much two runs differ, row by row; an error where one does by more than it may, or has no figure. Rows whose rounds differ count like
@@ -483,6 +538,27 @@ mod tests {
         // As it is kept in a file.
         let text = serde_json::to_string(&first[0]).unwrap();
         assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), first[0]);
+    }
+
+    #[test]
+    fn why_two_runs_differ_is_told() {
+        let machine = |qemu: &str, files: &str| Machine {
+            device: Device::Igb,
+            qemu: qemu.to_owned(),
+            guest: "7.3".to_owned(),
+            kernel_sha256: "k".to_owned(),
+            initramfs_sha256: files.to_owned(),
+        };
+        let first = [machine("10", "a")];
+        assert!(other_machine(&first, &first).contains("something else than instructions"));
+        let other = other_machine(&[machine("11", "b")], &first);
+        assert!(
+            other.contains("QEMU") && other.contains("files") && !other.contains("kernel"),
+            "{other}"
+        );
+        assert!(other_machine(&[], &first).contains("another machine"));
+        let result = json!({"qemu": {"version": "10"}, "guest": {"kernel": "7.3"}, "sha256": {"kernel": "k", "initramfs": "a"}});
+        assert_eq!(Machine::of(&row(What::Stream), &result), first[0]);
     }
 
     #[test]

@@ -44,6 +44,7 @@ use unavailable::Unavailable;
 pub use userland::Build;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
+use crate::content;
 use crate::machine::ResultFile;
 use crate::table::Table;
 use crate::workspace::target_dir;
@@ -303,6 +304,8 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
     let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with, &folder)?;
     let initramfs_len = tree.write(&initramfs)?;
     let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
+    // Where instructions are counted, these and QEMU decide everything.
+    let digests = [content::sha256(&parts.kernel)?, content::sha256(&initramfs)?];
 
     eprintln!(
         "booting Linux {} under QEMU {} (initramfs {} MiB)",
@@ -330,6 +333,7 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
         "short": plan.short,
         "machine": crate::machine::describe(),
         "kernel": {"image": parts.kernel, "release": parts.release},
+        "sha256": {"kernel": digests[0], "initramfs": digests[1]},
         "qemu": {"version": parts.qemu.version},
         "devices": devices,
         "virtio_net_backend": report.virtio_backend,
