@@ -123,6 +123,8 @@ pub struct Arguments {
     #[arg(skip)]
     build: Build,
     #[arg(skip)]
+    hub: bool,
+    #[arg(skip)]
     spoil: Vec<Spoil>,
 }
 
@@ -180,6 +182,8 @@ pub struct Choice {
     pub reports: Option<PathBuf>,
     /// Whose builds the guest gets.
     pub build: Build,
+    /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
+    pub hub: bool,
     /// Faults to put into checks.
     pub spoil: Vec<Spoil>,
 }
@@ -205,6 +209,7 @@ impl From<Choice> for Arguments {
             reports: choice.reports,
             purpose: choice.purpose,
             build: choice.build,
+            hub: choice.hub,
             spoil: choice.spoil,
         }
     }
@@ -323,6 +328,7 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
             .clone()
             .unwrap_or_else(|| folder.join("console")),
         devices,
+        hub: arguments.hub,
         clock: arguments.clock,
         tasks: &plan.tasks,
     }
