@@ -89,7 +89,7 @@ impl Row {
 
     /// Whether its cards are joined by taps of the host: LM's zero-copy mode wants two queues, which virtio-net has there alone.
     pub fn needs_taps(&self) -> bool {
-        self.device == Device::VirtioNet && self.mode == Some(Mode::ZeroCopy) && self.system != "bare"
+        self.device == Device::VirtioNet && self.mode == Some(Mode::ZeroCopy)
     }
 
     /// It has failed after so many seconds, of the guest's clock and of the host's.
