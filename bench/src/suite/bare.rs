@@ -26,6 +26,8 @@ const IN_FLIGHT: [u64; 2] = [192, 512 << 10];
 const CREDIT: u64 = 4;
 /// Receive chunks beyond those of what is in flight, and where that is as much as LM allows: LM posts as many as it allows once more.
 const SPARE_CHUNKS: [u64; 2] = [320, 768];
+/// UDP ports of streams and of round trips: what is left of a stream, in whatever keeps packets on the way, is no answer.
+const PORTS: [u16; 2] = [7300, 7302];
 /// A sender goes on for so long after the receiver has measured, if both begin at once.
 const OVERTIME: f64 = 0.3;
 
@@ -172,8 +174,9 @@ impl BareSpec {
     pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
         let (Place::Near(interface) | Place::Far(interface)) = place;
         let mut line = format!(
-            " --interface {interface} --queue {} {}",
+            " --interface {interface} --queue {} --port {} {}",
             self.queue,
+            PORTS[usize::from(self.round_trips.is_some())],
             self.way.recipe.switches()
         );
         if let Some(pace) = self.pace {

@@ -361,6 +361,10 @@ mod tests {
     use super::*;
 
     fn options(taps: bool, devices: &[Device]) -> String {
+        options_in(Clock::Real, taps, devices)
+    }
+
+    fn options_in(clock: Clock, taps: bool, devices: &[Device]) -> String {
         MachineConfig {
             kernel: Path::new("/k/vmlinuz"),
             initramfs: Path::new("/t/initramfs"),
@@ -368,7 +372,7 @@ mod tests {
             results: Path::new("/t/results"),
             devices,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
-            clock: Clock::Real,
+            clock,
         }
         .options()
         .join(" ")
@@ -407,6 +411,22 @@ mod tests {
         }
         let line = options(false, &[Device::VirtioNet]);
         assert!(line.contains("hubport,id=virtio-net1,hubid=2") && !line.contains("mq=on"));
+    }
+
+    #[test]
+    fn where_instructions_are_counted_nothing_is_handed_over_in_the_hosts_time() {
+        let in_guest_time = "ioeventfd=off,tx=timer";
+        let line = options_in(Clock::Instructions, false, &[Device::VirtioNet]);
+        for part in [
+            in_guest_time,
+            "-icount shift=1,sleep=off",
+            "-seed 1",
+            "clock=vm",
+            "norandmaps",
+        ] {
+            assert!(line.contains(part), "{part}\n{line}");
+        }
+        assert!(!options(false, &[Device::VirtioNet]).contains(in_guest_time));
     }
 
     #[test]
