@@ -132,8 +132,10 @@ pub struct PortArgs {
 }
 
 impl PortArgs {
+    /// In zero-copy mode a whole page, whatever packets are: igb asks its card for whole KiB of what a chunk has without headroom, which is one of
+    /// 2048 bytes, and then longer packets come in pieces.
     fn chunk_len(&self) -> u64 {
-        if self.long {
+        if self.long || self.zero_copy {
             socket::LONG_CHUNK_LEN
         } else {
             socket::CHUNK_LEN

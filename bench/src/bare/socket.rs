@@ -257,14 +257,12 @@ impl Socket {
         address.sxdp_family = libc::AF_XDP as u16;
         address.sxdp_ifindex = ifindex;
         address.sxdp_queue_id = queue;
-        let moved = match moved {
+        address.sxdp_flags = libc::XDP_USE_NEED_WAKEUP;
+        address.sxdp_flags |= match moved {
+            Moved::ByKernel if self.chunk_len == LONG_CHUNK_LEN => libc::XDP_COPY | libc::XDP_USE_SG,
             Moved::ByKernel => libc::XDP_COPY,
             Moved::ByCard => libc::XDP_ZEROCOPY,
         };
-        address.sxdp_flags = moved | libc::XDP_USE_NEED_WAKEUP;
-        if self.chunk_len == LONG_CHUNK_LEN {
-            address.sxdp_flags |= libc::XDP_USE_SG;
-        }
         // SAFETY: a live sockaddr_xdp with its length.
         let result = unsafe {
             libc::bind(
