@@ -195,7 +195,7 @@ pub const TABLE: &[Check] = &[
     },
     Check {
         name: "bare",
-        devices: CARDS,
+        devices: &[Device::Igb],
         list: List::Short,
         limit_s: 120,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
