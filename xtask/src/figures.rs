@@ -89,7 +89,16 @@ fn cut(whole: &Value) -> Result<Value> {
                 .remove("histogram");
         }
     } else {
-        let kept = ["suite", "rounds", "machine", "comparisons"];
+        let kept = [
+            "suite",
+            "rounds",
+            "machine",
+            "comparisons",
+            "clock",
+            "rustc",
+            "boots",
+            "rows",
+        ];
         small
             .as_object_mut()
             .context("a result file is an object")?
@@ -217,6 +226,7 @@ impl Measured {
         match (file["schema"].as_str(), file["suite"].as_str()) {
             (Some("lm-bench/1"), _) => Measured::of_lm_bench(file),
             (None, Some(suite)) if file["comparisons"].is_array() => Measured::of_suite(file, suite),
+            (None, Some("card")) => Measured::of_card(file),
             _ => bail!("no result file of cargo xtask bench; name one that --json wrote"),
         }
     }
@@ -278,6 +288,47 @@ impl Measured {
             suite: suite.to_owned(),
             figures,
             verdicts,
+        })
+    }
+
+    /// Of emulated cards: the guest and QEMU decide, whatever the host is.
+    fn of_card(file: &Value) -> Result<Measured> {
+        let machine = &file["machine"];
+        let boot = &file["boots"][0];
+        let run = Run {
+            command: text(&machine["command"]),
+            commit: text(&machine["revision"]),
+            date: text(&machine["date"]),
+            host: match (boot["qemu"].as_str(), boot["guest"].as_str()) {
+                (Some(qemu), Some(guest)) => format!("QEMU {qemu}, Linux {guest}"),
+                _ => String::new(),
+            },
+        };
+        let figure = |row: &Value| {
+            let rounds = list(&row["rounds"]).iter().filter_map(Value::as_f64);
+            let (what, unit, scale) = match row["row"]["what"].as_str() {
+                Some("stream") => ("stream", "Mbit/s", 1e6),
+                _ => ("round trip p50", "µs", 1e3),
+            };
+            let rounds: Vec<f64> = rounds.map(|round| round / scale).collect();
+            let row = &row["row"];
+            let mode = row["mode"]
+                .as_str()
+                .map_or_else(String::new, |mode| format!(", {mode}"));
+            Some(Figure {
+                what: format!("{}, {what}, {} B", text(&row["device"]), row["size"]),
+                who: format!("{}{mode}", text(&row["system"])),
+                unit: unit.to_owned(),
+                figure: crate::stats::Summary::of(&rounds)?.median,
+                rounds,
+                cores: Vec::new(),
+            })
+        };
+        Ok(Measured {
+            run: run.check()?,
+            suite: "card".to_owned(),
+            figures: list(&file["rows"]).iter().filter_map(figure).collect(),
+            verdicts: Vec::new(),
         })
     }
 
@@ -598,6 +649,27 @@ mod tests {
         without_date["machine"]["date"] = Value::Null;
         assert!(cut(&without_date).unwrap_err().to_string().contains("date"));
         assert!(cut(&json!({"suite": "run"})).is_err());
+    }
+
+    #[test]
+    fn rows_of_emulated_cards_have_the_guest_for_a_host() {
+        let row = |what: &str, rounds: &[f64]| json!({"row": {"device": "igb", "system": "lm", "mode": "copy", "what": what, "size": 64}, "rounds": rounds});
+        let file = json!({
+            "suite": "card", "rounds": 2, "clock": "instructions", "rustc": "rustc 1", "secret": 1,
+            "machine": {"command": "cargo xtask bench card", "revision": "1a2b3c4", "date": "2031-02-03T04:05:06Z"},
+            "boots": [{"qemu": "10.0", "guest": "7.3"}],
+            "rows": [row("stream", &[1e6, 3e6]), row("round-trips", &[5e3]), row("stream", &[])],
+        });
+        let small = cut(&file).unwrap();
+        assert!(small.get("secret").is_none() && small["boots"] == file["boots"]);
+        let page = page(&[Measured::of(&small).unwrap()], Vec::new(), BTreeMap::new()).page;
+        let run = "`cargo xtask bench card` | 1a2b3c4 | 2031-02-03T04:05:06Z | QEMU 10.0, Linux 7.3 |";
+        for row in [
+            format!("| igb, stream, 64 B | lm, copy | 2.00 Mbit/s | 1.00 3.00 | – | {run}"),
+            format!("| igb, round trip p50, 64 B | lm, copy | 5.00 µs | 5.00 | – | {run}"),
+        ] {
+            assert!(page.contains(&row), "{page}");
+        }
     }
 
     #[test]

@@ -67,6 +67,13 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// The compiler's version, by its own words.
+pub fn rustc() -> Option<String> {
+    let output = std::process::Command::new("rustc").arg("--version").output();
+    let output = output.ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 /// Two different cores for a sender and a receiver; the same one twice on a machine with one.
 pub fn two_cores() -> [usize; 2] {
     let allowed = rustix::thread::sched_getaffinity(None).ok();

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::ifindex;
-use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
+use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Moved, Socket};
 
 /// Packets of one queue that the kernel has and has not finished: veth's ring takes 256.
 const IN_FLIGHT: u32 = 192;
@@ -33,7 +33,7 @@ impl Injector {
     pub(crate) fn open(interface: &str, queue: u32) -> io::Result<Injector> {
         let first = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
         Ok(Injector {
-            socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN)?,
+            socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN, Moved::ByKernel)?,
             free: (0..u64::from(CHUNKS_EACH_WAY))
                 .map(|n| first + n * CHUNK_LEN)
                 .collect(),

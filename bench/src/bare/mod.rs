@@ -36,6 +36,7 @@ pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
 pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
+use socket::Moved;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
 
@@ -118,6 +119,10 @@ pub struct PortArgs {
     /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
     #[arg(long)]
     pub long: bool,
+    /// The card reads and writes the socket's memory itself (XDP_ZEROCOPY), where the driver can. The sending side then has an XDP program too: igb
+    /// has no zero-copy mode without
+    #[arg(long)]
+    pub zero_copy: bool,
     /// By whose code
     #[arg(long, value_enum, default_value_t = Sockets::Own)]
     pub sockets: Sockets,
@@ -127,12 +132,22 @@ pub struct PortArgs {
 }
 
 impl PortArgs {
+    /// In zero-copy mode a whole page, whatever packets are: igb asks its card for whole KiB of what a chunk has without headroom, which is one of
+    /// 2048 bytes, and then longer packets come in pieces.
     fn chunk_len(&self) -> u64 {
-        if self.long {
+        if self.long || self.zero_copy {
             socket::LONG_CHUNK_LEN
         } else {
             socket::CHUNK_LEN
         }
+    }
+
+    fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
+        let moved = match self.zero_copy {
+            true => Moved::ByCard,
+            false => Moved::ByKernel,
+        };
+        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), moved)
     }
 
     /// Refuses payload that packets cannot have.
@@ -204,7 +219,7 @@ struct Port {
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
         let ifindex = ifindex(&args.interface)?;
-        let socket = socket::Socket::open(ifindex, args.queue, args.posted, args.chunk_len())?;
+        let socket = args.socket(ifindex)?;
         let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
         if let Some(budget) = args.tx_budget {
             socket.set_tx_budget(budget)?;
@@ -218,6 +233,9 @@ impl Port {
 
     /// One step of waiting.
     fn wait(&mut self) -> io::Result<()> {
+        if self.socket.fill.needs_wakeup() {
+            socket::ask(self.socket.raw_fd());
+        }
         self.waiting.step(self.socket.raw_fd())
     }
 
@@ -274,7 +292,7 @@ impl Waiting {
                 None
             }
             Poller::Xsk { ready: true } => {
-                socket::busy_poll(xsk);
+                socket::ask(xsk);
                 None
             }
             Poller::Xsk { ready } => {

@@ -1,6 +1,6 @@
-//! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, copy mode, the first
+//! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, the first
 //! half of the memory for receiving and the second half for sending; or unaligned chunks that may overlap, for receiving
-//! alone. Written against `include/uapi/linux/if_xdp.h` and
+//! alone, in copy mode. Written against `include/uapi/linux/if_xdp.h` and
 //! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
 use std::io;
@@ -38,6 +38,7 @@ pub(super) struct Ring<T> {
     memory: Mapping,
     producer: *const AtomicU32,
     consumer: *const AtomicU32,
+    flags: *const AtomicU32,
     entries: *mut T,
     /// The index that we own, and the last value seen of the kernel's.
     own: u32,
@@ -54,16 +55,18 @@ impl<T: Copy> Ring<T> {
         let base = memory.base();
         // SAFETY: the kernel's offsets lie inside the mapping, whose length was computed from them; mappings are
         // page-aligned and the kernel aligns indices to 4 and entries to 8 bytes.
-        let (producer, consumer, entries) = unsafe {
+        let (producer, consumer, flags, entries) = unsafe {
             (
                 base.add(offsets.producer as usize),
                 base.add(offsets.consumer as usize),
+                base.add(offsets.flags as usize),
                 base.add(offsets.desc as usize),
             )
         };
         Ok(Ring {
             producer: producer.cast(),
             consumer: consumer.cast(),
+            flags: flags.cast(),
             entries: entries.cast(),
             memory,
             own: 0,
@@ -122,6 +125,14 @@ impl<T: Copy> Ring<T> {
         RING_LEN - self.own.wrapping_sub(self.seen)
     }
 
+    /// Whether the kernel takes nothing more until it is woken (`XDP_RING_NEED_WAKEUP`): in zero-copy mode, a driver that found the fill ring empty.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        // SAFETY: as for `producer`.
+        let flags = unsafe { &*self.flags };
+        // Relaxed: it orders nothing; a flag that is seen late is seen at the next look.
+        flags.load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+    }
+
     /// True when the kernel has taken everything that was submitted.
     pub(super) fn is_drained(&mut self) -> bool {
         self.room() == RING_LEN
@@ -154,6 +165,15 @@ pub enum Idle {
     Poll,
 }
 
+/// How packets get from a card into the socket's memory, and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// Copied (`XDP_COPY`).
+    ByKernel,
+    /// The card reads and writes that memory (`XDP_ZEROCOPY`).
+    ByCard,
+}
+
 /// The socket, its memory and its rings.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -167,23 +187,29 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Opens a socket bound to `queue` of the interface, in copy mode, with `posted` receive chunks on the
+    /// Opens a socket bound to `queue` of the interface, with `posted` receive chunks on the
     /// fill ring. Packets may take several chunks where these are of [`LONG_CHUNK_LEN`].
-    pub(super) fn open(ifindex: u32, queue: u32, posted: u32, chunk_len: u64) -> io::Result<Socket> {
+    pub(super) fn open(
+        ifindex: u32,
+        queue: u32,
+        posted: u32,
+        chunk_len: u64,
+        moved: Moved,
+    ) -> io::Result<Socket> {
         let memory_len = chunk_len * 2 * u64::from(CHUNKS_EACH_WAY);
         let mut socket = Socket::unbound(memory_len as usize, chunk_len, 0)?;
         for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
             socket.fill.write(chunk, u64::from(chunk) * chunk_len);
         }
         socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
-        patiently(|| socket.bind(ifindex, queue))?;
+        patiently(|| socket.bind(ifindex, queue, moved))?;
         Ok(socket)
     }
 
     /// Opens a socket bound to `queue` whose receive chunks may begin at any of `memory_len` bytes and overlap. None is posted.
     pub(super) fn open_unaligned(ifindex: u32, queue: u32, memory_len: usize) -> io::Result<Socket> {
         let socket = Socket::unbound(memory_len, CHUNK_LEN, libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG)?;
-        patiently(|| socket.bind(ifindex, queue))?;
+        patiently(|| socket.bind(ifindex, queue, Moved::ByKernel))?;
         Ok(socket)
     }
 
@@ -225,16 +251,18 @@ impl Socket {
         })
     }
 
-    fn bind(&self, ifindex: u32, queue: u32) -> io::Result<()> {
+    fn bind(&self, ifindex: u32, queue: u32, moved: Moved) -> io::Result<()> {
         // SAFETY: sockaddr_xdp is plain data for which zero is valid.
         let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
         address.sxdp_family = libc::AF_XDP as u16;
         address.sxdp_ifindex = ifindex;
         address.sxdp_queue_id = queue;
-        address.sxdp_flags = libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP;
-        if self.chunk_len == LONG_CHUNK_LEN {
-            address.sxdp_flags |= libc::XDP_USE_SG;
-        }
+        address.sxdp_flags = libc::XDP_USE_NEED_WAKEUP;
+        address.sxdp_flags |= match moved {
+            Moved::ByKernel if self.chunk_len == LONG_CHUNK_LEN => libc::XDP_COPY | libc::XDP_USE_SG,
+            Moved::ByKernel => libc::XDP_COPY,
+            Moved::ByCard => libc::XDP_ZEROCOPY,
+        };
         // SAFETY: a live sockaddr_xdp with its length.
         let result = unsafe {
             libc::bind(
@@ -383,8 +411,8 @@ pub(super) fn is_last(descriptor: &libc::xdp_desc) -> bool {
     descriptor.options & CONTINUES == 0
 }
 
-/// One round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
-pub(super) fn busy_poll(fd: i32) {
+/// Asks for packets: wakes a driver that waits for chunks, and is one round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
+pub(super) fn ask(fd: i32) {
     // SAFETY: receives no bytes into memory: null with length 0.
     unsafe {
         libc::recvfrom(

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
-use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex};
+use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex, sys};
 #[cfg(feature = "xsk-rs")]
 use super::{Sockets, xsk_rs};
 use crate::suite::{Cost, Meter};
@@ -101,7 +101,9 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     }
     args.port.check_payload(args.payload)?;
     let ifindex = ifindex(&args.port.interface)?;
-    let mut socket = Socket::open(ifindex, args.port.queue, args.port.posted, args.port.chunk_len())?;
+    let mut socket = args.port.socket(ifindex)?;
+    let redirect = || sys::Redirect::to(socket.raw_fd(), ifindex, &args.port);
+    let _redirect = args.port.zero_copy.then(redirect).transpose()?;
     if let Some(budget) = args.port.tx_budget {
         socket.set_tx_budget(budget)?;
     }

@@ -9,6 +9,7 @@ use std::ptr::{self, NonNull};
 
 use super::PortArgs;
 use super::socket::patiently;
+use crate::suite::await_link;
 
 /// Memory from `mmap`, unmapped on drop.
 #[derive(Debug)]
@@ -169,10 +170,12 @@ pub(super) struct Redirect {
 
 impl Redirect {
     /// Attaches to `ifindex` a program that redirects each IPv4 UDP datagram to the port and queue of `args` to
-    /// `socket`, and passes everything else to the stack.
+    /// `socket`, and passes everything else to the stack. Returns when the card, which may begin anew with that, has its link again: what was
+    /// sent before would be lost.
     pub(super) fn to(socket: RawFd, ifindex: u32, args: &PortArgs) -> io::Result<Redirect> {
         let redirect = patiently(|| Redirect::attach(ifindex, args))?;
         redirect.register(args.queue, socket)?;
+        await_link(&args.interface).map_err(|failure| io::Error::other(failure.text))?;
         Ok(redirect)
     }
 

@@ -41,6 +41,11 @@ struct Port {
 
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
+        if args.zero_copy {
+            return Err(io::Error::other(
+                "--zero-copy is for --sockets own: here the kernel copies",
+            ));
+        }
         if args.long {
             return Err(io::Error::other(
                 "--long is for --sockets own: here a packet has one frame",

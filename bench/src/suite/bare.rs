@@ -26,6 +26,8 @@ const IN_FLIGHT: [u64; 2] = [192, 512 << 10];
 const CREDIT: u64 = 4;
 /// Receive chunks beyond those of what is in flight, and where that is as much as LM allows: LM posts as many as it allows once more.
 const SPARE_CHUNKS: [u64; 2] = [320, 768];
+/// UDP ports of streams and of round trips: what is left of a stream, in whatever keeps packets on the way, is no answer.
+const PORTS: [u16; 2] = [7300, 7302];
 /// A sender goes on for so long after the receiver has measured, if both begin at once.
 const OVERTIME: f64 = 0.3;
 
@@ -104,11 +106,19 @@ impl End {
     }
 }
 
+/// How bare sockets are driven.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Way {
+    pub(super) sockets: Sockets,
+    pub(super) recipe: Recipe,
+    /// Else the kernel copies.
+    pub(super) zero_copy: bool,
+}
+
 /// What both bare programs know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct BareSpec {
-    sockets: Sockets,
-    recipe: Recipe,
+    way: Way,
     /// `None`: a stream.
     round_trips: Option<u64>,
     payload: u64,
@@ -124,8 +134,7 @@ pub(super) struct BareSpec {
 impl BareSpec {
     /// A run with packets such as messages of `size` bytes make. `count` round trips, or a stream.
     pub(super) fn new(
-        sockets: Sockets,
-        recipe: Recipe,
+        way: Way,
         [near, far]: [&LinkEnd; 2],
         size: u64,
         round_trips: Option<u64>,
@@ -138,15 +147,14 @@ impl BareSpec {
             mac: end.mac,
         };
         // Small things on queue 0, bulk on a queue of its own; generic mode on veth counts them otherwise.
-        let bulk = round_trips.is_none() && recipe != Recipe::GenericSpinning;
-        let longest = if sockets == Sockets::Own {
+        let bulk = round_trips.is_none() && way.recipe != Recipe::GenericSpinning;
+        let longest = if way.sockets == Sockets::Own {
             full
         } else {
             full.min(LONGEST_OF_ONE)
         };
         BareSpec {
-            sockets,
-            recipe,
+            way,
             round_trips,
             payload: size.min(longest).max(SHORTEST),
             warm_up,
@@ -166,23 +174,31 @@ impl BareSpec {
     pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
         let (Place::Near(interface) | Place::Far(interface)) = place;
         let mut line = format!(
-            " --interface {interface} --queue {} {}",
+            " --interface {interface} --queue {} --port {} {}",
             self.queue,
-            self.recipe.switches()
+            PORTS[usize::from(self.round_trips.is_some())],
+            self.way.recipe.switches()
         );
         if let Some(pace) = self.pace {
             let file = pace_file(pace);
             line.push_str(&format!(" --pace {}", file.display()));
         }
-        let sockets = self.sockets.to_possible_value().expect("no variant is skipped");
+        let sockets = self
+            .way
+            .sockets
+            .to_possible_value()
+            .expect("no variant is skipped");
         line.push_str(&format!(" --sockets {}", sockets.get_name()));
+        if self.way.zero_copy {
+            line.push_str(" --zero-copy");
+        }
         let is_long = self.payload > LONGEST_OF_ONE;
         let in_flight = match is_long {
             true => (IN_FLIGHT[1] / self.payload).clamp(8, IN_FLIGHT[0]),
             false => IN_FLIGHT[0],
         };
         // Only where the receiver paces is more on the way than in flight.
-        let has_credit = self.recipe.has_credit() && self.pace.is_some();
+        let has_credit = self.way.recipe.has_credit() && self.pace.is_some();
         let credit = in_flight * if has_credit { CREDIT } else { 1 };
         let chunks = match is_long {
             true => self.payload.saturating_add(HEADERS_LEN + 14).div_ceil(LONG_CHUNK),

@@ -132,7 +132,7 @@ impl LinkEnd {
 }
 
 /// Waits until an interface has its link: many cards begin anew when an XDP program comes or goes, and lose what is sent meanwhile.
-pub(super) fn await_link(interface: &str) -> Result<(), Failure> {
+pub(crate) fn await_link(interface: &str) -> Result<(), Failure> {
     let carrier = format!("/sys/class/net/{interface}/carrier");
     let limit = Instant::now() + LINK;
     // Of an interface that is down it cannot be read.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use super::bare::{BareSpec, Recipe};
+use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
 use super::end::{Outcome, Spec, Task, Transport};
@@ -185,7 +185,7 @@ impl Bench {
         links
     }
 
-    /// How AF_XDP moves packets on a link: bare programs copy, LM takes what the driver has.
+    /// How AF_XDP moves packets on a link: bare programs copy unless zero-copy mode is asked for, LM takes what the driver has.
     fn mode(&self, on: On) -> String {
         match on {
             On::Main if self.modes.is_empty() => "native copy".to_owned(),
@@ -248,9 +248,18 @@ impl Bench {
                 } else {
                     self.recipe(entry)
                 };
-                let spec = BareSpec::new(sockets, recipe, ends, size, count, windows, self.same_machine());
+                let zero_copy = extent.mode == Mode::ZeroCopy;
+                let way = Way {
+                    sockets,
+                    recipe,
+                    zero_copy,
+                };
+                let spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
                 let launch = Launch::Bare(spec.clone());
                 let [here, there] = self.run(&launch, &near, limit, count.is_some())?;
+                if zero_copy {
+                    self.modes.insert("native zero-copy".to_owned());
+                }
                 Ok((spec.round(at, &here, Some(&there))?, None))
             }
             How::Tool(tool) => {

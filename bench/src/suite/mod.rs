@@ -29,6 +29,7 @@ mod tools;
 pub use command::{MeasureArgs, Measuring, measure};
 pub(crate) use end::Meter;
 pub use end::{Cost, EndArgs, Outcome, run};
+pub(crate) use host::await_link;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use hostile::hear;
 pub use serve::{ServeArgs, serve};

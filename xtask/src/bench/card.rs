@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::machine::{self, ResultFile};
 use crate::stats::Summary;
 use crate::table::Table;
-use crate::vm::checks::card::{Row, What};
+use crate::vm::checks::card::{RX_USECS, Row, What};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Ended, Mode, Outcome};
 use crate::vm::qemu::Clock;
@@ -54,6 +54,9 @@ pub(super) struct Arguments {
     /// How often each row is measured.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10))]
     rounds: u32,
+    /// Interval between interrupts that igb is asked for, in microseconds; 3: the driver adapts it. QEMU has it last 4.1 times as long.
+    #[arg(long, default_value_t = RX_USECS)]
+    rx_usecs: u32,
     /// A dozen rows in three minutes instead of all.
     #[arg(long, conflicts_with_all = ["devices", "systems", "sizes", "whats"])]
     short: bool,
@@ -85,10 +88,12 @@ struct Measured {
     interrupts: Option<[f64; 2]>,
     /// Why there are fewer rounds than asked for.
     failures: Vec<String>,
+    /// Whether taps of the host joined the cards, whose time is real.
+    taps: bool,
 }
 
 impl Measured {
-    fn of(row: &Row, ended: &Ended) -> Measured {
+    fn of(row: &Row, ended: &Ended, taps: bool) -> Measured {
         let report = &ended.report;
         let mut failures: Vec<String> = ["failures", "absent"]
             .iter()
@@ -138,6 +143,7 @@ impl Measured {
             },
             interrupts: interrupts(),
             failures,
+            taps,
         }
     }
 
@@ -167,6 +173,9 @@ impl Measured {
         if self.lost > 0.0 {
             words.push(format!("{:.2} lost for each that came", self.lost));
         }
+        if self.taps {
+            words.push("through taps".to_owned());
+        }
         words.join("; ")
     }
 }
@@ -178,7 +187,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
         for &what in &arguments.whats {
             for &size in &arguments.sizes {
                 for system in &arguments.systems {
-                    for &mode in modes(system) {
+                    for &mode in modes(device, system) {
                         if measures(system, what, size) {
                             rows.push(Row {
                                 device,
@@ -187,6 +196,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
                                 what,
                                 size,
                                 rounds: arguments.rounds,
+                                rx_usecs: arguments.rx_usecs,
                             });
                         }
                     }
@@ -197,10 +207,11 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
     rows
 }
 
-/// Without digests zero-copy mode is refused.
-fn modes(system: &str) -> &'static [Option<Mode>] {
+/// Without digests zero-copy mode is refused, and a bare stream of virtio-net's zero-copy mode does not end: docs/card-bench.md.
+fn modes(device: Device, system: &str) -> &'static [Option<Mode>] {
     match system {
-        "lm" | "lm-sleeping" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
+        "bare" if device == Device::VirtioNet => &[Some(Mode::Copy)],
+        "lm" | "lm-sleeping" | "bare" => &[Some(Mode::ZeroCopy), Some(Mode::Copy)],
         "lm-no-integrity" => &[Some(Mode::Copy)],
         _ => &[None],
     }
@@ -216,7 +227,7 @@ fn measures(system: &str, what: What, size: u64) -> bool {
 }
 
 /// The short list: on each kind of card LM's two modes, a stream and round trips each, beside kernel UDP.
-fn short_rows(rounds: u32) -> Vec<Row> {
+fn short_rows(rounds: u32, rx_usecs: u32) -> Vec<Row> {
     let row = |device, system: &str, mode, what, size| Row {
         device,
         system: system.to_owned(),
@@ -224,6 +235,7 @@ fn short_rows(rounds: u32) -> Vec<Row> {
         what,
         size,
         rounds,
+        rx_usecs,
     };
     let mut rows = Vec::new();
     for device in [Device::Igb, Device::VirtioNet] {
@@ -247,26 +259,31 @@ fn short_rows(rounds: u32) -> Vec<Row> {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
     let earlier = arguments.against.as_deref().map(earlier).transpose()?;
-    let rows = match arguments.short {
-        true => short_rows(arguments.rounds),
-        false => rows(arguments),
-    };
-    ensure!(!rows.is_empty(), "no system measures that");
     let clock = match arguments.real_time {
         true => Clock::Real,
         false => Clock::Instructions,
     };
+    let mut rows = match arguments.short {
+        true => short_rows(arguments.rounds, arguments.rx_usecs),
+        false => rows(arguments),
+    };
+    if clock == Clock::Instructions {
+        // Each has a machine of its own.
+        rows.sort_by_key(|row| (row.device, row.needs_taps()));
+    }
+    ensure!(!rows.is_empty(), "no system measures that");
     let mut measured = Vec::new();
     let mut machines = Vec::new();
     for rows in boots(&rows, arguments.rounds) {
         let choice = Choice {
             clock,
             build: vm::Build::Release,
+            hub: clock == Clock::Instructions && !rows[0].needs_taps(),
             console: arguments.console.clone(),
             ..Choice::default()
         };
         let (report, machine) = vm::measure(choice, rows)?;
-        machines.push(json!({"qemu": machine["qemu"], "guest": machine["guest"]["kernel"], "seconds": machine["seconds"]}));
+        machines.push(Machine::of(&rows[0], &machine));
         for row in rows {
             let ended = report.ended.iter().find(|ended| ended.name == row.name());
             let missing = || Ended {
@@ -276,7 +293,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
                 report: Value::Null,
                 output: report.died.clone().unwrap_or_else(|| "it did not run".to_owned()),
             };
-            measured.push(Measured::of(row, &ended.cloned().unwrap_or_else(missing)));
+            let taps = report.virtio_backend == Some("taps");
+            measured.push(Measured::of(row, &ended.cloned().unwrap_or_else(missing), taps));
         }
     }
     print!("{}", table(&measured));
@@ -286,22 +304,78 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             "rounds": arguments.rounds,
             "clock": clock,
             "machine": machine::describe(),
+            "rustc": machine::rustc(),
             "boots": machines,
             "rows": measured,
         }))?;
     }
     match earlier {
-        Some(earlier) => compare(&measured, &earlier),
+        Some(earlier) => compare(&measured, &earlier.rows)
+            .with_context(|| format!("where {}", other_machine(&machines, &earlier.boots))),
         None => Ok(()),
+    }
+}
+
+/// A result file, as far as it is compared.
+#[derive(Debug, Deserialize)]
+struct Kept {
+    boots: Vec<Machine>,
+    rows: Vec<Measured>,
+}
+
+/// What decides a boot's figures where instructions are counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Machine {
+    /// The kind of cards.
+    device: Device,
+    /// QEMU's version.
+    qemu: String,
+    /// The guest's kernel.
+    guest: String,
+    /// SHA-256 of the kernel's image and of all files of the guest: programs, and the rows in their order.
+    kernel_sha256: String,
+    initramfs_sha256: String,
+}
+
+impl Machine {
+    fn of(row: &Row, result: &Value) -> Machine {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Machine {
+            device: row.device,
+            qemu: text(&result["qemu"]["version"]),
+            guest: text(&result["guest"]["kernel"]),
+            kernel_sha256: text(&result["sha256"]["kernel"]),
+            initramfs_sha256: text(&result["sha256"]["initramfs"]),
+        }
+    }
+}
+
+/// In what the machines of two runs differ: why their figures may.
+fn other_machine(now: &[Machine], earlier: &[Machine]) -> String {
+    let differs = |part: fn(&Machine) -> &str| !now.iter().map(part).eq(earlier.iter().map(part));
+    let parts = [
+        ("QEMU", differs(|one| &one.qemu)),
+        ("the kernel", differs(|one| &one.kernel_sha256)),
+        (
+            "the guest's files (programs, or which rows and their order)",
+            differs(|one| &one.initramfs_sha256),
+        ),
+    ];
+    let parts: Vec<&str> = (parts.iter())
+        .filter_map(|(name, differs)| differs.then_some(*name))
+        .collect();
+    match parts.as_slice() {
+        [] => "QEMU, kernel and the guest's files are the same: something else than instructions decided"
+            .to_owned(),
+        parts => format!("another machine was measured: different are {}", parts.join(", ")),
     }
 }
 
 /// As many rows as one boot of the machine takes in its time.
 fn boots(rows: &[Row], rounds: u32) -> Vec<&[Row]> {
     let most = BOOT_SECONDS / (ROUND_SECONDS * rounds);
-    // Each kind of cards has its own machine.
-    let devices = rows.chunk_by(|one, other| one.device == other.device);
-    devices
+    let machine = |row: &Row| (row.device, row.needs_taps());
+    rows.chunk_by(|one, other| machine(one) == machine(other))
         .flat_map(|rows| rows.chunks(most.max(1) as usize))
         .collect()
 }
@@ -345,12 +419,10 @@ fn table(measured: &[Measured]) -> Table {
     table
 }
 
-/// The rows of an earlier run.
-fn earlier(path: &std::path::Path) -> Result<Vec<Measured>> {
+/// An earlier run.
+fn earlier(path: &std::path::Path) -> Result<Kept> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let value: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    serde_json::from_value(value["rows"].clone())
-        .with_context(|| format!("{} is no result of this command", path.display()))
+    serde_json::from_str(&text).with_context(|| format!("{} is no result of this command", path.display()))
 }
 
 /// Says by how much two runs differ, row by row; an error where one does by more than it may, or has no figure. Rows whose rounds differ count like
@@ -401,6 +473,7 @@ mod tests {
             what,
             size: 64,
             rounds: 2,
+            rx_usecs: RX_USECS,
         }
     }
 
@@ -421,7 +494,7 @@ mod tests {
             "failures": Value::Null,
             "interrupts": [5, 50],
         });
-        Measured::of(&row(What::Stream), &ended(Outcome::Passed, report))
+        Measured::of(&row(What::Stream), &ended(Outcome::Passed, report), false)
     }
 
     #[test]
@@ -444,18 +517,18 @@ mod tests {
             "failures": [{"why": "no answer"}],
             "error": "something else",
         });
-        let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report));
+        let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report), false);
         assert_eq!(
             (one.median(), one.remark().as_str()),
             (Some(5.0), "1 failed: no answer; one round")
         );
-        let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null));
+        let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null), false);
         assert_eq!(
             (dead.median(), dead.remark().as_str()),
             (None, "1 failed: last words")
         );
         let nothing = json!({"rounds": null, "error": "nothing was measured"});
-        let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing));
+        let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing), false);
         assert_eq!(nothing.remark(), "1 failed: nothing was measured");
         assert!(table(&[nothing]).to_string().contains("–"));
     }
@@ -476,6 +549,7 @@ mod tests {
         let dead = [Measured::of(
             &row(What::Stream),
             &ended(Outcome::Failed, Value::Null),
+            false,
         )];
         assert!(compare(&dead, &first).is_err(), "nor is a row without a figure");
         let error = compare(&first, &[]).unwrap_err().to_string();
@@ -486,11 +560,34 @@ mod tests {
     }
 
     #[test]
+    fn why_two_runs_differ_is_told() {
+        let machine = |qemu: &str, files: &str| Machine {
+            device: Device::Igb,
+            qemu: qemu.to_owned(),
+            guest: "7.3".to_owned(),
+            kernel_sha256: "k".to_owned(),
+            initramfs_sha256: files.to_owned(),
+        };
+        let first = [machine("10", "a")];
+        assert!(other_machine(&first, &first).contains("something else than instructions"));
+        let other = other_machine(&[machine("11", "b")], &first);
+        assert!(
+            other.contains("QEMU") && other.contains("files") && !other.contains("kernel"),
+            "{other}"
+        );
+        assert!(other_machine(&[], &first).contains("another machine"));
+        let result = json!({"qemu": {"version": "10"}, "guest": {"kernel": "7.3"}, "sha256": {"kernel": "k", "initramfs": "a"}});
+        assert_eq!(Machine::of(&row(What::Stream), &result), first[0]);
+    }
+
+    #[test]
     fn a_boot_has_cards_of_one_kind_and_an_end() {
         let mut rows = vec![row(What::Stream); 20];
+        rows[18].device = Device::VirtioNet;
         rows[19].device = Device::VirtioNet;
+        rows[19].mode = Some(Mode::ZeroCopy);
         let lens: Vec<usize> = boots(&rows, 2).iter().map(|rows| rows.len()).collect();
-        assert_eq!(lens, [14, 5, 1]);
+        assert_eq!(lens, [14, 4, 1, 1], "and is joined in one way");
         assert_eq!(boots(&rows, 10).len(), 11, "two at a time");
     }
 
@@ -501,8 +598,11 @@ mod tests {
             !measures("udp-blocking", What::RoundTrips, 65_508)
                 && measures("udp-blocking", What::Stream, 1 << 20)
         );
-        assert_eq!(modes("lm-no-integrity"), [Some(Mode::Copy)]);
-        let names: std::collections::BTreeSet<String> = short_rows(2).iter().map(Row::name).collect();
-        assert_eq!(names.len(), short_rows(2).len(), "a row is known by its name");
+        assert_eq!(modes(Device::Igb, "lm-no-integrity"), [Some(Mode::Copy)]);
+        assert_eq!(modes(Device::Igb, "bare"), modes(Device::Igb, "lm"));
+        assert_eq!(modes(Device::VirtioNet, "bare"), [Some(Mode::Copy)]);
+        let short = short_rows(2, RX_USECS);
+        let names: std::collections::BTreeSet<String> = short.iter().map(Row::name).collect();
+        assert_eq!(names.len(), short.len(), "a row is known by its name");
     }
 }

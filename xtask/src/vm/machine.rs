@@ -33,6 +33,8 @@ pub struct Run<'a> {
     pub console: PathBuf,
     /// Kinds of devices.
     pub devices: &'a [Device],
+    /// Whether QEMU joins virtio-net cards itself, though there may be taps.
+    pub hub: bool,
     /// What its time is.
     pub clock: Clock,
     /// What the guest was told to do.
@@ -105,7 +107,7 @@ impl Run<'_> {
     /// A namespace with two taps on a bridge, which give a virtio-net device several queues. Without root QEMU joins the devices
     /// itself, with one queue each.
     fn network(&self) -> Result<Option<Lone>> {
-        if !self.devices.contains(&Device::VirtioNet) {
+        if self.hub || !self.devices.contains(&Device::VirtioNet) {
             return Ok(None);
         }
         let made = Lone::new().and_then(|lone| {

@@ -44,6 +44,7 @@ use unavailable::Unavailable;
 pub use userland::Build;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
+use crate::content;
 use crate::machine::ResultFile;
 use crate::table::Table;
 use crate::workspace::target_dir;
@@ -122,6 +123,8 @@ pub struct Arguments {
     #[arg(skip)]
     build: Build,
     #[arg(skip)]
+    hub: bool,
+    #[arg(skip)]
     spoil: Vec<Spoil>,
 }
 
@@ -179,6 +182,8 @@ pub struct Choice {
     pub reports: Option<PathBuf>,
     /// Whose builds the guest gets.
     pub build: Build,
+    /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
+    pub hub: bool,
     /// Faults to put into checks.
     pub spoil: Vec<Spoil>,
 }
@@ -204,6 +209,7 @@ impl From<Choice> for Arguments {
             reports: choice.reports,
             purpose: choice.purpose,
             build: choice.build,
+            hub: choice.hub,
             spoil: choice.spoil,
         }
     }
@@ -303,6 +309,8 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
     let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with, &folder)?;
     let initramfs_len = tree.write(&initramfs)?;
     let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
+    // Where instructions are counted, these and QEMU decide everything.
+    let digests = [content::sha256(&parts.kernel)?, content::sha256(&initramfs)?];
 
     eprintln!(
         "booting Linux {} under QEMU {} (initramfs {} MiB)",
@@ -320,6 +328,7 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
             .clone()
             .unwrap_or_else(|| folder.join("console")),
         devices,
+        hub: arguments.hub,
         clock: arguments.clock,
         tasks: &plan.tasks,
     }
@@ -330,6 +339,7 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
         "short": plan.short,
         "machine": crate::machine::describe(),
         "kernel": {"image": parts.kernel, "release": parts.release},
+        "sha256": {"kernel": digests[0], "initramfs": digests[1]},
         "qemu": {"version": parts.qemu.version},
         "devices": devices,
         "virtio_net_backend": report.virtio_backend,

@@ -125,6 +125,17 @@ impl Clock {
     }
 }
 
+impl Clock {
+    /// Of virtio-net cards that QEMU joins: what is handed over by threads and bottom halves of QEMU's has the host's time. Without, a doorbell is
+    /// heard at once, and packets leave two microseconds later by the guest's own clock.
+    const fn virtio_options(self) -> &'static str {
+        match self {
+            Clock::Real => "",
+            Clock::Instructions => ",rx_queue_size=1024,ioeventfd=off,tx=timer,x-txtimer=2000",
+        }
+    }
+}
+
 impl MachineConfig<'_> {
     /// QEMU's options.
     pub fn options(&self) -> Vec<String> {
@@ -197,7 +208,7 @@ impl MachineConfig<'_> {
                             }
                             None => {
                                 add("-netdev", format!("hubport,id={id},hubid=2"));
-                                String::new()
+                                self.clock.virtio_options().to_owned()
                             }
                         };
                         add(
@@ -350,6 +361,10 @@ mod tests {
     use super::*;
 
     fn options(taps: bool, devices: &[Device]) -> String {
+        options_in(Clock::Real, taps, devices)
+    }
+
+    fn options_in(clock: Clock, taps: bool, devices: &[Device]) -> String {
         MachineConfig {
             kernel: Path::new("/k/vmlinuz"),
             initramfs: Path::new("/t/initramfs"),
@@ -357,7 +372,7 @@ mod tests {
             results: Path::new("/t/results"),
             devices,
             taps: taps.then(|| ["tap0".to_owned(), "tap1".to_owned()]),
-            clock: Clock::Real,
+            clock,
         }
         .options()
         .join(" ")
@@ -396,6 +411,22 @@ mod tests {
         }
         let line = options(false, &[Device::VirtioNet]);
         assert!(line.contains("hubport,id=virtio-net1,hubid=2") && !line.contains("mq=on"));
+    }
+
+    #[test]
+    fn where_instructions_are_counted_nothing_is_handed_over_in_the_hosts_time() {
+        let in_guest_time = "ioeventfd=off,tx=timer";
+        let line = options_in(Clock::Instructions, false, &[Device::VirtioNet]);
+        for part in [
+            in_guest_time,
+            "-icount shift=1,sleep=off",
+            "-seed 1",
+            "clock=vm",
+            "norandmaps",
+        ] {
+            assert!(line.contains(part), "{part}\n{line}");
+        }
+        assert!(!options(false, &[Device::VirtioNet]).contains(in_guest_time));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::{Addressing, DataTemplate};
 
 use super::{Cursor, FIRST_MESSAGE, HEADER_LEN, KEY, PAYLOAD_LEN, StreamArgs, write_content};
-use crate::bare::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
+use crate::bare::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Moved, Socket};
 use crate::bare::stream::{SendReport, Slots, teach_queue};
 use crate::bare::{ToArgs, ifindex};
 use crate::suite::Meter;
@@ -39,7 +39,13 @@ pub fn land_send(args: &LandSendArgs) -> io::Result<SendReport> {
     let port = &args.stream.port;
     let shape = args.stream.shape()?;
     let pace = args.stream.pace()?;
-    let mut socket = Socket::open(ifindex(&port.interface)?, port.queue, port.posted, CHUNK_LEN)?;
+    let mut socket = Socket::open(
+        ifindex(&port.interface)?,
+        port.queue,
+        port.posted,
+        CHUNK_LEN,
+        Moved::ByKernel,
+    )?;
     if let Some(budget) = port.tx_budget {
         socket.set_tx_budget(budget)?;
     }

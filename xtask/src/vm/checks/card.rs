@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::interrupts::{interrupts_in, irqs, set_rx_usecs};
-use super::pair::{await_link, hosts};
+use super::pair::{await_link, hosts, spread_evenly, steer};
 use crate::bed::leftovers::temporary_folder;
 use crate::bed::{Bed, Host, Launch};
 use crate::vm::devices::Device;
@@ -19,10 +19,10 @@ const ROUND_TRIPS_SECONDS: f64 = 0.5;
 /// A stream's time that does not count, and that counts. In less, rounds of LM's copy mode differ by 10 %.
 const WARM_UP: f64 = 0.1;
 const STREAM_SECONDS: f64 = 0.5;
-/// For igb's `ethtool -C IF rx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting adapts to the traffic, to a millisecond
+/// For igb's `ethtool -C IF rx-usecs`, of which QEMU makes 41 µs (see `interrupts`). The driver's own setting (3) adapts to the traffic, to a millisecond
 /// here: a stream of LM falls to a fifth by it, and kernel UDP loses nearly everything. Without any (0) each packet has an interrupt, and kernel UDP's
 /// receiver does nothing else.
-const RX_USECS: u32 = 10;
+pub const RX_USECS: u32 = 10;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -40,6 +40,14 @@ impl What {
         match self {
             What::Stream => "stream",
             What::RoundTrips => "round trips",
+        }
+    }
+
+    /// Of a bare socket of `lm-bench`, where there are two.
+    const fn bare_queue(self) -> u32 {
+        match self {
+            What::Stream => 1,
+            What::RoundTrips => 0,
         }
     }
 
@@ -66,6 +74,8 @@ pub struct Row {
     pub size: u64,
     /// How often.
     pub rounds: u32,
+    /// For `ethtool -C IF rx-usecs` of igb.
+    pub rx_usecs: u32,
 }
 
 impl Row {
@@ -75,6 +85,11 @@ impl Row {
         let words = [self.device.name(), &self.system, mode, self.what.name()];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         format!("{} {}", words.join(" "), self.size)
+    }
+
+    /// Whether its cards are joined by taps of the host: LM's zero-copy mode wants two queues, which virtio-net has there alone.
+    pub fn needs_taps(&self) -> bool {
+        self.device == Device::VirtioNet && self.mode == Some(Mode::ZeroCopy)
     }
 
     /// It has failed after so many seconds, of the guest's clock and of the host's.
@@ -99,11 +114,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         prepare(host, core)?;
     }
     if row.device == Device::Igb {
-        set_rx_usecs(&bed, RX_USECS)?;
+        set_rx_usecs(&bed, row.rx_usecs)?;
     }
+    // A bare socket has the packets of its queue and no others, and which queue a packet comes to is the card's choice.
+    let ends = [bed.left(), bed.right()];
+    let is_steered = row.system == "bare" && steer_to(ends, row.what.bare_queue())?;
     await_link(&bed)?;
-    println!("{}", measure(&bed, &row)?);
+    let measured = measure(&bed, &row);
+    // The card keeps its table when the bed has gone.
+    if is_steered {
+        ends.into_iter().try_for_each(spread_evenly)?;
+    }
+    println!("{}", measured?);
     Ok(())
+}
+
+/// Whether there is a choice of queues.
+fn steer_to(ends: [&Host; 2], queue: u32) -> Result<bool> {
+    let steered = ends.map(|host| steer(host, queue));
+    let [near, far] = steered;
+    Ok(near? && far?)
 }
 
 /// A card's interrupts come to its host's own core, and fragments of datagrams that were lost go soon: they fill the kernel's 4 MiB for them, and
@@ -186,7 +216,16 @@ mod tests {
             what: What::RoundTrips,
             size: 7168,
             rounds: 2,
+            rx_usecs: RX_USECS,
         };
+        assert!(!row.needs_taps());
+        assert!(
+            Row {
+                mode: Some(Mode::ZeroCopy),
+                ..row.clone()
+            }
+            .needs_taps()
+        );
         assert_eq!(row.name(), "virtio-net lm-sleeping copy round trips 7168");
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);

@@ -1,6 +1,7 @@
 //! What is checked in the guest. A check is a line of [`TABLE`] and a function, which runs in the guest, as root, in a process of
 //! its own, on devices that nobody else uses meanwhile.
 
+mod bare;
 pub mod card;
 mod cards;
 mod copies;
@@ -200,6 +201,14 @@ pub const TABLE: &[Check] = &[
         limit_s: 60,
         about: "the same on veth, whose driver has no zero-copy",
         run: refusals::veth,
+    },
+    Check {
+        name: "bare",
+        devices: &[Device::Igb],
+        list: List::Short,
+        limit_s: 120,
+        about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
+        run: bare::check,
     },
     Check {
         name: "interrupts",

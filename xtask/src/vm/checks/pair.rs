@@ -16,6 +16,8 @@ use crate::vm::protocol::{Mode, Plan, Spoil};
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
 
+/// The queue that LM lands on where a card has two.
+pub(super) const LANDING_QUEUE: u32 = 1;
 /// How long a card may take to begin anew.
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -220,7 +222,7 @@ pub(super) fn await_link(bed: &Bed) -> Result<()> {
 
 /// Waits until whoever was there before has gone: the kernel detaches a dead process's program a moment later, and then the card
 /// begins anew.
-fn await_detached(host: &Host) -> Result<()> {
+pub(super) fn await_detached(host: &Host) -> Result<()> {
     let end = Instant::now() + LIMIT;
     while host.has_xdp_program()? {
         ensure!(
@@ -234,9 +236,10 @@ fn await_detached(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Sends everything that comes in to the landing queue, as a rule of a real card would. Whether that worked.
-pub(super) fn steer(host: &Host) -> Result<bool> {
-    let program = Launch::new("ethtool").args(["-X", INTERFACE, "start", "1", "equal", "1"]);
+/// Sends everything that comes in to one queue, as a rule of a real card would. Whether that worked.
+pub(super) fn steer(host: &Host, queue: u32) -> Result<bool> {
+    let queue = queue.to_string();
+    let program = Launch::new("ethtool").args(["-X", INTERFACE, "start", &queue, "equal", "1"]);
     Ok(host.spawn(program)?.outcome()?.status.success())
 }
 

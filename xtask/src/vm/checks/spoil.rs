@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
-use super::pair::steer;
+use super::pair::{LANDING_QUEUE, steer};
 use crate::bed::Host;
 use crate::vm::protocol::Spoil;
 
@@ -52,7 +52,7 @@ pub(super) fn messages(wanted: &[Spoil], receiver: u32) -> Result<()> {
 /// Leaves a card with another table than it had.
 pub(super) fn card(wanted: &[Spoil], host: &Host) -> Result<()> {
     if is_due(wanted, Spoil::Card) {
-        ensure!(steer(host)?, "the card takes no other table");
+        ensure!(steer(host, LANDING_QUEUE)?, "the card takes no other table");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::pair::{Pair, await_link, hosts, steer};
+use super::pair::{LANDING_QUEUE, Pair, await_link, hosts, steer};
 use crate::bed::leftovers::{Registered, temporary_folder};
 use crate::bed::{INTERFACE, Launch};
 use crate::content;
@@ -74,7 +74,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     await_link(&bed)?;
     // Only now: attaching an XDP program sets virtio-net's number of queues, at which QEMU forgets its table (virtio_net_handle_mq
     // of hw/net/virtio-net.c).
-    let steered = device != Some(Device::Veth) && steer(right)?;
+    let steered = device != Some(Device::Veth) && steer(right, LANDING_QUEUE)?;
     let sender = tool("lm-send")
         .args(["--wait-for-grant", "--to", &right.address().to_string()])
         .arg(&source.file)
