@@ -535,9 +535,10 @@ impl Sessions {
             self.turn = Taken(self.present & !self.without_entries).next();
             return self.turn;
         }
-        if self.present.count_ones() > 1 {
-            for inbound in self.iter_mut() {
-                inbound.is_silent = inbound.unused_credit_ns(now_ns) > SILENT_NS;
+        let has_others = self.present.count_ones() > 1;
+        for place in Taken(self.present) {
+            if let Some(inbound) = self.at_mut(place) {
+                inbound.is_silent = has_others && inbound.unused_credit_ns(now_ns) > SILENT_NS;
             }
         }
         if let Some(place) = self.turn {

@@ -363,10 +363,38 @@ fn senders_that_fall_silent_hold_up_nobody() {
         shared.finish_from(9);
         let took_ns = shared.bed.now_ns - began_ns;
         assert!(took_ns < 500_000_000, "{took_ns} ns after {after} rounds");
+        if after % 2 == 1 {
+            let (now_ns, peer) = (shared.bed.now_ns, shared.streams[9].peer);
+            shared.bed.hosts[last].end_session(peer.index, now_ns);
+        }
         shared.bed.wire.set_filter(|_, _| true);
         shared.finish();
         assert_eq!(shared.incomplete, 0);
         assert_eq!(shared.bed.hosts[0].counters.violations.total(), 0);
+        shared.close();
+    }
+}
+
+/// One of two says nothing for a while, and the other one goes meanwhile.
+#[test]
+fn a_sender_that_was_silent_goes_on_when_the_others_are_gone() {
+    for after in [1, 2, 5, 10] {
+        let config = BedConfig {
+            patience: Duration::from_secs(60),
+            ..rooms(2 << 20)
+        };
+        let mut shared = Shared::new(&config, &[(100_000, 6), (100_000, 20)]);
+        for _ in 0..after {
+            shared.round();
+        }
+        shared.bed.wire.set_filter(|from, _| from != FIRST);
+        shared.finish_from(1);
+        shared.bed.pass(Duration::from_millis(100));
+        let (now_ns, peer) = (shared.bed.now_ns, shared.streams[1].peer);
+        shared.bed.hosts[FIRST + 1].end_session(peer.index, now_ns);
+        shared.bed.pass(Duration::from_millis(100));
+        shared.bed.wire.set_filter(|_, _| true);
+        shared.finish();
         shared.close();
     }
 }
