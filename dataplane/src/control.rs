@@ -274,7 +274,7 @@ impl<N: Nic> Engine<N> {
             delivery: delivery_of(options),
             integrity: self.config.integrity,
         };
-        let request_id = random_u64() as u32;
+        let request_id = self.entropy.draw() as u32;
         let peer = self.peers.at(index);
         peer.applying = true;
         if !options.one_copy || peer.options.is_none() {
@@ -611,7 +611,7 @@ impl<N: Nic> Engine<N> {
         let farewell = Farewell::new(
             key,
             messages,
-            random_u64() as u32,
+            self.entropy.draw() as u32,
             time(now_ns),
             Duration::from_millis(700),
         );
@@ -635,18 +635,4 @@ fn delivery_of(options: &ConnectOptions) -> Delivery {
         Wire::Lm => options.delivery,
         Wire::IpFrag => Delivery::Unreliable,
     }
-}
-
-/// Random bits from the kernel: session keys and incarnations must not be guessed.
-pub(crate) fn random_u64() -> u64 {
-    let mut bytes = [0u8; 8];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => panic!("the kernel gives no random numbers: {error}"),
-        }
-    }
-    u64::from_ne_bytes(bytes)
 }

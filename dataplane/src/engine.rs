@@ -39,6 +39,7 @@ use crate::config::{
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
+use crate::entropy::Entropy;
 use crate::error::RecvError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
@@ -215,6 +216,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
     pub(crate) introductions: Introductions,
+    pub(crate) entropy: Entropy,
     pub(crate) capture: Option<Capture>,
     /// Finds out what the device writes; `None` when that is known.
     pub(crate) footprint: Option<Probe>,

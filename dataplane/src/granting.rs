@@ -519,7 +519,9 @@ impl<N: Nic> Landing for Engine<N> {
             });
         }
 
-        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port);
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port, || {
+            self.entropy.draw()
+        });
         if self.nic.open_session(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }

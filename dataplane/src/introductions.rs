@@ -10,8 +10,8 @@ use lm_protocol::session::Refusal;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use crate::control::random_u64;
 use crate::engine::{Engine, time};
+use crate::entropy::Entropy;
 use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
@@ -42,10 +42,10 @@ pub(crate) enum Back<'a> {
 }
 
 impl Introductions {
-    pub(crate) fn new() -> Introductions {
+    pub(crate) fn new(entropy: &mut Entropy) -> Introductions {
         let mut secret = [0u8; 16];
-        secret[..8].copy_from_slice(&random_u64().to_ne_bytes());
-        secret[8..].copy_from_slice(&random_u64().to_ne_bytes());
+        secret[..8].copy_from_slice(&entropy.draw().to_ne_bytes());
+        secret[8..].copy_from_slice(&entropy.draw().to_ne_bytes());
         Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,

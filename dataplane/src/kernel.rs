@@ -14,9 +14,9 @@ use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission,
 
 use lm_protocol::rss::{Flow, HashInput};
 
-use crate::control::random_u64;
 use crate::daemon::Client;
 use crate::daemon::ipc::Joined;
+use crate::entropy::Entropy;
 use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
 use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic, NicError};
@@ -609,7 +609,7 @@ impl Nic for KernelNic {
             },
             queue: None,
         }));
-        let seed = random_u64() as u32;
+        let seed = Entropy::Kernel.draw() as u32;
         let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
         Ok(NonZeroU16::new(port))
     }

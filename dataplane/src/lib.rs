@@ -10,6 +10,7 @@ pub mod daemon;
 mod eager;
 mod endpoint;
 mod engine;
+mod entropy;
 mod error;
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]

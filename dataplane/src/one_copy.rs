@@ -67,7 +67,9 @@ impl<N: Nic> Engine<N> {
         let index = self.make_room_for(from, true, fit.zone_len, request.messages_in_flight)?;
         let now_ns = self.now_ns;
         let peer = self.peers.id_of(index);
-        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None);
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None, || {
+            self.entropy.draw()
+        });
         let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());

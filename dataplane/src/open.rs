@@ -16,9 +16,9 @@ use crate::config::{
     EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_IN_ONE_FRAME, MTU_MAX, ON_THE_WAY_PACED,
     ON_THE_WAY_VETH, PREFIX_LEN_MAX,
 };
-use crate::control::random_u64;
 use crate::endpoint::Endpoint;
 use crate::engine::{Fixed, OnTheWay};
+use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::idle::Idle;
 use crate::interface::Interface;
@@ -310,8 +310,9 @@ impl Opened {
         } = self;
         let veth = site.veth;
         let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
+        let mut entropy = Entropy::Kernel;
         let fixed = Fixed {
-            sender_id: with_digests(random_u64(), config.integrity.has_digests()),
+            sender_id: with_digests(entropy.draw(), config.integrity.has_digests()),
             mac: MacAddr(site.interface.mac),
             veth,
             tx_queue_hint: (site.queues.landing)
@@ -358,7 +359,7 @@ impl Opened {
         };
         let capture = config.capture.clone().map(Capture::new);
         let idle = Idle::new(config.idle);
-        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit);
+        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, entropy);
         engine.capture = capture;
         if fixed.zero_copy {
             engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len, plan.kept_frames));

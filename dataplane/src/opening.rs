@@ -19,6 +19,7 @@ use crate::config::{
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
+use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
@@ -331,6 +332,7 @@ impl Parts {
         umem: Umem,
         plan: &MemoryPlan,
         admit: Box<dyn Admit + Send>,
+        mut entropy: Entropy,
     ) -> Engine<N> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
@@ -380,7 +382,8 @@ impl Parts {
             next_token: 0,
             counters: Counters::default(),
             notices: Notices::new(),
-            introductions: Introductions::new(),
+            introductions: Introductions::new(&mut entropy),
+            entropy,
             capture: None,
             footprint: None,
             unfit: false,

@@ -18,7 +18,7 @@ use lm_protocol::session::{Applicant, ApplicantState};
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::config::{ConnectOptions, Start};
-use crate::control::{Applying, random_u64};
+use crate::control::Applying;
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
 use crate::nic::Nic;
@@ -110,7 +110,8 @@ impl<N: Nic> Engine<N> {
         }
         if let Some(applicant) = &mut self.applying[position].applicant {
             self.notices.remember(applicant.request_id().into());
-            *applicant = Applicant::new(*applicant.request(), random_u64() as u32, time(now_ns), patience);
+            let request_id = self.entropy.draw() as u32;
+            *applicant = Applicant::new(*applicant.request(), request_id, time(now_ns), patience);
         }
     }
 

@@ -426,7 +426,7 @@ impl<N: Nic> Engine<N> {
             window: lm_protocol::window::WindowShape::whole(crate::config::PLAIN_FRAGMENTS_MAX),
             packet_limit: 0,
             // The IP identification: not the same datagrams as an earlier run's.
-            first_message: crate::control::random_u64() as u16 as u32,
+            first_message: self.entropy.draw() as u16 as u32,
             messages_in_flight: 4,
             max_message_len: layout.max_message_len(),
             lease_ns: u64::MAX,

@@ -14,7 +14,6 @@ use lm_protocol::wire::lm::with_digests;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape, frames_of};
 
 use crate::config::LANDING_RING_LEN;
-use crate::control::random_u64;
 use crate::daemon::ipc::Offer;
 
 /// Longest window of a session, in fragments: entries of several are posted together.
@@ -117,7 +116,8 @@ impl LandingTerms {
     }
 
     /// The terms of a session at `place` of the landing queue, with a key that is never used again, for the sender whose data
-    /// address is `from`; its fragments have another source port, if `landing_port` says so.
+    /// address is `from`; its fragments have another source port, if `landing_port` says so. `random` gives 64 bits a call
+    /// that nobody guesses.
     pub fn grant(
         &self,
         fit: &Fit,
@@ -125,15 +125,16 @@ impl LandingTerms {
         from: SocketAddrV4,
         place: u16,
         landing_port: Option<NonZeroU16>,
+        mut random: impl FnMut() -> u64,
     ) -> (Terms, SessionAdmission) {
         // The gate finds the session by four bits of its key.
-        let key = SessionAdmission::key_at(random_u64(), u32::from(place));
+        let key = SessionAdmission::key_at(random(), u32::from(place));
         let key = with_digests(key, fit.integrity.has_digests());
         let first_message = match request.wire {
             Wire::Lm => 0,
             // IP fragments carry no key, only the number's low half: a late packet of an earlier session must not
             // pass for one of this.
-            Wire::IpFrag => random_u64() as u32,
+            Wire::IpFrag => random() as u32,
         };
         let terms = Terms {
             session_key: key,

@@ -535,7 +535,7 @@ impl Landing for Ground {
         else {
             return Err(Refusal::busy(PLACE_RETRY));
         };
-        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None);
+        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None, super::random_u64);
         admission.active_until_ns = active_until_ns;
         let (program, session_key) = (holder.program, terms.session_key);
         if let Err(error) = self.gate.open_session(queue.into(), &admission) {

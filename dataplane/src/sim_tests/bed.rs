@@ -21,6 +21,7 @@ use crate::config::{
     TRANSMIT_FRAMES,
 };
 use crate::engine::{Engine, Fixed, OnTheWay};
+use crate::entropy::Entropy;
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
@@ -74,6 +75,8 @@ pub(crate) struct BedConfig {
     /// What the device writes beside packets is found out before the first session.
     pub(crate) probing: bool,
     pub(crate) mode: ModeRequest,
+    /// What the hosts' random numbers come from.
+    pub(crate) seed: u64,
     pub(crate) wire: WireConfig,
 }
 
@@ -105,6 +108,7 @@ impl Default for BedConfig {
             exclusive: false,
             probing: false,
             mode: ModeRequest::ZeroCopy,
+            seed: 0,
             wire: WireConfig::default(),
         }
     }
@@ -227,7 +231,8 @@ impl Bed {
                 max_message_len: config.max_message_len,
                 lease: config.lease,
             };
-            let mut engine = parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit));
+            let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
+            let mut engine = parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), entropy);
             if config.probing {
                 engine.footprint = Some(Probe::new("sim0", plan.chunk_len, plan.kept_frames));
             }

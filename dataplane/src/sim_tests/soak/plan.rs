@@ -210,6 +210,7 @@ impl Plan {
             landing_ring_len: pick(dice, &[64u32, 256, 2048, 1 << 15]),
             integrity,
             exclusive: true,
+            seed,
             // By their own dice, as for the digests.
             in_order: !(seed / 12).is_multiple_of(3),
             ..BedConfig::default()
