@@ -472,6 +472,8 @@ impl Shared {
 
     /// `self.packet` of host `from` is on the wire.
     fn cross(&mut self, from: usize, via: Via, place: Place) {
+        #[cfg(test)]
+        self.show(from, via);
         if !self.crosses(from) {
             return;
         }

@@ -7,8 +7,10 @@
 mod cluster;
 pub(crate) mod fates;
 mod kernel;
+mod traces;
 mod world;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -34,6 +36,9 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// packets, corrupt bytes, exhausted rings, hosts that pause or die. Checked is that every delivered message is the
 /// one that was sent, every other one was reported, all memory came back and every packet is accounted for. Stops at the
 /// first failure and says how to repeat it. Needs no root.
+///
+/// The packets, events and messages of the first 2000 seeds must be those that were recorded, hash by hash; with --traces, all of these
+/// seeds run and all simulated tests as well. A change that is meant to do something else is recorded with --record.
 ///
 /// With --admission: seeds of the admission between up to a hundred hosts instead, with loss, duplication, reordering, clocks that
 /// differ, hosts and daemons that die, and somebody who records and sends again. Checked is that under `exclusive` there are never
@@ -84,6 +89,12 @@ pub struct Arguments {
     /// The tests' long loops in full instead.
     #[arg(long, conflicts_with_all = ["seeds", "admission", "cluster", "kernel", "with"])]
     long: bool,
+    /// The recorded seeds and all simulated tests.
+    #[arg(long, conflicts_with_all = ["seeds", "from", "admission", "cluster", "kernel", "with", "long"])]
+    traces: bool,
+    /// Records what --traces compares with.
+    #[arg(long, conflicts_with_all = ["traces", "seeds", "from", "admission", "cluster", "kernel", "with", "long"])]
+    record: bool,
     /// How many seeds on the real kernel.
     #[arg(long, default_value_t = 0, value_name = "SEEDS")]
     kernel: u64,
@@ -98,6 +109,8 @@ struct Subject {
     folder: PathBuf,
     arguments: Vec<String>,
     with: String,
+    /// Nothing is compared with recorded traces.
+    record: bool,
 }
 
 /// A seed that failed, and why.
@@ -115,6 +128,8 @@ struct Progress {
     next: AtomicU64,
     done: AtomicU64,
     messages: AtomicU64,
+    /// The hashes of seeds that told them.
+    traces: Mutex<BTreeMap<u64, String>>,
     stop: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
@@ -134,8 +149,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A line of the test program.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
-    Done { seed: u64, messages: u64 },
-    Failed { seed: u64, error: &'a str },
+    Done {
+        seed: u64,
+        messages: u64,
+        trace: Option<&'a str>,
+    },
+    Failed {
+        seed: u64,
+        error: &'a str,
+    },
     Other,
 }
 
@@ -146,10 +168,11 @@ fn parse(line: &str) -> Line<'_> {
         if let Some(error) = rest.strip_prefix("failed: ") {
             return Some(Line::Failed { seed, error });
         }
-        let (messages, _) = rest.strip_prefix("ok, ")?.split_once(" messages")?;
+        let (messages, rest) = rest.strip_prefix("ok, ")?.split_once(" messages")?;
         Some(Line::Done {
             seed,
             messages: messages.parse().ok()?,
+            trace: rest.split_once(", trace ").map(|(_, trace)| trace),
         })
     });
     parsed.unwrap_or(Line::Other)
@@ -173,8 +196,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         (None, 0) => 1000,
         (None, _) => 0,
     };
+    if arguments.traces || arguments.record {
+        let (program, seeds) = simulated(arguments, traces::SEEDS, &ENGINES)?;
+        return match arguments.record {
+            true => traces::record(&program, &seeds),
+            false => traces::compare(&program),
+        };
+    }
     if seeds > 0 && arguments.admission {
-        let program = simulated(arguments, seeds, &ADMISSION)?;
+        let (program, _) = simulated(arguments, seeds, &ADMISSION)?;
         if seeds > 1 {
             rates(&program)?;
         }
@@ -196,8 +226,8 @@ fn long_loops() -> Result<()> {
     )
 }
 
-/// Seeds of a simulated world; gives the program that ran them.
-fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<PathBuf> {
+/// Seeds of a simulated world; gives the program that ran them, and their traces.
+fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<(PathBuf, BTreeMap<u64, String>)> {
     let last = arguments.from.checked_add(seeds);
     let last = last.context("no seed is beyond 2^64; choose fewer --seeds or a lower --from")?;
     let subject = Subject {
@@ -205,6 +235,7 @@ fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<PathBuf
         folder: root().join(world.folder),
         arguments: ["--exact", world.test, "--nocapture"].map(str::to_owned).to_vec(),
         with: arguments.with.clone().unwrap_or_default(),
+        record: arguments.record,
     };
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let jobs = arguments.jobs.map_or(cpus, u64::from);
@@ -238,7 +269,8 @@ fn simulated(arguments: &Arguments, seeds: u64, world: &World) -> Result<PathBuf
         world.test
     );
     println!("{done} seeds, {messages} messages, {seconds:.1} s");
-    Ok(subject.program)
+    let traces = (progress.traces.into_inner()).unwrap_or_else(PoisonError::into_inner);
+    Ok((subject.program, traces))
 }
 
 /// Runs all seeds of a range, or as many as there are until one fails.
@@ -336,6 +368,7 @@ impl Worker {
             .current_dir(&subject.folder)
             .env("LM_SOAK_SEEDS", format!("{}..{}", seeds.start, seeds.end))
             .env("LM_SOAK_WITH", &subject.with)
+            .envs(subject.record.then_some((traces::RECORD_VARIABLE, "1")))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -357,7 +390,12 @@ impl Worker {
         for line in BufReader::new(stdout.expect("stdout is piped")).lines() {
             let Ok(line) = line else { break };
             match parse(&line) {
-                Line::Done { seed, messages } => {
+                Line::Done {
+                    seed,
+                    messages,
+                    trace,
+                } => {
+                    lock(&progress.traces).extend(trace.map(|trace| (seed, trace.to_owned())));
                     expected = seed + 1;
                     progress.done.fetch_add(1, Ordering::Relaxed);
                     progress.messages.fetch_add(messages, Ordering::Relaxed);
@@ -413,10 +451,21 @@ mod tests {
     #[test]
     fn lines_are_understood() {
         assert_eq!(
-            parse("soak: 17 ok, 24 messages, 5 delivered, 2 sessions, 2 violations, 79 packets"),
+            parse(
+                "soak: 17 ok, 24 messages, 5 delivered, 2 sessions, 2 violations, 79 packets, trace 1a 2b 3c"
+            ),
             Line::Done {
                 seed: 17,
-                messages: 24
+                messages: 24,
+                trace: Some("1a 2b 3c"),
+            }
+        );
+        assert_eq!(
+            parse("soak: 17 ok, 24 messages"),
+            Line::Done {
+                seed: 17,
+                messages: 24,
+                trace: None,
             }
         );
         assert_eq!(
@@ -479,6 +528,7 @@ mod tests {
             folder: PathBuf::from("."),
             arguments: vec!["-c".to_owned(), script],
             with: String::new(),
+            record: false,
         }
     }
 

@@ -16,6 +16,8 @@ use lm_protocol::zone::ZONE_ALIGN;
 
 #[cfg(test)]
 use super::guard::Guard;
+#[cfg(test)]
+use super::trace::Trace;
 use crate::config::{
     ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, MTU_IN_ONE_FRAME, OUTGOING_MAX,
     TRANSMIT_FRAMES,
@@ -120,6 +122,8 @@ pub(crate) struct Bed {
     pub(crate) now_ns: u64,
     #[cfg(test)]
     guards: Vec<Option<Guard>>,
+    #[cfg(test)]
+    pub(super) trace: Trace,
 }
 
 /// The incarnation of a host: bit 0 says that there are digests.
@@ -240,6 +244,8 @@ impl Bed {
         };
         let hosts = nics.into_iter().zip(umems).enumerate().map(engine).collect();
         let mut bed = Bed {
+            #[cfg(test)]
+            trace: Trace::new(&wire, count),
             wire,
             hosts,
             now_ns: 1_000_000_000,
@@ -323,12 +329,27 @@ impl Bed {
     #[cfg(not(test))]
     fn check_margins(&mut self, _host: usize, _message: &Message) {}
 
+    /// One round of one engine, without time passing; how much it did.
+    pub(crate) fn poll(&mut self, host: usize) -> usize {
+        let work = self.hosts[host].poll(self.now_ns);
+        #[cfg(test)]
+        self.trace.look(host, &mut self.hosts[host], self.now_ns);
+        work
+    }
+
+    /// What became of a request for a session.
+    pub(crate) fn application_outcome(&mut self, host: usize, peer: u16) -> Option<Result<(), ConnectError>> {
+        let outcome = self.hosts[host].application_outcome(peer, self.now_ns)?;
+        #[cfg(test)]
+        self.trace.connected(host, &outcome, self.now_ns);
+        Some(outcome)
+    }
+
     /// One round of both engines; how much they did.
     pub(crate) fn round(&mut self) -> usize {
         self.now_ns += ROUND_NS;
-        let now_ns = self.now_ns;
-        self.wire.advance(now_ns);
-        let work = self.hosts.iter_mut().map(|engine| engine.poll(now_ns)).sum();
+        self.wire.advance(self.now_ns);
+        let work = (0..self.hosts.len()).map(|host| self.poll(host)).sum();
         self.look_after();
         work
     }
@@ -353,7 +374,7 @@ impl Bed {
         for _ in 0..count {
             self.now_ns += ROUND_NS;
             self.wire.advance(self.now_ns);
-            self.hosts[host].poll(self.now_ns);
+            self.poll(host);
         }
     }
 
@@ -381,8 +402,7 @@ impl Bed {
                 self.now_ns += 200_000;
             }
             self.round();
-            let now_ns = self.now_ns;
-            if let Some(outcome) = self.hosts[host].application_outcome(peer.index, now_ns) {
+            if let Some(outcome) = self.application_outcome(host, peer.index) {
                 return outcome.map(|()| peer);
             }
         }
@@ -552,6 +572,7 @@ impl Drop for Bed {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.check_guards();
+            self.trace.finish();
         }
     }
 }

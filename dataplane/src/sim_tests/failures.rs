@@ -441,8 +441,7 @@ fn a_peer_that_does_not_listen_is_named() {
     let outcome = loop {
         bed.now_ns += 500_000;
         bed.round();
-        let now_ns = bed.now_ns;
-        if let Some(outcome) = bed.hosts[0].application_outcome(index, now_ns) {
+        if let Some(outcome) = bed.application_outcome(0, index) {
             break outcome;
         }
     };

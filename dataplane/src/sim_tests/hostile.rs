@@ -355,8 +355,7 @@ fn a_flood_of_strangers_does_not_take_an_applicants_place() {
     let outcome = loop {
         bed.now_ns += 200_000;
         bed.round();
-        let now_ns = bed.now_ns;
-        if let Some(outcome) = bed.hosts[0].application_outcome(peer.index, now_ns) {
+        if let Some(outcome) = bed.application_outcome(0, peer.index) {
             break outcome;
         }
     };

@@ -25,6 +25,7 @@ mod scenarios;
 mod sharing;
 mod soak;
 mod starved;
+mod trace;
 mod transfer;
 mod violations;
 mod zero_copy;

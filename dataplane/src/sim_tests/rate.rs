@@ -103,9 +103,8 @@ fn stream(rate: u64, wire: WireMode, loss: u64, lens: &[usize], sleeper: bool, t
         // As `Bed::round`, but only the sender's own work keeps it awake.
         bed.now_ns += ROUND_NS;
         bed.wire.advance(bed.now_ns);
-        let now_ns = bed.now_ns;
-        let work = bed.hosts[0].poll(now_ns);
-        bed.hosts[1].poll(now_ns);
+        let work = bed.poll(0);
+        bed.poll(1);
         // What has just left crosses now, and not when somebody wakes.
         bed.wire.advance(bed.now_ns);
         meter.look(bed.now_ns);

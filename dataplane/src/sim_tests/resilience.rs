@@ -275,8 +275,7 @@ fn a_pause_of_our_own_is_no_stall() {
     bed.wire.drop_next(0, 1_000_000);
     let reported = (0..20).any(|_| {
         bed.now_ns += 400_000_000;
-        let now_ns = bed.now_ns;
-        bed.hosts[1].poll(now_ns);
+        bed.poll(1);
         bed.hosts[1].counters.messages_incomplete > 0
     });
     assert!(reported);

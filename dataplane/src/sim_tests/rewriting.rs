@@ -61,10 +61,10 @@ fn exchange(
         }
         bed.now_ns += ROUND_NS;
         bed.wire.advance(bed.now_ns);
-        bed.hosts[0].poll(bed.now_ns);
+        bed.poll(0);
         bed.wire.step();
         rewrite(bed);
-        bed.hosts[1].poll(bed.now_ns);
+        bed.poll(1);
         messages.extend(bed.hosts[1].take_message().expect("reliable"));
         if messages.len() == 2 {
             return messages;

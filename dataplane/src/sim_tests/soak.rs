@@ -10,8 +10,10 @@
 mod plan;
 mod run;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::trace::{Hashes, recorded_seeds};
 use crate::release::Released;
 use crate::simnic::ImpairmentCounters;
 use plan::Plan;
@@ -24,6 +26,8 @@ const SEEDS: std::ops::Range<u64> = 0..120;
 const SEEDS_VARIABLE: &str = "LM_SOAK_SEEDS";
 /// Which kinds of trouble beside the usual ones, with commas between.
 const WITH_VARIABLE: &str = "LM_SOAK_WITH";
+/// Nothing is compared with what was recorded, because that is being done.
+const RECORD_VARIABLE: &str = "LM_SOAK_RECORD";
 /// A seed that is not settled after so much virtual time never will be.
 const LIMIT_NS: u64 = 120_000_000_000;
 /// Which kinds of trouble there may be. Loss, duplication, reordering and delay always.
@@ -87,6 +91,7 @@ pub(crate) struct Report {
     pub(crate) virtual_ns: u64,
     pub(crate) died: bool,
     pub(crate) impaired: [ImpairmentCounters; 2],
+    pub(super) trace: Hashes,
 }
 
 /// Runs a seed to its end and checks everything.
@@ -127,19 +132,41 @@ fn caught(seed: u64, kinds: &Soak) -> Result<Report, String> {
     })
 }
 
+/// The packets, events and messages of a seed are those that were recorded.
+fn as_recorded(report: Report, recorded: Option<&Hashes>) -> Result<Report, String> {
+    match recorded {
+        Some(recorded) if *recorded != report.trace => Err(format!(
+            "other {} than recorded; where that is meant: cargo xtask soak --record",
+            report.trace.differences(*recorded)
+        )),
+        _ => Ok(report),
+    }
+}
+
 /// `cargo xtask soak` reads the lines that begin with `soak:`.
 #[test]
 fn seeds_settle() {
     let with = std::env::var(WITH_VARIABLE).unwrap_or_default();
     let kinds = Soak::USUAL.with(&with);
     let seeds = seeds();
+    let is_compared = kinds == Soak::USUAL && std::env::var_os(RECORD_VARIABLE).is_none();
+    let recorded = if is_compared {
+        recorded_seeds()
+    } else {
+        BTreeMap::new()
+    };
     let mut sum = Report::default();
     for seed in seeds.clone() {
-        match caught(seed, &kinds) {
+        match caught(seed, &kinds).and_then(|report| as_recorded(report, recorded.get(&seed))) {
             Ok(report) => {
                 println!(
-                    "soak: {seed} ok, {} messages, {} delivered, {} sessions, {} violations, {} packets",
-                    report.accepted, report.delivered, report.sessions, report.violations, report.packets
+                    "soak: {seed} ok, {} messages, {} delivered, {} sessions, {} violations, {} packets, trace {}",
+                    report.accepted,
+                    report.delivered,
+                    report.sessions,
+                    report.violations,
+                    report.packets,
+                    report.trace
                 );
                 sum.delivered += report.delivered;
                 sum.reported += report.reported;

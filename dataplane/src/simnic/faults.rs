@@ -12,9 +12,16 @@ use super::{HOSTS_MAX, Racing, Shared, Wire, lock};
 /// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;
 
-/// What is to go wrong.
+/// Sees each packet that a host sends, before anything happens to it: the time, the host's number, the receive queue that it is for
+/// (`None`: a datagram that arrives put together again) and its bytes.
+#[cfg(test)]
+type Watch = Box<dyn FnMut(u64, usize, Option<u32>, &[u8]) + Send>;
+
+/// What is to go wrong, and who looks on.
 pub(super) struct Faults {
     filter: Option<Filter>,
+    #[cfg(test)]
+    watch: Option<Watch>,
     drop_next: [u32; HOSTS_MAX],
     /// Fragments to lose behind the gate, for each host that receives: logged, but never on the RX ring.
     pub(super) lose_behind_gate: [u32; HOSTS_MAX],
@@ -26,6 +33,8 @@ impl Default for Faults {
     fn default() -> Self {
         Faults {
             filter: None,
+            #[cfg(test)]
+            watch: None,
             drop_next: [0; HOSTS_MAX],
             lose_behind_gate: [0; HOSTS_MAX],
             refuse_channels: [0; HOSTS_MAX],
@@ -149,6 +158,18 @@ impl Shared {
         }
     }
 
+    /// Shows `self.packet`, which host `from` sends, to whoever looks on.
+    #[cfg(test)]
+    pub(super) fn show(&mut self, from: usize, via: Via) {
+        if let Some(watch) = &mut self.faults.watch {
+            let queue = match via {
+                Via::Queue(queue) => Some(queue),
+                Via::Reassembled => None,
+            };
+            watch(self.now_ns, from, queue, &self.packet);
+        }
+    }
+
     /// Whether `self.packet` of host `from` crosses the wire; a lost one is counted.
     pub(super) fn crosses(&mut self, from: usize) -> bool {
         let dropped = &mut self.faults.drop_next[from];
@@ -174,6 +195,12 @@ impl Shared {
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of the tests"))]
 impl Wire {
+    /// Shows every packet that a host sends to `watch`, which must not use the wire itself.
+    #[cfg(test)]
+    pub(crate) fn set_watch(&self, watch: impl FnMut(u64, usize, Option<u32>, &[u8]) + Send + 'static) {
+        lock(&self.0).faults.watch = Some(Box::new(watch));
+    }
+
     /// Puts a descriptor on a channel's RX ring that no packet belongs to.
     pub(crate) fn push_descriptor(&self, host: usize, queue: u32, descriptor: crate::ring::Descriptor) {
         let mut shared = lock(&self.0);

@@ -212,9 +212,8 @@ impl Run {
         self.bed.wire.advance(self.bed.now_ns);
         for host in [0, 1] {
             if is_awake[host] {
-                let engine = &mut self.bed.hosts[host];
-                work += engine.poll(self.bed.now_ns);
-                self.guards[host].look(engine);
+                work += self.bed.poll(host);
+                self.guards[host].look(&mut self.bed.hosts[host]);
                 work += self.receive(host)?;
                 self.complete(host)?;
             }
@@ -238,11 +237,10 @@ impl Run {
     /// Hands messages over until there is back-pressure, and asks for a session where there is none.
     fn send(&mut self, host: usize) -> Result<usize, String> {
         let now_ns = self.bed.now_ns;
-        let engine = &mut self.bed.hosts[host];
         let application = &mut self.applications[host];
         let mut work = 0;
         if application.is_connecting {
-            match engine.application_outcome(application.peer.index, now_ns) {
+            match self.bed.application_outcome(host, application.peer.index) {
                 None => {}
                 Some(outcome) => {
                     application.is_connecting = false;
@@ -254,6 +252,7 @@ impl Run {
                 }
             }
         }
+        let engine = &mut self.bed.hosts[host];
         loop {
             let (region, tag) = match application.unsent.take() {
                 Some(unsent) => unsent,
@@ -551,12 +550,13 @@ impl Run {
             if self.applications[host].dead {
                 continue;
             }
-            self.bed.hosts[host].poll(self.bed.now_ns);
+            self.bed.poll(host);
             self.receive(host)?;
             while !self.applications[host].held.is_empty() {
                 self.give_back(host, 0)?;
             }
-            self.bed.hosts[host].poll(self.bed.now_ns + 1);
+            self.bed.now_ns += 1;
+            self.bed.poll(host);
             self.complete(host)?;
             self.bed.check_memory_of(host);
         }
@@ -589,6 +589,7 @@ impl Run {
             virtual_ns: impaired_until_ns,
             died: a.dead || b.dead,
             impaired: [0, 1].map(|from| self.bed.wire.impairment_counters(from)),
+            trace: self.bed.trace.hashes(),
         })
     }
 
