@@ -116,7 +116,6 @@ impl KernelNic {
             control_port: udp.control_port(),
             landing_queues: config.landing_queues.to_vec(),
             cpu_check: config.cpu_check,
-            strip_headers: false,
         };
         let gate = Gate::attach(config.interface_index, &gate, config.mode.attach_mode())?;
         Ok(KernelNic::with(config, Authority::Own(Box::new(gate)), udp))

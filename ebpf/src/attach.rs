@@ -12,9 +12,8 @@ use sha2::{Digest as _, Sha256};
 use crate::layout::{Config, FLAG_ONE_CPU_PER_QUEUE, FLAG_ORDERED_STORES, FLAG_SEVERAL_PROGRAMS, QUEUES};
 use crate::{rps, sys};
 
-/// The committed object, aligned as the loader's ELF reader needs it, and the one that strips headers.
+/// The committed object, aligned as the loader's ELF reader needs it.
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../gate.o");
-static STRIPPING_OBJECT: &[u8] = aya::include_bytes_aligned!("../gate-strip.o");
 const PROGRAM: &str = "lm_gate";
 
 /// What the gate must know before it is loaded.
@@ -33,10 +32,6 @@ pub struct GateConfig {
     pub landing_queues: Vec<u32>,
     /// How generic mode makes sure of that.
     pub cpu_check: CpuCheck,
-    /// Takes the headers off each fragment that lands, so that its RX descriptor holds the payload alone; a payload of
-    /// less than 14 bytes passes. An experiment (`cargo xtask bench strip`): the data plane expects the headers, and so
-    /// does zero-copy mode.
-    pub strip_headers: bool,
 }
 
 impl Default for GateConfig {
@@ -48,7 +43,6 @@ impl Default for GateConfig {
             control_port: 7169,
             landing_queues: Vec::new(),
             cpu_check: CpuCheck::Rps,
-            strip_headers: false,
         }
     }
 }
@@ -237,13 +231,6 @@ fn program_name(id: u32) -> String {
         .unwrap_or_default()
 }
 
-fn object(config: &GateConfig) -> &'static [u8] {
-    match config.strip_headers {
-        true => STRIPPING_OBJECT,
-        false => OBJECT,
-    }
-}
-
 /// Loads the object for a mode. In native mode a queue's NAPI instance runs the gate, and has one owner at a time.
 pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, AttachError> {
     let one_cpu = if mode == EffectiveMode::Native {
@@ -269,7 +256,7 @@ pub(crate) fn load(config: &GateConfig, mode: EffectiveMode) -> Result<Ebpf, Att
     };
     let mut ebpf = EbpfLoader::new()
         .override_global("lm_config", &constants, true)
-        .load(object(config))
+        .load(OBJECT)
         .map_err(load_error)?;
     xdp_mut(&mut ebpf)
         .and_then(|program| Ok(program.load()?))
@@ -295,8 +282,8 @@ fn load_error(error: EbpfError) -> AttachError {
 }
 
 /// Eight bytes of the object's hash: names the version of program and maps.
-pub(crate) fn object_digest(config: &GateConfig) -> String {
-    let digest = Sha256::digest(object(config));
+pub(crate) fn object_digest() -> String {
+    let digest = Sha256::digest(OBJECT);
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

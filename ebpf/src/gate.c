@@ -43,19 +43,7 @@ static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
-static long (*bpf_xdp_adjust_head)(struct xdp_md *md, int delta) = (void *)44;
 static __u64 (*bpf_xdp_get_buff_len)(struct xdp_md *md) = (void *)188;
-
-/*
- * LM_STRIP makes the variant that `cargo xtask bench strip` measures beside the gate (gate-strip.o); nothing else uses it. It
- * takes the headers of an admitted fragment off, so that copy mode writes the payload alone: the kernel copies from the packet's
- * start as the program leaves it (net/xdp/xsk.c, `__xsk_rcv`), to the fill address + 256 as always.
- */
-#ifdef LM_STRIP
-enum { STRIP_HEADERS = 1 };
-#else
-enum { STRIP_HEADERS = 0 };
-#endif
 
 /* Wire formats. Natural alignment holds from the IPv4 header on, because Ethernet is 14 bytes and drivers align for it. */
 struct ethernet {
@@ -212,9 +200,8 @@ INLINE int is_after_last(const struct lm_session *session, const struct fragment
 	return fragment->index < session->last_index;
 }
 
-INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_session *session,
-			     struct lm_log *log, const struct packet *packet, const struct fragment *fragment,
-			     __u32 header_len)
+INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_session *session, struct lm_log *log,
+			     const struct packet *packet, const struct fragment *fragment)
 {
 	__u32 padding_len = packet->frame_len - packet->link_len - packet->ip_len;
 	__u64 position = channel->accepted;
@@ -244,12 +231,6 @@ INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *
 	/* The entry follows the verdict (I3b): a packet that no socket takes must not be in the log. */
 	if (bpf_redirect_map(&lm_xsks, queue, XDP_PASS) != XDP_REDIRECT)
 		return LM_PASS_NO_SOCKET;
-	/*
-	 * Before the log, because the kernel refuses to leave less than an Ethernet header's 14 bytes (net/core/filter.c): a shorter
-	 * payload passes whole. No pointer into the packet is valid afterwards.
-	 */
-	if (STRIP_HEADERS && bpf_xdp_adjust_head(md, header_len))
-		return LM_PASS_LENGTH;
 
 	entry->sequence = (__u16)position;
 	entry->session = fragment->place;
@@ -274,8 +255,8 @@ INLINE enum lm_verdict admit(struct xdp_md *md, __u32 queue, struct lm_channel *
 	return LM_REDIRECT_LANDING;
 }
 
-/* DATA of the lm wire. `header_len`: everything before the payload. Lengths agree with each other already. */
-INLINE enum lm_verdict judge_data(struct xdp_md *md, __u32 queue, struct lm_channel *channel, struct lm_log *log,
+/* DATA of the lm wire. Lengths agree with each other already. */
+INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struct lm_log *log,
 				  const struct packet *packet, const struct udp *udp, const struct data_header *lm)
 {
 	__u32 payload_len = be16(lm->payload_len), count = be32(lm->count);
@@ -300,14 +281,14 @@ INLINE enum lm_verdict judge_data(struct xdp_md *md, __u32 queue, struct lm_chan
 	if (fragment.index != count - 1 ? payload_len != session->payload_len
 					: payload_len == 0 || payload_len > session->payload_len)
 		return LM_PASS_LENGTH;
-	return admit(md, queue, channel, session, log, packet, &fragment, session->header_len);
+	return admit(queue, channel, session, log, packet, &fragment);
 }
 
 /*
  * An IPv4 fragment to our address, on any port: only the first one shows its ports. A function of its own, so that it has a stack of its
  * own: where the compiler puts a number in a pointer's place there, the verifier demands CAP_PERFMON.
  */
-static __attribute__((noinline)) enum lm_verdict judge_fragment(struct xdp_md *md, __u32 queue, struct lm_channel *channel,
+static __attribute__((noinline)) enum lm_verdict judge_fragment(__u32 queue, struct lm_channel *channel,
 								struct lm_log *log, const struct packet *packet)
 {
 	__u32 field = be16(packet->ip->fragment), offset = (field & IP_OFFSET) * 8, full_len;
@@ -342,8 +323,7 @@ static __attribute__((noinline)) enum lm_verdict judge_fragment(struct xdp_md *m
 	fragment.index = offset / full_len;
 	/* The identification is the message number's low half; the rest follows from the last accepted message. */
 	fragment.message = session->last_message + (__s32)(__s16)(id - (__u16)session->last_message);
-	return admit(md, queue, channel, session, log, packet, &fragment,
-		     offset == 0 ? session->header_len : session->header_len - sizeof(*udp));
+	return admit(queue, channel, session, log, packet, &fragment);
 
 unclaimed:
 	/* The first fragment names the port of all. */
@@ -389,7 +369,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 	if (packet.ip_len < sizeof(struct ipv4) || packet.link_len + packet.ip_len > packet.frame_len)
 		return LM_PASS_MALFORMED;
 	if (packet.ip->fragment & be16(IP_MORE | IP_OFFSET))
-		return judge_fragment(md, queue, channel, log, &packet);
+		return judge_fragment(queue, channel, log, &packet);
 
 	/* Moved, or the compiler keeps what it compared with `end` above on the stack, in a place that it gives to a number later. */
 	asm volatile("%0 = %1 # the IPv4 header" : "=r"(ip) : "r"(packet.ip));
@@ -412,7 +392,7 @@ INLINE enum lm_verdict judge(struct xdp_md *md, __u32 queue, struct lm_channel *
 		return LM_PASS_MALFORMED;
 	type = lm->version_type & 15;
 	if (LIKELY(type == LM_DATA))
-		return judge_data(md, queue, channel, log, &packet, udp, lm);
+		return judge_data(queue, channel, log, &packet, udp, lm);
 	/* An introduction must not be overtaken by what it introduces. */
 	if ((type < LM_EAGER || type > LM_MANIFEST) && type != LM_CONTROL)
 		return LM_PASS_TYPE;

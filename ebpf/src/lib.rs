@@ -11,8 +11,6 @@
 //!
 //! - [`impair`]: another program, which has nothing to do with the gate: the forwarder of the impairment box.
 //!
-//! `gate-strip.o` is the gate with one branch more, which takes headers off ([`GateConfig::strip_headers`]); only a benchmark loads it.
-//!
 //! The objects are committed, so that a build needs no clang; [`recipe`] rebuilds them and says whether one is stale.
 
 mod attach;

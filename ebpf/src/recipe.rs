@@ -18,33 +18,22 @@ pub struct Recipe {
     pub name: &'static str,
     /// Every file that it is made from; the first one is compiled.
     pub sources: &'static [&'static str],
-    /// Options of this object alone.
-    pub defines: &'static [&'static str],
 }
 
 /// The gate.
 pub const GATE: Recipe = Recipe {
     name: "gate",
     sources: &["gate.c", "gate.h"],
-    defines: &[],
-};
-
-/// The gate's variant that strips headers, which is measured beside the gate and used by nothing else.
-pub const GATE_STRIP: Recipe = Recipe {
-    name: "gate-strip",
-    sources: &["gate.c", "gate.h"],
-    defines: &["-DLM_STRIP"],
 };
 
 /// The impairment box's forwarder.
 pub const IMPAIR: Recipe = Recipe {
     name: "impair",
     sources: &["impair.c"],
-    defines: &[],
 };
 
 /// Every committed object.
-pub const ALL: [Recipe; 3] = [GATE, GATE_STRIP, IMPAIR];
+pub const ALL: [Recipe; 2] = [GATE, IMPAIR];
 
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
@@ -138,7 +127,6 @@ impl Recipe {
                 .map_err(|error| error.to_string())?;
             run(Command::new(clang)
                 .args(FLAGS)
-                .args(self.defines)
                 .arg("-fdebug-compilation-dir=.")
                 .arg(format!("-ffile-prefix-map={}=.", source.display()))
                 .args(["-c", self.sources[0], "-o"])
@@ -157,7 +145,7 @@ impl Recipe {
             let _ = writeln!(text, "source {name} {hash}");
         }
         let _ = writeln!(text, "object {}.o {}", self.name, hash(object));
-        let _ = writeln!(text, "flags {}", [&FLAGS, self.defines].concat().join(" "));
+        let _ = writeln!(text, "flags {}", FLAGS.join(" "));
         let _ = writeln!(text, "compiler {compiler}");
         Ok(text)
     }

@@ -62,7 +62,6 @@ fn users_who_are_not_root_are_told_what_to_do() {
         &["bench", "core"],
         &["bench", "loss"],
         &["bench", "share"],
-        &["bench", "strip"],
     ] {
         let mut xtask = Command::new(&program);
         if rustix::process::geteuid().is_root() {

@@ -4,14 +4,10 @@
 //! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
-//!
-//! A third pair, `land-send` and `land-recv`, has the real gate and landing zones, but none of the data plane: it measures ways to place
-//! payload.
 
 mod flood;
 mod frame;
 mod inject;
-mod landing;
 mod pace;
 mod pingpong;
 mod socket;
@@ -33,7 +29,6 @@ pub use flood::{FloodArgs, FloodReport, Kind, flood};
 pub use frame::Mac;
 pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
 pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
-pub use landing::{LandArgs, LandReport, LandSendArgs, Placement, land, land_send};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 use socket::Moved;

@@ -1,6 +1,5 @@
 //! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, the first
-//! half of the memory for receiving and the second half for sending; or unaligned chunks that may overlap, for receiving
-//! alone, in copy mode. Written against `include/uapi/linux/if_xdp.h` and
+//! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
 //! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
 use std::io;
@@ -197,7 +196,7 @@ impl Socket {
         moved: Moved,
     ) -> io::Result<Socket> {
         let memory_len = chunk_len * 2 * u64::from(CHUNKS_EACH_WAY);
-        let mut socket = Socket::unbound(memory_len as usize, chunk_len, 0)?;
+        let mut socket = Socket::unbound(memory_len as usize, chunk_len)?;
         for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
             socket.fill.write(chunk, u64::from(chunk) * chunk_len);
         }
@@ -206,14 +205,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Opens a socket bound to `queue` whose receive chunks may begin at any of `memory_len` bytes and overlap. None is posted.
-    pub(super) fn open_unaligned(ifindex: u32, queue: u32, memory_len: usize) -> io::Result<Socket> {
-        let socket = Socket::unbound(memory_len, CHUNK_LEN, libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG)?;
-        patiently(|| socket.bind(ifindex, queue, Moved::ByKernel))?;
-        Ok(socket)
-    }
-
-    fn unbound(memory_len: usize, chunk_len: u64, flags: u32) -> io::Result<Socket> {
+    fn unbound(memory_len: usize, chunk_len: u64) -> io::Result<Socket> {
         // SAFETY: creates a descriptor; no memory is involved.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -229,7 +221,6 @@ impl Socket {
         registration.addr = memory.base() as u64;
         registration.len = memory.len() as u64;
         registration.chunk_size = chunk_len as u32;
-        registration.flags = flags;
         set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
@@ -365,32 +356,6 @@ impl Socket {
                 .cast::<[u8; N]>()
                 .read_unaligned()
         }
-    }
-
-    /// Writes `len` times `byte` at `address` of the memory.
-    pub(super) fn fill_with(&self, byte: u8, address: u64, len: usize) {
-        assert!(
-            address as usize + len <= self.memory.len(),
-            "address inside the memory"
-        );
-        // SAFETY: in bounds; the caller owns these bytes (no posted chunk reaches them), so the kernel does not touch them.
-        unsafe { self.memory.base().add(address as usize).write_bytes(byte, len) };
-    }
-
-    /// Copies bytes at `address` of the memory to `out`.
-    pub(super) fn copy_to(&self, address: u64, out: &mut [u8]) {
-        assert!(
-            address as usize + out.len() <= self.memory.len(),
-            "address inside the memory"
-        );
-        // SAFETY: in bounds; the caller owns these bytes, as for `copy_out`.
-        unsafe {
-            ptr::copy_nonoverlapping(
-                self.memory.base().add(address as usize),
-                out.as_mut_ptr(),
-                out.len(),
-            )
-        };
     }
 
     /// Packets that the kernel dropped at this socket, for any reason.

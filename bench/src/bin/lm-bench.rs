@@ -91,10 +91,6 @@ enum Program {
     BarePing(bare::PingArgs),
     /// Bare AF_XDP: answer until ended
     BarePong(bare::PongArgs),
-    /// Landing: send messages to land-recv
-    LandSend(bare::LandSendArgs),
-    /// Landing: receive messages into zones through the gate, overlaid or with headers stripped, and count
-    LandRecv(bare::LandArgs),
     /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
     Bind(bind::BindArgs),
     /// Packets that no session knows, sent to where a stream's fragments land; for the checks of `cargo xtask test --vm`
@@ -172,8 +168,6 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
         Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
-        Program::LandSend(args) => print(&bare::land_send(&args).map_err(system)?),
-        Program::LandRecv(args) => print(&bare::land(&args, ready).map_err(system)?),
         Program::Bind(args) => print(&bind::bind(&args)?),
         Program::Flood(args) => print(&bare::flood(&args, ready)?),
         Program::Overlay(args) => print(&overlay::overlay(&args)?),

@@ -7,7 +7,6 @@ mod capabilities;
 mod disk;
 mod impairments;
 mod jumbo;
-mod landing;
 mod links;
 mod measuring;
 mod overlay;

@@ -1,4 +1,4 @@
-//! Rebuilds the committed objects (the gate, its header-stripping variant, the impairment box's forwarder), or says whether one is stale. `cargo xtask gate` calls it.
+//! Rebuilds the committed objects (the gate and the impairment box's forwarder), or says whether one is stale. `cargo xtask gate` calls it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use lm_ebpf::recipe::{ALL, Freshness, Recipe};
 
 const USAGE: &str = "lm-gate-build [--check]
-  rebuilds ebpf/gate.o, ebpf/gate-strip.o and ebpf/impair.o, and their sums, from their sources in ebpf/src (needs clang and llvm-strip)
+  rebuilds ebpf/gate.o and ebpf/impair.o, and their sums, from their sources in ebpf/src (needs clang and llvm-strip)
   --check  changes nothing; fails if an object is stale";
 
 fn main() -> ExitCode {

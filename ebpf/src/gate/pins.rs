@@ -32,7 +32,7 @@ fn link_name(config: &GateConfig, mode: EffectiveMode) -> String {
         if config.several_programs { "several" } else { "one" },
         config.local_ip.unwrap_or(Ipv4Addr::UNSPECIFIED).to_bits(),
         config.control_port,
-        object_digest(config)
+        object_digest()
     )
 }
 

@@ -16,7 +16,6 @@ mod memory;
 mod plot;
 pub mod recipes;
 pub mod share;
-mod strip;
 mod yardsticks;
 
 use std::path::PathBuf;
@@ -62,7 +61,6 @@ enum Suite {
     Loss(loss::Arguments),
     Delivery(delivery::Arguments),
     Share(share::Arguments),
-    Strip(strip::Arguments),
     Instructions(instructions::Arguments),
     /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
     ///
@@ -439,7 +437,6 @@ pub fn all_comparisons() -> Vec<(&'static str, Vec<Comparison>)> {
         ("loss", loss::all()),
         ("delivery", delivery::comparisons()),
         ("share", share::all()),
-        ("strip", strip::all()),
     ]
 }
 
@@ -500,7 +497,6 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Loss(arguments) => loss::run(&arguments),
         Suite::Delivery(arguments) => delivery::run(&arguments),
         Suite::Share(arguments) => share::run(&arguments),
-        Suite::Strip(arguments) => strip::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
         Suite::Vm { json, paper } => {
             let choice = vm::Choice {
