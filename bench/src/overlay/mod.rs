@@ -3,7 +3,7 @@
 //! Two interfaces of this machine that are connected with each other, by a cable or inside the machine: one sends, the other one's
 //! landing queue receives through the real gate into a real landing zone. Everything is as the data plane does it: geometry, windows
 //! in reverse order, headers in holes, the tail that is saved and put back (invariant I5). But one packet at a time: the next one is
-//! sent when the memory has been looked at. So each byte of the memory can be told for what it is ([`Picture`]), and is compared with
+//! sent when the memory has been looked at. So each byte of the memory can be told for what it is (`picture::Picture`), and is compared with
 //! what geometry says (`picture::Prediction`). A byte anywhere in the registered memory that is not what it should be is an error.
 //!
 //! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
@@ -25,8 +25,7 @@ use crate::cli::{Failure, chain};
 use crate::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
-use picture::{Content, Prediction, Prefix};
-pub use picture::{Picture, Run, What};
+use picture::{Content, Picture, Prediction, Prefix};
 pub use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
@@ -72,61 +71,10 @@ pub struct OverlayReport {
     pub packets: u64,
     /// What the driver writes beside a packet.
     pub footprint: FootprintReport,
-    /// The shape of message and zone.
-    pub shape: Shape,
-    /// The memory, step by step.
-    pub steps: Vec<Step>,
-}
-
-/// Lengths in bytes.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Shape {
-    /// The message.
-    pub message_len: u64,
-    /// Its fragments.
-    pub fragments: u32,
-    /// Fragments of a window.
-    pub window: u32,
-    /// Headers of a packet.
-    pub header_len: u16,
-    /// Payload of every fragment but the last.
-    pub payload_len: u16,
-    /// From the zone's start to the message's.
-    pub front_margin: u64,
-    /// The whole zone.
-    pub zone_len: u64,
-    /// Registered memory, all of which is looked at.
-    pub memory_len: u64,
-}
-
-/// The memory after something happened.
-#[derive(Debug, Serialize)]
-pub struct Step {
-    /// What happened.
-    #[serde(flatten)]
-    pub event: Event,
-    /// Fragments whose entries are posted and not used.
-    pub posted: Vec<u32>,
-    /// What the zone's bytes are, from its first byte on. Outside the zone no byte has changed.
-    pub runs: Vec<Run>,
-}
-
-/// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
-    /// The memory was painted, and the first entries posted.
-    Painted,
-    /// The packet of a fragment has come.
-    Packet {
-        /// The fragment.
-        fragment: u32,
-    },
-    /// The end of a window was put back, over the headers of the fragment behind it (I5).
-    TailRestored {
-        /// The window.
-        window: u32,
-    },
+    /// Fragments of the message, in the order in which they came. After each every byte of the memory was what geometry says.
+    pub order: Vec<u32>,
+    /// Windows whose end was put back over the headers of the fragment behind it (I5).
+    pub tails_restored: u32,
 }
 
 /// Sends a message, one packet at a time, and tells what the memory holds after each.
@@ -141,7 +89,7 @@ pub fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let mut link = Link::open(args)?;
     let footprint = probe::probe(&mut link)?;
     let trace = Trace::new(&link, geometry, windows, &footprint)?;
-    let (shape, steps) = trace.run(&mut link)?;
+    let (order, tails_restored) = trace.run(&mut link)?;
     Ok(OverlayReport {
         program: "overlay",
         driver: link.driver.clone(),
@@ -150,8 +98,8 @@ pub fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
         zero_copy_receive: link.receiver.xsk.zero_copy(),
         packets: link.received,
         footprint,
-        shape,
-        steps,
+        order,
+        tails_restored,
     })
 }
 
@@ -178,7 +126,6 @@ struct Trace {
     content: Content,
     prediction: Prediction,
     prefix_len: u64,
-    steps: Vec<Step>,
 }
 
 impl Trace {
@@ -204,11 +151,10 @@ impl Trace {
             content,
             prediction,
             prefix_len: prefix_len.into(),
-            steps: Vec::new(),
         })
     }
 
-    fn run(mut self, link: &mut Link) -> Result<(Shape, Vec<Step>), Failure> {
+    fn run(mut self, link: &mut Link) -> Result<(Vec<u32>, u32), Failure> {
         let count = self.geometry.fragment_count();
         let order: Vec<u32> = self.windows.transmit_order(count).collect();
         link.receiver
@@ -216,12 +162,12 @@ impl Trace {
             .copy_to(0, &self.content.painted(link.receiver.umem.len()));
         link.sender.umem.copy_to(0, &self.content.send_region());
         let mut rule = TailRule::new(self.windows, count);
-        let mut posted = 0;
+        let (mut posted, mut tails_restored) = (0, 0);
         self.post(link, &order, &mut posted, &rule);
-        self.look(link, Event::Painted, &order[..posted])?;
+        self.look(link, "painting")?;
         let tail_len = u64::from(self.geometry.layout().header_len()) + self.prefix_len;
         let mut saved = [Vec::new(), Vec::new()];
-        for (position, &index) in order.iter().enumerate() {
+        for &index in &order {
             let fragment = self.geometry.fragment(index);
             let len = u32::from(fragment.frame_len());
             let packet = (self.geometry.tx_frame_offset(index), len);
@@ -237,34 +183,20 @@ impl Trace {
                     return Err(Failure::new("a window's tail was saved out of turn (I5)"));
                 }
             }
-            self.look(
-                link,
-                Event::Packet { fragment: index },
-                &order[position + 1..posted],
-            )?;
+            self.look(link, &format!("the packet of fragment {index}"))?;
             if self.windows.is_lowest(index)
                 && let Some(window) = rule.lowest_arrived(self.windows.window_of(index))
             {
                 let tail = &saved[TailRule::slot(window)];
                 link.receiver.umem.copy_to(start - self.prefix_len, tail);
                 self.prediction.tail_restored(index);
-                self.look(link, Event::TailRestored { window }, &order[position + 1..posted])?;
+                self.look(link, &format!("the tail of window {window}"))?;
+                tails_restored += 1;
             }
             self.post(link, &order, &mut posted, &rule);
         }
         self.compare_message(link)?;
-        let layout = self.geometry.layout();
-        let shape = Shape {
-            message_len: self.geometry.message_len(),
-            fragments: count,
-            window: self.windows.fragments(),
-            header_len: layout.header_len(),
-            payload_len: layout.payload_len(),
-            front_margin: self.zone.front_margin,
-            zone_len: self.zone.total_len(),
-            memory_len: link.receiver.umem.len(),
-        };
-        Ok((shape, self.steps))
+        Ok((order, tails_restored))
     }
 
     /// Posts entries in the order in which packets come, up to a window's lowest one whose place is still another's (I5).
@@ -279,7 +211,7 @@ impl Trace {
     }
 
     /// Looks at all of the registered memory.
-    fn look(&mut self, link: &Link, event: Event, posted: &[u32]) -> Result<(), Failure> {
+    fn look(&self, link: &Link, what: &str) -> Result<(), Failure> {
         let mut memory = vec![0; link.receiver.umem.len() as usize];
         link.receiver.umem.copy_from(0, &mut memory);
         let seen = Picture::of(&memory, &self.content, self.prefix_len);
@@ -287,17 +219,9 @@ impl Trace {
         if let Some((at, seen, expected)) = seen.difference(&expected) {
             let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
             return Err(Failure::new(format!(
-                "after {event:?}, byte {from_message} from the message's start is {seen:?} instead of {expected:?}"
+                "after {what}, byte {from_message} from the message's start is {seen:?} instead of {expected:?}"
             )));
         }
-        self.steps.push(Step {
-            event,
-            posted: posted.to_vec(),
-            runs: seen.runs(
-                ZONE..ZONE + self.zone.total_len(),
-                ZONE + self.zone.message_start(),
-            ),
-        });
         Ok(())
     }
 

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use lm_protocol::geometry::Geometry;
 use lm_protocol::wire::{Addressing, DataTemplate};
-use serde::Serialize;
 
 /// There is no session: any key will do.
 const KEY: u64 = 0x6f76_6572_6c61_7973;
@@ -17,9 +16,8 @@ const MESSAGE: u32 = 1;
 const HEADER_LEN: usize = 66;
 
 /// What a byte is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
-pub enum What {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
     /// As it was painted.
     Paint,
     /// Written by the driver in front of the packet of a fragment.
@@ -39,18 +37,6 @@ pub enum What {
     },
     /// Anything else.
     Foreign,
-}
-
-/// Bytes that are alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Run {
-    /// Where the first one is, from the message's first byte on.
-    pub at: i64,
-    /// How many.
-    pub len: u64,
-    /// What they are.
-    #[serde(flatten)]
-    pub what: What,
 }
 
 /// The bytes that are sent, and those that lie in the memory before.
@@ -163,7 +149,7 @@ impl Content {
 }
 
 /// What each byte of the registered memory is.
-pub struct Picture(Vec<What>);
+pub(super) struct Picture(Vec<What>);
 
 impl Picture {
     pub(super) fn of(memory: &[u8], content: &Content, prefix_len: u64) -> Picture {
@@ -177,24 +163,6 @@ impl Picture {
         pairs
             .map(|(at, (&here, &there))| (at, here, there))
             .find(|(_, here, there)| here != there)
-    }
-
-    /// Runs of alike bytes in a part of the memory; places count from `origin`.
-    pub(super) fn runs(&self, part: Range<u64>, origin: u64) -> Vec<Run> {
-        let mut at = part.start as i64 - origin as i64;
-        let bytes = &self.0[part.start as usize..part.end as usize];
-        let alike = bytes.chunk_by(|one, next| one == next);
-        alike
-            .map(|alike| {
-                let run = Run {
-                    at,
-                    len: alike.len() as u64,
-                    what: alike[0],
-                };
-                at += alike.len() as i64;
-                run
-            })
-            .collect()
     }
 }
 
@@ -333,29 +301,6 @@ mod tests {
     }
 
     #[test]
-    fn runs_name_what_lies_where() {
-        let content = content(3000);
-        let (seen, _) = receive(&content, &[2, 1], &[0; 10], 0);
-        let runs = seen.runs(START - 100..START + 3100, START);
-        let run = |at, len, what| Run { at, len, what };
-        assert_eq!(
-            runs,
-            [
-                run(-100, 1448 - 76 + 100, What::Paint),
-                run(1448 - 76, 10, What::Prefix { fragment: 1 }),
-                run(1448 - 66, 66, What::Header { fragment: 1 }),
-                run(1448, 1448, What::Payload { fragment: 1 }),
-                run(2896, 104, What::Payload { fragment: 2 }),
-                run(3000, 100, What::Paint),
-            ]
-        );
-        assert_eq!(
-            serde_json::to_value(runs[1]).unwrap(),
-            serde_json::json!({"at": 1372, "len": 10, "what": "prefix", "fragment": 1})
-        );
-    }
-
-    #[test]
     fn a_byte_too_many_is_foreign() {
         let content = content(3000);
         let (_, predicted) = receive(&content, &[], &[], 0);
@@ -388,7 +333,6 @@ mod tests {
         let content = content(2896);
         let (seen, predicted) = receive(&content, &[0, 1], &[], 0);
         assert_eq!(seen.difference(&predicted), None);
-        let runs = seen.runs(START..START + 2896, START);
-        assert_eq!(runs[1].what, What::Header { fragment: 1 });
+        assert_eq!(seen.0[START as usize + 1447], What::Header { fragment: 1 });
     }
 }

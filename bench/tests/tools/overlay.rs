@@ -36,27 +36,9 @@ fn each_packet_overwrites_the_headers_of_the_one_before() {
             &format!("--mode copy --message-size {len} --window {window}"),
         );
         let report = ended.expect_code(0).json();
-        let steps = report["steps"].as_array().unwrap();
-        let packets: Vec<u64> = steps
-            .iter()
-            .filter(|step| step["event"] == "packet")
-            .map(|step| number(step, "fragment"))
-            .collect();
-        assert_eq!(packets, order, "{report}");
-        let restored = steps
-            .iter()
-            .filter(|step| step["event"] == "tail_restored")
-            .count();
-        assert_eq!(restored, order.len().div_ceil(window) - 1, "{report}");
-        // At the end payload alone, in order, and before it the lowest packet's headers.
-        let runs = steps.last().unwrap()["runs"].as_array().unwrap();
-        let inside = runs.iter().filter(|run| run["what"] != "paint");
-        let inside: Vec<(&str, i64)> = inside
-            .map(|run| (run["what"].as_str().unwrap(), run["at"].as_i64().unwrap()))
-            .collect();
-        let mut expected = vec![("header", -66)];
-        expected.extend((0..order.len() as i64).map(|fragment| ("payload", fragment * 1448)));
-        assert_eq!(inside, expected, "{report}");
+        assert_eq!(report["order"], serde_json::json!(order), "{report}");
+        let restored = order.len().div_ceil(window) - 1;
+        assert_eq!(number(&report, "tails_restored"), restored as u64, "{report}");
         assert_eq!(number(&report["footprint"], "prefix_len"), 0, "{report}");
         assert_eq!(report["zero_copy_receive"], false, "{report}");
     }

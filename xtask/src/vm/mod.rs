@@ -22,7 +22,6 @@ pub mod lock;
 pub mod machine;
 pub mod modules;
 pub mod packages;
-mod page;
 pub mod protocol;
 pub mod qemu;
 pub mod unavailable;
@@ -64,8 +63,6 @@ EXAMPLES
   cargo xtask test --vm                           everything about zero-copy mode
   cargo xtask vm --devices igb transfer           one check on one kind of device
   cargo xtask vm --run 'lm-bench bind -i eth0'    a command line in the guest
-  cargo xtask vm overlay no-copies --json FILE, cargo xtask vm --page FILE
-                                                  docs/zero-copy.md anew
   cargo xtask vm --with target/…/my_test --run '/tests/my_test'
 
 A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]
@@ -109,10 +106,6 @@ pub struct Arguments {
     /// Keep all results in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Make docs/zero-copy.md's figures and tables anew and end: of the reports of overlay and no-copies in RESULTS, a file
-    /// that --json wrote, or of those that lie beside the page.
-    #[arg(long, value_name = "RESULTS", num_args = 0..=1, conflicts_with_all = ["checks", "run", "list", "json"])]
-    page: Option<Option<PathBuf>>,
     /// Keep the guest's console in this file.
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
@@ -205,7 +198,6 @@ impl From<Choice> for Arguments {
             refresh: false,
             json: choice.json,
             console: choice.console,
-            page: None,
             reports: choice.reports,
             purpose: choice.purpose,
             build: choice.build,
@@ -217,9 +209,6 @@ impl From<Choice> for Arguments {
 
 /// Runs the command. An error that [`unavailable::reason`] knows says that the machine cannot be had here.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(results) = &arguments.page {
-        return page::make(results.as_deref());
-    }
     let devices = sorted(&arguments.devices);
     let selected = checks::select(&arguments.checks, &devices, arguments.purpose.includes())?;
     if arguments.list {
