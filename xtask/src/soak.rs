@@ -49,7 +49,8 @@ const PROGRESS_EVERY: [Duration; 2] = [Duration::from_millis(250), Duration::fro
 /// and started again. Checked is that no message was wrong, that every session ends in its time, that nothing is left in any gate, and that
 /// the daemons grow in neither descriptors nor memory. Needs root.
 ///
-/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full; docs/ci.md lists them.
+/// With --long: the tests' own long loops, of which an ordinary run takes a part, in full (docs/ci.md lists them), and the measuring tools' tests with
+/// QUIC, which an ordinary build does not have.
 ///
 /// With --kernel N: N runs on the real kernel, through the impairment box, with messages whose every byte both ends know from
 /// the seed. Needs root.
@@ -223,7 +224,18 @@ fn long_loops() -> Result<()> {
         cargo()
             .args(["test", "--package", "lm-dataplane", "--lib", "sim_tests::"])
             .env(LONG_VARIABLE, "1"),
-    )
+    )?;
+    // An ordinary build has no QUIC.
+    run_command(cargo().args([
+        "test",
+        "--package",
+        "lm-bench",
+        "--features",
+        "peers",
+        "--test",
+        "tools",
+        "suite::",
+    ]))
 }
 
 /// Seeds of a simulated world; gives the program that ran them, and their traces.

@@ -12,6 +12,12 @@ use rustix::process::{Pid, Signal};
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
 use crate::measuring::{bare_addresses, lm_bench};
 
+/// The peer that is there in a build with the feature `peers` alone.
+const QUIC: Option<&str> = if cfg!(feature = "peers") {
+    Some("quinn")
+} else {
+    None
+};
 /// Everybody is a lot, and the machine may be busy.
 const LONG: Duration = Duration::from_secs(300);
 
@@ -128,9 +134,11 @@ fn compare_measures_everybody_in_turns() {
         "udp-blocking",
         "udp-spinning",
         "tcp",
-        "quinn",
         "bare",
-    ] {
+    ]
+    .into_iter()
+    .chain(QUIC)
+    {
         assert!(measured(What::Latency, system), "{system}: {:?}", report.absent);
         assert!(
             measured(What::Throughput, system),
@@ -186,10 +194,12 @@ fn compare_measures_everybody_in_turns() {
 fn round_trips_of_any_length_by_the_clock_and_without() {
     let Some(bed) = Bed::new() else { return };
     let server = serve(&bed);
-    let line =
-        format!("latency {RECEIVER} --systems lm,udp-blocking,tcp,quinn --sizes 1,61,65539 --count 30");
+    let line = format!(
+        "latency {RECEIVER} --systems lm,udp-blocking,tcp{} --sizes 1,61,65539 --count 30",
+        QUIC.map_or("", |_| ",quinn")
+    );
     let (report, _) = measure(&bed, &line);
-    for system in ["lm", "tcp", "quinn"] {
+    for system in ["lm", "tcp"].into_iter().chain(QUIC) {
         let sizes: Vec<u64> = (report.rows.iter())
             .filter(|row| row.system == system)
             .inspect(|row| check_round(row, &row.rounds[0], 0))
