@@ -16,7 +16,6 @@ mod memory;
 mod plot;
 pub mod recipes;
 pub mod share;
-mod yardsticks;
 
 use std::path::PathBuf;
 
@@ -138,8 +137,6 @@ pub enum Target {
     RatioAtMost(&'static str, f64),
     /// The first contender's own median, at most this.
     AtMost(f64),
-    /// First contender / named contender differs from 1 by at most this.
-    Within(&'static str, f64),
     /// One named contender / another, median of the rounds' ratios, at least this.
     RatioOfAtLeast(&'static str, &'static str, f64),
     /// What the function finds in the first contender's reports, median of the rounds, at least this. The text says
@@ -154,7 +151,6 @@ impl Target {
             Target::RatioAtLeast(_, bound)
             | Target::RatioAtMost(_, bound)
             | Target::AtMost(bound)
-            | Target::Within(_, bound)
             | Target::RatioOfAtLeast(_, _, bound)
             | Target::ReportAtLeast(_, _, bound) => bound,
         }
@@ -173,7 +169,6 @@ impl Target {
         match *self {
             Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => format!("{first} / {name}"),
             Target::AtMost(_) => first.to_owned(),
-            Target::Within(name, _) => format!("{first} / {name}, apart from 1"),
             Target::RatioOfAtLeast(one, other, _) => format!("{one} / {other}"),
             Target::ReportAtLeast(what, ..) => format!("{first}: {what}"),
         }
@@ -184,17 +179,15 @@ impl Target {
             Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
             Target::RatioAtMost(name, most) => format!("≤ {most} × {name}"),
             Target::AtMost(most) => format!("≤ {most} {}", unit.name()),
-            Target::Within(name, most) => format!("{name} ± {:.0} %", most * 100.0),
             Target::RatioOfAtLeast(one, other, least) => format!("{one} ≥ {least} × {other}"),
             Target::ReportAtLeast(what, _, least) => format!("≥ {least} {what}"),
         }
     }
 
     fn is_met(&self, reached: f64) -> bool {
-        match *self {
-            Target::Within(_, most) => (reached - 1.0).abs() <= most,
-            _ if self.is_at_least() => reached >= self.bound(),
-            _ => reached <= self.bound(),
+        match self.is_at_least() {
+            true => reached >= self.bound(),
+            false => reached <= self.bound(),
         }
     }
 }
@@ -346,9 +339,7 @@ impl Measured {
     /// What was reached of a target; `None` where nothing was measured for it.
     fn reached(&self, target: &Target) -> Option<f64> {
         Some(match *target {
-            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) | Target::Within(name, _) => {
-                self.ratio_to(name)?.median
-            }
+            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => self.ratio_to(name)?.median,
             Target::AtMost(_) => self.results.first()?.1.median,
             Target::RatioOfAtLeast(one, other, _) => self.ratio(one, other)?.median,
             Target::ReportAtLeast(_, find, _) => {
@@ -427,13 +418,10 @@ impl Measured {
     }
 }
 
-/// Every comparison of every suite that has some, whatever this machine has installed.
+/// Every comparison of every suite that has some.
 pub fn all_comparisons() -> Vec<(&'static str, Vec<Comparison>)> {
-    let mut core = recipes::core();
-    // Our programs beside tools that may be missing.
-    core.retain(|comparison| !comparison.key.starts_with("check_"));
     vec![
-        ("core", core),
+        ("core", recipes::core()),
         ("loss", loss::all()),
         ("delivery", delivery::comparisons()),
         ("share", share::all()),
@@ -647,7 +635,6 @@ mod tests {
             Target::RatioAtLeast("UDP", 2.2),
             Target::RatioAtMost("UDP", 1.9),
             Target::AtMost(4.0),
-            Target::Within("UDP", 0.1),
             Target::RatioOfAtLeast("UDP", "LM", 0.5),
             Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.6),
             Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.5),
@@ -657,6 +644,6 @@ mod tests {
             .into_iter()
             .map(|(_, _, met)| met)
             .collect();
-        assert_eq!(met, [true, false, false, true, false, true, false, true]);
+        assert_eq!(met, [true, false, false, true, true, false, true]);
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Comparison, Contender, Sample, Target, Unit, memory, yardsticks};
+use super::{Comparison, Contender, Sample, Target, Unit, memory};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Side};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
@@ -65,8 +65,6 @@ const BARE_RECIPES: [(&str, &str, &str); 2] = [
 ];
 /// LM shall reach this part of what bare AF_XDP moves.
 const PART_OF_BARE: f64 = 0.85;
-/// How far our kernel programs may be from iperf3 and sockperf.
-const AGREEMENT: f64 = 0.10;
 
 /// What a sender and a receiver reported, as the JSON objects they printed.
 #[derive(Debug)]
@@ -357,31 +355,11 @@ pub fn round_trip_64() -> Comparison {
     }
 }
 
-/// Our kernel program beside the one everybody knows; nothing where that is not installed.
-fn agreement(
-    key: &'static str,
-    title: &'static str,
-    unit: Unit,
-    ours: Contender,
-    other: Option<Contender>,
-) -> Option<Comparison> {
-    let other = other?;
-    let targets = vec![Target::Within(other.name, AGREEMENT)];
-    Some(Comparison {
-        key,
-        title,
-        unit,
-        contenders: vec![ours, other],
-        targets,
-        most_rounds: None,
-    })
-}
-
 /// Everything of `cargo xtask bench core`.
 pub fn core() -> Vec<Comparison> {
     let mut round_trip = round_trip_64();
     round_trip.contenders.push(bare_round_trip());
-    let mut comparisons = vec![
+    vec![
         with_bare(streams("throughput_1k", "throughput, 1 KiB", 1024, 3.0), 1024),
         with_bare(streams("throughput_7168", "throughput, 7168 B", 7168, 2.2), 7168),
         with_bare(throughput_64k(), 65_536),
@@ -391,43 +369,7 @@ pub fn core() -> Vec<Comparison> {
         ),
         round_trip,
         memory::one_gibibyte(),
-    ];
-    let datagram = |len: u32| len.min(65_507);
-    comparisons.extend(
-        [
-            agreement(
-                "check_1k",
-                "check: UDP, 1 KiB",
-                Unit::GbitPerSecond,
-                udp_stream(1024),
-                yardsticks::iperf3(1024),
-            ),
-            agreement(
-                "check_64k",
-                "check: UDP, 64 KiB",
-                Unit::GbitPerSecond,
-                udp_stream(65_536),
-                yardsticks::iperf3(datagram(65_536)),
-            ),
-            agreement(
-                "check_round_trip",
-                "check: UDP spinning, 64 B",
-                Unit::Microseconds,
-                udp_round_trip(true),
-                yardsticks::sockperf(true),
-            ),
-            agreement(
-                "check_round_trip_blocking",
-                "check: UDP blocking, 64 B",
-                Unit::Microseconds,
-                udp_round_trip(false),
-                yardsticks::sockperf(false),
-            ),
-        ]
-        .into_iter()
-        .flatten(),
-    );
-    comparisons
+    ]
 }
 
 /// As [`streams`], with no target beside UDP.
