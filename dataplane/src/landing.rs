@@ -87,7 +87,7 @@ const POSTED_SLACK: u32 = 64;
 /// [`InboundTerms::reach`] at most: fragments in the longest chunk, where the first has eight bytes less than others.
 const REACH_MAX: usize =
     (*CHUNK_LEN_RANGE.end() as usize - PACKET_HEADROOM as usize) / (PAYLOAD_LEN_MIN as usize - 8);
-/// Longest header that a saved tail can hold: Ethernet with two tags, IPv6, UDP, LM, and a driver's prefix.
+/// Longest header that a saved tail can hold: Ethernet with two tags, IPv4, UDP, LM, and a driver's prefix.
 const TAIL_LEN_MAX: usize = 128;
 
 /// A landing zone taken from the arena: what goes back is exactly this.

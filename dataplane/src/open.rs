@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lm_ebpf::CpuCheck;
-use lm_protocol::geometry::{Layout, LinkShape, Wire};
+use lm_protocol::geometry::{Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::session::{Admit, Permit};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -102,7 +102,7 @@ impl Site {
     fn look(config: &EndpointConfig) -> Result<Site, OpenError> {
         let interface = Interface::by_name(&config.interface)?;
         let link = LinkShape::IPV4;
-        interface.check(u32::from(link.ip.min_mtu()))?;
+        interface.check(u32::from(MIN_MTU))?;
         let (mtu, mut warnings) = effective_mtu(config, &interface)?;
         let layout = Layout::new(Wire::Lm, mtu, link)?;
         let layout_in_one_frame = Layout::new(Wire::Lm, mtu.min(MTU_IN_ONE_FRAME), link)?;

@@ -37,7 +37,7 @@ const REPAIRS_MAX: usize = 1024;
 const ASK_AFTER_NS: u64 = 2_000_000;
 const ASK_AFTER_MAX_NS: u64 = 100_000_000;
 
-/// Longest header of a data packet: Ethernet with two tags, IPv6, UDP, LM.
+/// Longest header of a data packet: Ethernet with two tags, IPv4, UDP, LM.
 const HEADER_LEN_MAX: usize = 96;
 
 /// Names a message that was handed over, until its completion.

@@ -23,7 +23,7 @@
 //! can answer the request that it does not understand.
 
 use crate::delivery::Delivery;
-use crate::geometry::{GeometryError, IpVersion, Layout, LinkShape, Wire};
+use crate::geometry::{GeometryError, Layout, LinkShape, Wire};
 use crate::integrity::Integrity;
 use crate::window::{WindowError, WindowShape};
 use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
@@ -652,12 +652,17 @@ fn parse_wire(byte: u8) -> Result<Wire, ControlError> {
     Wire::from_u8(byte).ok_or(ControlError::Field("wire"))
 }
 
+/// The address family of requests and grants.
+const IPV4: u8 = 4;
+
 fn parse_link(family: u8, vlan_tags: u8) -> Result<LinkShape, ControlError> {
-    let ip = IpVersion::from_u8(family).ok_or(ControlError::Field("address family"))?;
+    if family != IPV4 {
+        return Err(ControlError::Field("address family"));
+    }
     if vlan_tags > 2 {
         return Err(ControlError::Field("number of VLAN tags"));
     }
-    Ok(LinkShape { vlan_tags, ip })
+    Ok(LinkShape { vlan_tags })
 }
 
 fn parse_port(port: U16) -> Result<u16, ControlError> {
@@ -674,7 +679,7 @@ impl From<Request> for RawRequest {
             data_port: U16::new(request.data_port),
             mtu: U16::new(request.mtu),
             wire: request.wire.to_u8(),
-            family: request.link.ip.to_u8(),
+            family: IPV4,
             vlan_tags: request.link.vlan_tags,
             flags: (u8::from(request.paced) * FLAG_PACED)
                 | (request.delivery.to_u8() << DELIVERY_SHIFT)
@@ -720,7 +725,7 @@ impl From<Grant> for RawGrant {
             landing_queue: U16::new(grant.landing_queue),
             tx_queue_hint: U16::new(grant.tx_queue_hint.unwrap_or(ANY_QUEUE)),
             wire: grant.layout.wire().to_u8(),
-            family: grant.layout.link().ip.to_u8(),
+            family: IPV4,
             prefix: grant.prefix,
             vlan_tags: grant.layout.link().vlan_tags,
             frames_per_packet: grant.frames_per_packet,

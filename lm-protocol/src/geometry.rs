@@ -31,10 +31,8 @@ pub const ETHERNET_HEADER_LEN: u16 = 14;
 pub const VLAN_TAG_LEN: u16 = 4;
 /// Length of an IPv4 header without options, in bytes (RFC 791).
 pub const IPV4_HEADER_LEN: u16 = 20;
-/// Length of an IPv6 header, in bytes (RFC 8200).
-pub const IPV6_HEADER_LEN: u16 = 40;
-/// Length of an IPv6 fragment extension header, in bytes (RFC 8200, section 4.5).
-pub const IPV6_FRAGMENT_HEADER_LEN: u16 = 8;
+/// The smallest MTU that a link may have: what every host accepts (RFC 791).
+pub const MIN_MTU: u16 = 576;
 /// Length of a UDP header, in bytes (RFC 768).
 pub const UDP_HEADER_LEN: u16 = 8;
 /// Length of an LM header, in bytes.
@@ -90,70 +88,20 @@ impl fmt::Display for Wire {
     }
 }
 
-/// Version of the Internet Protocol below UDP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum IpVersion {
-    /// IPv4, 20 bytes, no options.
-    V4,
-    /// IPv6, 40 bytes; IP fragments add the 8-byte fragment header. Geometry only: [`crate::wire`] speaks IPv4.
-    V6,
-}
-
-impl IpVersion {
-    /// The byte that stands for it in control messages: 4 or 6.
-    pub const fn to_u8(self) -> u8 {
-        match self {
-            IpVersion::V4 => 4,
-            IpVersion::V6 => 6,
-        }
-    }
-
-    /// The inverse of [`IpVersion::to_u8`].
-    pub const fn from_u8(byte: u8) -> Option<IpVersion> {
-        match byte {
-            4 => Some(IpVersion::V4),
-            6 => Some(IpVersion::V6),
-            _ => None,
-        }
-    }
-
-    /// The smallest MTU that a link may have: 576 (RFC 791's minimum a host accepts) or 1280 (RFC 8200).
-    pub const fn min_mtu(self) -> u16 {
-        match self {
-            IpVersion::V4 => 576,
-            IpVersion::V6 => 1280,
-        }
-    }
-}
-
 /// What a link puts in front of UDP: the inputs that all header lengths follow from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkShape {
     /// 802.1Q tags in the frame as AF_XDP sees it, 0 to 2. A device that strips tags has 0 here.
     pub vlan_tags: u8,
-    /// Version of the Internet Protocol.
-    pub ip: IpVersion,
 }
 
 impl LinkShape {
     /// IPv4 without tags.
-    pub const IPV4: LinkShape = LinkShape {
-        vlan_tags: 0,
-        ip: IpVersion::V4,
-    };
+    pub const IPV4: LinkShape = LinkShape { vlan_tags: 0 };
 
     /// Bytes of the Ethernet header with its tags.
     pub const fn ethernet_len(self) -> u16 {
         ETHERNET_HEADER_LEN + VLAN_TAG_LEN * self.vlan_tags as u16
-    }
-
-    /// Bytes of the IP header of one packet on `wire`, including the IPv6 fragment header where there is one.
-    const fn ip_len(self, wire: Wire) -> u16 {
-        match (self.ip, wire) {
-            (IpVersion::V4, _) => IPV4_HEADER_LEN,
-            (IpVersion::V6, Wire::Lm) => IPV6_HEADER_LEN,
-            (IpVersion::V6, Wire::IpFrag) => IPV6_HEADER_LEN + IPV6_FRAGMENT_HEADER_LEN,
-        }
     }
 }
 
@@ -281,14 +229,14 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`GeometryError::MtuTooSmall`] below 576 (IPv6: 1280), [`GeometryError::MtuTooLarge`] where a frame would exceed
+    /// [`GeometryError::MtuTooSmall`] below [`MIN_MTU`], [`GeometryError::MtuTooLarge`] where a frame would exceed
     /// 65,535 bytes, [`GeometryError::TooManyVlanTags`].
     pub const fn new(wire: Wire, mtu: u16, link: LinkShape) -> Result<Layout, GeometryError> {
         if link.vlan_tags > 2 {
             return Err(GeometryError::TooManyVlanTags { tags: link.vlan_tags });
         }
-        let minimum = link.ip.min_mtu();
-        if mtu < minimum {
+        if mtu < MIN_MTU {
+            let minimum = MIN_MTU;
             return Err(GeometryError::MtuTooSmall { mtu, minimum });
         }
         let maximum = u16::MAX - link.ethernet_len();
@@ -298,7 +246,7 @@ impl Layout {
         Ok(Layout::with_payload_len(
             wire,
             link,
-            Layout::payload_len_at(wire, link, mtu),
+            Layout::payload_len_at(wire, mtu),
         ))
     }
 
@@ -317,8 +265,8 @@ impl Layout {
         if link.vlan_tags > 2 {
             return Err(GeometryError::TooManyVlanTags { tags: link.vlan_tags });
         }
-        let minimum = Layout::payload_len_at(wire, link, link.ip.min_mtu());
-        let maximum = Layout::payload_len_at(wire, link, u16::MAX - link.ethernet_len());
+        let minimum = Layout::payload_len_at(wire, MIN_MTU);
+        let maximum = Layout::payload_len_at(wire, u16::MAX - link.ethernet_len());
         if payload_len < minimum || payload_len > maximum || !payload_len.is_multiple_of(8) {
             return Err(GeometryError::PayloadLen {
                 given: payload_len,
@@ -350,7 +298,7 @@ impl Layout {
     }
 
     const fn with_payload_len(wire: Wire, link: LinkShape, payload_len: u16) -> Layout {
-        let below_udp = link.ethernet_len() + link.ip_len(wire);
+        let below_udp = link.ethernet_len() + IPV4_HEADER_LEN;
         let (above_ip, skew) = match wire {
             Wire::Lm => (UDP_HEADER_LEN + LM_HEADER_LEN, 0),
             Wire::IpFrag => (UDP_HEADER_LEN, UDP_HEADER_LEN),
@@ -366,12 +314,12 @@ impl Layout {
 
     /// Largest multiple of 8 that fits an IP packet of `mtu` bytes. IP fragment offsets count in units of 8 bytes; the
     /// `lm` wire keeps the same rule, so that frames start at even addresses and payloads are aligned.
-    const fn payload_len_at(wire: Wire, link: LinkShape, mtu: u16) -> u16 {
+    const fn payload_len_at(wire: Wire, mtu: u16) -> u16 {
         let inside_ip = match wire {
             Wire::Lm => UDP_HEADER_LEN + LM_HEADER_LEN,
             Wire::IpFrag => 0,
         };
-        (mtu - link.ip_len(wire) - inside_ip) & !7
+        (mtu - IPV4_HEADER_LEN - inside_ip) & !7
     }
 
     /// The wire.
@@ -430,13 +378,11 @@ impl Layout {
         self.fragment_header_len(index) + FRAME_OFFSET_IN_HOLE
     }
 
-    /// Longest message, in bytes: 4 GiB on `lm`, one UDP datagram on `ipfrag` (65,507 on IPv4, 65,527 on IPv6).
+    /// Longest message, in bytes: 4 GiB on `lm`, one UDP datagram on `ipfrag` (65,507).
     pub const fn max_message_len(&self) -> u64 {
-        match (self.wire, self.link.ip) {
-            (Wire::Lm, _) => MAX_LM_MESSAGE_LEN,
-            // IPv4's length field counts the header, IPv6's does not.
-            (Wire::IpFrag, IpVersion::V4) => (u16::MAX - IPV4_HEADER_LEN - UDP_HEADER_LEN) as u64,
-            (Wire::IpFrag, IpVersion::V6) => (u16::MAX - UDP_HEADER_LEN) as u64,
+        match self.wire {
+            Wire::Lm => MAX_LM_MESSAGE_LEN,
+            Wire::IpFrag => (u16::MAX - IPV4_HEADER_LEN - UDP_HEADER_LEN) as u64,
         }
     }
 

@@ -119,7 +119,7 @@ impl ZoneShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::geometry::{IpVersion, Layout, LinkShape, Wire};
+    use crate::geometry::{Layout, LinkShape, Wire};
     use proptest::prelude::*;
 
     proptest! {
@@ -135,7 +135,7 @@ mod tests {
         ) {
             let wire = if ipfrag { Wire::IpFrag } else { Wire::Lm };
             let mtu = mtu.min(u16::MAX - 14 - 4 * u16::from(tags));
-            let layout = Layout::new(wire, mtu, LinkShape { vlan_tags: tags, ip: IpVersion::V4 }).unwrap();
+            let layout = Layout::new(wire, mtu, LinkShape { vlan_tags: tags }).unwrap();
             let geometry = layout.message(len.min(layout.max_message_len())).unwrap();
             let chunk_len = (u32::from(layout.max_frame_len()) + XDP_PACKET_HEADROOM).max(2048);
             let zone = ZoneShape::new(&geometry, chunk_len, prefix);

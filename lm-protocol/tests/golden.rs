@@ -412,10 +412,7 @@ fn bytes_of_every_control_message() {
                 data_port: 0x9c40,
                 mtu: 1500,
                 wire: Wire::IpFrag,
-                link: LinkShape {
-                    vlan_tags: 1,
-                    ..LinkShape::IPV4
-                },
+                link: LinkShape { vlan_tags: 1 },
                 max_message_len: 65_507,
                 window: WindowShape::new(64).unwrap(),
                 messages_in_flight: 4,

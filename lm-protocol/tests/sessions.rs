@@ -254,15 +254,7 @@ fn a_session_that_nobody_will_use_is_ended() {
         assert_eq!(applicant.poll_transmit(ms(1)), end(grant.session_key));
     }
     // Smaller packets, or a receiver whose device strips tags, are fine.
-    let smaller = Layout::new(
-        Wire::Lm,
-        1400,
-        LinkShape {
-            vlan_tags: 1,
-            ..LinkShape::IPV4
-        },
-    )
-    .unwrap();
+    let smaller = Layout::new(Wire::Lm, 1400, LinkShape { vlan_tags: 1 }).unwrap();
     let mut applicant = Applicant::new(request(1), 9, Time::ZERO, SECOND);
     applicant.handle(
         9,

@@ -3,7 +3,7 @@
 mod inputs;
 
 use inputs::{addressing, any_layout};
-use lm_protocol::geometry::{Geometry, IpVersion, Layout, LinkShape, Wire};
+use lm_protocol::geometry::{Geometry, Layout, LinkShape, Wire};
 use lm_protocol::window::{TailRule, WindowError, WindowShape};
 use lm_protocol::wire::{DataTemplate, IpFragTemplate};
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
@@ -273,7 +273,6 @@ fn wire_layout() -> impl Strategy<Value = Layout> {
         // The wire formats are IPv4 with at most one tag.
         let link = LinkShape {
             vlan_tags: layout.link().vlan_tags.min(1),
-            ip: IpVersion::V4,
         };
         Layout::new(layout.wire(), layout.payload_len() + 80, link).unwrap()
     })

@@ -197,7 +197,6 @@ impl Applicant {
     fn fits(&self, grant: &Grant) -> bool {
         let largest = self.request.layout_at(u16::MAX, self.request.link);
         grant.layout.wire() == self.request.wire
-            && grant.layout.link().ip == self.request.link.ip
             && largest.is_ok_and(|layout| grant.layout.payload_len() <= layout.payload_len())
     }
 

@@ -4,7 +4,7 @@ use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, EthernetHeader, MacAddr, V
 use super::ipv4::{Ipv4Repr, PROTOCOL_UDP};
 use super::lm::{self, LmHeader};
 use super::udp::UdpRepr;
-use crate::geometry::{IpVersion, LinkShape};
+use crate::geometry::LinkShape;
 use core::fmt;
 use core::net::Ipv4Addr;
 use zerocopy::IntoBytes;
@@ -92,7 +92,6 @@ impl Addressing {
     pub const fn link(&self) -> LinkShape {
         LinkShape {
             vlan_tags: self.vlan.is_some() as u8,
-            ip: IpVersion::V4,
         }
     }
 

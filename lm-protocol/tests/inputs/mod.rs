@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use core::net::Ipv4Addr;
-use lm_protocol::geometry::{Geometry, IpVersion, Layout, LinkShape, Wire};
+use lm_protocol::geometry::{Geometry, Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use proptest::prelude::*;
@@ -42,18 +42,11 @@ pub(crate) fn any_addressing() -> impl Strategy<Value = Addressing> {
 
 /// Any wire on any link at any MTU from the smallest to 9000.
 pub(crate) fn any_layout() -> impl Strategy<Value = Layout> {
-    (
-        any::<bool>(),
-        any::<bool>(),
-        0u8..=2,
-        any::<prop::sample::Index>(),
-    )
-        .prop_map(|(ipfrag, v6, vlan_tags, mtu)| {
-            let wire = if ipfrag { Wire::IpFrag } else { Wire::Lm };
-            let ip = if v6 { IpVersion::V6 } else { IpVersion::V4 };
-            let mtu = ip.min_mtu() + mtu.index(usize::from(9001 - ip.min_mtu())) as u16;
-            Layout::new(wire, mtu, LinkShape { vlan_tags, ip }).unwrap()
-        })
+    (any::<bool>(), 0u8..=2, any::<prop::sample::Index>()).prop_map(|(ipfrag, vlan_tags, mtu)| {
+        let wire = if ipfrag { Wire::IpFrag } else { Wire::Lm };
+        let mtu = MIN_MTU + mtu.index(usize::from(9001 - MIN_MTU)) as u16;
+        Layout::new(wire, mtu, LinkShape { vlan_tags }).unwrap()
+    })
 }
 
 /// A message of any length that the layout allows: short, long, and around the edges of fragments.

@@ -7,7 +7,7 @@ use lm_protocol::control::{
     ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Reject, RejectReason, Request,
 };
 use lm_protocol::delivery::Delivery;
-use lm_protocol::geometry::{IpVersion, Layout, LinkShape, Wire as WireMode};
+use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
@@ -130,10 +130,8 @@ pub(super) fn wire(dice: &mut Choices) -> WireMode {
 
 fn layout(dice: &mut Choices) -> Layout {
     loop {
-        let ip = [IpVersion::V4, IpVersion::V4, IpVersion::V6][dice.roll(3) as usize];
         let link = LinkShape {
             vlan_tags: dice.roll(3) as u8,
-            ip,
         };
         let mtu = 576 + dice.roll(9000) as u16;
         if let Ok(layout) = Layout::new(wire(dice), mtu, link) {
@@ -191,7 +189,6 @@ pub(super) fn control(dice: &mut Choices, key: u64) -> ControlMessage {
             wire: wire(dice),
             link: LinkShape {
                 vlan_tags: dice.roll(3) as u8,
-                ip: [IpVersion::V4, IpVersion::V6][dice.roll(2) as usize],
             },
             max_message_len: number(dice),
             window: window(dice),

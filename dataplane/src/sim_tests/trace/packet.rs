@@ -135,10 +135,9 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             integrity,
         }) => write!(
             line,
-            "request {sender_id:x} {data_port} {mtu} {} {} {} {max_message_len} {} {messages_in_flight} {} {}",
+            "request {sender_id:x} {data_port} {mtu} {} {} 4 {max_message_len} {} {messages_in_flight} {} {}",
             wire.to_u8(),
             link.vlan_tags,
-            link.ip.to_u8(),
             window.fragments(),
             delivery.to_u8(),
             integrity.has_digests(),
