@@ -1,19 +1,12 @@
 //! The control messages of a transfer: what `lm-send` and `lm-recv` say to each other beside the data.
 //!
-//! They are small LM messages whose tag is [`CONTROL_TAG`]. All numbers are big endian:
+//! They are small LM messages whose tag is [`CONTROL_TAG`]: a head of 12 bytes that every version has, and a [`Control`] as `postcard` writes it.
 //!
 //! ```text
-//!   0               4       5       6       7       8               12      14      16
-//!  +---------------+-------+-------+-------+-------+---------------+-------+-------+
-//!  | "LMtr"        |version| kind  | code  |   0   | transfer      |textlen|   0   |
-//!  +---------------+-------+-------+-------+-------+---------------+-------+-------+
-//!  START:          total_len u64 | message_len u64 | message_count u64 | key u64
-//!  READY:          held u64
-//!  CHECK:          offset u64    | block_len u64   | end u64
-//!  DIGESTS:        offset u64    | block_len u64
-//!  BEGIN, BEGUN:   first u64
-//!  END, RESULT:    bytes u64     | messages u64
-//!  all:            textlen bytes: SHA-256 of blocks (DIGESTS), else UTF-8 for people
+//!   0               4       5                       8               12
+//!  +---------------+-------+-------+-------+-------+---------------+---------
+//!  | "LMtr"        |version|   0       0       0   | transfer (BE) | Control
+//!  +---------------+-------+-------+-------+-------+---------------+---------
 //! ```
 //!
 //! A data message has the tag `transfer << 32 | index` and nothing but the file's bytes as its payload. Transfer
@@ -21,14 +14,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// The tag of control messages.
 pub const CONTROL_TAG: u64 = u64::MAX;
 
 /// The largest encoded control message, in bytes: fits one fragment at the smallest MTU, so it always goes eager.
-pub const CONTROL_LEN_MAX: usize = HEAD_LEN + START_LEN + TEXT_LEN_MAX;
-
-/// `total_len` and `message_count` of a transfer whose end is not known yet (standard input), and its key.
-pub const UNKNOWN: u64 = u64::MAX;
+pub const CONTROL_LEN_MAX: usize = HEAD_LEN + NUMBERS_LEN_MAX + TEXT_LEN_MAX;
 
 /// Most blocks that one CHECK asks for.
 pub const DIGESTS_MAX: usize = 12;
@@ -37,20 +29,33 @@ pub const DIGESTS_MAX: usize = 12;
 pub type Digest = [u8; 32];
 
 const MAGIC: [u8; 4] = *b"LMtr";
-const VERSION: u8 = 2;
-const HEAD_LEN: usize = 16;
-const START_LEN: usize = 32;
-const COUNTS_LEN: usize = 16;
-const CHECK_LEN: usize = 24;
-const NUMBER_LEN: usize = 8;
+const VERSION: u8 = 3;
+const HEAD_LEN: usize = 12;
+/// All of a [`Control`] but its text or digests: its kind, the transfer, three numbers, a status and a length, each as long as it can be.
+const NUMBERS_LEN_MAX: usize = 1 + 5 + 3 * 10 + 1 + 2;
 /// Longest text in bytes; longer ones are cut.
 const TEXT_LEN_MAX: usize = 400;
 // IPv4 needs 576 bytes of MTU at least; 20 + 8 + 24 of them are IP, UDP and LM headers.
 const _: () = assert!(CONTROL_LEN_MAX <= 576 - 52 && DIGESTS_MAX * size_of::<Digest>() <= TEXT_LEN_MAX);
 
 /// Number of a transfer: unique among one sender's transfers, never 0 or `u32::MAX`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct TransferId(u32);
+
+impl TryFrom<u32> for TransferId {
+    type Error = &'static str;
+
+    fn try_from(number: u32) -> Result<Self, Self::Error> {
+        TransferId::new(number).ok_or("a reserved number")
+    }
+}
+
+impl From<TransferId> for u32 {
+    fn from(transfer: TransferId) -> u32 {
+        transfer.0
+    }
+}
 
 impl TransferId {
     /// The transfer with this number; `None` for the two reserved ones.
@@ -104,7 +109,7 @@ impl fmt::Display for TransferId {
 }
 
 /// What is known of a transfer before its data: the body of START.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Bytes of the whole transfer; `None` for standard input.
     pub total_len: Option<u64>,
@@ -122,7 +127,6 @@ impl Plan {
         };
         let possible = message_len > 0
             && total_len != Some(0)
-            && total_len != Some(UNKNOWN)
             && plan.message_count().is_none_or(|count| count <= 1 << 32);
         possible.then_some(plan)
     }
@@ -144,79 +148,51 @@ impl Plan {
 }
 
 /// Why a receiver refuses a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Speaks another version of this protocol.
-    Version = 1,
+    Version,
     /// START makes no sense.
-    Malformed = 2,
+    Malformed,
     /// The messages are longer than the receiver's limit.
-    TooLarge = 3,
+    TooLarge,
     /// The output exists and may not be overwritten.
-    Exists = 4,
+    Exists,
     /// The output cannot be created or written.
-    NotWritable = 5,
+    NotWritable,
     /// The file system has not enough free bytes.
-    DiskFull = 6,
+    DiskFull,
     /// The sender's address is not allowed.
-    NotAllowed = 7,
+    NotAllowed,
     /// As many transfers as the receiver takes at once are under way.
-    Busy = 8,
-}
-
-impl Refusal {
-    const ALL: [Refusal; 8] = [
-        Refusal::Version,
-        Refusal::Malformed,
-        Refusal::TooLarge,
-        Refusal::Exists,
-        Refusal::NotWritable,
-        Refusal::DiskFull,
-        Refusal::NotAllowed,
-        Refusal::Busy,
-    ];
+    Busy,
 }
 
 /// How a transfer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Status {
     /// Every byte is there.
-    Complete = 0,
+    Complete,
     /// The sender gave up.
-    Aborted = 1,
+    Aborted,
     /// The receiver could not write.
-    WriteFailed = 2,
+    WriteFailed,
     /// A message did not arrive whole.
-    Incomplete = 3,
+    Incomplete,
     /// Messages contradict the plan: wrong length, twice the same, past the end.
-    Inconsistent = 4,
+    Inconsistent,
     /// Nothing came for too long.
-    TimedOut = 5,
+    TimedOut,
     /// The receiver was told to stop.
-    Stopped = 6,
+    Stopped,
     /// The receiver does not know this transfer.
-    Unknown = 7,
-}
-
-impl Status {
-    const ALL: [Status; 8] = [
-        Status::Complete,
-        Status::Aborted,
-        Status::WriteFailed,
-        Status::Incomplete,
-        Status::Inconsistent,
-        Status::TimedOut,
-        Status::Stopped,
-        Status::Unknown,
-    ];
+    Unknown,
 }
 
 /// A control message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Control {
     /// Sender: may this transfer come?
     Start {
@@ -318,7 +294,7 @@ pub enum Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// Too short, another magic, an unknown kind or code, or lengths that contradict each other.
+    /// Too short, another magic, an unknown kind, or numbers that contradict each other.
     Malformed,
     /// Another version; reported before anything else of the message is looked at.
     Version {
@@ -333,21 +309,6 @@ pub enum ControlError {
         transfer: TransferId,
     },
 }
-
-const START: u8 = 1;
-const READY: u8 = 2;
-const REFUSED: u8 = 3;
-const END: u8 = 4;
-const RESULT: u8 = 5;
-const ALIVE: u8 = 6;
-const CHECK: u8 = 7;
-const DIGESTS: u8 = 8;
-const BEGIN: u8 = 9;
-const BEGUN: u8 = 10;
-
-/// Bits of START's code.
-const IPFRAG: u8 = 1;
-const RESUME: u8 = 2;
 
 impl Control {
     /// The transfer that it is about.
@@ -367,73 +328,29 @@ impl Control {
         }
     }
 
+    /// The text for people, where there is one.
+    fn text_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Control::Refused { text, .. } | Control::Result { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
     /// The message's bytes, at most [`CONTROL_LEN_MAX`]. Texts are cut at 400 bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let blocks;
-        let (kind, code, numbers, body): (u8, u8, &[u64], &[u8]) = match self {
-            Control::Start {
-                ipfrag,
-                plan,
-                key,
-                resume,
-                ..
-            } => {
-                let total = plan.total_len.unwrap_or(UNKNOWN);
-                let count = plan.message_count().unwrap_or(UNKNOWN);
-                let code = (u8::from(*ipfrag) * IPFRAG) | (u8::from(*resume) * RESUME);
-                let key = key.unwrap_or(UNKNOWN);
-                (START, code, &[total, plan.message_len, count, key], b"")
-            }
-            Control::Ready { held, .. } => (READY, 0, &[*held], b""),
-            Control::Check {
-                offset,
-                block_len,
-                end,
-                ..
-            } => (CHECK, 0, &[*offset, *block_len, *end], b""),
-            Control::Digests {
-                offset,
-                block_len,
-                digests,
-                ..
-            } => {
-                blocks = digests.concat();
-                (DIGESTS, 0, &[*offset, *block_len], &blocks)
-            }
-            Control::Begin { first, .. } => (BEGIN, 0, &[*first], b""),
-            Control::Begun { first, .. } => (BEGUN, 0, &[*first], b""),
-            Control::Refused { refusal, text, .. } => (REFUSED, *refusal as u8, &[], cut(text).as_bytes()),
-            Control::End {
-                status,
-                bytes,
-                messages,
-                ..
-            } => (END, *status as u8, &[*bytes, *messages], b""),
-            Control::Result {
-                status,
-                bytes,
-                messages,
-                text,
-                ..
-            } => (RESULT, *status as u8, &[*bytes, *messages], cut(text).as_bytes()),
-            Control::Alive { .. } => (ALIVE, 0, &[], b""),
-        };
+        let mut control = self.clone();
+        if let Some(text) = control.text_mut() {
+            text.truncate(cut(text).len());
+        }
         let mut out = Vec::with_capacity(CONTROL_LEN_MAX);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[VERSION, kind, code, 0]);
+        out.extend_from_slice(&[VERSION, 0, 0, 0]);
         out.extend_from_slice(&self.transfer().number().to_be_bytes());
-        out.extend_from_slice(&(body.len() as u16).to_be_bytes());
-        out.extend_from_slice(&[0, 0]);
-        for number in numbers {
-            out.extend_from_slice(&number.to_be_bytes());
-        }
-        out.extend_from_slice(body);
-        out
+        postcard::to_extend(&control, out).expect("numbers, texts and digests")
     }
 
-    /// Reads a control message. Reserved bytes and what follows the text are ignored, so that they can be given a
-    /// meaning without a new version.
+    /// Reads a control message.
     ///
     /// # Errors
     /// See [`ControlError`]; never panics, whatever the bytes.
@@ -444,118 +361,47 @@ impl Control {
         if head[..4] != MAGIC {
             return Err(ControlError::Malformed);
         }
-        let transfer = TransferId::new(u32::from_be_bytes([head[8], head[9], head[10], head[11]]));
         if head[4] != VERSION {
+            let transfer = TransferId::new(u32::from_be_bytes([head[8], head[9], head[10], head[11]]));
             return Err(ControlError::Version {
                 theirs: head[4],
                 transfer,
             });
         }
-        let transfer = transfer.ok_or(ControlError::Malformed)?;
-        let (kind, code) = (head[5], head[6]);
-        let text_len = usize::from(u16::from_be_bytes([head[12], head[13]]));
-        let numbers_len = match kind {
-            START => START_LEN,
-            END | RESULT | DIGESTS => COUNTS_LEN,
-            CHECK => CHECK_LEN,
-            READY | BEGIN | BEGUN => NUMBER_LEN,
-            _ => 0,
-        };
-        let numbers = body.get(..numbers_len).ok_or(ControlError::Malformed)?;
-        let number = |n: usize| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&numbers[n * 8..][..8]);
-            u64::from_be_bytes(eight)
-        };
-        let text = body
-            .get(numbers_len..numbers_len + text_len)
-            .ok_or(ControlError::Malformed)?;
-        let status = || Status::ALL.into_iter().find(|status| *status as u8 == code);
-        Ok(match kind {
-            START => {
-                let total_len = (number(0) != UNKNOWN).then(|| number(0));
-                let plan =
-                    Plan::new(total_len, number(1)).ok_or(ControlError::ImpossiblePlan { transfer })?;
-                if number(2) != plan.message_count().unwrap_or(UNKNOWN) {
-                    return Err(ControlError::ImpossiblePlan { transfer });
-                }
-                Control::Start {
-                    transfer,
-                    ipfrag: code & IPFRAG != 0,
-                    plan,
-                    key: (number(3) != UNKNOWN).then(|| number(3)),
-                    resume: code & RESUME != 0,
-                }
+        let mut control: Control = postcard::from_bytes(body).map_err(|_| ControlError::Malformed)?;
+        match &control {
+            Control::Start { transfer, plan, .. }
+                if Plan::new(plan.total_len, plan.message_len).is_none() =>
+            {
+                return Err(ControlError::ImpossiblePlan { transfer: *transfer });
             }
-            READY => Control::Ready {
-                transfer,
-                held: number(0),
-            },
-            CHECK => {
-                let (offset, block_len, end) = (number(0), number(1), number(2));
-                let is_some = block_len > 0 && offset < end;
-                if !is_some || (end - offset).div_ceil(block_len) > DIGESTS_MAX as u64 {
+            Control::Check {
+                offset,
+                block_len,
+                end,
+                ..
+            } => {
+                let is_some = *block_len > 0 && offset < end;
+                if !is_some || (end - offset).div_ceil(*block_len) > DIGESTS_MAX as u64 {
                     return Err(ControlError::Malformed);
                 }
-                Control::Check {
-                    transfer,
-                    offset,
-                    block_len,
-                    end,
-                }
             }
-            DIGESTS => {
-                let (digests, rest) = text.as_chunks::<{ size_of::<Digest>() }>();
-                if digests.len() > DIGESTS_MAX || !rest.is_empty() {
-                    return Err(ControlError::Malformed);
-                }
-                Control::Digests {
-                    transfer,
-                    offset: number(0),
-                    block_len: number(1),
-                    digests: digests.to_vec(),
-                }
+            Control::Digests { digests, .. } if digests.len() > DIGESTS_MAX => {
+                return Err(ControlError::Malformed);
             }
-            BEGIN => Control::Begin {
-                transfer,
-                first: number(0),
-            },
-            BEGUN => Control::Begun {
-                transfer,
-                first: number(0),
-            },
-            REFUSED => {
-                let refusal = Refusal::ALL.into_iter().find(|refusal| *refusal as u8 == code);
-                let refusal = refusal.ok_or(ControlError::Malformed)?;
-                Control::Refused {
-                    transfer,
-                    refusal,
-                    text: printable(text),
-                }
-            }
-            END => Control::End {
-                transfer,
-                status: status().ok_or(ControlError::Malformed)?,
-                bytes: number(0),
-                messages: number(1),
-            },
-            RESULT => Control::Result {
-                transfer,
-                status: status().ok_or(ControlError::Malformed)?,
-                bytes: number(0),
-                messages: number(1),
-                text: printable(text),
-            },
-            ALIVE => Control::Alive { transfer },
-            _ => return Err(ControlError::Malformed),
-        })
+            _ => {}
+        }
+        if let Some(text) = control.text_mut() {
+            *text = printable(text);
+        }
+        Ok(control)
     }
 }
 
 /// Text of a peer, safe to show on a terminal: one line, no control characters (escape sequences), no direction
 /// marks, at most [`TEXT_LEN_MAX`] bytes.
-fn printable(text: &[u8]) -> String {
-    let shown: String = String::from_utf8_lossy(text)
+fn printable(text: &str) -> String {
+    let shown: String = text
         .chars()
         .map(|c| if is_printable(c) { c } else { '?' })
         .collect();
@@ -581,13 +427,33 @@ mod tests {
         TransferId::new(number).unwrap()
     }
 
+    const REFUSALS: [Refusal; 8] = [
+        Refusal::Version,
+        Refusal::Malformed,
+        Refusal::TooLarge,
+        Refusal::Exists,
+        Refusal::NotWritable,
+        Refusal::DiskFull,
+        Refusal::NotAllowed,
+        Refusal::Busy,
+    ];
+    const STATUSES: [Status; 8] = [
+        Status::Complete,
+        Status::Aborted,
+        Status::WriteFailed,
+        Status::Incomplete,
+        Status::Inconsistent,
+        Status::TimedOut,
+        Status::Stopped,
+        Status::Unknown,
+    ];
+
     #[test]
     fn start_byte_by_byte() {
-        let plan = Plan::new(Some(5 << 20), 1 << 20).unwrap();
         let bytes = Control::Start {
             transfer: id(0x0102_0304),
             ipfrag: true,
-            plan,
+            plan: Plan::new(Some(5 << 20), 1 << 20).unwrap(),
             key: Some(0x0506),
             resume: true,
         }
@@ -595,12 +461,39 @@ mod tests {
         assert_eq!(
             bytes,
             [
-                b'L', b'M', b't', b'r', 2, 1, 3, 0, 1, 2, 3, 4, 0, 0, 0, 0, // head
-                0, 0, 0, 0, 0, 0x50, 0, 0, // total_len
-                0, 0, 0, 0, 0, 0x10, 0, 0, // message_len
-                0, 0, 0, 0, 0, 0, 0, 5, // message_count
-                0, 0, 0, 0, 0, 0, 5, 6, // key
+                b'L', b'M', b't', b'r', 3, 0, 0, 0, 1, 2, 3, 4, // head
+                0, 0x84, 0x86, 0x88, 0x08, // START and its transfer
+                1,    // ipfrag
+                1, 0x80, 0x80, 0xc0, 0x02, // total_len
+                0x80, 0x80, 0x40, // message_len
+                1, 0x86, 0x0a, // key
+                1,    // resume
             ]
+        );
+    }
+
+    #[test]
+    fn the_longest_fits() {
+        let (transfer, bytes, messages) = (id(u32::MAX - 1), u64::MAX, u64::MAX);
+        let longest = [
+            Control::Result {
+                transfer,
+                status: Status::Unknown,
+                bytes,
+                messages,
+                text: "x".repeat(1000),
+            },
+            Control::Digests {
+                transfer,
+                offset: bytes,
+                block_len: bytes,
+                digests: vec![[0xff; 32]; DIGESTS_MAX],
+            },
+        ];
+        assert!(
+            longest
+                .iter()
+                .all(|control| control.encode().len() <= CONTROL_LEN_MAX)
         );
     }
 
@@ -640,14 +533,14 @@ mod tests {
             Control::Begin { transfer, first: 9 },
             Control::Begun { transfer, first: 9 },
         ];
-        for refusal in Refusal::ALL {
+        for refusal in REFUSALS {
             all.push(Control::Refused {
                 transfer,
                 refusal,
                 text: "größer".into(),
             });
         }
-        for status in Status::ALL {
+        for status in STATUSES {
             all.push(Control::End {
                 transfer,
                 status,
@@ -698,20 +591,22 @@ mod tests {
             (Some(5), 0),
             (None, 0),
             (Some((1 << 32) + 1), 1),
-            (Some(UNKNOWN), 1 << 40),
+            (Some(u64::MAX), 1),
         ] {
             assert_eq!(Plan::new(total, message_len), None, "{total:?} {message_len}");
         }
         assert!(Plan::new(Some(1 << 32), 1).is_some());
-        let mut bytes = Control::Start {
+        let bytes = Control::Start {
             transfer: id(7),
             ipfrag: false,
-            plan: Plan::new(Some(10), 5).unwrap(),
+            plan: Plan {
+                total_len: Some(10),
+                message_len: 0,
+            },
             key: None,
             resume: false,
         }
         .encode();
-        bytes[39] = 3;
         assert_eq!(
             Control::parse(&bytes),
             Err(ControlError::ImpossiblePlan { transfer: id(7) })
@@ -767,7 +662,7 @@ mod tests {
         /// Random bodies behind a good magic and version reach every branch.
         #[test]
         fn random_bodies_never_panic(kind in 0u8..12, bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let mut message = b"LMtr\x02".to_vec();
+            let mut message = b"LMtr\x03\0\0\0\0\0\0\x07".to_vec();
             message.push(kind);
             message.extend(bytes);
             if let Ok(control) = Control::parse(&message) {
