@@ -609,7 +609,7 @@ mod tests {
     fn unknown_systems_are_refused_with_the_known_ones() {
         let failure = entries(&["lm", "rdma"]).unwrap_err();
         assert!(
-            failure.text.contains("rdma") && failure.text.contains("quinn"),
+            failure.text.contains("rdma") && failure.text.contains("tcp-zerocopy"),
             "{failure}"
         );
         assert_eq!(entries(&["all"]).unwrap().len(), catalogue::ALL.len());
