@@ -205,7 +205,7 @@ pub const TABLE: &[Check] = &[
     Check {
         name: "bare",
         devices: &[Device::Igb],
-        list: List::Short,
+        list: List::Long,
         limit_s: 120,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
         run: bare::check,
