@@ -4,10 +4,10 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::control::{ControlMessage, Ended, RejectReason, Request};
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
     Admit, Application, Aside, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms, Unused,

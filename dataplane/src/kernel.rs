@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
+use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, Verdict};
+use lm_protocol::landing::SessionAdmission;
 
 use lm_protocol::rss::{Flow, HashInput};
 

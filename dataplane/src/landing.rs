@@ -47,10 +47,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::integrity::Integrity;
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
 use lm_protocol::session::Unused;

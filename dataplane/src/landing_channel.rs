@@ -1,6 +1,7 @@
 //! The landing channel as a whole: built anew, under its sessions or without any, and lost.
 
-use lm_ebpf::{Role, SessionAdmission};
+use lm_ebpf::Role;
+use lm_protocol::landing::SessionAdmission;
 
 use crate::channel::Transmit;
 use crate::config::{TRANSMIT_BURST, TRANSMIT_RING_LEN};

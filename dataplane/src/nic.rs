@@ -10,7 +10,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role, SessionAdmission};
+use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 
 use crate::daemon::{Client, DaemonError};

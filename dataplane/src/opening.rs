@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lm_ebpf::{Role, SessionAdmission};
+use lm_ebpf::Role;
 use lm_protocol::geometry::Layout;
+use lm_protocol::landing::PLACES;
 use lm_protocol::session::{Admit, Grantor};
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
@@ -344,8 +345,7 @@ impl Parts {
         let grantor_of = |places: &[u16]| Grantor::new(places).with_patience(patience);
         let grantor = (nic.steward().is_none()).then(|| {
             // Others are to find a place, whatever one host asks for.
-            grantor_of(&places_of(&self.landing_queues))
-                .with_address_max(SessionAdmission::PLACES as usize / 2)
+            grantor_of(&places_of(&self.landing_queues)).with_address_max(PLACES as usize / 2)
         });
         Engine {
             nic,
@@ -371,7 +371,7 @@ impl Parts {
             grants: Some(Grants {
                 // Where a daemon grants, nobody else does.
                 grantor,
-                one_copy: grantor_of(&[ONE_COPY_QUEUE; SessionAdmission::PLACES as usize]),
+                one_copy: grantor_of(&[ONE_COPY_QUEUE; PLACES as usize]),
                 admit,
             }),
             ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
@@ -407,6 +407,6 @@ impl Parts {
 /// Whether messages can land on a device that writes packets itself.
 /// Each landing queue as often as it has places for sessions.
 fn places_of(queues: &[u16]) -> Vec<u16> {
-    let places = |&queue: &u16| std::iter::repeat_n(queue, SessionAdmission::PLACES as usize);
+    let places = |&queue: &u16| std::iter::repeat_n(queue, PLACES as usize);
     queues.iter().flat_map(places).collect()
 }

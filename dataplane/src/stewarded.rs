@@ -217,7 +217,7 @@ impl<N: Nic> Engine<N> {
         let queue = landing.queue;
         let key = grant.session_key;
         let is_ours = u32::from(grant.landing_queue) == queue
-            && u32::from(place) == lm_ebpf::SessionAdmission::place_of(key)
+            && u32::from(place) == lm_protocol::landing::SessionAdmission::place_of(key)
             && landing.sessions.at(place as u8).is_none();
         let offered = self.landing_terms(self.config.max_message_len);
         let fit = offered.fit(&request).ok();

@@ -4,10 +4,10 @@
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::control::{RejectReason, Request};
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::integrity::Integrity;
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::{Refusal, Terms};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::with_digests;
@@ -159,10 +159,7 @@ impl LandingTerms {
     pub fn admission(&self, terms: &Terms, from: SocketAddrV4) -> SessionAdmission {
         SessionAdmission {
             key: terms.session_key,
-            wire: match terms.layout.wire() {
-                Wire::Lm => lm_ebpf::Wire::Lm,
-                Wire::IpFrag => lm_ebpf::Wire::IpFrag,
-            },
+            wire: terms.layout.wire(),
             peer_ip: *from.ip(),
             peer_port: terms.landing_port.map_or(from.port(), NonZeroU16::get),
             local_ip: *self.local.ip(),

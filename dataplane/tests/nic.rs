@@ -14,7 +14,8 @@ use lm_dataplane::ring::Descriptor;
 use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
 use lm_dataplane::udp::{Port, UdpEvent};
 use lm_dataplane::xsk::XdpStatistics;
-use lm_ebpf::{CpuCheck, Role, SessionAdmission, Verdict};
+use lm_ebpf::{CpuCheck, Role, Verdict};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
@@ -157,7 +158,7 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     };
     let session = SessionAdmission {
         key: KEY,
-        wire: lm_ebpf::Wire::Lm,
+        wire: lm_protocol::geometry::Wire::Lm,
         peer_ip: A,
         peer_port: PORT,
         local_ip: B,

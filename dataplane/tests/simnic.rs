@@ -11,7 +11,8 @@ use lm_dataplane::simnic::{
     ZeroCopy,
 };
 use lm_dataplane::udp::Port;
-use lm_ebpf::{Role, SessionAdmission, Verdict};
+use lm_ebpf::{Role, Verdict};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
@@ -161,7 +162,7 @@ impl Host {
     /// Opens the session and posts a frame for each fragment, highest first.
     fn land(&mut self, payload_len: u64) {
         let session = SessionAdmission {
-            wire: lm_ebpf::Wire::Lm,
+            wire: lm_protocol::geometry::Wire::Lm,
             peer_ip: A,
             local_ip: B,
             peer_port: PORT,

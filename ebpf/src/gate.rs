@@ -13,12 +13,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+use lm_protocol::landing::SessionAdmission;
+
 use aya::maps::{Array, HashMap, IterableMap, Map, MapData, MapError, XskMap};
 
 use crate::attach::{self, AttachError, AttachMode, Attached, EffectiveMode, GateConfig};
 use crate::layout::{ChannelRow, LogMap, QUEUES, SESSIONS, STRAY_ROW, SessionRow};
 use crate::log::Log;
-use crate::session::{Role, SessionAdmission};
+use crate::role::Role;
 use crate::shared::SharedMemory;
 use crate::sys;
 use crate::verdict::{Counters, Verdict};

@@ -8,7 +8,7 @@ pub const QUEUES: u32 = 64;
 /// Row of `lm_channels` that counts for every queue from [`QUEUES`] on.
 pub const STRAY_ROW: u32 = 64;
 /// Sessions of a landing queue; four bits of a session's key, above the lowest, say which: a power of two.
-pub const SESSIONS: u32 = 16;
+pub const SESSIONS: u32 = lm_protocol::landing::PLACES;
 /// Entries of a channel's log: a power of two.
 pub const LOG_ENTRIES: u32 = 32768;
 /// Counters in a row of counters.

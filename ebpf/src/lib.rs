@@ -21,14 +21,14 @@ mod log;
 mod log_tests;
 pub mod model;
 pub mod recipe;
+mod role;
 mod rps;
-mod session;
 mod shared;
 mod sys;
 mod verdict;
 
 pub use attach::{AttachError, AttachMode, CpuCheck, EffectiveMode, GateConfig};
 pub use gate::{Gate, GateError, OpenSession, Quiesce, Quiet, remove_defunct_pins, remove_pins};
-pub use log::{Log, LogEntry, LogWriter};
-pub use session::{Role, SessionAdmission, Wire};
+pub use log::{Log, LogWriter};
+pub use role::Role;
 pub use verdict::{Counters, Verdict};

@@ -10,31 +10,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use lm_protocol::landing::LogEntry;
+
 use crate::layout::{LOG_ENTRIES, LogEntryRow, LogMap, SESSIONS, SlotRow};
 use crate::shared::SharedMemory;
 use crate::verdict::{Counters, Verdict};
 
 const COUNTERS: usize = offset_of!(LogMap, counters);
-
-/// One accepted packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogEntry {
-    /// Position, low 16 bits. Differs from the position asked for when two CPUs ran the gate at once (I3a), or when no packet was
-    /// accepted there.
-    pub sequence: u16,
-    /// The place of its session ([`SessionAdmission::place`](crate::SessionAdmission::place)).
-    pub session: u8,
-    /// Message number; `ipfrag`: completed from the 16 bits on the wire.
-    pub message: u32,
-    /// Fragment index in the message.
-    pub index: u32,
-    /// Bytes of the frame from the Ethernet header on, padding included: must equal the RX descriptor's length.
-    pub frame_len: u16,
-    /// Bytes after the payload (Ethernet padding of a short frame).
-    pub padding_len: u8,
-    /// CPU that ran the gate, low 8 bits.
-    pub cpu: u8,
-}
 
 /// Words of an entry.
 const ENTRY_WORDS: usize = size_of::<LogEntryRow>() / size_of::<u32>();

@@ -1,7 +1,9 @@
 //! A log in private memory, by both of its ends. Not in `log.rs`, which is compiled over loom's atomics, too.
 #![cfg(test)]
 
-use crate::{Log, LogEntry, LogWriter};
+use lm_protocol::landing::LogEntry;
+
+use crate::{Log, LogWriter};
 
 /// The sequence number's sixteen bits end behind it, and so do the log's places.
 const START: u64 = 0x1_fffc;

@@ -5,9 +5,12 @@
 
 use std::net::Ipv4Addr;
 
+use lm_protocol::geometry::Wire;
+use lm_protocol::landing::{LogEntry, SessionAdmission};
+
 use crate::layout::{QUEUES, SESSIONS, SHORT_FRAME, STRAY_ROW};
-use crate::log::{Log, LogEntry, LogWriter};
-use crate::session::{Role, SessionAdmission, Wire};
+use crate::log::{Log, LogWriter};
+use crate::role::Role;
 use crate::verdict::{Counters, Verdict};
 
 const ETHERNET_LEN: usize = 14;

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 
 use bed::packet::{CONTROL_PORT, LOCAL, Packet};
 use bed::pair::{LANDING, Pair, ipfrag_session};
-use lm_ebpf::SessionAdmission;
 use lm_ebpf::Verdict::{self, *};
+use lm_protocol::landing::SessionAdmission;
 
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 9);
 

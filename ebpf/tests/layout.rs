@@ -8,7 +8,8 @@ use std::path::Path;
 
 use bed::btf::{Btf, Structure, section};
 use lm_ebpf::layout::{self, ChannelRow, Config, CounterRow, LogEntryRow, LogMap, SessionRow};
-use lm_ebpf::{Role, Verdict, Wire, recipe};
+use lm_ebpf::{Role, Verdict, recipe};
+use lm_protocol::geometry::Wire;
 
 static OBJECT: &[u8] = include_bytes!("../gate.o");
 

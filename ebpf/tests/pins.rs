@@ -9,7 +9,8 @@ use std::process::Command;
 use bed::packet::{CONTROL_PORT, DATA_PORT, LOCAL, Packet};
 use bed::pair::lm_session;
 use bed::{bare_xsk, ifindex, ip};
-use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
+use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig, Log, Role, Verdict};
+use lm_protocol::landing::SessionAdmission;
 
 const GENERAL: u32 = 0;
 const LANDING: u32 = 1;

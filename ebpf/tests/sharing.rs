@@ -157,23 +157,23 @@ fn a_session_ends_by_the_clock() {
     bed::in_namespace(|| {
         for session in [lm_session(), ipfrag_session()] {
             let mut pair = Pair::new(Some(LOCAL));
-            let ended = lm_ebpf::SessionAdmission {
+            let ended = lm_protocol::landing::SessionAdmission {
                 active_until_ns: 1,
                 ..session
             };
             pair.open(&ended, 4, 100);
             pair.model.set_now(2);
             let fragment = |index: u16| match session.wire {
-                lm_ebpf::Wire::Lm => Packet::data(10, u32::from(index), 3, 1448).bytes(),
-                lm_ebpf::Wire::IpFrag => Packet {
+                lm_protocol::geometry::Wire::Lm => Packet::data(10, u32::from(index), 3, 1448).bytes(),
+                lm_protocol::geometry::Wire::IpFrag => Packet {
                     source_port: PEER_PORT,
                     ..Packet::ip_fragment(10, index * 1480, true, 1480)
                 }
                 .bytes(),
             };
             let late = match session.wire {
-                lm_ebpf::Wire::Lm => PassNoSession,
-                lm_ebpf::Wire::IpFrag => PassFragment,
+                lm_protocol::geometry::Wire::Lm => PassNoSession,
+                lm_protocol::geometry::Wire::IpFrag => PassFragment,
             };
             assert_eq!(pair.run(LANDING, &fragment(1)), late);
             // Longer, for ever, and over again.
@@ -240,8 +240,8 @@ fn the_next_program_has_a_log_of_its_own() {
 fn places_close_one_by_one() {
     bed::in_namespace(|| {
         let mut pair = Pair::new(Some(LOCAL));
-        let at = |place| lm_ebpf::SessionAdmission {
-            key: lm_ebpf::SessionAdmission::key_at(lm_session().key, place),
+        let at = |place| lm_protocol::landing::SessionAdmission {
+            key: lm_protocol::landing::SessionAdmission::key_at(lm_session().key, place),
             ..lm_session()
         };
         (pair.gate.open_session(LANDING, &at(3))).unwrap();

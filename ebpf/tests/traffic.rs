@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use bed::packet::{DATA_PORT, EAGER, LOCAL, Packet};
 use bed::pair::lm_session;
 use bed::xsk::{Sender, Xsk};
-use lm_ebpf::{AttachMode, CpuCheck, EffectiveMode, Gate, GateConfig, Role, SessionAdmission, Verdict};
+use lm_ebpf::{AttachMode, CpuCheck, EffectiveMode, Gate, GateConfig, Role, Verdict};
+use lm_protocol::landing::SessionAdmission;
 
 const QUEUE: u32 = 0;
 

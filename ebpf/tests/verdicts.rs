@@ -8,7 +8,9 @@ use std::net::Ipv4Addr;
 use bed::packet::{CONTROL, CONTROL_PORT, EAGER, LOCAL, MANIFEST, PEER, Packet};
 use bed::pair::{GENERAL, LANDING, PLAIN, Pair, ipfrag_session, lm_session};
 use lm_ebpf::Verdict::{self, *};
-use lm_ebpf::{GateError, Role, SessionAdmission, Wire};
+use lm_ebpf::{GateError, Role};
+use lm_protocol::geometry::Wire;
+use lm_protocol::landing::SessionAdmission;
 
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 9);
 

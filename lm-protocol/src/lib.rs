@@ -47,6 +47,7 @@ pub mod fuzzing;
 pub mod geometry;
 pub mod integrity;
 pub mod introduction;
+pub mod landing;
 pub mod manifest;
 pub mod rate;
 pub mod rss;

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::{Offer, Progress, Role};
 use lm_dataplane::terms::LandingTerms;
-use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet, SessionAdmission};
+use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
+use lm_protocol::landing::{self, SessionAdmission};
 use lm_protocol::session::{
     Application, Aside, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused,
 };
@@ -22,7 +23,7 @@ use super::program::ProgramId;
 use crate::clock;
 
 /// Places of a landing queue.
-pub(crate) const PLACES: usize = SessionAdmission::PLACES as usize;
+pub(crate) const PLACES: usize = landing::PLACES as usize;
 
 /// When to ask again where every place is taken or closing.
 const PLACE_RETRY: Duration = Duration::from_millis(50);

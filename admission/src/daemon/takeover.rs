@@ -6,10 +6,9 @@
 use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::{Control, Role};
-use lm_ebpf::SessionAdmission;
 use lm_protocol::admission::Ticket;
 use lm_protocol::control::{ControlMessage, Grant, Request};
-use lm_protocol::geometry::Wire;
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::Session;
 
 use super::Daemon;
@@ -203,10 +202,7 @@ fn session_of(state: &ReceivedState, local_ip: std::net::Ipv4Addr) -> Option<(Se
     let session = Session::granted_before(state.peer, request_id, request, grant, !state.aside);
     let admission = SessionAdmission {
         key: grant.session_key,
-        wire: match grant.layout.wire() {
-            Wire::Lm => lm_ebpf::Wire::Lm,
-            Wire::IpFrag => lm_ebpf::Wire::IpFrag,
-        },
+        wire: grant.layout.wire(),
         peer_ip: *state.peer.ip(),
         peer_port: grant
             .landing_port

@@ -91,7 +91,7 @@ fn a_session_from_request_to_end() {
     });
     assert_eq!(
         usize::from(place),
-        lm_ebpf::SessionAdmission::place_of(session_key) as usize
+        lm_protocol::landing::SessionAdmission::place_of(session_key) as usize
     );
     left.stop();
     right.stop();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lm_dataplane::daemon::ipc::{Call, Event, Outcome as Told};
 use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError, Start};
-use lm_ebpf::SessionAdmission;
+use lm_protocol::landing;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
 use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
@@ -17,7 +17,7 @@ use crate::bed::{Daemon, Hosts, PATIENCE, arguments, unpin, wait_until, words};
 use crate::program::Client;
 
 /// Places of a landing queue.
-const PLACES: u16 = SessionAdmission::PLACES as u16;
+const PLACES: u16 = landing::PLACES as u16;
 /// As long as a message is that takes many fragments.
 const LEN: usize = 60_000;
 

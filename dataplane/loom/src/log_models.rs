@@ -1,9 +1,10 @@
 //! The gate's log: an entry that is seen is whole, and what the gate may accept has a frame.
 
+use lm_protocol::landing::LogEntry;
 use loom::thread;
 
 use crate::layout::LOG_ENTRIES;
-use crate::log::{Log, LogEntry};
+use crate::log::Log;
 use crate::ring::{self, Fill};
 use crate::weak::{Access, weaken};
 

@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
-use lm_ebpf::{Counters, Gate, Log, Role, SessionAdmission};
+use lm_ebpf::{Counters, Gate, Log, Role};
+use lm_protocol::landing::{PLACES, SessionAdmission};
 
 use crate::daemon::ipc::{Call, Reply, Role as Asked};
 use crate::daemon::{Client, DaemonError};
@@ -23,7 +24,7 @@ pub(super) struct Steward {
     /// The gate is in the network stack.
     pub(super) generic: bool,
     /// Keys of the sessions that land here and that the daemon has not ended, by place.
-    keys: [Option<u64>; SessionAdmission::PLACES as usize],
+    keys: [Option<u64>; PLACES as usize],
     /// Without a log nothing says that the data socket has something.
     looks: Cell<u64>,
 }
@@ -33,7 +34,7 @@ impl Steward {
         Steward {
             client,
             generic,
-            keys: [None; SessionAdmission::PLACES as usize],
+            keys: [None; PLACES as usize],
             looks: Cell::new(0),
         }
     }
@@ -90,7 +91,7 @@ impl Steward {
 
     /// The daemon granted a session at a place of the landing queue; the gate is open to it.
     pub(super) fn opened(&mut self, place: u32, key: u64) {
-        self.keys[(place % SessionAdmission::PLACES) as usize] = Some(key);
+        self.keys[(place % PLACES) as usize] = Some(key);
     }
 
     /// The session is over.

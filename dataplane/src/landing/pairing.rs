@@ -1,9 +1,10 @@
 //! Pairing: the n-th RX descriptor of the channel with the n-th entry of the gate's log (invariant I3), and the window
 //! edges that come up with it (I5).
 
-use lm_ebpf::{Log, LogEntry};
+use lm_ebpf::Log;
 use lm_protocol::delivery::Arrival;
 use lm_protocol::geometry::Wire;
+use lm_protocol::landing::LogEntry;
 use lm_protocol::serial;
 use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};

@@ -5,7 +5,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_ebpf::{Log, LogEntry};
+use lm_ebpf::Log;
+use lm_protocol::landing::LogEntry;
 
 use super::{Aim, Inbound, Sessions};
 use crate::memory::{PACKET_HEADROOM, Umem};

@@ -8,8 +8,9 @@
 
 use std::collections::VecDeque;
 
-use lm_ebpf::{Log, SessionAdmission};
+use lm_ebpf::Log;
 use lm_protocol::geometry::Wire;
+use lm_protocol::landing::{self, SessionAdmission};
 use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
@@ -24,7 +25,7 @@ use crate::memory::Umem;
 use crate::ring::FillRing;
 
 /// Sessions that the gate has place for.
-pub(super) const ADMITTED: u8 = SessionAdmission::PLACES as u8;
+pub(super) const ADMITTED: u8 = landing::PLACES as u8;
 /// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path, and behind
 /// them as many that gave their places up.
 pub(crate) const PLACES: u8 = 3 * ADMITTED;

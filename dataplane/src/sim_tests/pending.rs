@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::landing::PLACES;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::TYPE_DATA;
 
@@ -71,7 +71,7 @@ impl Crowd {
     fn with(config: &BedConfig) -> Crowd {
         // In zero-copy mode one session lands at a time.
         let places = match config.wire.semantics[0] {
-            Semantics::Copy => SessionAdmission::PLACES as usize,
+            Semantics::Copy => PLACES as usize,
             Semantics::ZeroCopy(_) => 1,
         };
         let mut bed = Bed::switch(config, places + 2);

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use lm_ebpf::SessionAdmission;
 use lm_protocol::control::RejectReason;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::landing::PLACES;
 
 use super::bed::{Bed, BedConfig, data_address, fill, noise};
 use crate::config::{ConnectOptions, Start};
@@ -236,7 +236,7 @@ fn a_short_message_does_not_wait_for_the_long_ones() {
 
 #[test]
 fn as_many_sessions_as_places() {
-    let places = SessionAdmission::PLACES as usize;
+    let places = PLACES as usize;
     let mut shared = Shared::new(&rooms(1 << 20), &vec![(30_000, 5); places]);
     shared.finish();
     let mut bed = shared.close();

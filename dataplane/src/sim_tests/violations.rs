@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use lm_ebpf::LogEntry;
 use lm_protocol::geometry::Wire as WireMode;
+use lm_protocol::landing::LogEntry;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::error::RecvError;

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lm_ebpf::model::ModelGate;
-use lm_ebpf::{Counters, Log, Role, SessionAdmission};
+use lm_ebpf::{Counters, Log, Role};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 
 use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};

@@ -13,7 +13,7 @@ use aya::maps::IterableMap;
 
 use super::{BPF_F_MMAPABLE, Gate, GateError, LogArray, channel_offset, check};
 use crate::layout::{ChannelRow, QUEUES, SESSIONS};
-use crate::session::Role;
+use crate::role::Role;
 use crate::sys;
 
 /// How far the queues are on their way from one use to the next, a bit for each.

@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use lm_ebpf::model::ModelGate;
-use lm_ebpf::{Gate, GateConfig, Log, Role, SessionAdmission, Verdict, Wire};
+use lm_ebpf::{Gate, GateConfig, Log, Role, Verdict};
+use lm_protocol::geometry::Wire;
+use lm_protocol::landing::{PLACES, SessionAdmission};
 
 use super::packet::{CONTROL_PORT, DATA_PORT, KEY, LOCAL, PEER, PEER_PORT};
 use super::{bare_xsk, ifindex, ip};
@@ -103,7 +105,7 @@ impl Pair {
 
     /// Closes every session of the landing queue.
     pub(crate) fn close(&mut self) {
-        for place in 0..SessionAdmission::PLACES {
+        for place in 0..PLACES {
             self.gate.close_session(LANDING, place).expect("close");
             self.model.close_session(LANDING, place);
         }
@@ -186,7 +188,7 @@ impl Pair {
         if landed == 1 {
             let (entry, model_entry) = (log.entry(position), model_log.entry(position));
             assert_eq!(
-                lm_ebpf::LogEntry { cpu: 0, ..entry },
+                lm_protocol::landing::LogEntry { cpu: 0, ..entry },
                 model_entry,
                 "{}",
                 described()

@@ -1,7 +1,9 @@
 //! Random steps for the gate and its model: a string of bytes becomes packets, sessions and posted frames. The differential test
 //! feeds it from seeds, the fuzz target from a fuzzer.
 
-use lm_ebpf::{SessionAdmission, Verdict, Wire};
+use lm_ebpf::Verdict;
+use lm_protocol::geometry::Wire;
+use lm_protocol::landing::SessionAdmission;
 
 use super::packet::{CONTROL_PORT, LOCAL, Packet};
 use super::pair::{GENERAL, LANDING, Pair, ipfrag_session, lm_session};

@@ -1,45 +1,14 @@
-//! What a session may do to a landing queue, and what each queue is for.
+//! What lets a session land, and what is known of each packet that did.
+//!
+//! A receiver tells whatever looks at packets before they reach its memory (a BPF program, a model of it) which fragments may come
+//! ([`SessionAdmission`]), and learns from it which ones came, in the order in which they were accepted ([`LogEntry`]).
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 
-use crate::layout::SESSIONS;
+use crate::geometry::Wire;
 
-/// What a receive queue is for (`enum lm_role`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[repr(u32)]
-pub enum Role {
-    /// Not ours: every packet passes.
-    #[default]
-    None,
-    /// Small LM packets are redirected to the queue's XSK.
-    General,
-    /// Fragments of its open sessions are redirected to the queue's XSK and logged.
-    Landing,
-    /// Everything is redirected to the queue's XSK, unread and without a log: the device has written the packets before the gate
-    /// runs, perhaps over each other's headers (zero-copy mode). The queue must carry nothing but its session.
-    LandingZeroCopy,
-    /// As [`Role::General`], but no more packets are redirected than [`Log::set_posted`](crate::Log::set_posted) allows: the others
-    /// pass, and the driver uses their frames again. Some drivers must never lack frames (zero-copy mode).
-    GeneralZeroCopy,
-}
-
-impl Role {
-    /// Whether sessions land on such a queue.
-    pub const fn lands(self) -> bool {
-        matches!(self, Role::Landing | Role::LandingZeroCopy)
-    }
-}
-
-/// How a message travels (`enum lm_wire`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[repr(u8)]
-pub enum Wire {
-    /// UDP datagrams with an LM header.
-    #[default]
-    Lm,
-    /// IPv4 fragments of one UDP datagram.
-    IpFrag,
-}
+/// Sessions that a landing queue has place for.
+pub const PLACES: u32 = 16;
 
 /// A session that a landing queue admits. All numbers in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,22 +36,18 @@ pub struct SessionAdmission {
 }
 
 impl SessionAdmission {
-    /// Sessions that a landing queue has place for.
-    pub const PLACES: u32 = SESSIONS;
-
     /// The place that a key says.
     pub const fn place_of(key: u64) -> u32 {
-        (key >> 1) as u32 % SESSIONS
+        (key >> 1) as u32 % PLACES
     }
 
     /// A key that says this place, otherwise the given one.
     pub const fn key_at(key: u64, place: u32) -> u64 {
-        let mask = (SESSIONS as u64 - 1) << 1;
+        let mask = (PLACES as u64 - 1) << 1;
         key & !mask | (place as u64) << 1 & mask
     }
 
-    /// Which of the queue's sessions it is: the four bits of the key above the lowest, so that the gate finds it by
-    /// what is in the packet.
+    /// Which of the queue's sessions it is: the four bits of the key above the lowest, so that it is found by what is in the packet.
     /// IP fragments carry no key, so theirs is 0.
     pub fn place(&self) -> u32 {
         match self.wire {
@@ -92,7 +57,7 @@ impl SessionAdmission {
     }
 
     /// What is wrong with it, if anything.
-    pub(crate) fn fault(&self) -> Option<&'static str> {
+    pub fn fault(&self) -> Option<&'static str> {
         if !self.window_fragments.is_power_of_two() {
             return Some("fragments in a window must be a power of two");
         }
@@ -112,16 +77,37 @@ impl SessionAdmission {
         None
     }
 
-    pub(crate) fn window_shift(&self) -> u8 {
+    /// Binary logarithm of the fragments in a window.
+    pub const fn window_shift(&self) -> u8 {
         self.window_fragments.trailing_zeros() as u8
     }
 
     /// A place just before the first legal fragment: the message before the first, at the end of its last window, after which
     /// nothing of that message can come.
-    pub(crate) fn place_before_first(&self) -> (u32, u32) {
+    pub const fn place_before_first(&self) -> (u32, u32) {
         (
             self.first_message.wrapping_sub(1),
             u32::MAX << self.window_shift(),
         )
     }
+}
+
+/// One accepted packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    /// Position, low 16 bits. Differs from the position asked for when two CPUs accepted packets at once (I3a), or when no packet was
+    /// accepted there.
+    pub sequence: u16,
+    /// The place of its session ([`SessionAdmission::place`]).
+    pub session: u8,
+    /// Message number; `ipfrag`: completed from the 16 bits on the wire.
+    pub message: u32,
+    /// Fragment index in the message.
+    pub index: u32,
+    /// Bytes of the frame from the Ethernet header on, padding included: must equal the RX descriptor's length.
+    pub frame_len: u16,
+    /// Bytes after the payload (Ethernet padding of a short frame).
+    pub padding_len: u8,
+    /// CPU that accepted it, low 8 bits.
+    pub cpu: u8,
 }
