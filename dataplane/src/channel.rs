@@ -2,17 +2,15 @@
 //! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
 
 use crate::config::TRANSMIT_BURST;
-use crate::nic::Nic;
-use crate::ring::{self, CompletionRing, Descriptor, Tx, TxRing};
-use crate::xsk::WakeError;
+use crate::port::{TxQueue, WakeError};
+use crate::ring::Descriptor;
 
-/// TX and completion ring of one channel.
+/// One queue's transmit side.
 #[derive(Debug)]
-pub(crate) struct Transmit {
+pub(crate) struct Transmit<T> {
     /// Device queue.
     pub(crate) queue: u32,
-    tx: TxRing,
-    completion: CompletionRing,
+    pub(crate) tx: T,
     in_flight_max: u32,
     /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
     in_flight: u32,
@@ -24,13 +22,12 @@ pub(crate) struct Transmit {
     pub(crate) wakeups: u64,
 }
 
-impl Transmit {
-    pub(crate) fn new(queue: u32, tx: TxRing, completion: CompletionRing, in_flight_max: u32) -> Transmit {
-        let in_flight_max = in_flight_max.clamp(1, tx.ring_len().min(completion.ring_len()));
+impl<T: TxQueue> Transmit<T> {
+    pub(crate) fn new(queue: u32, tx: T, in_flight_max: u32) -> Transmit<T> {
+        let in_flight_max = in_flight_max.clamp(1, tx.descriptors_max());
         Transmit {
             queue,
             tx,
-            completion,
             in_flight_max,
             in_flight: 0,
             written: 0,
@@ -48,7 +45,7 @@ impl Transmit {
             0
         } else {
             self.tx
-                .free(self.written + 1)
+                .room(self.written + 1)
                 .saturating_sub(self.written)
                 .min(allowed)
         }
@@ -100,19 +97,17 @@ impl Transmit {
     /// # Errors
     /// What the wake-up reports (the interface is gone, for example). Packets stay on the ring.
     #[inline]
-    pub(crate) fn flush<N: Nic>(&mut self, nic: &mut N) -> Result<(), WakeError> {
+    pub(crate) fn flush(&mut self) -> Result<(), WakeError> {
         if self.written > 0 {
             self.tx.submit(self.written);
             self.written = 0;
             self.unsent = true;
         }
         if self.unsent {
-            if self.tx.needs_wakeup() {
-                nic.wake_tx(self.queue)?;
-                self.wakeups += 1;
-            }
-            // Copy mode takes at most 32 packets per wake-up: what is left is for the next round.
-            self.unsent = self.tx.consumed() != self.tx.produced();
+            let flushed = self.tx.flush()?;
+            self.wakeups += u64::from(flushed.woken);
+            // What is left is for the next round.
+            self.unsent = flushed.unsent;
         }
         Ok(())
     }
@@ -124,35 +119,25 @@ impl Transmit {
         if self.in_flight == 0 || (!all && self.in_flight < self.in_flight_max / 2) {
             return 0;
         }
-        let ready = self.completion.available(self.in_flight);
+        let ready = self.tx.completed(self.in_flight);
         for offset in 0..ready {
-            done(self.completion.read(offset));
+            done(self.tx.completion(offset));
         }
         if ready > 0 {
-            self.completion.release(ready);
+            self.tx.release(ready);
             self.in_flight -= ready;
         }
         ready
     }
 
-    /// Takes the place of a channel that could not be opened anew: there is never room on it.
-    pub(crate) fn closed() -> Transmit {
-        let (tx, _) = ring::in_memory::<Tx>(1, 0);
-        let (_, completion) = ring::in_memory::<ring::Completion>(1, 0);
-        Transmit {
-            in_flight_max: 0,
-            ..Transmit::new(u32::MAX, tx, completion, 1)
-        }
+    /// The queue was built anew: nothing is on it.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.in_flight, self.written, self.unsent) = (0, 0, false);
     }
 
     /// Whether packets are on the ring that the kernel has not taken.
     pub(crate) fn has_unsent(&self) -> bool {
         self.written > 0 || self.unsent
-    }
-
-    /// The rings, to close the channel with.
-    pub(crate) fn into_rings(self) -> (TxRing, CompletionRing) {
-        (self.tx, self.completion)
     }
 
     /// Descriptors not completed.

@@ -12,7 +12,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
 
 use crate::memory::HugePages;
-use crate::nic::ModeRequest;
+use crate::port::ModeRequest;
 
 /// General receive frames: posted frames plus messages that the application holds. At 2 KiB each, 8 MiB.
 pub(crate) const GENERAL_FRAMES: u32 = 4096;

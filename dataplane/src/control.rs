@@ -4,7 +4,6 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use lm_ebpf::Role;
 use lm_protocol::control::{ControlError, ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Request};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
@@ -17,11 +16,10 @@ use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::engine::{Engine, LandingSide, time};
 use crate::error::ConnectError;
 use crate::introductions::Back;
-use crate::nic::{ChannelConfig, Nic, NicError};
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::port::{Port, PortError, QueueSpec, Role, Socket, SocketEvent};
 use crate::stewarded::Asking;
-use crate::udp::{Port, UdpEvent};
 
 /// A control datagram is shorter than this.
 const CONTROL_LEN_MAX: usize = 512;
@@ -34,7 +32,7 @@ pub(crate) struct Applying {
     pub(crate) peer: u16,
     /// Where it is asked, and by which port.
     pub(crate) to: SocketAddrV4,
-    pub(crate) port: Port,
+    pub(crate) socket: Socket,
     /// Who asks: we, or the daemon of this host.
     pub(crate) applicant: Option<Applicant>,
     pub(crate) asking: Option<Asking>,
@@ -55,24 +53,24 @@ impl Applying {
 #[derive(Debug)]
 pub(crate) struct Leaving {
     pub(crate) to: SocketAddrV4,
-    pub(crate) port: Port,
+    pub(crate) socket: Socket,
     pub(crate) farewell: Farewell,
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Stage 5, second half.
     pub(crate) fn receive_control(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         let mut datagram = [0u8; CONTROL_LEN_MAX];
         // Bounded: whoever floods the port must not keep the other stages waiting.
         while count < CONTROL_PER_LOOK
-            && let Ok(Some(event)) = self.nic.udp_recv(Port::Control, &mut datagram)
+            && let Ok(Some(event)) = self.port.side().recv(Socket::Control, &mut datagram)
         {
             count += 1;
             match event {
-                UdpEvent::Datagram { from, len } => self.take_control(from, &datagram[..len], now_ns),
-                UdpEvent::Refused(by) => self.take_refusal(by),
-                UdpEvent::TooLong(from) => {
+                SocketEvent::Datagram { from, len } => self.take_control(from, &datagram[..len], now_ns),
+                SocketEvent::Refused(by) => self.take_refusal(by),
+                SocketEvent::TooLong(from) => {
                     self.counters.control_packets += 1;
                     self.reject(Fault::Malformed, from);
                 }
@@ -83,14 +81,14 @@ impl<N: Nic> Engine<N> {
 
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         self.counters.control_packets += 1;
-        self.take_admission(Port::Control, from, ControlMessage::parse(datagram), now_ns);
+        self.take_admission(Socket::Control, from, ControlMessage::parse(datagram), now_ns);
     }
 
     /// A message of the admission protocol, and its number. What comes to the control port is about sessions that land, what comes
     /// to the data port is about those by the one-copy path ([`crate::one_copy`]).
     pub(crate) fn take_admission(
         &mut self,
-        port: Port,
+        socket: Socket,
         from: SocketAddrV4,
         parsed: Result<(u32, ControlMessage), ControlError>,
         now_ns: u64,
@@ -98,13 +96,13 @@ impl<N: Nic> Engine<N> {
         let now = time(now_ns);
         match parsed {
             Ok((_, ControlMessage::Challenge(challenge))) => {
-                self.take_challenge(port, from, &challenge, now_ns);
+                self.take_challenge(socket, from, &challenge, now_ns);
             }
             Ok((_, ControlMessage::Proof(proof))) => self.take_proof(from, &proof, None, now_ns),
             Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
                 if let ControlMessage::Request(request) = &message {
                     let data = SocketAddrV4::new(*from.ip(), request.data_port);
-                    let back = Back::Datagram(port, from, request_id);
+                    let back = Back::Datagram(socket, from, request_id);
                     if !self.hears(data, request.sender_id, &back, now_ns) {
                         return;
                     }
@@ -114,12 +112,12 @@ impl<N: Nic> Engine<N> {
                     return;
                 };
                 let is_for_nothing = match &message {
-                    ControlMessage::End(end) if *end != End::WITHDRAWN => (grants.of(port))
+                    ControlMessage::End(end) if *end != End::WITHDRAWN => (grants.of(socket))
                         .and_then(|grantor| grantor.session(end.session_key))
                         .is_none_or(|session| session.peer != from),
                     _ => false,
                 };
-                let reply = grants.handle(port, from, (request_id, &message), now, self);
+                let reply = grants.handle(socket, from, (request_id, &message), now, self);
                 self.grants = Some(grants);
                 match (&message, &reply) {
                     (ControlMessage::End(end), _) if is_for_nothing => {
@@ -133,7 +131,7 @@ impl<N: Nic> Engine<N> {
                     _ => self.counters.packets_used += 1,
                 }
                 if let Some(reply) = reply {
-                    self.send_control(port, from, request_id, &reply);
+                    self.send_control(socket, from, request_id, &reply);
                 }
             }
             Ok((request_id, message)) => {
@@ -162,7 +160,7 @@ impl<N: Nic> Engine<N> {
                     true => self.counters.packets_used += 1,
                     false => {
                         if let ControlMessage::Grant(grant) = message {
-                            self.return_late_grant(port, from, request_id, &grant, now_ns);
+                            self.return_late_grant(socket, from, request_id, &grant, now_ns);
                         }
                         self.reject_for(number, Fault::Answer, from);
                     }
@@ -180,9 +178,9 @@ impl<N: Nic> Engine<N> {
                         applicant.handle_error(&error);
                     }
                 }
-                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(port)?.handle_error(&error));
+                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(socket)?.handle_error(&error));
                 if let Some((request_id, reply)) = reply {
-                    self.send_control(port, from, request_id, &reply);
+                    self.send_control(socket, from, request_id, &reply);
                 }
             }
         }
@@ -195,8 +193,12 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Repeats requests to this address by this port at once.
-    pub(crate) fn ask_again(&mut self, port: Port, to: SocketAddrV4, now_ns: u64) {
-        for applying in self.applying.iter_mut().filter(|applying| applying.port == port) {
+    pub(crate) fn ask_again(&mut self, socket: Socket, to: SocketAddrV4, now_ns: u64) {
+        for applying in self
+            .applying
+            .iter_mut()
+            .filter(|applying| applying.socket == socket)
+        {
             if let Some(applicant) = applying.applicant_at(to) {
                 applicant.hurry(time(now_ns));
             }
@@ -246,7 +248,7 @@ impl<N: Nic> Engine<N> {
 
     pub(crate) fn send_control(
         &mut self,
-        port: Port,
+        socket: Socket,
         to: SocketAddrV4,
         request_id: u32,
         message: &ControlMessage,
@@ -254,7 +256,7 @@ impl<N: Nic> Engine<N> {
         let mut datagram = [0u8; MAX_CONTROL_LEN];
         let len = message.encode(request_id, &mut datagram);
         // A control message that cannot be sent now is as good as lost on the way: it is repeated.
-        if self.nic.udp_send(port, to, &datagram[..len]).is_err() {
+        if self.port.side().send(socket, to, &datagram[..len]).is_err() {
             self.counters.control_send_errors += 1;
         }
     }
@@ -263,7 +265,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn apply(&mut self, index: u16, options: &ConnectOptions, now_ns: u64) {
         let request = Request {
             sender_id: self.fixed.sender_id,
-            data_port: self.nic.local().port(),
+            data_port: self.port.local().port(),
             mtu: self.fixed.mtu,
             wire: options.wire,
             link: self.fixed.link,
@@ -281,7 +283,7 @@ impl<N: Nic> Engine<N> {
             peer.options = Some(*options);
         }
         let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
-        let (to, port) = self.peers.at(index).admission(options.one_copy);
+        let (to, socket) = self.peers.at(index).admission(options.one_copy);
         let receiver = self.peers.at(index).data;
         let asking = match options.one_copy {
             true => None,
@@ -294,7 +296,7 @@ impl<N: Nic> Engine<N> {
         self.applying.push(Applying {
             peer: index,
             to,
-            port,
+            socket,
             applicant,
             asking,
             options: *options,
@@ -312,19 +314,19 @@ impl<N: Nic> Engine<N> {
                 self.drive_asking(&mut asking, now_ns);
                 self.applying[position].asking = Some(asking);
             }
-            let (to, port) = (self.applying[position].to, self.applying[position].port);
+            let (to, socket) = (self.applying[position].to, self.applying[position].socket);
             while let Some(applicant) = &mut self.applying[position].applicant
                 && let Some(message) = applicant.poll_transmit(now)
             {
                 let request_id = applicant.request_id();
-                self.send_control(port, to, request_id, &message);
+                self.send_control(socket, to, request_id, &message);
             }
         }
         for position in 0..self.leaving.len() {
             let leaving = &mut self.leaving[position];
-            let (to, port, request_id) = (leaving.to, leaving.port, leaving.farewell.request_id());
+            let (to, socket, request_id) = (leaving.to, leaving.socket, leaving.farewell.request_id());
             if let Some(message) = leaving.farewell.poll_transmit(now) {
-                self.send_control(port, to, request_id, &message);
+                self.send_control(socket, to, request_id, &message);
             }
         }
         self.leaving
@@ -479,36 +481,34 @@ impl<N: Nic> Engine<N> {
         };
         let queue = u32::from(queue);
         // A landing channel that was lost gets its queue again. What we send meanwhile comes to another one of the receiver.
-        let is_lost = |landing: &LandingSide| landing.queue == queue && !landing.is_open;
+        let is_lost = |landing: &LandingSide<P::Rx>| landing.queue == queue && !landing.is_open;
         if self.landing.as_ref().is_some_and(is_lost) {
             return Ok(0);
         }
         if let Some(found) = self.transmit.iter().position(|transmit| transmit.queue == queue) {
             return Ok(found);
         }
-        // It receives nothing, but the kernel wants a fill ring and an RX ring of some length.
-        let config = ChannelConfig {
+        let spec = QueueSpec {
             queue,
-            role: Role::None,
+            role: Role::SendOnly,
+            copies: false,
             registered_len: self.fixed.transmit_registered_len,
-            fill_len: 64,
+            capacity: 0,
+            // It receives nothing, but the kernel wants rings of some length.
             rx_len: 64,
             tx_len: TRANSMIT_RING_LEN,
-            completion_len: TRANSMIT_RING_LEN,
         };
-        let channel = match self.nic.tx_channel(&config) {
-            Ok(channel) => channel,
+        let tx = match self.port.open_to_send(&spec) {
+            Ok(tx) => tx,
             // Another program of this host has the queue. What we send comes to another queue of the receiver, and takes the one-copy path.
-            Err(source @ NicError::Daemon(_)) => {
+            Err(source @ PortError::Denied(_)) => {
                 tracing::warn!("messages are copied once more at their receiver: {source}");
                 return Ok(0);
             }
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.config.tx_in_flight;
-        self.transmit
-            .push(Transmit::new(queue, channel.tx, channel.completion, in_flight));
-        self.idle_rings.push((channel.fill, channel.rx));
+        self.transmit.push(Transmit::new(queue, tx, in_flight));
         Ok(self.transmit.len() - 1)
     }
 
@@ -589,21 +589,21 @@ impl<N: Nic> Engine<N> {
         key: u64,
         messages: u32,
         now_ns: u64,
-    ) -> (SocketAddrV4, Port) {
+    ) -> (SocketAddrV4, Socket) {
         self.notices.remember(key);
-        let (to, port) = self.peers.at(index).admission(one_copy);
-        if !one_copy && self.nic.steward().is_some() {
+        let (to, socket) = self.peers.at(index).admission(one_copy);
+        if !one_copy && self.port.steward().is_some() {
             self.end_ticket(key, messages);
-            return (to, port);
+            return (to, socket);
         }
-        self.say_farewell(to, port, key, messages, now_ns);
-        (to, port)
+        self.say_farewell(to, socket, key, messages, now_ns);
+        (to, socket)
     }
 
     pub(crate) fn say_farewell(
         &mut self,
         to: SocketAddrV4,
-        port: Port,
+        socket: Socket,
         key: u64,
         messages: u32,
         now_ns: u64,
@@ -615,7 +615,7 @@ impl<N: Nic> Engine<N> {
             time(now_ns),
             Duration::from_millis(700),
         );
-        self.leaving.push(Leaving { to, port, farewell });
+        self.leaving.push(Leaving { to, socket, farewell });
         self.drive_admission(now_ns);
     }
 
@@ -624,7 +624,7 @@ impl<N: Nic> Engine<N> {
         if let Some(index) = self.peers.find(from) {
             return Some(self.peers.at(index).addressing);
         }
-        let mac = self.nic.neighbour(*from.ip())?;
+        let mac = self.port.side().neighbour(*from.ip())?;
         Some(self.addressing_to(from, mac))
     }
 }

@@ -18,9 +18,9 @@ use crate::interface::Interface;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
-use crate::nic::{EffectiveMode, Nic};
 use crate::outbound::{Completion, SendToken};
 use crate::peer::PeerId;
+use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
 
 /// How long closing waits for receivers to confirm the end of their sessions.
@@ -68,7 +68,7 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("interface", &self.interface.name)
-            .field("local", &self.engine.nic.local())
+            .field("local", &self.engine.port.local())
             .field("mode", &self.mode())
             .finish_non_exhaustive()
     }
@@ -87,7 +87,7 @@ impl Endpoint {
 
     /// The mode in effect, as the kernel reports it.
     pub fn mode(&self) -> EffectiveMode {
-        self.engine.nic.effective_mode()
+        self.engine.port.effective_mode()
     }
 
     /// The interface.
@@ -97,7 +97,7 @@ impl Endpoint {
 
     /// Address and data port of this endpoint; control has the next port.
     pub fn local(&self) -> SocketAddrV4 {
-        self.engine.nic.local()
+        self.engine.port.local()
     }
 
     /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.
@@ -145,8 +145,12 @@ impl Endpoint {
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
         peer.wanted = true;
+        let wish = Steer::General {
+            queue: self.engine.config.general_queue,
+            from: to,
+        };
         if self.engine.general.is_some()
-            && let Err(error) = self.engine.nic.keep(self.engine.config.general_queue, to)
+            && let Err(error) = self.engine.port.steer(wish)
         {
             tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
         }
@@ -171,7 +175,7 @@ impl Endpoint {
             }
             self.engine.drive_admission(now_ns);
             // Nothing is hurried here, and the peer may share our core.
-            let _ = self.engine.nic.wait(Duration::from_millis(1));
+            let _ = self.engine.port.wait(Duration::from_millis(1));
         }
     }
 
@@ -425,7 +429,7 @@ impl Endpoint {
                 let most = self.until_departure().map_or(most, |left| most.min(left));
                 if !most.is_zero() {
                     self.engine.leave_queues();
-                    let _ = self.engine.nic.wait(most);
+                    let _ = self.engine.port.wait(most);
                 }
             }
         }
@@ -451,11 +455,7 @@ impl Endpoint {
 
     /// What the gate decided so far: name of the verdict and number of packets.
     pub fn gate_counters(&self) -> Vec<(&'static str, u64)> {
-        let counters = self.engine.nic.gate_counters();
-        counters.map_or_else(
-            |_| Vec::new(),
-            |found| found.iter().map(|(v, n)| (v.name(), n)).collect(),
-        )
+        self.engine.port.verdicts()
     }
 
     /// How much landing memory there is, and may be.
@@ -492,7 +492,7 @@ impl AsFd for Endpoint {
     ///
     /// [`until_departure`]: Endpoint::until_departure
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.engine.nic.as_fd()
+        self.engine.port.as_fd()
     }
 }
 
@@ -512,10 +512,10 @@ impl Drop for Endpoint {
             self.poll();
             let now_ns = self.now_ns();
             self.engine.drive_admission(now_ns);
-            let _ = self.engine.nic.wait(Duration::from_millis(1));
+            let _ = self.engine.port.wait(Duration::from_millis(1));
         }
         self.engine.flush();
-        if let Some(client) = self.engine.nic.steward() {
+        if let Some(client) = self.engine.port.steward() {
             client.finish();
         }
     }

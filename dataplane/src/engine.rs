@@ -21,7 +21,6 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
-use lm_ebpf::Log;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
@@ -48,7 +47,6 @@ use crate::landing::{Inbound, Sessions, Zone};
 use crate::link::Link;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
-use crate::nic::{ModeRequest, Nic};
 use crate::notices::{Fault, Notices};
 use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
@@ -56,12 +54,10 @@ use crate::peer::{EAGER_CREDIT_PACED, PeerId, Peers};
 use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
 use crate::polling::Flow;
+use crate::port::{Datagrams, ModeRequest, Port, QueueDrops, RxQueue, Socket};
 use crate::release::{Loaned, Released};
-use crate::ring::{FillRing, RxRing};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
-use crate::udp::Port;
-use crate::xsk::XdpStatistics;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.
@@ -85,15 +81,13 @@ const TIMERS_EVERY_NS: u64 = 1_000_000;
 
 /// Receive side of the general channel.
 #[derive(Debug)]
-pub(crate) struct General {
-    pub(crate) fill: FillRing,
-    pub(crate) rx: RxRing,
-    /// Packets received, counted as the fill ring counts entries.
-    pub(crate) received: u32,
-    /// Frames ever posted, counted as the gate counts packets: in zero-copy mode it redirects so many, without those that are
-    /// kept for the driver.
+pub(crate) struct General<R> {
+    pub(crate) rx: R,
+    /// Packets received, counted as the gate counts them.
+    pub(crate) received: u64,
+    /// Frames ever posted, counted likewise: in zero-copy mode the gate redirects so many packets, without those that are kept for
+    /// the driver.
     pub(crate) posted: u64,
-    pub(crate) log: Log,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
     /// Index into `Engine::transmit`.
@@ -102,16 +96,14 @@ pub(crate) struct General {
 
 /// Receive side of the landing channel.
 #[derive(Debug)]
-pub(crate) struct LandingSide {
+pub(crate) struct LandingSide<R> {
     pub(crate) queue: u32,
-    pub(crate) fill: FillRing,
-    pub(crate) rx: RxRing,
-    pub(crate) log: Log,
+    pub(crate) rx: R,
     pub(crate) arena: Arena,
     /// Regions that the application chose for its next messages.
     pub(crate) chosen: VecDeque<Zone>,
     pub(crate) sessions: Sessions,
-    pub(crate) statistics: XdpStatistics,
+    pub(crate) drops: QueueDrops,
     pub(crate) registered_len: u64,
     /// It has a socket. If not, nothing lands until it has one again.
     pub(crate) is_open: bool,
@@ -165,9 +157,9 @@ pub(crate) struct Fixed {
     pub(crate) prefix: u8,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
-    /// As [`crate::nic::Device::kept_frames`]; 0 in copy mode.
+    /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
-    /// As [`crate::nic::Device::lap`].
+    /// As [`crate::port::Device::lap`].
     pub(crate) lap: u32,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
@@ -178,8 +170,8 @@ pub(crate) struct Fixed {
 }
 
 /// All state of an endpoint.
-pub(crate) struct Engine<N: Nic> {
-    pub(crate) nic: N,
+pub(crate) struct Engine<P: Port> {
+    pub(crate) port: P,
     pub(crate) config: EndpointConfig,
     pub(crate) fixed: Fixed,
     pub(crate) umem: Umem,
@@ -190,11 +182,9 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) transmit_frames: TransmitFrames,
     pub(crate) send_arena: Arena,
     pub(crate) outgoing: OutgoingTable,
-    pub(crate) transmit: Vec<Transmit>,
-    pub(crate) general: Option<General>,
-    /// Receive rings of channels that only send: kept because they keep the socket.
-    pub(crate) idle_rings: Vec<(FillRing, RxRing)>,
-    pub(crate) landing: Option<LandingSide>,
+    pub(crate) transmit: Vec<Transmit<P::Tx>>,
+    pub(crate) general: Option<General<P::Rx>>,
+    pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) peers: Peers,
     /// Peers with an outbound session.
     pub(crate) senders: Vec<u16>,
@@ -246,7 +236,7 @@ pub(crate) struct Engine<N: Nic> {
 /// Completions kept for an application that does not ask for them; older ones are dropped and counted.
 pub(crate) const COMPLETIONS_MAX: usize = 4096;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// One round of all stages. Returns the number of packets and events handled: 0 means idle.
     pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
         let late = now_ns.saturating_sub(self.now_ns) >= PAUSE_NS;
@@ -377,7 +367,7 @@ impl<N: Nic> Engine<N> {
         let packets = general.rx.available(RECEIVE_BURST);
         for offset in 0..packets {
             let Some(general) = &mut self.general else { break };
-            let descriptor = general.rx.read(offset);
+            let descriptor = general.rx.packet(offset);
             let Some(frame) = self.frames.reclaim(descriptor.start()) else {
                 let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
                 self.reject(Fault::Frame, nobody);
@@ -393,7 +383,7 @@ impl<N: Nic> Engine<N> {
             && let Some(general) = &mut self.general
         {
             general.rx.release(packets);
-            general.received = general.received.wrapping_add(packets);
+            general.received += u64::from(packets);
         }
         packets as usize
     }
@@ -454,7 +444,7 @@ impl<N: Nic> Engine<N> {
         let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
         let received = match self.fixed.zero_copy {
             true => sessions.receive_unread(rx, &self.umem, RECEIVE_BURST, now_ns),
-            false => sessions.receive(rx, &landing.log, &self.umem, RECEIVE_BURST, now_ns),
+            false => sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns),
         };
         let burst = match received {
             Ok(burst) => burst,
@@ -491,8 +481,7 @@ impl<N: Nic> Engine<N> {
             self.deliver_landed(now_ns);
             return;
         }
-        let statistics = self.nic.statistics(landing.queue).unwrap_or_default();
-        if same_drops(&statistics, &landing.statistics) {
+        if landing.rx.drops() == landing.drops {
             self.deliver_landed(now_ns);
         } else {
             self.abort_landing(crate::landing::Violation::Statistics);
@@ -541,7 +530,9 @@ impl<N: Nic> Engine<N> {
 
     /// Stage 5.
     fn look_at_sockets(&mut self, now_ns: u64) -> usize {
-        let news = match self.nic.has_news(now_ns.saturating_sub(self.stewarded.looked_ns))
+        let news = match self
+            .port
+            .has_news(now_ns.saturating_sub(self.stewarded.looked_ns))
             || self.stewarded.is_waiting()
         {
             true => self.look_at_daemon(now_ns),
@@ -563,7 +554,7 @@ impl<N: Nic> Engine<N> {
             return 0;
         }
         self.passed_looked_ns = now_ns;
-        let passed = self.nic.passed_count();
+        let passed = self.port.passed_count();
         if passed == self.passed_seen && now_ns.saturating_sub(self.udp_looked_ns) < UDP_LOOK_EVERY_NS {
             self.found_socket_empty(now_ns);
             return 0;
@@ -597,26 +588,26 @@ impl<N: Nic> Engine<N> {
             let target = self.fixed.kept_frames
                 + GENERAL_FRAMES_SPARE
                 + EAGER_CREDIT_PACED * self.peers.len().max(1) as u32;
-            let posted = general.fill.produced().wrapping_sub(general.received);
+            let posted = general.posted.saturating_sub(general.received) as u32;
             let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
             let wanted = target.saturating_sub(posted).min(free);
             let count = match wanted {
                 0 => 0,
-                _ => general.fill.free(wanted).min(wanted),
+                _ => general.rx.room(wanted).min(wanted),
             };
             for offset in 0..count {
                 let frame = self.frames.take().expect("as many as were counted");
                 if let Some(probe) = &mut self.footprint {
                     probe.prepare(frame.address(), &self.umem);
                 }
-                general.fill.write(offset, frame.into_address());
+                general.rx.write(offset, frame.into_address());
             }
             if count > 0 {
-                general.fill.submit(count);
+                general.rx.submit(count);
                 general.posted += u64::from(count);
                 if self.fixed.kept_frames > 0 {
                     let allowed = general.posted.saturating_sub(self.fixed.kept_frames.into());
-                    general.log.set_posted(allowed);
+                    general.rx.allow(allowed);
                 }
             }
         }
@@ -625,13 +616,12 @@ impl<N: Nic> Engine<N> {
         {
             if self.fixed.device_moves {
                 let (entries, ring_len) = (&mut landing.sessions.entries, self.fixed.kept_frames / 2);
-                entries.look_at_card(&mut landing.fill, ring_len, self.now_ns);
+                entries.look_at_card(&mut landing.rx, ring_len, self.now_ns);
             }
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
             landing.sessions.post(
-                &mut landing.fill,
-                &mut landing.log,
+                &mut landing.rx,
                 &mut landing.arena,
                 &mut landing.chosen,
                 &self.umem,
@@ -647,15 +637,14 @@ impl<N: Nic> Engine<N> {
     /// Asked in every round, because a driver that finds the ring empty asks to be woken without looking again.
     fn wake_receivers(&mut self) {
         let general = self.general.as_mut();
-        let general =
-            general.map(|general| (self.config.general_queue, &mut general.fill, &mut general.woken));
+        let general = general.map(|general| (&mut general.rx, &mut general.woken));
         let landing = self.landing.as_mut();
-        let landing = landing.map(|landing| (landing.queue, &mut landing.fill, &mut landing.woken));
-        for (queue, fill, woken) in general.into_iter().chain(landing) {
-            if fill.consumed() != fill.produced() && (!*woken || fill.needs_wakeup()) {
+        let landing = landing.map(|landing| (&mut landing.rx, &mut landing.woken));
+        for (rx, woken) in general.into_iter().chain(landing) {
+            if rx.untaken() > 0 && (!*woken || rx.needs_wakeup()) {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
-                if let Err(error) = self.nic.wake_rx(queue) {
+                if let Err(error) = rx.wake() {
                     self.link.failed(error);
                 }
             }
@@ -703,7 +692,7 @@ impl<N: Nic> Engine<N> {
                     break;
                 }
                 count += sent;
-                if let Err(error) = way.channel.flush(&mut self.nic) {
+                if let Err(error) = way.channel.flush() {
                     self.link.failed(error);
                 }
             }
@@ -730,7 +719,7 @@ impl<N: Nic> Engine<N> {
     /// Stage 9.
     pub(crate) fn flush(&mut self) {
         for channel in &mut self.transmit {
-            if let Err(error) = channel.flush(&mut self.nic) {
+            if let Err(error) = channel.flush() {
                 self.link.failed(error);
             }
         }
@@ -765,7 +754,7 @@ impl<N: Nic> Engine<N> {
         let header_len = addressing
             .write_headers(&mut headers, header, payload.len())
             .expect("128 bytes hold any header");
-        let trailer = Trailer::new(header, payload, self.nic.local());
+        let trailer = Trailer::new(header, payload, self.port.local());
         let parts = [&headers[..header_len], payload, trailer.as_bytes()];
         let len = parts.iter().map(|part| part.len() as u32).sum();
         // The frame behind this one is somebody else's.
@@ -791,24 +780,11 @@ impl<N: Nic> Engine<N> {
             None => {
                 let skip = (header_len - HEADER_LEN) as u32;
                 let datagram = (address + u64::from(skip), len - skip);
-                let sent = Self::send_by_socket(&mut self.nic, &self.umem, data, datagram);
+                let sent = send_by_socket(self.port.side(), &self.umem, data, datagram);
                 self.transmit_frames.put(frame);
                 sent
             }
         }
-    }
-
-    /// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
-    /// socket, which copies it before it returns. `false`: it did not go.
-    pub(crate) fn send_by_socket(
-        nic: &mut N,
-        umem: &Umem,
-        to: SocketAddrV4,
-        (address, len): (u64, u32),
-    ) -> bool {
-        // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
-        let bytes = unsafe { umem.mapping().slice(address, len.into()) };
-        nic.udp_send(Port::Data, to, bytes).is_ok()
     }
 
     /// Records the end of a message for the application.
@@ -838,7 +814,7 @@ impl<N: Nic> Engine<N> {
 
     /// Addressing of packets to `data`, whose next hop has the address `mac`.
     pub(crate) fn addressing_to(&self, data: std::net::SocketAddrV4, mac: [u8; 6]) -> Addressing {
-        let local = self.nic.local();
+        let local = self.port.local();
         Addressing {
             src_mac: self.fixed.mac,
             dst_mac: MacAddr(mac),
@@ -851,12 +827,17 @@ impl<N: Nic> Engine<N> {
     }
 }
 
-/// Whether no drop counter moved between two looks.
-pub(crate) fn same_drops(a: &XdpStatistics, b: &XdpStatistics) -> bool {
-    a.rx_dropped == b.rx_dropped
-        && a.rx_ring_full == b.rx_ring_full
-        && a.rx_fill_ring_empty == b.rx_fill_ring_empty
-        && a.rx_invalid_descriptors == b.rx_invalid_descriptors
+/// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
+/// socket, which copies it before it returns. `false`: it did not go.
+pub(crate) fn send_by_socket(
+    side: &mut dyn Datagrams,
+    umem: &Umem,
+    to: SocketAddrV4,
+    (address, len): (u64, u32),
+) -> bool {
+    // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
+    let bytes = unsafe { umem.mapping().slice(address, len.into()) };
+    side.send(Socket::Data, to, bytes).is_ok()
 }
 
 /// The engine's clock as the state machines of `lm-protocol` take it.

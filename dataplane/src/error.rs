@@ -10,9 +10,9 @@ use lm_protocol::geometry::GeometryError;
 
 use crate::daemon::DaemonError;
 use crate::interface::InterfaceError;
-use crate::nic::NicError;
 use crate::peer::PeerId;
 use crate::platform::Obstacle;
+use crate::port::PortError;
 use crate::region::SendRegion;
 use crate::route::RouteError;
 
@@ -23,7 +23,7 @@ pub enum OpenError {
     /// The interface.
     Interface(InterfaceError),
     /// Sockets, ports or the gate.
-    Nic(NicError),
+    Port(PortError),
     /// The MTU.
     Geometry(GeometryError),
     /// The UMEM's memory.
@@ -47,7 +47,7 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OpenError::Interface(error) => error.fmt(f),
-            OpenError::Nic(error) => error.fmt(f),
+            OpenError::Port(error) => error.fmt(f),
             OpenError::Geometry(error) => error.fmt(f),
             OpenError::Memory { len, source } => {
                 write!(
@@ -75,7 +75,7 @@ macro_rules! from {
     };
 }
 
-from!(OpenError: Interface(InterfaceError), Nic(NicError), Daemon(DaemonError), Geometry(GeometryError),
+from!(OpenError: Interface(InterfaceError), Port(PortError), Daemon(DaemonError), Geometry(GeometryError),
     System(io::Error));
 
 /// Why a peer could not be reached or did not admit us.
@@ -122,7 +122,7 @@ pub enum ConnectError {
         /// The queue.
         queue: u32,
         /// What opening it said.
-        source: NicError,
+        source: PortError,
     },
     /// Too many peers are owed something.
     PeersFull,

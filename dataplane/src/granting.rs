@@ -18,12 +18,11 @@ use crate::arena::pages_len;
 use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
 use crate::engine::{Engine, time};
 use crate::landing::{Inbound, InboundTerms, Violation, Zone};
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::peer::PeerId;
+use crate::port::{Port, RxQueue, Socket, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
-use crate::udp::Port;
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
 const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
@@ -44,44 +43,44 @@ pub(crate) struct Grants {
 
 impl Grants {
     /// Who decides about requests that come to this port.
-    pub(crate) fn of(&mut self, port: Port) -> Option<&mut Grantor> {
-        match port {
-            Port::Control => self.grantor.as_mut(),
-            Port::Data => Some(&mut self.one_copy),
+    pub(crate) fn of(&mut self, socket: Socket) -> Option<&mut Grantor> {
+        match socket {
+            Socket::Control => self.grantor.as_mut(),
+            Socket::Data => Some(&mut self.one_copy),
         }
     }
 
-    pub(crate) fn handle<N: Nic>(
+    pub(crate) fn handle<P: Port>(
         &mut self,
-        port: Port,
+        socket: Socket,
         from: SocketAddrV4,
         (request_id, message): (u32, &ControlMessage),
         now: Time,
-        engine: &mut Engine<N>,
+        engine: &mut Engine<P>,
     ) -> Option<ControlMessage> {
-        let grantor = match port {
-            Port::Control => self.grantor.as_mut()?,
-            Port::Data => &mut self.one_copy,
+        let grantor = match socket {
+            Socket::Control => self.grantor.as_mut()?,
+            Socket::Data => &mut self.one_copy,
         };
         let reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
         let is_busy =
             matches!(&reply, Some(ControlMessage::Reject(reject)) if reject.reason == RejectReason::Busy);
         if is_busy
-            && port == Port::Control
+            && socket == Socket::Control
             && !engine.has_place()
             && grantor.make_way(now, engine) == 0
             && let Some((peer, number, ended)) = grantor.displace(now, engine)
         {
             // Whoever asked repeats it.
-            engine.send_control(port, peer, number, &ControlMessage::Ended(ended));
+            engine.send_control(socket, peer, number, &ControlMessage::Ended(ended));
         }
         reply
     }
 
     /// All grantors, and the ports by which their senders are told.
-    fn all(&mut self) -> impl Iterator<Item = (Port, &mut Grantor)> {
-        let landing = self.grantor.iter_mut().map(|grantor| (Port::Control, grantor));
-        landing.chain([(Port::Data, &mut self.one_copy)])
+    fn all(&mut self) -> impl Iterator<Item = (Socket, &mut Grantor)> {
+        let landing = self.grantor.iter_mut().map(|grantor| (Socket::Control, grantor));
+        landing.chain([(Socket::Data, &mut self.one_copy)])
     }
 
     /// Something was heard of a session.
@@ -100,7 +99,7 @@ pub(crate) struct Retired {
     pub(crate) zones: Vec<Zone>,
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// The landing channel's packets can no longer be trusted to lie where they should: gives its sessions up, and builds it
     /// anew.
     pub(crate) fn abort_landing(&mut self, violation: Violation) {
@@ -119,7 +118,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
         if let Some(inbound) = inbound.filter(|inbound| inbound.was_to_land())
-            && self.nic.steward().is_some()
+            && self.port.steward().is_some()
         {
             let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
             let peer = inbound.terms.peer;
@@ -134,20 +133,20 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let mut found = None;
-        for (port, grantor) in grants.all() {
+        for (socket, grantor) in grants.all() {
             if let Some(peer) = grantor.session(session_key).map(|session| session.peer) {
                 self.notices.tell(fault, peer);
                 grantor.close(session_key, self);
-                found = Some((port, peer));
+                found = Some((socket, peer));
             }
         }
         self.grants = Some(grants);
-        if let Some((port, peer)) = found {
+        if let Some((socket, peer)) = found {
             let ended = Ended {
                 session_key,
                 delivered: 0,
             };
-            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
+            self.send_control(socket, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -157,7 +156,7 @@ impl<N: Nic> Engine<N> {
             return;
         };
         let mut ended = Vec::new();
-        for (port, grantor) in grants.all() {
+        for (socket, grantor) in grants.all() {
             for session in grantor.sessions() {
                 let session_key = session.grant.session_key;
                 let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
@@ -167,14 +166,14 @@ impl<N: Nic> Engine<N> {
                         session_key,
                         delivered,
                     };
-                    ended.push((port, session.peer, what));
+                    ended.push((socket, session.peer, what));
                 }
             }
             grantor.shut_down(self);
         }
         self.grants = Some(grants);
-        for (port, peer, ended) in ended {
-            self.send_control(port, peer, 0, &ControlMessage::Ended(ended));
+        for (socket, peer, ended) in ended {
+            self.send_control(socket, peer, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -200,10 +199,10 @@ impl<N: Nic> Engine<N> {
         let Some(mut grants) = self.grants.take() else {
             return;
         };
-        for (port, grantor) in grants.all() {
+        for (socket, grantor) in grants.all() {
             grantor.expire(time(now_ns), self);
             while let Some((peer, number, ended)) = grantor.recall(time(now_ns), self) {
-                self.send_control(port, peer, number, &ControlMessage::Ended(ended));
+                self.send_control(socket, peer, number, &ControlMessage::Ended(ended));
             }
         }
         self.grants = Some(grants);
@@ -218,8 +217,8 @@ impl<N: Nic> Engine<N> {
             .led_ns
             .is_some_and(|led_ns| now_ns.saturating_sub(led_ns) > LED_NS)
         {
-            match self.nic.unlead() {
-                Ok(()) => self.led_ns = None,
+            match self.port.steer(Steer::Nothing) {
+                Ok(_) => self.led_ns = None,
                 Err(error) => {
                     // Once more after the same time.
                     self.led_ns = Some(now_ns);
@@ -282,7 +281,7 @@ impl<N: Nic> Engine<N> {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// A peer and landing memory for the session of the sender whose data address is `from`, with messages in zones of up to
     /// `zone_len` bytes. Gives the peer's index.
     pub(crate) fn make_room_for(
@@ -303,7 +302,7 @@ impl<N: Nic> Engine<N> {
         if landing.sessions.iter().any(is_from) {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+        let Some(mac) = self.port.side().neighbour(*from.ip()) else {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
         let messages_in_flight = messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
@@ -324,7 +323,7 @@ impl<N: Nic> Engine<N> {
             lap => (4 * lap).next_power_of_two(),
         };
         LandingTerms {
-            local: self.nic.local(),
+            local: self.port.local(),
             mtu: self.fixed.mtu,
             link: self.fixed.link,
             chunk_len: self.fixed.chunk_len,
@@ -394,7 +393,7 @@ impl<N: Nic> Engine<N> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         if !landing.sessions.admits_any() {
-            landing.statistics = self.nic.statistics(landing.queue).unwrap_or_default();
+            landing.drops = landing.rx.drops();
         }
         let registered_len = landing.registered_len;
         let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
@@ -426,9 +425,9 @@ impl<N: Nic> Engine<N> {
         // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
         // While others go on nobody waits for that: what comes late belongs to nobody then.
         let last = landing.sessions.admitted().count() == 1;
-        let mut closed = self.nic.close_session(queue, u32::from(place));
+        let mut closed = self.port.revoke(queue, u32::from(place));
         if last {
-            closed = closed.and_then(|()| self.nic.quiesce(queue));
+            closed = closed.and_then(|()| self.port.quiesce(queue));
         }
         // A daemon that holds the gate may be away: a CPU may be inside the gate still.
         let is_quiet = closed.is_ok();
@@ -465,7 +464,7 @@ impl<N: Nic> Engine<N> {
     }
 }
 
-impl<N: Nic> Landing for Engine<N> {
+impl<P: Port> Landing for Engine<P> {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let request = application.request;
         if queue == ONE_COPY_QUEUE {
@@ -497,8 +496,16 @@ impl<N: Nic> Landing for Engine<N> {
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         let elsewhere = self.elsewhere();
         self.led_ns = Some(now_ns);
-        let landing_port = match (self.nic).lead(u32::from(queue), general, from, hashed, &elsewhere, alone) {
-            Ok(port) => port,
+        let wish = Steer::Landing {
+            queue: queue.into(),
+            general,
+            from,
+            hashed,
+            elsewhere: &elsewhere,
+            alone,
+        };
+        let landing_port = match self.port.steer(wish) {
+            Ok(socket) => socket,
             Err(error) if self.fixed.zero_copy => {
                 tracing::warn!(%from, "no session: {error}");
                 return Err(RejectReason::Unsupported.into());
@@ -522,12 +529,12 @@ impl<N: Nic> Landing for Engine<N> {
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port, || {
             self.entropy.draw()
         });
-        if self.nic.open_session(u32::from(queue), &admission).is_err() {
+        if self.port.admit(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
         }
         let installed = self.install_session(index, request, &granted, fit.integrity, admission, now_ns);
         if installed.is_err() {
-            let _ = self.nic.close_session(u32::from(queue), u32::from(place));
+            let _ = self.port.revoke(u32::from(queue), u32::from(place));
         }
         installed.map(|()| granted)
     }

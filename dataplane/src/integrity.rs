@@ -20,8 +20,8 @@ use lm_protocol::wire::lm::{LmHeader, LmPacket, MissingRange, has_digests};
 
 use crate::arena::PAGE_LEN;
 use crate::engine::Engine;
-use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::port::Port;
 
 /// MANIFEST packets to one peer in one round: they need no credit, and must not fill the general channel.
 const MANIFESTS_PER_ROUND: u32 = 8;
@@ -71,7 +71,7 @@ impl FragmentDigests {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Bytes of the digest behind an eager message of ours.
     pub(crate) fn eager_digest_len(&self) -> u32 {
         match self.config.integrity {

@@ -12,11 +12,10 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
 use crate::engine::{Engine, time};
 use crate::entropy::Entropy;
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::EagerIn;
-use crate::udp::Port;
+use crate::port::{Port, Socket};
 
 /// Challenges sent in a millisecond at most: a flood of forged addresses costs no more, and makes no more of us.
 const CHALLENGES_PER_MS: u32 = 32;
@@ -38,7 +37,7 @@ pub(crate) enum Back<'a> {
     /// As a packet of the general channel.
     Packet(&'a Addressing),
     /// As the answer to the request of this number, which came from this address to a port of ours.
-    Datagram(Port, SocketAddrV4, u32),
+    Datagram(Socket, SocketAddrV4, u32),
 }
 
 impl Introductions {
@@ -63,7 +62,7 @@ impl Introductions {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Whether what the incarnation `sender_id` sends from the data address `from` is heard. If not, it is challenged or refused, and
     /// the packet is counted.
     #[inline]
@@ -100,7 +99,7 @@ impl<N: Nic> Engine<N> {
             Ask::Silence
         } else {
             self.counters.challenged += 1;
-            match self.nic.steward() {
+            match self.port.steward() {
                 Some(_) => Ask::Word,
                 None => Ask::Cookie,
             }
@@ -123,11 +122,11 @@ impl<N: Nic> Engine<N> {
             Back::Packet(addressing) => {
                 self.send_control_packet(addressing, from, &challenge);
             }
-            Back::Datagram(port, to, request_id) if ask == Ask::Silence => {
+            Back::Datagram(socket, to, request_id) if ask == Ask::Silence => {
                 let refusal = Refusal::from(RejectReason::NotAllowed).to_message();
-                self.send_control(port, to, request_id, &refusal);
+                self.send_control(socket, to, request_id, &refusal);
             }
-            Back::Datagram(port, to, request_id) => self.send_control(port, to, request_id, &challenge),
+            Back::Datagram(socket, to, request_id) => self.send_control(socket, to, request_id, &challenge),
         }
     }
 
@@ -148,14 +147,14 @@ impl<N: Nic> Engine<N> {
     /// A peer that we sent to does not know us.
     pub(crate) fn take_challenge(
         &mut self,
-        port: Port,
+        socket: Socket,
         from: SocketAddrV4,
         challenge: &Challenge,
         now_ns: u64,
     ) {
-        let found = match port {
-            Port::Data => self.peers.find(from),
-            Port::Control => self.asked_at(from),
+        let found = match socket {
+            Socket::Data => self.peers.find(from),
+            Socket::Control => self.asked_at(from),
         };
         let Some(index) = found.filter(|_| is_same_incarnation(challenge.sender_id, self.fixed.sender_id))
         else {
@@ -180,15 +179,15 @@ impl<N: Nic> Engine<N> {
         let proof = ControlMessage::Proof(Proof {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
-            data_port: self.nic.local().port(),
+            data_port: self.port.local().port(),
             word: match challenge.ask {
                 Ask::Word => self.word_of_daemon(data, challenge),
                 _ => [0; WORD_LEN],
             },
         });
-        match port {
-            Port::Control => self.send_control(port, from, 0, &proof),
-            Port::Data => {
+        match socket {
+            Socket::Control => self.send_control(socket, from, 0, &proof),
+            Socket::Data => {
                 self.send_control_packet(&addressing, data, &proof);
                 self.reap(true);
                 let out = &mut self.peers.at(index).eager_out;
@@ -196,7 +195,7 @@ impl<N: Nic> Engine<N> {
                 self.resend_eager(index, now_ns);
             }
         }
-        self.ask_again(port, from, now_ns);
+        self.ask_again(socket, from, now_ns);
     }
 
     /// A peer answers our challenge. `addressing`: of packets to it, where the proof was a packet.
@@ -227,7 +226,7 @@ impl<N: Nic> Engine<N> {
         }
         let addressing = match addressing {
             Some(addressing) => *addressing,
-            None => match self.nic.neighbour(*data.ip()) {
+            None => match self.port.side().neighbour(*data.ip()) {
                 Some(mac) => self.addressing_to(data, mac),
                 None => {
                     self.counters.drops.no_neighbour += 1;

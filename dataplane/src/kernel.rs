@@ -10,21 +10,25 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, Verdict};
+use lm_ebpf::{AttachError, AttachMode, CpuCheck, Gate, GateConfig, GateError, Log, Verdict};
 use lm_protocol::landing::SessionAdmission;
 
 use lm_protocol::rss::{Flow, HashInput};
 
-use crate::daemon::Client;
 use crate::daemon::ipc::Joined;
+use crate::daemon::{Client, DaemonError};
 use crate::entropy::Entropy;
 use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
-use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic, NicError};
+use crate::port::{
+    Attend, Datagrams, Device, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
+    RxQueue as _, Socket, SocketEvent, Steer, WakeError,
+};
 use crate::queue_poll::QueuePoller;
+use crate::ring_queue::{Bell, RingRx, RingTx};
 use crate::steering::{Neighbouring, Steering, SteeringError};
-use crate::udp::{Port, UdpEvent, UdpPair};
-use crate::xsk::{BindMode, Prepared, WakeError, XdpStatistics, Xsk, XskConfig, XskOptions};
+use crate::udp::{UdpError, UdpPair};
+use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskError, XskOptions};
 use authority::{Authority, Steward};
 
 /// The daemon's socket is looked at this often without a sign that it has something.
@@ -57,8 +61,11 @@ pub struct KernelNicConfig<'a> {
     pub poll_queues: bool,
 }
 
+/// A queue's two sides; one that only sends has no receive side.
+type Opened = (Option<RingRx<Arc<Xsk>>>, RingTx<Arc<Xsk>>);
+
 struct Open {
-    xsk: Xsk,
+    xsk: Arc<Xsk>,
     role: Role,
     /// Drives the queue's NAPI on our core, where the AF_XDP socket itself cannot (veth).
     poller: Option<QueuePoller>,
@@ -69,24 +76,22 @@ struct Open {
 /// An interface of the kernel's with the gate attached. Dropping it detaches.
 ///
 /// Interface indices are those of the network namespace of the thread that calls [`KernelNic::open`] and
-/// [`Nic::open_channel`]: a program that enters namespaces must stay in one.
+/// [`Port::open`]: a program that enters namespaces must stay in one.
 pub struct KernelNic {
     // Drop order: first the gate goes, so that nothing is redirected to sockets that are closing.
     authority: Authority,
     channels: Vec<Option<Open>>,
     /// Goes after the gate: detaching a program makes some drivers set their queues up anew.
     steering: Option<Steering>,
-    udp: UdpPair,
+    side: Side,
     mapping: Arc<Mapping>,
     chunk_len: u32,
     multi_buffer: bool,
     interface_index: u32,
     mode: ModeRequest,
     device: Option<Device>,
-    /// As [`Nic::land_in_copy_mode`].
-    lands_in_copy_mode: bool,
-    /// As [`Nic::prepare_channel`].
-    prepared: Option<(ChannelConfig, Prepared)>,
+    /// As [`Port::prepare`].
+    prepared: Option<(QueueSpec, Prepared)>,
     poll_queues: bool,
     /// Made when somebody asks for it: a socket that an epoll instance watches costs every packet a look at it.
     epoll: OnceLock<OwnedFd>,
@@ -97,7 +102,7 @@ pub struct KernelNic {
 impl fmt::Debug for KernelNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelNic")
-            .field("udp", &self.udp)
+            .field("udp", &self.side.udp)
             .finish_non_exhaustive()
     }
 }
@@ -107,8 +112,8 @@ impl KernelNic {
     ///
     /// # Errors
     ///
-    /// See [`NicError`]; nothing stays attached then.
-    pub fn open(config: &KernelNicConfig<'_>) -> Result<KernelNic, NicError> {
+    /// See [`PortError`]; nothing stays attached then.
+    pub fn open(config: &KernelNicConfig<'_>) -> Result<KernelNic, PortError> {
         let udp = UdpPair::bind(config.local_ip, config.port)?;
         let gate = GateConfig {
             local_ip: Some(config.local_ip),
@@ -118,7 +123,7 @@ impl KernelNic {
             landing_queues: config.landing_queues.to_vec(),
             cpu_check: config.cpu_check,
         };
-        let gate = Gate::attach(config.interface_index, &gate, config.mode.attach_mode())?;
+        let gate = Gate::attach(config.interface_index, &gate, attach_mode(config.mode))?;
         Ok(KernelNic::with(config, Authority::Own(Box::new(gate)), udp))
     }
 
@@ -134,14 +139,16 @@ impl KernelNic {
             authority,
             channels: (0..lm_ebpf::layout::QUEUES).map(|_| None).collect(),
             steering: None,
-            udp,
+            side: Side {
+                udp,
+                interface_index: config.interface_index,
+            },
             mapping: config.mapping.clone(),
             chunk_len: config.chunk_len,
             multi_buffer: config.multi_buffer,
             interface_index: config.interface_index,
             mode: config.mode,
             device: config.device,
-            lands_in_copy_mode: false,
             prepared: None,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
@@ -151,13 +158,17 @@ impl KernelNic {
         nic
     }
 
-    /// Keeps packets off landing queues until [`Nic::lead`] says which may come. After the channels were opened: attaching a program
+    /// Keeps packets off landing queues until [`Port::steer`] says which may come. After the channels were opened: attaching a program
     /// and binding sockets makes some drivers set their queues up anew.
     ///
     /// # Errors
     ///
     /// See [`SteeringError`]; the device is as before then.
-    pub fn steer(&mut self, interface: &Interface, landing_queues: &[u32]) -> Result<(), SteeringError> {
+    pub fn begin_steering(
+        &mut self,
+        interface: &Interface,
+        landing_queues: &[u32],
+    ) -> Result<(), SteeringError> {
         let mut steering = Steering::apply(interface, landing_queues)?;
         if self.mode == ModeRequest::ZeroCopy {
             steering.forbid_relaxed_ordering()?;
@@ -181,15 +192,15 @@ impl KernelNic {
             events: libc::POLLIN,
             revents: 0,
         };
-        if self.udp.has_control() {
-            self.poll.push(entry(&self.udp.fd(Port::Control)));
+        if self.side.udp.has_control() {
+            self.poll.push(entry(&self.side.udp.fd(Socket::Control)));
         }
-        self.poll.push(entry(&self.udp.fd(Port::Data)));
+        self.poll.push(entry(&self.side.udp.fd(Socket::Data)));
         for open in self
             .channels
             .iter()
             .flatten()
-            .filter(|open| open.role != Role::None)
+            .filter(|open| open.role != Role::SendOnly)
         {
             self.poll.push(entry(&open.xsk.as_fd()));
         }
@@ -221,36 +232,28 @@ impl KernelNic {
         }
     }
 
-    fn slot(&mut self, queue: u32) -> Result<&mut Option<Open>, NicError> {
+    fn slot(&mut self, queue: u32) -> Result<&mut Option<Open>, PortError> {
         let queues = lm_ebpf::layout::QUEUES;
         self.channels
             .get_mut(queue as usize)
-            .ok_or(NicError::NoQueue { queue, queues })
+            .ok_or(PortError::NoQueue { queue, queues })
     }
 
-    #[inline]
-    fn xsk(&self, queue: u32) -> Option<&Xsk> {
-        self.channels.get(queue as usize)?.as_ref().map(|open| &open.xsk)
-    }
-
-    fn xsk_config<'a>(
-        &self,
-        config: &ChannelConfig,
-        mapping: &'a Arc<Mapping>,
-    ) -> (XskConfig<'a>, XskOptions) {
+    fn xsk_config<'a>(&self, spec: &QueueSpec, mapping: &'a Arc<Mapping>) -> (XskConfig<'a>, XskOptions) {
         let xsk_config = XskConfig {
             interface_index: self.interface_index,
-            queue: config.queue,
+            queue: spec.queue,
             mapping,
-            registered_len: config.registered_len,
+            registered_len: spec.registered_len,
             chunk_len: self.chunk_len,
-            fill_len: config.fill_len,
-            completion_len: config.completion_len,
-            rx_len: config.rx_len,
-            tx_len: config.tx_len,
-            bind: match config.role {
-                Role::Landing if self.lands_in_copy_mode => BindMode::Copy,
-                _ => self.mode.bind_mode(),
+            fill_len: spec.rx_len,
+            completion_len: spec.tx_len,
+            rx_len: spec.rx_len,
+            tx_len: spec.tx_len,
+            bind: match spec.copies {
+                true => BindMode::Copy,
+                false if self.mode == ModeRequest::ZeroCopy => BindMode::ZeroCopy,
+                false => BindMode::Copy,
             },
             need_wakeup: true,
         };
@@ -261,14 +264,73 @@ impl KernelNic {
         (xsk_config, options)
     }
 
-    /// Takes the queue out of the gate and closes the descriptor; the rings still keep the socket.
-    fn detach(&mut self, queue: u32) -> Result<(), NicError> {
+    /// What the gate does with a queue's packets.
+    fn gate_role(&self, spec: &QueueSpec) -> lm_ebpf::Role {
+        let keeps_frames = self.device.is_some_and(|device| device.kept_frames > 0);
+        match (spec.role, spec.copies) {
+            (Role::SendOnly, _) => lm_ebpf::Role::None,
+            (Role::General, _) if keeps_frames => lm_ebpf::Role::GeneralZeroCopy,
+            (Role::General, _) => lm_ebpf::Role::General,
+            (Role::Landing, true) => lm_ebpf::Role::Landing,
+            (Role::Landing, false) => lm_ebpf::Role::LandingZeroCopy,
+        }
+    }
+
+    /// Opens a socket on a queue that has none.
+    fn open_socket(&mut self, spec: &QueueSpec) -> Result<Opened, PortError> {
+        let queue = spec.queue;
+        if self.slot(queue)?.is_some() {
+            return Err(PortError::QueueOpen { queue });
+        }
+        let prepared = self.prepared.take_if(|(ready, _)| ready == spec);
+        let mapping = self.mapping.clone();
+        let (xsk_config, options) = self.xsk_config(spec, &mapping);
+        let role = self.gate_role(spec);
+        let (xsk, rings, log) = match &mut self.authority {
+            Authority::Own(gate) => {
+                let prepared = match prepared {
+                    Some((_, prepared)) => prepared,
+                    None => Xsk::prepare(&xsk_config, &options)?,
+                };
+                let (xsk, rings) = prepared.bind(&xsk_config, &options)?;
+                let mut log = None;
+                if role != lm_ebpf::Role::None {
+                    gate.register_xsk(queue, xsk.as_fd())?;
+                    gate.set_role(queue, role)?;
+                    log = Some(gate.log(queue)?);
+                }
+                (xsk, rings, log)
+            }
+            Authority::Daemon(steward) => steward.open_channel(&xsk_config, self.multi_buffer, role)?,
+        };
+        let poller = match spec.role != Role::SendOnly && self.poll_queues && !self.is_generic() {
+            true => QueuePoller::new(*self.side.udp.local().ip()).ok(),
+            false => None,
+        };
+        let xsk = Arc::new(xsk);
+        *self.slot(queue)? = Some(Open {
+            xsk: xsk.clone(),
+            role: spec.role,
+            poller,
+            log: log.as_ref().map(Log::share),
+        });
+        self.list_descriptors();
+        let tx = RingTx::new(rings.tx, rings.completion, xsk.clone());
+        let rx = log.map(|mut log| {
+            log.set_capacity(spec.capacity);
+            RingRx::new(rings.fill, rings.rx, log, xsk)
+        });
+        Ok((rx, tx))
+    }
+
+    /// Takes a queue out of the gate, and its socket out of our list.
+    fn detach(&mut self, queue: u32) -> Result<(), PortError> {
         if self.slot(queue)?.is_none() {
-            return Err(NicError::NoChannel { queue });
+            return Err(PortError::NoQueueOpen { queue });
         }
         match &mut self.authority {
             Authority::Own(gate) => {
-                gate.set_role(queue, Role::None)?;
+                gate.set_role(queue, lm_ebpf::Role::None)?;
                 gate.unregister_xsk(queue)?;
             }
             Authority::Daemon(steward) => steward.close_channel(queue)?,
@@ -276,6 +338,65 @@ impl KernelNic {
         *self.slot(queue)? = None;
         self.list_descriptors();
         Ok(())
+    }
+
+    /// Gives up a queue: nothing is redirected there any more.
+    ///
+    /// # Errors
+    ///
+    /// See [`PortError`].
+    pub fn close(&mut self, queue: u32) -> Result<(), PortError> {
+        self.detach(queue)
+    }
+
+    fn lead(&mut self, wish: &Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
+        let (
+            Some(steering),
+            Steer::Landing {
+                queue,
+                general,
+                from,
+                hashed,
+                elsewhere,
+                alone,
+            },
+        ) = (&mut self.steering, *wish)
+        else {
+            return Ok(None);
+        };
+        let local = self.side.udp.local();
+        let flow = |source_port: u16, destination_port: u16| Flow {
+            source: *from.ip(),
+            destination: *local.ip(),
+            source_port,
+            destination_port,
+        };
+        let (theirs, ours) = (from.port(), local.port());
+        let other = |source, destination, queue| Neighbouring {
+            flow: flow(source, destination),
+            queue,
+        };
+        let mut others = vec![
+            other(theirs, ours, general),
+            other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
+            other(theirs, ours.wrapping_add(1), None),
+            other(theirs.wrapping_add(1), ours, None),
+        ];
+        if hashed == HashInput::Addresses {
+            steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
+            return Ok(None);
+        }
+        others.extend(elsewhere.iter().map(|from| Neighbouring {
+            flow: Flow {
+                source: *from.ip(),
+                source_port: from.port(),
+                ..flow(0, ours)
+            },
+            queue: None,
+        }));
+        let seed = Entropy::Kernel.draw() as u32;
+        let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
+        Ok(NonZeroU16::new(port))
     }
 }
 
@@ -292,6 +413,42 @@ impl AsFd for KernelNic {
     }
 }
 
+/// Where to attach the gate.
+fn attach_mode(mode: ModeRequest) -> AttachMode {
+    match mode {
+        ModeRequest::Auto => AttachMode::Auto,
+        ModeRequest::ZeroCopy | ModeRequest::Copy => AttachMode::Native,
+        ModeRequest::Generic => AttachMode::Generic,
+    }
+}
+
+macro_rules! other {
+    ($($error:ty),*) => {
+        $(impl From<$error> for PortError {
+            fn from(error: $error) -> PortError {
+                PortError::Other(error.into())
+            }
+        })*
+    };
+}
+
+other!(AttachError, GateError, SteeringError, UdpError);
+
+impl From<XskError> for PortError {
+    fn from(error: XskError) -> PortError {
+        match error {
+            XskError::Busy { .. } => PortError::Busy(error.into()),
+            error => PortError::Other(error.into()),
+        }
+    }
+}
+
+impl From<DaemonError> for PortError {
+    fn from(error: DaemonError) -> PortError {
+        PortError::Denied(error.into())
+    }
+}
+
 fn new_epoll() -> io::Result<OwnedFd> {
     // SAFETY: no pointers; a descriptor that is not negative is new and ours.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -302,147 +459,154 @@ fn new_epoll() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-impl Nic for KernelNic {
-    fn open_channel(&mut self, config: &ChannelConfig) -> Result<Channel, NicError> {
-        let queue = config.queue;
-        if self.slot(queue)?.is_some() {
-            return Err(NicError::ChannelOpen { queue });
-        }
-        let prepared = self.prepared.take_if(|(ready, _)| ready == config);
-        let mapping = self.mapping.clone();
-        let (xsk_config, options) = self.xsk_config(config, &mapping);
-        let (xsk, rings, log) = match &mut self.authority {
-            Authority::Own(gate) => {
-                let prepared = match prepared {
-                    Some((_, prepared)) => prepared,
-                    None => Xsk::prepare(&xsk_config, &options)?,
-                };
-                let (xsk, rings) = prepared.bind(&xsk_config, &options)?;
-                let mut log = None;
-                if config.role != Role::None {
-                    gate.register_xsk(queue, xsk.as_fd())?;
-                    gate.set_role(queue, config.role)?;
-                    log = Some(gate.log(queue)?);
-                }
-                (xsk, rings, log)
-            }
-            Authority::Daemon(steward) => {
-                steward.open_channel(&xsk_config, self.multi_buffer, config.role)?
-            }
-        };
-        let poller = match config.role != Role::None && self.poll_queues && !self.is_generic() {
-            true => QueuePoller::new(*self.udp.local().ip()).ok(),
-            false => None,
-        };
-        *self.slot(queue)? = Some(Open {
-            xsk,
-            role: config.role,
-            poller,
-            log,
-        });
-        self.list_descriptors();
-        let crate::xsk::Rings {
-            fill,
-            rx,
-            tx,
-            completion,
-        } = rings;
-        Ok(Channel {
-            queue,
-            fill,
-            rx,
-            tx,
-            completion,
-        })
+impl Bell for Arc<Xsk> {
+    #[inline]
+    fn wake_tx(&self) -> Result<(), WakeError> {
+        Xsk::wake_tx(self)
     }
 
-    fn prepare_channel(&mut self, config: &ChannelConfig) -> Result<(), NicError> {
+    #[inline]
+    fn wake_rx(&self) -> Result<(), WakeError> {
+        Xsk::wake_rx(self)
+    }
+
+    fn drops(&self) -> QueueDrops {
+        self.statistics().unwrap_or_default().into()
+    }
+}
+
+/// The kernel's sockets and its table of neighbours.
+struct Side {
+    udp: UdpPair,
+    interface_index: u32,
+}
+
+impl Datagrams for Side {
+    fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        if socket == Socket::Control && !self.udp.has_control() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.udp.send(socket, to, payload)
+    }
+
+    fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
+        if socket == Socket::Control && !self.udp.has_control() {
+            return Ok(None);
+        }
+        self.udp.recv(socket, space)
+    }
+
+    fn recv_into(
+        &mut self,
+        socket: Socket,
+        umem: &Umem,
+        addr: u64,
+        len: u64,
+    ) -> io::Result<Option<SocketEvent>> {
+        self.udp.recv_into(socket, umem, addr, len)
+    }
+
+    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
+        crate::route::known(ip, self.interface_index)
+    }
+}
+
+impl Port for KernelNic {
+    type Rx = RingRx<Arc<Xsk>>;
+    type Tx = RingTx<Arc<Xsk>>;
+
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Self::Rx, Self::Tx), PortError> {
+        let (rx, tx) = self.open_socket(spec)?;
+        let queue = spec.queue;
+        Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx))
+    }
+
+    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<Self::Tx, PortError> {
+        self.open_socket(spec).map(|(_, tx)| tx)
+    }
+
+    fn prepare(&mut self, spec: &QueueSpec) -> Result<(), PortError> {
         // A daemon has the privilege to register, and no socket of ours may have the queue when it does.
         if matches!(self.authority, Authority::Daemon(_)) {
             return Ok(());
         }
         self.prepared = None;
         let mapping = self.mapping.clone();
-        let (xsk_config, options) = self.xsk_config(config, &mapping);
-        self.prepared = Some((*config, Xsk::prepare(&xsk_config, &options)?));
+        let (xsk_config, options) = self.xsk_config(spec, &mapping);
+        self.prepared = Some((*spec, Xsk::prepare(&xsk_config, &options)?));
         Ok(())
     }
 
-    fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
-        // The queue stays, and with it the NAPI instance that its poller has learnt.
-        let poller = (self.channels.get_mut(config.queue as usize))
-            .and_then(Option::as_mut)
-            .and_then(|open| open.poller.take());
-        match &self.authority {
-            Authority::Own(_) => self.close_channel(old)?,
-            Authority::Daemon(_) => {
+    fn rebuild(&mut self, rx: &mut Self::Rx, tx: &mut Self::Tx, spec: &QueueSpec) -> Result<(), PortError> {
+        let queue = spec.queue;
+        let mut poller = None;
+        if let Some(open) = self.slot(queue)? {
+            // The queue stays, and with it the NAPI instance that its poller has learnt.
+            poller = open.poller.take();
+            match self.authority {
+                Authority::Own(_) => self.detach(queue)?,
                 // The daemon replaces what is there, and the sessions stay; but the queue is free for it only when nobody has the socket.
-                drop(old);
-                *self.slot(config.queue)? = None;
+                Authority::Daemon(_) => *self.slot(queue)? = None,
             }
         }
-        let channel = self.open_channel(config)?;
-        if let (Some(poller), Some(open)) = (poller, self.slot(config.queue)?) {
+        rx.close();
+        tx.close();
+        (*rx, *tx) = self.open(spec)?;
+        rx.allow(rx.accepted());
+        if let (Some(poller), Some(open)) = (poller, self.slot(queue)?) {
             open.poller = Some(poller);
         }
-        Ok(channel)
-    }
-
-    fn close_channel(&mut self, channel: Channel) -> Result<(), NicError> {
-        self.detach(channel.queue)
-        // `channel` goes here: its mappings are the last that keep the socket.
-    }
-
-    #[inline]
-    fn wake_tx(&mut self, queue: u32) -> Result<(), WakeError> {
-        self.xsk(queue).ok_or(WakeError::Gone)?.wake_tx()
-    }
-
-    #[inline]
-    fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
-        self.xsk(queue).ok_or(WakeError::Gone)?.wake_rx()
+        Ok(())
     }
 
     fn is_gone(&self) -> bool {
         (self.channels.iter().flatten()).any(|open| open.xsk.lost_its_device())
     }
 
-    fn statistics(&self, queue: u32) -> io::Result<XdpStatistics> {
-        self.xsk(queue)
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?
-            .statistics()
-    }
-
-    fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError> {
+    fn admit(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), PortError> {
         match &mut self.authority {
             Authority::Own(gate) => Ok(gate.open_session(queue, session)?),
             Authority::Daemon(steward) => steward.open_session(session),
         }
     }
 
-    fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError> {
+    fn revoke(&mut self, queue: u32, place: u32) -> Result<(), PortError> {
         match &mut self.authority {
             Authority::Own(gate) => Ok(gate.close_session(queue, place)?),
             Authority::Daemon(steward) => steward.close_session(place),
         }
     }
 
-    fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
+    fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
         match &mut self.authority {
             Authority::Own(gate) => Ok(gate.quiesce(queue)?),
             Authority::Daemon(steward) => steward.quiesce(queue),
         }
     }
 
-    fn log(&self, queue: u32) -> Result<Log, NicError> {
-        match &self.authority {
-            Authority::Own(gate) => Ok(gate.log(queue)?),
-            Authority::Daemon(_) => {
-                let open = self.channels.get(queue as usize).and_then(Option::as_ref);
-                let log = open.and_then(|open| open.log.as_ref());
-                log.map(Log::share).ok_or(NicError::NoChannel { queue })
+    fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
+        let local = self.side.udp.local();
+        let Some(steering) = &mut self.steering else {
+            return Ok(None);
+        };
+        match wish {
+            Steer::Landing { .. } => return self.lead(&wish),
+            Steer::General { queue, from } => {
+                let flow = Flow {
+                    source: *from.ip(),
+                    destination: *local.ip(),
+                    source_port: from.port(),
+                    destination_port: local.port(),
+                };
+                steering.keep(&flow, queue)?;
             }
+            Steer::Nothing => steering.unlead()?,
         }
+        Ok(None)
+    }
+
+    fn side(&mut self) -> &mut dyn Datagrams {
+        &mut self.side
     }
 
     fn passed_count(&self) -> u64 {
@@ -453,74 +617,48 @@ impl Nic for KernelNic {
         }
     }
 
-    fn gate_counters(&self) -> Result<Counters, NicError> {
-        match &self.authority {
-            Authority::Own(gate) => Ok(gate.counters()?),
-            Authority::Daemon(_) => Ok(Steward::counters(self.logs())),
-        }
+    fn verdicts(&self) -> Vec<(&'static str, u64)> {
+        let counters = match &self.authority {
+            Authority::Own(gate) => gate.counters().unwrap_or_default(),
+            Authority::Daemon(_) => Steward::counters(self.logs()),
+        };
+        counters
+            .iter()
+            .map(|(verdict, count)| (verdict.name(), count))
+            .collect()
     }
 
     fn local(&self) -> SocketAddrV4 {
-        self.udp.local()
+        self.side.udp.local()
     }
 
     #[inline]
-    fn busy_poll(&mut self, queue: u32) {
-        if let Some(Some(Open {
-            poller: Some(poller), ..
-        })) = self.channels.get(queue as usize)
-        {
-            poller.poll();
-        }
-    }
-
-    #[inline]
-    fn keep_queue(&mut self, queue: u32, keep: bool) -> bool {
+    fn attend(&mut self, queue: u32, how: Attend) -> bool {
         // Who waits on the descriptor does not poll meanwhile.
-        let keep = keep && self.epoll.get().is_none();
-        match self.channels.get_mut(queue as usize) {
-            Some(Some(Open {
-                poller: Some(poller), ..
-            })) => poller.keep(keep),
-            _ => false,
+        let is_watched = self.epoll.get().is_some();
+        let Some(Some(Open {
+            poller: Some(poller), ..
+        })) = self.channels.get_mut(queue as usize)
+        else {
+            return false;
+        };
+        match how {
+            Attend::Now => {
+                poller.poll();
+                false
+            }
+            Attend::Alone => poller.keep(!is_watched),
+            Attend::NoMore => poller.keep(false),
         }
     }
 
-    fn busy_poll_port(&mut self, queue: u32) -> Option<u16> {
+    fn attend_port(&mut self, queue: u32) -> Option<u16> {
         self.channels
             .get_mut(queue as usize)?
             .as_mut()?
             .poller
             .as_mut()?
             .wanted_port()
-    }
-
-    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
-        crate::route::known(ip, self.interface_index)
-    }
-
-    fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        if port == Port::Control && !self.udp.has_control() {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        self.udp.send(port, to, payload)
-    }
-
-    fn udp_recv(&mut self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
-        if port == Port::Control && !self.udp.has_control() {
-            return Ok(None);
-        }
-        self.udp.recv(port, space)
-    }
-
-    fn udp_recv_into(
-        &mut self,
-        port: Port,
-        umem: &Umem,
-        addr: u64,
-        len: u64,
-    ) -> io::Result<Option<UdpEvent>> {
-        self.udp.recv_into(port, umem, addr, len)
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
@@ -567,74 +705,6 @@ impl Nic for KernelNic {
         }
     }
 
-    fn lead(
-        &mut self,
-        queue: u32,
-        general: Option<u32>,
-        from: SocketAddrV4,
-        hashed: HashInput,
-        elsewhere: &[SocketAddrV4],
-        alone: bool,
-    ) -> Result<Option<NonZeroU16>, NicError> {
-        let Some(steering) = &mut self.steering else {
-            return Ok(None);
-        };
-        let local = self.udp.local();
-        let flow = |source_port: u16, destination_port: u16| Flow {
-            source: *from.ip(),
-            destination: *local.ip(),
-            source_port,
-            destination_port,
-        };
-        let (theirs, ours) = (from.port(), local.port());
-        let other = |source, destination, queue| Neighbouring {
-            flow: flow(source, destination),
-            queue,
-        };
-        let mut others = vec![
-            other(theirs, ours, general),
-            other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
-            other(theirs, ours.wrapping_add(1), None),
-            other(theirs.wrapping_add(1), ours, None),
-        ];
-        if hashed == HashInput::Addresses {
-            steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
-            return Ok(None);
-        }
-        others.extend(elsewhere.iter().map(|from| Neighbouring {
-            flow: Flow {
-                source: *from.ip(),
-                source_port: from.port(),
-                ..flow(0, ours)
-            },
-            queue: None,
-        }));
-        let seed = Entropy::Kernel.draw() as u32;
-        let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
-        Ok(NonZeroU16::new(port))
-    }
-
-    fn keep(&mut self, general: u32, peer: SocketAddrV4) -> Result<(), NicError> {
-        let local = self.udp.local();
-        let flow = Flow {
-            source: *peer.ip(),
-            destination: *local.ip(),
-            source_port: peer.port(),
-            destination_port: local.port(),
-        };
-        match &mut self.steering {
-            Some(steering) => Ok(steering.keep(&flow, general)?),
-            None => Ok(()),
-        }
-    }
-
-    fn unlead(&mut self) -> Result<(), NicError> {
-        match &mut self.steering {
-            Some(steering) => Ok(steering.unlead()?),
-            None => Ok(()),
-        }
-    }
-
     fn steward(&mut self) -> Option<&mut Client> {
         match &mut self.authority {
             Authority::Own(_) => None,
@@ -667,16 +737,12 @@ impl Nic for KernelNic {
             .filter(|_| self.effective_mode() == EffectiveMode::ZeroCopy)
     }
 
-    fn land_in_copy_mode(&mut self) {
-        self.lands_in_copy_mode = true;
-    }
-
     fn effective_mode(&self) -> EffectiveMode {
         let receiving = || {
             self.channels
                 .iter()
                 .flatten()
-                .filter(|open| open.role != Role::None)
+                .filter(|open| open.role != Role::SendOnly)
         };
         if receiving().next().is_some() && receiving().all(|open| open.xsk.zero_copy()) {
             return EffectiveMode::ZeroCopy;

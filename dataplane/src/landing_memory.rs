@@ -23,7 +23,7 @@ use crate::arena::pages_len;
 use crate::config::LANDING_LEN_SHARED;
 use crate::engine::{Engine, LandingSide};
 use crate::landing::Inbound;
-use crate::nic::Nic;
+use crate::port::{Port, RxQueue};
 
 /// After memory could not be had, nobody has it tried again for so long.
 const FAILED_NS: u64 = 1_000_000_000;
@@ -64,7 +64,7 @@ pub(crate) const fn share_of(len: u64) -> u64 {
     }
 }
 
-impl LandingSide {
+impl<R: RxQueue> LandingSide<R> {
     /// Bytes of the arena in which messages can land.
     pub(crate) fn registered(&self) -> u64 {
         self.registered_len.saturating_sub(self.arena.start())
@@ -89,7 +89,7 @@ impl LandingSide {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     pub(crate) fn landing_memory(&self) -> LandingMemory {
         let Some(landing) = &self.landing else {
             return LandingMemory::default();

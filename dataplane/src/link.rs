@@ -4,7 +4,7 @@
 //! their rings stays there, and the gate stays attached (`xsk_notifier` of net/xdp/xsk.c acts on `NETDEV_UNREGISTER` alone).
 //! An interface that is gone takes all of that along, and is an error at once.
 
-use crate::xsk::WakeError;
+use crate::port::WakeError;
 
 #[derive(Debug, Default)]
 pub(crate) struct Link {

@@ -10,17 +10,16 @@ use crate::config::TRANSMIT_BURST;
 use crate::engine::Engine;
 use crate::error::RecvError;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::peer::PeerId;
-use crate::udp::Port;
+use crate::port::{Port, Socket};
 
 /// Reports of incomplete messages kept for an application that does not ask; the counter knows of all.
 const FAILURES_MAX: usize = 1024;
 /// Missing ranges in one packet.
 pub(crate) const RANGES_MAX: usize = 64;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
     pub(crate) fn care(&mut self, now_ns: u64) {
         let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
@@ -169,7 +168,7 @@ impl<N: Nic> Engine<N> {
             datagram.resize(header_len + payload_len as usize, 0);
             self.umem.copy_from(payload.start, &mut datagram[header_len..]);
             self.counters.user_copied_bytes += payload_len;
-            return self.nic.udp_send(Port::Data, peer.data, &datagram).is_ok();
+            return self.port.side().send(Socket::Data, peer.data, &datagram).is_ok();
         };
         let channel = &mut self.transmit[general.transmit];
         if channel.room() == 0 {

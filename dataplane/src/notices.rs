@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::counters::Drops;
 use crate::engine::Engine;
-use crate::nic::Nic;
+use crate::port::Port;
 
 /// Hosts that are named of each kind.
 pub(crate) const HOSTS_TOLD: usize = 8;
@@ -165,7 +165,7 @@ impl Notices {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Counts a packet that is dropped, and says so if it is the first of its kind.
     pub(crate) fn reject(&mut self, fault: Fault, from: SocketAddrV4) {
         if let Some(counter) = fault.counter(&mut self.counters.drops) {

@@ -18,8 +18,8 @@ use crate::engine::{Engine, LandingSide};
 use crate::granting::Retired;
 use crate::landing::{Inbound, InboundTerms};
 use crate::memory::Umem;
-use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::port::{Port, RxQueue, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// Stands for a landing queue in the grants of such sessions.
@@ -28,17 +28,17 @@ pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
 /// Packets that a sender may have on the way: the socket's buffer has room for those of several.
 pub(crate) const ON_THE_WAY: u32 = 64;
 
-impl LandingSide {
+impl<R: RxQueue> LandingSide<R> {
     /// The session at `place` goes on by the one-copy path. Nothing is posted for it.
     pub(crate) fn stop_landing(&mut self, place: u8, umem: &Umem, now_ns: u64) {
         (self.sessions).stop_landing(place, &mut self.arena, &mut self.chosen, umem, now_ns);
         if let Some(inbound) = self.sessions.at(place) {
-            inbound.limit_messages(&mut self.log);
+            inbound.limit_messages(&mut self.rx);
         }
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     pub(crate) fn open_one_copy(
         &mut self,
         application: &Application<'_>,
@@ -92,7 +92,8 @@ impl<N: Nic> Engine<N> {
     /// Whether packets landed that nobody has looked at: they speak for the session of which nothing seems to come. In zero-copy mode nobody
     /// knows: what the gate redirects may be lost behind it.
     fn more_landed(&self) -> bool {
-        let is_behind = |landing: &LandingSide| landing.log.producer() != landing.sessions.entries.received;
+        let is_behind =
+            |landing: &LandingSide<P::Rx>| landing.rx.accepted() != landing.sessions.entries.received;
         !self.fixed.zero_copy && self.landing.as_ref().is_some_and(is_behind)
     }
 
@@ -127,7 +128,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn leave_place(&mut self, key: u64) -> Aside {
         let now_ns = self.now_ns;
         // What landed and was not looked at speaks for it.
-        let progress = |engine: &Engine<N>| {
+        let progress = |engine: &Engine<P>| {
             let sessions = &engine.landing.as_ref()?.sessions;
             sessions.with_key(key).map(|inbound| inbound.progress_ns)
         };
@@ -139,7 +140,7 @@ impl<N: Nic> Engine<N> {
         // A zero-copy queue's gate redirects whatever comes there. What is on the way while the device changes its mind goes with the
         // channel, which is built anew behind that.
         if self.fixed.zero_copy {
-            if let Err(error) = self.nic.unlead() {
+            if let Err(error) = self.port.steer(Steer::Nothing) {
                 tracing::warn!("a session ends, because its packets cannot be led to another queue: {error}");
                 return Aside::Never;
             }
@@ -165,7 +166,7 @@ impl<N: Nic> Engine<N> {
         let goes_on = (self.landing.as_ref()).is_some_and(|landing| {
             landing.sessions.with_key(key).is_some() && !landing.sessions.has_entries(place)
         });
-        if !goes_on || self.nic.close_session(queue, u32::from(place)).is_err() {
+        if !goes_on || self.port.revoke(queue, u32::from(place)).is_err() {
             return Aside::Later;
         }
         if let Some(landing) = &mut self.landing {

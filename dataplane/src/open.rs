@@ -24,11 +24,11 @@ use crate::idle::Idle;
 use crate::interface::Interface;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
-use crate::nic::{Device, EffectiveMode, ModeRequest, Nic};
 use crate::open_daemon::daemon_for;
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::platform::probe::Probe;
 use crate::platform::{self, Demand, Facts, Obstacle, chunk_len_for, judge};
+use crate::port::{Device, EffectiveMode, ModeRequest, Port};
 
 /// How long a granted session lives without a sign of life from its sender.
 const LEASE: Duration = Duration::from_secs(5);
@@ -146,7 +146,7 @@ pub(crate) struct Opened {
     plan: MemoryPlan,
     umem: Umem,
     pub(crate) nic: KernelNic,
-    parts: Parts,
+    parts: Parts<KernelNic>,
     landing_ring_len: u32,
     warnings: Vec<String>,
 }
@@ -163,7 +163,7 @@ impl Opened {
         let mut opened = Opened::open(config.clone(), plan, None, site)?;
         if !site.veth
             && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
-            && let Err(error) = opened.nic.steer(&site.interface, &[landing])
+            && let Err(error) = opened.nic.begin_steering(&site.interface, &[landing])
         {
             opened.warnings.push(format!(
                 "fragments may come to another queue than {landing}, and are copied once more there: {error}"
@@ -222,9 +222,11 @@ impl Opened {
                  if nothing arrives, use copy mode (--mode copy)"
             );
         }
-        let steered = opened.nic.steer(&site.interface, site.queues.landing.as_slice());
+        let steered = opened
+            .nic
+            .begin_steering(&site.interface, site.queues.landing.as_slice());
         if lands {
-            steered.map_err(|error| OpenError::Nic(error.into()))?;
+            steered.map_err(|error| OpenError::Port(error.into()))?;
         }
         Ok(opened)
     }

@@ -8,10 +8,10 @@ use crate::daemon::{Client, DaemonError};
 use crate::error::OpenError;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::Umem;
-use crate::nic::{ModeRequest, Nic as _};
 use crate::open::{Opened, Site};
 use crate::opening::{MemoryPlan, Queues};
 use crate::platform::chunk_len_for;
+use crate::port::{ModeRequest, Port as _};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;
 
@@ -46,7 +46,7 @@ impl Opened {
         site: &mut Site,
     ) -> Result<Opened, OpenError> {
         let local_ip = site.local_ip();
-        let udp = UdpPair::bind_data(local_ip, config.port).map_err(crate::nic::NicError::from)?;
+        let udp = UdpPair::bind_data(local_ip, config.port).map_err(crate::port::PortError::from)?;
         let mode = match config.mode {
             ModeRequest::Auto => Mode::Auto,
             ModeRequest::ZeroCopy => Mode::ZeroCopy,
@@ -54,7 +54,12 @@ impl Opened {
             ModeRequest::Generic => Mode::Generic,
         };
         let lands = config.landing_len > 0;
-        let joined = client.join(&site.interface.name, lands, mode, udp.fd(crate::udp::Port::Data))?;
+        let joined = client.join(
+            &site.interface.name,
+            lands,
+            mode,
+            udp.fd(crate::port::Socket::Data),
+        )?;
         if joined.interface_index != site.interface.index {
             return Err(OpenError::Config(format!(
                 "the admission daemon has another {} than this program: run both in one network namespace",

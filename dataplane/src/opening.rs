@@ -1,11 +1,10 @@
 //! Opening: how an endpoint's memory is divided, which queues carry what, and how an engine is put together on
-//! any [`Nic`]. [`crate::endpoint`] uses it on the kernel's, the engine's tests on the simulated one.
+//! any [`Port`]. [`crate::endpoint`] uses it on the kernel's, the engine's tests on the simulated one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lm_ebpf::Role;
 use lm_protocol::geometry::Layout;
 use lm_protocol::landing::PLACES;
 use lm_protocol::session::{Admit, Grantor};
@@ -31,15 +30,14 @@ use crate::landing_channel;
 use crate::landing_memory::sure_len;
 use crate::link::Link;
 use crate::memory::Umem;
-use crate::nic::{Channel, ChannelConfig, Device, Nic, NicError};
 use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::polling::Flow;
+use crate::port::{Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
-use crate::xsk::XskError;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -216,11 +214,11 @@ impl Queues {
 }
 
 /// The parts of an engine while it is being opened.
-pub(crate) struct Parts {
+pub(crate) struct Parts<P: Port> {
     pub(crate) frames: FramePool,
-    pub(crate) transmit: Vec<Transmit>,
-    pub(crate) general: Option<General>,
-    pub(crate) landing: Option<LandingSide>,
+    pub(crate) transmit: Vec<Transmit<P::Tx>>,
+    pub(crate) general: Option<General<P::Rx>>,
+    pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) landing_queues: Vec<u16>,
 }
 
@@ -229,78 +227,67 @@ pub(crate) struct Parts {
 /// namespaces that come and go, that took up to a second. Nobody waits for us yet, so more than [`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE).
 const QUEUE_PATIENCE: Duration = Duration::from_secs(5);
 
-fn open_once_free<N: Nic>(nic: &mut N, config: &ChannelConfig) -> Result<Channel, NicError> {
+fn open_once_free<P: Port>(port: &mut P, spec: &QueueSpec) -> Result<(P::Rx, P::Tx), PortError> {
     let deadline = Instant::now() + QUEUE_PATIENCE;
     loop {
-        match nic.open_channel(config) {
-            Err(NicError::Xsk(XskError::Busy { .. })) if Instant::now() < deadline => {}
+        match port.open(spec) {
+            Err(PortError::Busy(_)) if Instant::now() < deadline => {}
             opened => return opened,
         }
     }
 }
 
-impl Parts {
-    pub(crate) fn open<N: Nic>(
-        nic: &mut N,
+impl<P: Port> Parts<P> {
+    pub(crate) fn open(
+        port: &mut P,
         config: &EndpointConfig,
         plan: &MemoryPlan,
         queues: Queues,
         landing_ring_len: u32,
-    ) -> Result<Parts, OpenError> {
+    ) -> Result<Parts<P>, OpenError> {
+        let in_flight = plan.in_flight(config.tx_in_flight);
         let mut transmit = Vec::with_capacity(8);
         let mut general = None;
         if let Some(queue) = queues.general {
-            let asked = ChannelConfig {
+            let spec = QueueSpec {
                 queue,
-                role: match plan.kept_frames {
-                    0 => Role::General,
-                    _ => Role::GeneralZeroCopy,
-                },
+                role: Role::General,
+                copies: false,
                 registered_len: plan.landing_arena,
-                fill_len: GENERAL_RING_LEN,
+                capacity: plan.capacity,
                 rx_len: GENERAL_RING_LEN,
                 tx_len: TRANSMIT_RING_LEN,
-                completion_len: TRANSMIT_RING_LEN,
             };
-            let channel = open_once_free(nic, &asked)?;
-            let mut log = nic.log(queue)?;
-            log.set_capacity(plan.capacity);
+            let (rx, tx) = open_once_free(port, &spec)?;
             general = Some(General {
-                posted: log.producer(),
-                log,
-                received: channel.fill.produced(),
+                posted: rx.accepted(),
+                received: rx.accepted(),
+                rx,
                 woken: false,
-                fill: channel.fill,
-                rx: channel.rx,
                 transmit: transmit.len(),
             });
-            transmit.push(Transmit::new(
-                queue,
-                channel.tx,
-                channel.completion,
-                plan.in_flight(config.tx_in_flight),
-            ));
+            transmit.push(Transmit::new(queue, tx, in_flight));
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
             let registered_len = plan.registered_len();
-            let asked =
-                landing_channel::channel_config(queue, registered_len, landing_ring_len, plan.is_zero_copy());
-            let channel = open_once_free(nic, &asked)?;
-            let mut log = nic.log(queue)?;
-            log.set_capacity(plan.capacity);
-            let at = log.producer();
+            let spec = landing_channel::queue_spec(
+                queue,
+                registered_len,
+                landing_ring_len,
+                plan.capacity,
+                !plan.is_zero_copy(),
+            );
+            let (rx, tx) = open_once_free(port, &spec)?;
             let spare = (plan.is_zero_copy())
                 .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
             landing = Some(LandingSide {
                 queue,
-                fill: channel.fill,
-                rx: channel.rx,
-                sessions: Sessions::new(at, landing_ring_len, spare, plan.lap),
-                log,
+                sessions: Sessions::new(rx.accepted(), landing_ring_len, spare, plan.lap),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
-                statistics: nic.statistics(queue)?,
+                drops: rx.drops(),
+                rx,
                 registered_len,
                 is_open: true,
                 failed_ns: [None; 2],
@@ -308,12 +295,7 @@ impl Parts {
                 woken: false,
                 flow: Flow::default(),
             });
-            transmit.push(Transmit::new(
-                queue,
-                channel.tx,
-                channel.completion,
-                plan.in_flight(config.tx_in_flight),
-            ));
+            transmit.push(Transmit::new(queue, tx, in_flight));
         }
         Ok(Parts {
             frames: FramePool::new(0, plan.chunk_len, GENERAL_FRAMES),
@@ -325,16 +307,16 @@ impl Parts {
     }
 
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn into_engine<N: Nic>(
+    pub(crate) fn into_engine(
         self,
-        mut nic: N,
+        mut port: P,
         mut config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
         admit: Box<dyn Admit + Send>,
         mut entropy: Entropy,
-    ) -> Engine<N> {
+    ) -> Engine<P> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         config.tx_in_flight = plan.in_flight(config.tx_in_flight);
@@ -343,12 +325,12 @@ impl Parts {
         // Where a daemon grants, nobody else does.
         let patience = config.patience;
         let grantor_of = |places: &[u16]| Grantor::new(places).with_patience(patience);
-        let grantor = (nic.steward().is_none()).then(|| {
+        let grantor = (port.steward().is_none()).then(|| {
             // Others are to find a place, whatever one host asks for.
             grantor_of(&places_of(&self.landing_queues)).with_address_max(PLACES as usize / 2)
         });
         Engine {
-            nic,
+            port,
             config,
             fixed,
             umem,
@@ -360,7 +342,6 @@ impl Parts {
             outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
             transmit: self.transmit,
             general: self.general,
-            idle_rings: Vec::with_capacity(8),
             landing: self.landing,
             peers: Peers::new(),
             senders: Vec::with_capacity(crate::config::PEERS_MAX),

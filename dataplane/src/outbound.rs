@@ -26,6 +26,7 @@ use crate::eager::TransmitFrames;
 use crate::integrity::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
 use crate::peer::PeerId;
+use crate::port::TxQueue;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
 
@@ -125,7 +126,7 @@ impl Outgoing {
     fn put_packet(
         &mut self,
         index: u32,
-        way: &mut Way<'_>,
+        way: &mut Way<'_, impl TxQueue>,
         header: &mut [u8; HEADER_LEN_MAX],
         sent: &mut impl FnMut(&Umem, u64, u32),
     ) -> Option<u32> {
@@ -158,7 +159,7 @@ impl Outgoing {
 
     /// Copies the payload of fragment `index` to a frame of its own, behind room for its headers; the frame's address.
     #[cold]
-    fn copy_payload(&self, index: u32, header_len: u64, way: &mut Way<'_>) -> Option<u64> {
+    fn copy_payload(&self, index: u32, header_len: u64, way: &mut Way<'_, impl TxQueue>) -> Option<u64> {
         let frame = way.frames.take_for_control()?;
         let address = frame.address();
         let payload = self.geometry.tx_payload_range(index);
@@ -174,8 +175,8 @@ impl Outgoing {
 
 /// What a packet needs on its way to the ring.
 #[derive(Debug)]
-pub(crate) struct Way<'a> {
-    pub(crate) channel: &'a mut Transmit,
+pub(crate) struct Way<'a, T> {
+    pub(crate) channel: &'a mut Transmit<T>,
     pub(crate) umem: &'a Umem,
     /// Longest piece of a packet for one descriptor, in bytes: a chunk.
     pub(crate) piece_len: u32,
@@ -455,7 +456,7 @@ impl Outbound {
     pub(crate) fn transmit(
         &mut self,
         table: &mut OutgoingTable,
-        way: &mut Way<'_>,
+        way: &mut Way<'_, impl TxQueue>,
         budget: u32,
         now_ns: u64,
         mut sent: impl FnMut(&Umem, u64, u32),
@@ -525,7 +526,7 @@ impl Outbound {
     fn transmit_repairs(
         &mut self,
         table: &mut OutgoingTable,
-        way: &mut Way<'_>,
+        way: &mut Way<'_, impl TxQueue>,
         budget: u32,
         sent: &mut impl FnMut(&Umem, u64, u32),
     ) -> u32 {

@@ -13,16 +13,15 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages,
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::config::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
-use crate::engine::Engine;
+use crate::engine::{Engine, send_by_socket};
 use crate::frames::Frame;
 use crate::introductions::Back;
 use crate::landing::Untaken;
 use crate::message::Message;
-use crate::nic::Nic;
 use crate::notices::{Fault, source_of};
 use crate::peer::{EAGER_NEVER_NEXT, EagerIn};
+use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::udp::{Port, UdpEvent};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
@@ -31,7 +30,7 @@ const EAGER_RESEND_MAX: usize = 64;
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
     pub(crate) fn take_packet(&mut self, frame: Frame, start: u64, len: u32, now_ns: u64) {
         let pointer = self.loaned.pointer(start, u64::from(len));
@@ -75,16 +74,16 @@ impl<N: Nic> Engine<N> {
                 0 => (in_frame, frame_space),
                 _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
             };
-            let event = self.nic.udp_recv_into(Port::Data, &self.umem, start, space);
+            let event = self.port.side().recv_into(Socket::Data, &self.umem, start, space);
             let (from, len) = match event {
-                Ok(Some(UdpEvent::Datagram { from, len })) => (from, len),
-                Ok(Some(UdpEvent::Refused(by))) => {
+                Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
+                Ok(Some(SocketEvent::Refused(by))) => {
                     self.take_refusal(by);
                     self.frames.put(frame);
                     count += 1;
                     continue;
                 }
-                Ok(Some(UdpEvent::TooLong(from))) => {
+                Ok(Some(SocketEvent::TooLong(from))) => {
                     self.counters.one_copy_packets += 1;
                     self.reject(Fault::Malformed, from);
                     self.frames.put(frame);
@@ -263,7 +262,7 @@ impl<N: Nic> Engine<N> {
                 }
                 parsed => {
                     let parsed = parsed.map(|message| (request_id, message));
-                    self.take_admission(Port::Data, from, parsed, now_ns);
+                    self.take_admission(Socket::Data, from, parsed, now_ns);
                 }
             },
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
@@ -471,7 +470,7 @@ impl<N: Nic> Engine<N> {
         // In zero-copy mode the gate counts none.
         let accepted = match self.fixed.zero_copy {
             true => landing.sessions.entries.received,
-            false => landing.log.producer(),
+            false => landing.rx.accepted(),
         };
         (landing.sessions).take_datagram(key, place, bytes, accepted, &self.umem, now_ns);
         if landing
@@ -518,7 +517,7 @@ impl<N: Nic> Engine<N> {
                 None => {
                     let skip = u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32;
                     let datagram = (packet + u64::from(skip), packet_len - skip);
-                    if !Self::send_by_socket(&mut self.nic, &self.umem, data, datagram) {
+                    if !send_by_socket(self.port.side(), &self.umem, data, datagram) {
                         self.counters.control_send_errors += 1;
                         break;
                     }
@@ -587,7 +586,7 @@ impl<N: Nic> Engine<N> {
             inbound.told.asked |= !inbound.take_digest(known);
         }
         let landed = inbound.has_landed();
-        inbound.limit_messages(&mut landing.log);
+        inbound.limit_messages(&mut landing.rx);
         // One counter for a packet: what follows from a refused announcement is no news.
         match (taken, believed) {
             (Ok(()), Ok(())) => self.counters.packets_used += 1,

@@ -13,7 +13,7 @@ use lm_protocol::wire::lm::EagerAcknowledgement;
 use crate::config::{ConnectOptions, PEERS_MAX};
 use crate::outbound::Outbound;
 use crate::pending::Successor;
-use crate::udp::Port;
+use crate::port::Socket;
 
 /// Names a peer of an endpoint. Stays distinct when the peer's place in the table is taken by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,10 +191,10 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Whom to ask for a session, and by which port of ours.
-    pub(crate) fn admission(&self, one_copy: bool) -> (SocketAddrV4, Port) {
+    pub(crate) fn admission(&self, one_copy: bool) -> (SocketAddrV4, Socket) {
         match one_copy {
-            true => (self.data, Port::Data),
-            false => (self.control, Port::Control),
+            true => (self.data, Socket::Data),
+            false => (self.control, Socket::Control),
         }
     }
 

@@ -21,11 +21,10 @@ use crate::config::{ConnectOptions, Start};
 use crate::control::Applying;
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::{Outbound, Outcome};
+use crate::port::{Port, Socket};
 use crate::timers::KEEPALIVE_NS;
-use crate::udp::Port;
 
 /// A request that has no grant after so long, or an answer that says so, is one that waits. A receiver with a free place grants sooner,
 /// even where its sender has to ask again: after 10 ms, since its first answers show what its device writes, or after 20 ms, since it
@@ -57,7 +56,7 @@ impl Applying {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Asks for sessions by the one-copy path beside requests that wait.
     pub(crate) fn start_by_one_copy(&mut self, now_ns: u64) {
         for position in 0..self.applying.len() {
@@ -245,15 +244,15 @@ impl<N: Nic> Engine<N> {
         let Some(applicant) = applying.applicant else {
             return;
         };
-        let (to, port, request_id) = (applying.to, applying.port, applicant.request_id());
+        let (to, socket, request_id) = (applying.to, applying.socket, applicant.request_id());
         self.notices.remember(request_id.into());
         match applicant.state() {
             ApplicantState::Granted(grant) => {
                 self.notices.remember(grant.session_key);
-                self.say_farewell(to, port, grant.session_key, 0, now_ns);
+                self.say_farewell(to, socket, grant.session_key, 0, now_ns);
             }
             ApplicantState::Pending => {
-                self.send_control(port, to, request_id, &ControlMessage::End(End::WITHDRAWN));
+                self.send_control(socket, to, request_id, &ControlMessage::End(End::WITHDRAWN));
             }
             _ => {}
         }
@@ -263,7 +262,7 @@ impl<N: Nic> Engine<N> {
     /// once.
     pub(crate) fn return_late_grant(
         &mut self,
-        port: Port,
+        socket: Socket,
         from: SocketAddrV4,
         request_id: u32,
         grant: &Grant,
@@ -286,7 +285,7 @@ impl<N: Nic> Engine<N> {
             return;
         }
         self.notices.remember(key);
-        self.say_farewell(from, port, key, 0, now_ns);
+        self.say_farewell(from, socket, key, 0, now_ns);
     }
 }
 

@@ -404,7 +404,7 @@ fn parse_release(release: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Facts {
-    /// Landing entries that must be submitted together: [`crate::nic::Device::lap`].
+    /// Landing entries that must be submitted together: [`crate::port::Device::lap`].
     pub fn landing_lap(&self) -> u32 {
         match self.driver.as_deref() {
             Some("igb") => self.rx_ring_len,

@@ -1,7 +1,7 @@
 //! Who runs the kernel's receive work of our queues: this core, by busy polling, or whoever brings the packets.
 
 use crate::engine::Engine;
-use crate::nic::Nic;
+use crate::port::{Attend, Port, RxQueue};
 
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
 const STREAM_PAUSE_NS: u64 = 200_000;
@@ -31,7 +31,7 @@ impl Flow {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
     /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
     /// look at the landing queue takes all that has come there, some hundred microseconds of it.
@@ -40,7 +40,7 @@ impl<N: Nic> Engine<N> {
             && self.stream.is_hot()
             && general.rx.available(1) == 0
         {
-            self.nic.busy_poll(self.config.general_queue);
+            self.port.attend(self.config.general_queue, Attend::Now);
         }
         let now_ns = self.now_ns;
         let Some(landing) = &mut self.landing else { return };
@@ -58,10 +58,10 @@ impl<N: Nic> Engine<N> {
         }
         if !flow.kept && flow.packets >= KEEP_AFTER {
             flow.packets = 0;
-            flow.kept = self.nic.keep_queue(landing.queue, true);
+            flow.kept = self.port.attend(landing.queue, Attend::Alone);
         }
         if (flow.kept || landing.sessions.awaits_packets()) && landing.rx.available(1) == 0 {
-            self.nic.busy_poll(landing.queue);
+            self.port.attend(landing.queue, Attend::Now);
         }
     }
 
@@ -71,7 +71,7 @@ impl<N: Nic> Engine<N> {
         if let Some(landing) = &mut self.landing
             && landing.flow.kept
         {
-            landing.flow.kept = self.nic.keep_queue(landing.queue, false);
+            landing.flow.kept = self.port.attend(landing.queue, Attend::NoMore);
         }
     }
 }

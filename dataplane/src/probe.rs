@@ -10,8 +10,8 @@ use std::net::SocketAddrV4;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
-use crate::nic::Nic;
 use crate::notices::Fault;
+use crate::port::Port;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -22,20 +22,20 @@ const BY_LANDING: u32 = 1 << 16;
 /// A request that had no effect is repeated after this time.
 const PROBE_EVERY_NS: u64 = 50_000_000;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Asks for the probes that are missing and of use now, and notices those that have come. Called from the timers.
     pub(crate) fn ask_for_probes(&mut self, now_ns: u64) {
         let asks = now_ns.saturating_sub(self.probes_ns) >= PROBE_EVERY_NS;
         if let Some(landing) = &self.landing
             && let Some(index) = landing.sessions.any_peer()
-            && let Some(port) = self.nic.busy_poll_port(landing.queue)
+            && let Some(port) = self.port.attend_port(landing.queue)
             && asks
         {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
         if self.stream.is_hot()
             && let Some(index) = self.acknowledge.front().copied()
-            && let Some(port) = self.nic.busy_poll_port(self.config.general_queue)
+            && let Some(port) = self.port.attend_port(self.config.general_queue)
             && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);

@@ -9,21 +9,21 @@ use lm_protocol::serial;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
-use crate::engine::Engine;
+use crate::engine::{Engine, send_by_socket};
 use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Zone;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::{LandingRegion, Message};
-use crate::nic::Nic;
 use crate::outbound::{Outbound, OutboundTerms, SendToken};
 use crate::peer::PeerId;
+use crate::port::Port;
 use crate::region::SendRegion;
 use crate::release::Released;
 
 /// Front margin of a region made before its session's header length is known: the longest headers.
 const REGION_FRONT_MARGIN: u64 = 512;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Loans memory for a message of `len` bytes.
     pub(crate) fn loan(&mut self, id: PeerId, len: u64) -> Result<SendRegion, LoanError> {
         let layout = self.fixed.layout;
@@ -266,7 +266,7 @@ impl<N: Nic> Engine<N> {
             let len = u64::from(fragment.len);
             // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
             let bytes = unsafe { self.umem.mapping().slice(payload, len) };
-            let trailer = Trailer::new(&header, bytes, self.nic.local());
+            let trailer = Trailer::new(&header, bytes, self.port.local());
             self.umem.copy_to(payload + len, trailer.as_bytes());
         }
         let mut left = true;
@@ -279,7 +279,7 @@ impl<N: Nic> Engine<N> {
                 // One queue only.
                 let skip = u32::from(fragment.header_len) - HEADER_LEN as u32;
                 let datagram = (packet + u64::from(skip), packet_len - skip);
-                left = Self::send_by_socket(&mut self.nic, &self.umem, peer.data, datagram);
+                left = send_by_socket(self.port.side(), &self.umem, peer.data, datagram);
                 if !left {
                     self.counters.control_send_errors += 1;
                 }
@@ -289,7 +289,7 @@ impl<N: Nic> Engine<N> {
         // Somebody waits for an answer: it leaves before the books are kept.
         if let Some(general) = &self.general
             && (answers || self.transmit[general.transmit].has_burst())
-            && let Err(error) = self.transmit[general.transmit].flush(&mut self.nic)
+            && let Err(error) = self.transmit[general.transmit].flush()
         {
             self.link.failed(error);
         }

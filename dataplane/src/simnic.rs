@@ -1,6 +1,6 @@
 //! A simulated NIC: two hosts on a wire, in memory, without privilege, threads or clock.
 //!
-//! It plays the kernel's end of the real rings ([`crate::ring`]), so whatever runs on a [`Nic`](crate::nic::Nic) runs here
+//! It plays the kernel's end of the real rings ([`crate::ring`]), so whatever runs on a [`Port`](crate::port::Port) runs here
 //! unchanged and repeatably. In copy mode, in the order of `net/xdp/xsk.c`:
 //!
 //! 1. A TX descriptor is checked and its packet crosses the wire; the completion bears its address, with bit 0 cleared.
@@ -42,7 +42,7 @@ use host::Host;
 use impair::{Arrival, Handed, Link, Place, Via};
 
 pub use driver::{Semantics, ZeroCopy};
-pub use host::SimNic;
+pub use host::{SimBell, SimNic, SimRxQueue, SimTxQueue};
 pub use impair::{Bursts, Corrupt, ImpairmentCounters, Impairments, Pattern};
 
 use crate::memory::{CHUNK_LEN_RANGE, Mapping};
@@ -358,6 +358,11 @@ impl Wire {
     pub fn unread_datagrams(&self, host: usize) -> u64 {
         let shared = lock(&self.0);
         (shared.hosts[host].control.len() + shared.hosts[host].data.len()) as u64
+    }
+
+    /// Has the gate of host number `host` do with a queue's packets what this role says, whatever the queue is for.
+    pub fn set_role(&self, host: usize, queue: u32, role: lm_ebpf::Role) {
+        lock(&self.0).hosts[host].gate.set_role(queue, role);
     }
 
     /// Says where the kernel may write what it receives for a queue of host number `host`: packets that it writes elsewhere are

@@ -14,11 +14,10 @@ use crate::daemon::{DaemonError, News};
 use crate::engine::{Engine, time};
 use crate::error::ConnectError;
 use crate::landing::Inbound;
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
+use crate::port::{Port, WakeError};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
-use crate::xsk::WakeError;
 
 /// How often the daemon hears in which sessions something came.
 const TOUCH_EVERY_NS: u64 = 1_000_000_000;
@@ -97,7 +96,7 @@ impl Asking {
     }
 }
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Takes the daemon's news. Gives their number.
     pub(crate) fn look_at_daemon(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
@@ -106,7 +105,7 @@ impl<N: Nic> Engine<N> {
         }
         // Nothing overtakes a session that waits.
         while self.stewarded.waiting.is_none() {
-            let Some(client) = self.nic.steward() else {
+            let Some(client) = self.port.steward() else {
                 return 0;
             };
             let Some(news) = client.look(count == 0) else {
@@ -127,13 +126,13 @@ impl<N: Nic> Engine<N> {
                             request,
                             grant,
                         };
-                        self.nic.session_opened(u32::from(place), grant.session_key);
+                        self.port.session_opened(u32::from(place), grant.session_key);
                         self.opened(&opened, now_ns, now_ns);
                     }
                     _ => tracing::warn!(%from, "the admission daemon granted what is no session"),
                 },
                 News::Event(Event::Closed { session_key, .. }) => {
-                    self.nic.session_ended(session_key);
+                    self.port.session_ended(session_key);
                     let was_aside = self.is_aside(session_key);
                     self.close_landing(session_key, false);
                     if was_aside != Some(true) {
@@ -157,7 +156,7 @@ impl<N: Nic> Engine<N> {
     /// A packet of a session that we do not know came: the daemon may have granted it.
     #[cold]
     pub(crate) fn ask_for_session(&mut self, now_ns: u64) {
-        if self.nic.steward().is_some() && !self.stewarded.is_waiting() {
+        if self.port.steward().is_some() && !self.stewarded.is_waiting() {
             self.look_at_daemon(now_ns);
         }
     }
@@ -183,7 +182,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn tell_daemon(&mut self, call: Call) {
-        if let Some(client) = self.nic.steward() {
+        if let Some(client) = self.port.steward() {
             client.tell(call);
         }
     }
@@ -191,7 +190,7 @@ impl<N: Nic> Engine<N> {
     /// The daemon granted a session on our landing queue.
     fn opened(&mut self, opened: &Opened, since_ns: u64, now_ns: u64) {
         let from = opened.from;
-        let Some(mac) = self.nic.neighbour(*from.ip()) else {
+        let Some(mac) = self.port.side().neighbour(*from.ip()) else {
             if now_ns.saturating_sub(since_ns) < NEIGHBOUR_PATIENCE_NS {
                 self.stewarded.waiting = Some((*opened, since_ns));
             } else {
@@ -243,7 +242,7 @@ impl<N: Nic> Engine<N> {
             first_message: grant.first_message,
         };
         let admission = offered.admission(&terms, from);
-        let attempts = |engine: &Engine<N>| {
+        let attempts = |engine: &Engine<P>| {
             let failed_ns = engine.landing.as_ref().and_then(|landing| landing.failed_ns[0]);
             (engine.counters.landing_grown, failed_ns)
         };
@@ -258,7 +257,7 @@ impl<N: Nic> Engine<N> {
                 false
             }
         };
-        if lands && attempts(self) != before && self.nic.open_session(queue, &admission).is_err() {
+        if lands && attempts(self) != before && self.port.admit(queue, &admission).is_err() {
             // The gate was closed while the channel was built anew.
             return Err("the gate cannot be opened again");
         }
@@ -284,7 +283,7 @@ impl<N: Nic> Engine<N> {
 
     /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
     fn set_aside_by_daemon(&mut self, session_key: u64, now_ns: u64) {
-        self.nic.session_ended(session_key);
+        self.port.session_ended(session_key);
         while self.receive_landing(now_ns) > 0 {}
         match self.is_aside(session_key) {
             // What it was in was given up, and the daemon knows.
@@ -299,8 +298,8 @@ impl<N: Nic> Engine<N> {
 
     /// Has the daemon end a session that lands here, and waits until the gate is closed.
     pub(crate) fn abort_at_daemon(&mut self, session_key: u64, delivered: u32) {
-        self.nic.session_ended(session_key);
-        let Some(client) = self.nic.steward() else {
+        self.port.session_ended(session_key);
+        let Some(client) = self.port.steward() else {
             return;
         };
         client.gave_up(session_key);
@@ -317,7 +316,7 @@ impl<N: Nic> Engine<N> {
     /// Tells the daemon once a second how far its sessions are.
     pub(crate) fn touch_sessions(&mut self, now_ns: u64) {
         let is_due = now_ns.saturating_sub(self.stewarded.touched_ns) >= TOUCH_EVERY_NS;
-        if !is_due || self.nic.steward().is_none() {
+        if !is_due || self.port.steward().is_none() {
             return;
         }
         self.stewarded.touched_ns = now_ns;
@@ -364,7 +363,7 @@ impl<N: Nic> Engine<N> {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
         };
-        match self.nic.steward().map(|client| client.call(call, &[])) {
+        match self.port.steward().map(|client| client.call(call, &[])) {
             Some(Ok((Reply::Word(word), _))) => word,
             _ => {
                 tracing::warn!(%to, "it hears only whom its cluster's daemons speak for: start lm-admissiond here, with the cluster's key");
@@ -375,7 +374,7 @@ impl<N: Nic> Engine<N> {
 
     /// Whether the daemon knows the word of a peer's daemon; without a daemon there need be none.
     pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
-        let Some(client) = self.nic.steward() else {
+        let Some(client) = self.port.steward() else {
             return true;
         };
         let call = Call::Confirm {
@@ -395,7 +394,7 @@ impl<N: Nic> Engine<N> {
         request_id: u32,
         deadline_ns: u64,
     ) -> Option<Asking> {
-        self.nic.steward()?;
+        self.port.steward()?;
         let mut asking = Asking {
             to,
             request,
@@ -432,7 +431,7 @@ impl<N: Nic> Engine<N> {
             });
             return;
         }
-        let Some(client) = self.nic.steward() else {
+        let Some(client) = self.port.steward() else {
             return;
         };
         let call = Call::Request {

@@ -6,8 +6,8 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, Messa
 use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::landing::Told;
-use crate::nic::Nic;
 use crate::peer::EAGER_ACK_EVERY;
+use crate::port::Port;
 
 /// A sender with fewer packets of credit left is told of more at once.
 const LOW_CREDIT: u32 = 16;
@@ -18,7 +18,7 @@ const ANNOUNCEMENTS_PER_PACKET: usize = 64;
 /// Entries and digests in one announcement, in bytes, where the MTU allows so many.
 const ANNOUNCEMENT_LEN_MAX: usize = 1440;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Stage 7: says what is due. `idle` is whether this round brought nothing so far.
     pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
         self.acknowledge_eager(now_ns, idle);

@@ -3,11 +3,10 @@
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
 use crate::peer::EAGER_NEVER_NEXT;
-use crate::xsk::WakeError;
+use crate::port::{Port, WakeError};
 
 /// An announcement without an answer is repeated after this time.
 const REPEAT_AFTER_NS: u64 = 20_000_000;
@@ -24,7 +23,7 @@ const LINK_LOOK_NS: u64 = 100_000_000;
 /// That word can be forged, so a peer that is heard again after it is there.
 const REFUSED_SILENCE_NS: u64 = 5_000_000_000;
 
-impl<N: Nic> Engine<N> {
+impl<P: Port> Engine<P> {
     /// Stage 10.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         self.watch_link(now_ns);
@@ -49,7 +48,7 @@ impl<N: Nic> Engine<N> {
         // Who only waits for packets is told nothing otherwise.
         if now_ns.saturating_sub(self.link.looked_ns) >= LINK_LOOK_NS {
             self.link.looked_ns = now_ns;
-            if self.nic.is_gone() {
+            if self.port.is_gone() {
                 self.link.failed(WakeError::Gone);
             }
         }

@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::memory::Umem;
+use crate::port::{Socket, SocketEvent};
 
 /// Receive and send allowance asked for, in bytes of kernel memory. The kernel charges some 2 KiB for a full packet, so
 /// this holds several thousand, a window's worth of the one-copy path and more.
@@ -22,34 +23,9 @@ const PAIR_ATTEMPTS: u32 = 64;
 /// Datagrams too long for the space given that one receive call skips at most.
 const MAX_SKIPPED: u32 = 64;
 
-/// Which socket of the pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Port {
-    /// Admission, on data port + 1.
-    Control,
-    /// What the gate passes for the data port.
-    Data,
-}
-
-/// What a receive call found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UdpEvent {
-    /// A datagram, whole, at the start of the space given.
-    Datagram {
-        /// The sender.
-        from: SocketAddrV4,
-        /// Payload length in bytes.
-        len: usize,
-    },
-    /// Nobody listens on the port there: an ICMP *port unreachable* came back for something sent from this socket.
-    Refused(SocketAddrV4),
-    /// A datagram that was longer than the space given, and is gone.
-    TooLong(SocketAddrV4),
-}
-
 /// One socket with what its error queue may still hold.
 #[derive(Debug)]
-struct Socket {
+struct Bound {
     inner: UdpSocket,
     /// Set when a call reported a pending ICMP error; the queue is read until it is empty.
     errors_pending: Cell<bool>,
@@ -58,9 +34,9 @@ struct Socket {
 /// A pair of bound sockets: data on port P, control on P + 1.
 #[derive(Debug)]
 pub struct UdpPair {
-    data: Socket,
+    data: Bound,
     /// None where a daemon has the control port.
-    control: Option<Socket>,
+    control: Option<Bound>,
     local: SocketAddrV4,
     truncated: Cell<u64>,
 }
@@ -80,12 +56,12 @@ impl UdpPair {
         }
         let mut last = UdpError::NoControlPort;
         for _ in 0..PAIR_ATTEMPTS {
-            let data = Socket::bind(SocketAddrV4::new(local, 0))?;
+            let data = Bound::bind(SocketAddrV4::new(local, 0))?;
             let port = data.port()?;
             if port == u16::MAX {
                 continue;
             }
-            match Socket::bind(SocketAddrV4::new(local, port + 1)) {
+            match Bound::bind(SocketAddrV4::new(local, port + 1)) {
                 Ok(control) => return Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port))),
                 Err(error) => last = error,
             }
@@ -94,8 +70,8 @@ impl UdpPair {
     }
 
     fn bind_ports(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
-        let data = Socket::bind(SocketAddrV4::new(local, port))?;
-        let control = Socket::bind(SocketAddrV4::new(local, port + 1))?;
+        let data = Bound::bind(SocketAddrV4::new(local, port))?;
+        let control = Bound::bind(SocketAddrV4::new(local, port + 1))?;
         Ok(UdpPair::new(data, control, SocketAddrV4::new(local, port)))
     }
 
@@ -105,7 +81,7 @@ impl UdpPair {
     ///
     /// See [`UdpError`].
     pub fn bind_data(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
-        let data = Socket::bind(SocketAddrV4::new(local, port))?;
+        let data = Bound::bind(SocketAddrV4::new(local, port))?;
         let local = SocketAddrV4::new(local, data.port()?);
         Ok(UdpPair {
             data,
@@ -120,7 +96,7 @@ impl UdpPair {
         self.control.is_some()
     }
 
-    fn new(data: Socket, control: Socket, local: SocketAddrV4) -> UdpPair {
+    fn new(data: Bound, control: Bound, local: SocketAddrV4) -> UdpPair {
         UdpPair {
             data,
             control: Some(control),
@@ -155,8 +131,8 @@ impl UdpPair {
     ///
     /// `WouldBlock` when the socket's allowance is used up: try later. Otherwise what sendto(2) says. An ICMP error about
     /// an earlier datagram is not an error of this one: [`UdpPair::recv`] reports it.
-    pub fn send(&self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        let socket = self.socket(port);
+    pub fn send(&self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        let socket = self.socket(socket);
         let mut result = socket.inner.send_to(payload, to);
         if let Err(error) = &result
             && is_icmp_error(error)
@@ -174,9 +150,9 @@ impl UdpPair {
     /// # Errors
     ///
     /// What recvfrom(2) says; that there is nothing is `Ok(None)`.
-    pub fn recv(&self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
+    pub fn recv(&self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
         // SAFETY: `space` is exclusive and of that length.
-        unsafe { self.recv_raw(port, space.as_mut_ptr(), space.len()) }
+        unsafe { self.recv_raw(socket, space.as_mut_ptr(), space.len()) }
     }
 
     /// As [`UdpPair::recv`], into the `len` bytes of the UMEM at `addr`.
@@ -188,27 +164,33 @@ impl UdpPair {
     /// # Panics
     ///
     /// When the range leaves the mapping.
-    pub fn recv_into(&self, port: Port, umem: &Umem, addr: u64, len: u64) -> io::Result<Option<UdpEvent>> {
+    pub fn recv_into(
+        &self,
+        socket: Socket,
+        umem: &Umem,
+        addr: u64,
+        len: u64,
+    ) -> io::Result<Option<SocketEvent>> {
         let space = umem.mapping().pointer(addr, len);
         // SAFETY: `len` bytes of the mapping lie behind `space`; the call writes there as `Umem::copy_to` would, under the
         // same rules.
-        unsafe { self.recv_raw(port, space.as_ptr(), len as usize) }
+        unsafe { self.recv_raw(socket, space.as_ptr(), len as usize) }
     }
 
     /// # Safety
     ///
     /// `len` bytes may be written at `space`, and nobody else accesses them meanwhile.
-    unsafe fn recv_raw(&self, port: Port, space: *mut u8, len: usize) -> io::Result<Option<UdpEvent>> {
-        let socket = self.socket(port);
+    unsafe fn recv_raw(&self, socket: Socket, space: *mut u8, len: usize) -> io::Result<Option<SocketEvent>> {
+        let socket = self.socket(socket);
         for _ in 0..MAX_SKIPPED {
             // SAFETY: the caller's promise.
             match unsafe { socket.recv_from(space, len) } {
                 Ok((from, received)) if received <= len => {
-                    return Ok(Some(UdpEvent::Datagram { from, len: received }));
+                    return Ok(Some(SocketEvent::Datagram { from, len: received }));
                 }
                 Ok((from, _)) => {
                     self.truncated.set(self.truncated.get() + 1);
-                    return Ok(Some(UdpEvent::TooLong(from)));
+                    return Ok(Some(SocketEvent::TooLong(from)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(if socket.errors_pending.get() {
@@ -231,21 +213,21 @@ impl UdpPair {
     }
 
     /// The socket's descriptor, to wait on: readable when [`UdpPair::recv`] has something.
-    pub fn fd(&self, port: Port) -> BorrowedFd<'_> {
-        self.socket(port).inner.as_fd()
+    pub fn fd(&self, socket: Socket) -> BorrowedFd<'_> {
+        self.socket(socket).inner.as_fd()
     }
 
-    fn socket(&self, port: Port) -> &Socket {
-        match port {
+    fn socket(&self, socket: Socket) -> &Bound {
+        match socket {
             // Without one, the other: nobody asks then.
-            Port::Control => self.control.as_ref().unwrap_or(&self.data),
-            Port::Data => &self.data,
+            Socket::Control => self.control.as_ref().unwrap_or(&self.data),
+            Socket::Data => &self.data,
         }
     }
 }
 
-impl Socket {
-    fn bind(address: SocketAddrV4) -> Result<Socket, UdpError> {
+impl Bound {
+    fn bind(address: SocketAddrV4) -> Result<Bound, UdpError> {
         let inner = UdpSocket::bind(address).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => UdpError::InUse(address),
             io::ErrorKind::AddrNotAvailable => UdpError::NotLocal(*address.ip()),
@@ -255,7 +237,7 @@ impl Socket {
                 source,
             },
         })?;
-        let socket = Socket {
+        let socket = Bound {
             inner,
             errors_pending: Cell::new(false),
         };
@@ -339,14 +321,14 @@ impl Socket {
     }
 
     /// Reads the error queue up to the next *port unreachable*; other ICMP errors are as good as silence and skipped.
-    fn next_refusal(&self) -> io::Result<Option<UdpEvent>> {
+    fn next_refusal(&self) -> io::Result<Option<SocketEvent>> {
         loop {
             match self.next_error()? {
                 None => {
                     self.errors_pending.set(false);
                     return Ok(None);
                 }
-                Some((to, libc::ECONNREFUSED)) => return Ok(Some(UdpEvent::Refused(to))),
+                Some((to, libc::ECONNREFUSED)) => return Ok(Some(SocketEvent::Refused(to))),
                 Some(_) => {}
             }
         }
@@ -460,18 +442,18 @@ impl fmt::Display for UdpError {
             UdpError::InUse(address) => {
                 write!(
                     f,
-                    "UDP {address} is taken; stop the program that has it (ss -lunp) or choose another --port"
+                    "UDP {address} is taken; stop the program that has it (ss -lunp) or choose another --socket"
                 )
             }
             UdpError::NotLocal(ip) => write!(f, "{ip} is not an address of this host"),
-            UdpError::Privilege(port) => {
+            UdpError::Privilege(socket) => {
                 write!(
                     f,
-                    "no privilege for port {port}: CAP_NET_BIND_SERVICE is missing; choose a port above 1023"
+                    "no privilege for socket {socket}: CAP_NET_BIND_SERVICE is missing; choose a socket above 1023"
                 )
             }
             UdpError::NoControlPort => {
-                f.write_str("no free port for control (data port + 1); choose a data port below 65535")
+                f.write_str("no free socket for control (data socket + 1); choose a data socket below 65535")
             }
             UdpError::System { call, source } => write!(f, "{call}: {source}"),
         }
@@ -493,10 +475,10 @@ mod tests {
     use crate::memory::HugePages;
     use std::time::{Duration, Instant};
 
-    fn wait_for(pair: &UdpPair, port: Port, space: &mut [u8]) -> Option<UdpEvent> {
+    fn wait_for(pair: &UdpPair, socket: Socket, space: &mut [u8]) -> Option<SocketEvent> {
         let deadline = Instant::now() + Duration::from_secs(2);
         while Instant::now() < deadline {
-            if let Some(event) = pair.recv(port, space).expect("receive") {
+            if let Some(event) = pair.recv(socket, space).expect("receive") {
                 return Some(event);
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -523,27 +505,27 @@ mod tests {
         let b = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
         let umem = Umem::new(4096, HugePages::Off).expect("a page");
         let control = SocketAddrV4::new(Ipv4Addr::LOCALHOST, b.control_port());
-        a.send(Port::Control, control, b"request").expect("send");
-        a.send(Port::Data, b.local(), b"").expect("send");
+        a.send(Socket::Control, control, b"request").expect("send");
+        a.send(Socket::Data, b.local(), b"").expect("send");
         let mut space = [0; 16];
         let from = SocketAddrV4::new(Ipv4Addr::LOCALHOST, a.control_port());
         assert_eq!(
-            wait_for(&b, Port::Control, &mut space),
-            Some(UdpEvent::Datagram { from, len: 7 })
+            wait_for(&b, Socket::Control, &mut space),
+            Some(SocketEvent::Datagram { from, len: 7 })
         );
         assert_eq!(&space[..7], b"request");
         assert_eq!(
-            wait_for(&b, Port::Data, &mut space),
-            Some(UdpEvent::Datagram {
+            wait_for(&b, Socket::Data, &mut space),
+            Some(SocketEvent::Datagram {
                 from: a.local(),
                 len: 0
             })
         );
-        a.send(Port::Data, b.local(), b"into the UMEM").expect("send");
-        let event = b.recv_into(Port::Data, &umem, 100, 64).expect("receive");
+        a.send(Socket::Data, b.local(), b"into the UMEM").expect("send");
+        let event = b.recv_into(Socket::Data, &umem, 100, 64).expect("receive");
         assert_eq!(
             event,
-            Some(UdpEvent::Datagram {
+            Some(SocketEvent::Datagram {
                 from: a.local(),
                 len: 13
             })
@@ -555,15 +537,15 @@ mod tests {
     fn a_datagram_too_long_is_dropped_and_counted() {
         let a = UdpPair::bind(Ipv4Addr::LOCALHOST, 0).expect("a pair");
         let mut space = [0; 8];
-        a.send(Port::Data, a.local(), &[1; 9]).expect("send");
-        a.send(Port::Data, a.local(), &[2; 8]).expect("send");
+        a.send(Socket::Data, a.local(), &[1; 9]).expect("send");
+        a.send(Socket::Data, a.local(), &[2; 8]).expect("send");
         assert_eq!(
-            wait_for(&a, Port::Data, &mut space),
-            Some(UdpEvent::TooLong(a.local()))
+            wait_for(&a, Socket::Data, &mut space),
+            Some(SocketEvent::TooLong(a.local()))
         );
         assert_eq!(
-            wait_for(&a, Port::Data, &mut space),
-            Some(UdpEvent::Datagram {
+            wait_for(&a, Socket::Data, &mut space),
+            Some(SocketEvent::Datagram {
                 from: a.local(),
                 len: 8
             })
@@ -578,23 +560,23 @@ mod tests {
         let (first, second) = (leaving.local(), leaving_too.local());
         drop((leaving, leaving_too));
         for to in [first, second, b.local()] {
-            a.send(Port::Data, to, b"anybody there?")
+            a.send(Socket::Data, to, b"anybody there?")
                 .expect("an earlier refusal is not this datagram's error");
         }
         let mut space = [0; 64];
         let mut refused = [
-            wait_for(&a, Port::Data, &mut space),
-            wait_for(&a, Port::Data, &mut space),
+            wait_for(&a, Socket::Data, &mut space),
+            wait_for(&a, Socket::Data, &mut space),
         ]
         .map(|event| match event {
-            Some(UdpEvent::Refused(peer)) => peer,
+            Some(SocketEvent::Refused(peer)) => peer,
             other => panic!("expected a refusal, got {other:?}"),
         });
         let mut expected = [first, second];
         refused.sort();
         expected.sort();
         assert_eq!(refused, expected);
-        assert_eq!(a.recv(Port::Data, &mut space).expect("receive"), None);
-        assert!(wait_for(&b, Port::Data, &mut space).is_some());
+        assert_eq!(a.recv(Socket::Data, &mut space).expect("receive"), None);
+        assert!(wait_for(&b, Socket::Data, &mut space).is_some());
     }
 }

@@ -21,11 +21,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use error::{WakeError, XskError};
+pub use error::XskError;
 pub use options::{MIN_FRAME_CAPACITY, XskOptions};
 pub use share::SharedRings;
 
 use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
+use crate::port::{QueueDrops, WakeError};
 use crate::ring::{
     CompletionRing, Consumer, Descriptor, FillRing, Producer, RingMemory, RingOffsets, RxRing, TxRing,
 };
@@ -102,6 +103,17 @@ pub struct XdpStatistics {
     pub rx_fill_ring_empty: u64,
     /// Times that the kernel found the TX ring empty.
     pub tx_ring_empty: u64,
+}
+
+impl From<XdpStatistics> for QueueDrops {
+    fn from(statistics: XdpStatistics) -> QueueDrops {
+        QueueDrops {
+            dropped: statistics.rx_dropped,
+            ring_full: statistics.rx_ring_full,
+            no_entry: statistics.rx_fill_ring_empty,
+            invalid: statistics.rx_invalid_descriptors,
+        }
+    }
 }
 
 /// A socket that has its memory and its rings, and no queue yet.

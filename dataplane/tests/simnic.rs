@@ -3,15 +3,14 @@
 use std::net::Ipv4Addr;
 
 use lm_dataplane::memory::{HUGE_PAGE_LEN, HugePages, PACKET_HEADROOM, Umem};
-use lm_dataplane::nic::{Channel, ChannelConfig, Nic};
+use lm_dataplane::port::{Port, QueueSpec, Role, RxQueue, Socket, TxQueue};
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::simnic::driver::{PADDING_BYTE, PREFIX_BYTE};
 use lm_dataplane::simnic::{
-    self, Delivery, HostConfig, ImpairmentCounters, Impairments, Semantics, SimNic, Wire, WireConfig,
-    ZeroCopy,
+    self, Delivery, HostConfig, ImpairmentCounters, Impairments, Semantics, SimNic, SimRxQueue, SimTxQueue,
+    Wire, WireConfig, ZeroCopy,
 };
-use lm_dataplane::udp::Port;
-use lm_ebpf::{Role, Verdict};
+use lm_ebpf::Verdict;
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -28,11 +27,12 @@ const COUNT: u32 = 32;
 /// Start of the landing zone.
 const ZONE: u64 = 8192;
 
-/// One host: its NIC, memory and a landing channel on queue 1.
+/// One host: its NIC, memory and queue 1.
 struct Host {
     nic: SimNic,
     umem: Umem,
-    channel: Channel,
+    rx: SimRxQueue,
+    tx: SimTxQueue,
 }
 
 fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
@@ -52,20 +52,22 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
     };
     let (wire, a, b) = simnic::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
     let mut umems = umems.into_iter();
-    let [a, b] = [(a, Role::None), (b, role)].map(|(mut nic, role)| {
+    let [a, b] = [(a, Role::General), (b, role)].map(|(mut nic, role)| {
         let umem = umems.next().expect("two");
-        let channel = nic
-            .open_channel(&ChannelConfig {
-                queue: 1,
-                role,
-                registered_len: umem.len(),
-                fill_len: 64,
-                rx_len: 64,
-                tx_len: 64,
-                completion_len: 64,
-            })
-            .expect("a channel");
-        Host { nic, umem, channel }
+        let spec = QueueSpec {
+            queue: 1,
+            role,
+            copies: false,
+            registered_len: umem.len(),
+            capacity: 0,
+            rx_len: 64,
+            tx_len: 64,
+        };
+        let (mut rx, tx) = nic.open(&spec).expect("a queue");
+        if role == Role::General {
+            rx.allow(u64::MAX);
+        }
+        Host { nic, umem, rx, tx }
     });
     (wire, a, b)
 }
@@ -124,38 +126,38 @@ fn fragment(index: u32, payload_len: u64) -> Vec<u8> {
 impl Host {
     /// Puts packets on the TX ring, and wakes it once.
     fn send(&mut self, packets: &[Vec<u8>]) {
-        let done = self.channel.completion.available(64);
-        self.channel.completion.release(done);
+        let done = self.tx.completed(64);
+        self.tx.release(done);
         for (n, packet) in packets.iter().enumerate() {
             let address = n as u64 * 2048;
             self.umem.copy_to(address, packet);
             let descriptor = Descriptor::new(address, packet.len() as u32);
-            self.channel.tx.write(n as u32, descriptor);
+            self.tx.write(n as u32, descriptor);
         }
-        self.channel.tx.submit(packets.len() as u32);
-        self.nic.wake_tx(1).expect("wake-up");
+        self.tx.submit(packets.len() as u32);
+        self.tx.flush().expect("wake-up");
     }
 
     /// Posts entries, and the driver takes those that it has room for.
     fn post(&mut self, entries: &[u64]) {
         self.offer(entries);
-        self.nic.wake_rx(1).expect("wake-up");
+        self.rx.wake().expect("wake-up");
         // Time passes on the wire.
-        self.nic.wake_tx(1).expect("wake-up");
+        self.tx.flush().expect("wake-up");
     }
 
     fn offer(&mut self, entries: &[u64]) {
         for (n, &entry) in entries.iter().enumerate() {
-            self.channel.fill.write(n as u32, entry);
+            self.rx.write(n as u32, entry);
         }
-        self.channel.fill.submit(entries.len() as u32);
+        self.rx.submit(entries.len() as u32);
     }
 
     /// Frames received into, in order.
     fn received(&mut self) -> Vec<u64> {
-        let count = self.channel.rx.available(64);
-        let entries = (0..count).map(|n| self.channel.rx.read(n).base()).collect();
-        self.channel.rx.release(count);
+        let count = self.rx.available(64);
+        let entries = (0..count).map(|n| self.rx.packet(n).base()).collect();
+        self.rx.release(count);
         entries
     }
 
@@ -173,15 +175,14 @@ impl Host {
             first_message: 5,
             active_until_ns: 0,
         };
-        self.nic.open_session(1, &session).expect("a session");
+        self.nic.admit(1, &session).expect("a session");
         let entries: Vec<u64> = (0..u64::from(COUNT))
             .rev()
             .map(|index| ZONE + index * payload_len - HEADER_LEN - PACKET_HEADROOM)
             .collect();
         self.post(&entries);
-        let mut log = self.nic.log(1).expect("a log");
-        log.set_posted(u64::from(COUNT));
-        log.set_message_limit(session.place(), 5);
+        self.rx.allow(COUNT.into());
+        self.rx.set_message_limit(session.place(), 5);
     }
 
     /// The first byte of the landing zone that is not the message's.
@@ -226,10 +227,12 @@ fn headers_are_overwritten_before_the_program_runs() {
         ),
     ] {
         let (wire, mut a, mut b) = hosts(semantics, Role::Landing);
+        // One that reads headers, as no queue in zero-copy mode has it.
+        wire.set_role(1, 1, lm_ebpf::Role::Landing);
         b.land(1448);
         a.send(&message(1448));
         assert_eq!(b.first_wrong(1448), None, "the placement needs no program");
-        let seen = b.nic.gate_counters().expect("counters");
+        let seen = b.nic.gate_counters();
         assert_eq!(seen.total(), u64::from(COUNT));
         // Of each burst the last packet alone still has its headers.
         assert_eq!(
@@ -250,10 +253,10 @@ fn entries_are_taken_ahead_in_batches() {
         ..ZeroCopy::default()
     };
     let (wire, mut a, mut b) = hosts(zero_copy(shape), Role::General);
-    let taken = |b: &mut Host| b.channel.fill.consumed().wrapping_sub(u32::MAX - 7);
+    let taken = |b: &mut Host| 40 - b.rx.untaken();
     let entries: Vec<u64> = (0..40).map(|n| ZONE + n * 4096).collect();
     b.offer(&entries);
-    b.nic.wake_rx(1).expect("wake-up");
+    b.rx.wake().expect("wake-up");
     assert_eq!(taken(&mut b), 0, "an interrupt comes later");
     assert_eq!(wire.deliver(1), 0);
     assert_eq!(taken(&mut b), 16, "two whole batches fit");
@@ -299,18 +302,31 @@ fn the_stack_gets_what_lies_in_the_frame() {
         ring_len: 4,
         ..ZeroCopy::default()
     };
-    let (wire, mut a, mut b) = hosts(zero_copy(shape), Role::None);
-    // No role: everything is passed, through the driver's frames.
+    let (wire, mut a, mut b) = hosts(zero_copy(shape), Role::General);
+    // Nothing is allowed: everything is passed, through the driver's frames.
+    b.rx.allow(0);
     b.post(&[ZONE, ZONE + 4096]);
     a.send(&[eager(7)]);
     let mut space = [0; 100];
-    assert!(b.nic.udp_recv(Port::Data, &mut space).expect("receive").is_some());
+    assert!(
+        b.nic
+            .side()
+            .recv(Socket::Data, &mut space)
+            .expect("receive")
+            .is_some()
+    );
     assert_eq!(space[24..64], [7; 40]);
     // The second packet's payload lies over the first one's headers.
     b.post(&[ZONE + 8192 + 40, ZONE + 8192]);
     a.send(&[eager(1), eager(2), eager(3), eager(4)]);
     let mut got = Vec::new();
-    while b.nic.udp_recv(Port::Data, &mut space).expect("receive").is_some() {
+    while b
+        .nic
+        .side()
+        .recv(Socket::Data, &mut space)
+        .expect("receive")
+        .is_some()
+    {
         got.push(space[24]);
     }
     // Frames: the one that came back, the one left, and the overlapping two, of which the first is spoilt.
@@ -389,11 +405,11 @@ fn chunks_across_huge_pages_are_skipped_in_zero_copy_mode_alone() {
 fn a_device_without_frames_loses_packets_and_asks_to_be_woken() {
     let (wire, mut a, mut b) = hosts(zero_copy(ZeroCopy::default()), Role::General);
     a.send(&[eager(0)]);
-    assert!(b.channel.fill.needs_wakeup());
+    assert!(b.rx.needs_wakeup());
     assert_eq!(b.nic.statistics(1).expect("statistics").rx_fill_ring_empty, 1);
     b.post(&[ZONE]);
-    b.nic.wake_rx(1).expect("wake-up");
-    assert!(!b.channel.fill.needs_wakeup());
+    b.rx.wake().expect("wake-up");
+    assert!(!b.rx.needs_wakeup());
     a.send(&[eager(1)]);
     assert_eq!(b.received(), [ZONE]);
     assert!(wire.counters().are_balanced(Default::default()));
@@ -415,14 +431,13 @@ fn two_cpus_in_the_gate_swap_packets() {
     );
     a.send(&message(1448));
     wire.advance(1);
-    let log = b.nic.log(1).expect("a log");
-    assert_eq!((log.producer(), b.channel.rx.available(64)), (32, 32));
+    assert_eq!((b.rx.accepted(), b.rx.available(64)), (32, 32));
     let (mut swapped, mut elsewhere) = (0, 0);
     for n in 0..COUNT {
-        let entry = log.entry(u64::from(n));
+        let entry = b.rx.entry(u64::from(n));
         elsewhere += u64::from(entry.cpu != 0);
         // Whose payload lies there? (The headers are overwritten.)
-        let first = b.umem.read_header::<1>(b.channel.rx.read(n).start() + HEADER_LEN)[0];
+        let first = b.umem.read_header::<1>(b.rx.packet(n).start() + HEADER_LEN)[0];
         swapped += u64::from(first != byte(entry.index, 0));
     }
     let raced = wire.impairment_counters(0).raced;
@@ -487,8 +502,9 @@ fn datagrams_are_impaired_too() {
     );
     for n in 0..1000usize {
         a.nic
-            .udp_send(
-                Port::Control,
+            .side()
+            .send(
+                Socket::Control,
                 to,
                 &vec![n as u8; if n % 2 == 0 { 50 } else { 5000 }],
             )
@@ -497,7 +513,8 @@ fn datagrams_are_impaired_too() {
     let mut space = vec![0; 9000];
     assert!(
         b.nic
-            .udp_recv(Port::Control, &mut space)
+            .side()
+            .recv(Socket::Control, &mut space)
             .expect("receive")
             .is_none()
     );
@@ -506,7 +523,8 @@ fn datagrams_are_impaired_too() {
     let mut arrived = 0;
     while b
         .nic
-        .udp_recv(Port::Control, &mut space)
+        .side()
+        .recv(Socket::Control, &mut space)
         .expect("receive")
         .is_some()
     {
@@ -538,22 +556,21 @@ fn packets_moved_by_hand_run_the_program_once() {
         ..WireConfig::default()
     };
     let (wire, mut a, _b) = simnic::wire(wire_config, [config(A, &umems[0]), config(B, &umems[1])]);
-    let mut channel = a
-        .open_channel(&ChannelConfig {
-            queue: 0,
-            role: Role::General,
-            registered_len: 1 << 20,
-            fill_len: 64,
-            rx_len: 64,
-            tx_len: 64,
-            completion_len: 64,
-        })
-        .expect("a channel");
+    let spec = QueueSpec {
+        queue: 0,
+        role: Role::General,
+        copies: false,
+        registered_len: 1 << 20,
+        capacity: 0,
+        rx_len: 64,
+        tx_len: 64,
+    };
+    let (_rx, mut tx) = a.open(&spec).expect("a queue");
     umems[0].copy_to(0, &eager(1));
     for n in 0..4 {
-        channel.tx.write(n, Descriptor::new(0, 106));
+        tx.write(n, Descriptor::new(0, 106));
     }
-    channel.tx.submit(4);
+    tx.submit(4);
     assert_eq!(wire.deliver(3), 3);
     assert_eq!((wire.counters().crossed, wire.counters().in_sockets), (3, 3));
 }

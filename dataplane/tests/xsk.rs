@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use bed::{Mode, Namespace, Pair, RedirectAll};
 use lm_dataplane::interface::Interface;
 use lm_dataplane::memory::{HugePages, Mapping, PACKET_HEADROOM, Umem, fill_address_is_valid};
+use lm_dataplane::port::WakeError;
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::xsk::{BindMode, Rings, WakeError, XdpStatistics, Xsk, XskConfig, XskError};
+use lm_dataplane::xsk::{BindMode, Rings, XdpStatistics, Xsk, XskConfig, XskError};
 
 const CHUNK_LEN: u32 = 4096;
 /// Header and payload of a full lm fragment at MTU 1500.

@@ -80,7 +80,7 @@ const PARTS: [(Part, &[&str]); 11] = [
             "terms",
         ],
     ),
-    (Port, &["nic"]),
+    (Port, &["port"]),
     (
         Kernel,
         &[
@@ -89,6 +89,7 @@ const PARTS: [(Part, &[&str]); 11] = [
             "napi",
             "netlink",
             "queue_poll",
+            "ring_queue",
             "route",
             "udp",
             "xsk",

@@ -9,7 +9,7 @@ use lm_protocol::landing::{PLACES, SessionAdmission};
 
 use crate::daemon::ipc::{Call, Reply, Role as Asked};
 use crate::daemon::{Client, DaemonError};
-use crate::nic::NicError;
+use crate::port::PortError;
 use crate::xsk::{Rings, Xsk, XskConfig};
 
 /// Who holds the gate.
@@ -45,7 +45,7 @@ impl Steward {
         config: &XskConfig<'_>,
         multi_buffer: bool,
         role: Role,
-    ) -> Result<(Xsk, Rings, Option<Log>), NicError> {
+    ) -> Result<(Xsk, Rings, Option<Log>), PortError> {
         let memory = config
             .mapping
             .file()
@@ -101,7 +101,7 @@ impl Steward {
         }
     }
 
-    pub(super) fn open_session(&mut self, session: &SessionAdmission) -> Result<(), NicError> {
+    pub(super) fn open_session(&mut self, session: &SessionAdmission) -> Result<(), PortError> {
         if !self.keys.contains(&Some(session.key)) {
             // The daemon has closed it.
             return Ok(());
@@ -114,7 +114,7 @@ impl Steward {
     }
 
     /// Closes the gate, if the daemon has not done so when the session ended.
-    pub(super) fn close_session(&mut self, place: u32) -> Result<(), NicError> {
+    pub(super) fn close_session(&mut self, place: u32) -> Result<(), PortError> {
         match self.keys.get(place as usize).copied().flatten() {
             Some(session_key) => Ok(self
                 .client
@@ -124,17 +124,17 @@ impl Steward {
         }
     }
 
-    pub(super) fn quiesce(&mut self, queue: u32) -> Result<(), NicError> {
+    pub(super) fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
         let queue = queue as u16;
         Ok(self.client.insist(&Call::Quiesce { queue }, &[]).map(drop)?)
     }
 
-    pub(super) fn close_channel(&mut self, queue: u32) -> Result<(), NicError> {
+    pub(super) fn close_channel(&mut self, queue: u32) -> Result<(), PortError> {
         let queue = queue as u16;
         Ok(self.client.done(Call::CloseChannel { queue }, &[])?)
     }
 
-    /// As [`Nic::passed_count`](crate::nic::Nic::passed_count): of our own queues, and what came for us on others.
+    /// As [`Port::passed_count`](crate::port::Port::passed_count): of our own queues, and what came for us on others.
     pub(super) fn passed_count<'a>(&self, logs: impl Iterator<Item = &'a Log>) -> u64 {
         let mut any = false;
         let count = logs.inspect(|_| any = true).fold(0u64, |sum, log| {

@@ -6,7 +6,7 @@
 //! `net/xdp/xsk.c`, with the next packets); the rest follows from packets that came, and from the wake-up flag.
 
 use super::sessions::Entries;
-use crate::ring::FillRing;
+use crate::port::RxQueue;
 
 /// Drivers wait until a part of their ring is free before they take entries again: 16 entries (`igb`), 32 (`virtio-net`), a quarter of
 /// the ring (`ice`). None waits until less than half of it is in use.
@@ -39,15 +39,15 @@ impl Card {
 
 impl Entries {
     /// To be asked before entries are posted. `ring_len`: of the device's own ring, in entries.
-    pub(crate) fn look_at_card(&mut self, fill: &mut FillRing, ring_len: u32, now_ns: u64) {
+    pub(crate) fn look_at_card(&mut self, queue: &mut impl RxQueue, ring_len: u32, now_ns: u64) {
         let Entries { posted, received, .. } = *self;
         let card = &mut self.card;
-        let unread = fill.produced().wrapping_sub(fill.consumed());
+        let unread = queue.untaken();
         let held = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
         card.taken = card.taken.max(received).max(posted.saturating_sub(unread.into()));
         if received != card.received {
             card.taken = card.taken.max(held);
-        } else if posted == card.posted && !fill.needs_wakeup() {
+        } else if posted == card.posted && !queue.needs_wakeup() {
             // It held none and would ask to be woken if it still did.
             if card.taken == received && now_ns.saturating_sub(card.changed_ns) >= POLL_NS {
                 card.taken = held;

@@ -1,7 +1,6 @@
 //! Pairing: the n-th RX descriptor of the channel with the n-th entry of the gate's log (invariant I3), and the window
 //! edges that come up with it (I5).
 
-use lm_ebpf::Log;
 use lm_protocol::delivery::Arrival;
 use lm_protocol::geometry::Wire;
 use lm_protocol::landing::LogEntry;
@@ -12,7 +11,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 use super::integrity::Verdict;
 use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
-use crate::ring::RxRing;
+use crate::port::RxQueue;
 
 /// A packet of the RX ring.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +27,9 @@ impl Packet {
     /// the one before it ends. What lies elsewhere does not count, so that the length is not what the log says. `false`: not all of them
     /// are among the `available` ones.
     #[cold]
-    fn join(&mut self, rx: &RxRing, at: u32, available: u32) -> bool {
+    fn join(&mut self, queue: &impl RxQueue, at: u32, available: u32) -> bool {
         while at + self.frames < available {
-            let piece = rx.read(at + self.frames);
+            let piece = queue.packet(at + self.frames);
             self.frames += 1;
             if piece.start() == self.start + u64::from(self.len) {
                 self.len += piece.len;
@@ -50,13 +49,12 @@ impl Sessions {
     /// The first violation of I3. Nothing that the channel's sessions have may be shown after that.
     pub(crate) fn receive(
         &mut self,
-        rx: &mut RxRing,
-        log: &Log,
+        queue: &mut impl RxQueue,
         umem: &Umem,
         max: u32,
         now_ns: u64,
     ) -> Result<Burst, Violation> {
-        let available = rx.available(max);
+        let available = queue.available(max);
         let mut burst = Burst::default();
         if available == 0 {
             return Ok(burst);
@@ -64,25 +62,25 @@ impl Sessions {
         let mut result = Ok(());
         let mut taken = 0;
         while taken < available {
-            let run = self.receive_run(rx, log, umem, taken..available, now_ns);
+            let run = self.receive_run(queue, umem, taken..available, now_ns);
             taken += run;
             burst.packets += run;
             if taken == available {
                 break;
             }
-            let descriptor = rx.read(taken);
+            let descriptor = queue.packet(taken);
             let mut packet = Packet {
                 start: descriptor.start(),
                 len: descriptor.len,
                 frames: 1,
             };
-            if descriptor.continues() && !packet.join(rx, taken, available) {
+            if descriptor.continues() && !packet.join(queue, taken, available) {
                 // The rest of it is beyond `max`.
                 break;
             }
             taken += packet.frames;
             let position = self.entries.received;
-            let entry = log.entry(position);
+            let entry = queue.entry(position);
             self.entries.received += 1;
             self.entries.frames_out = self.entries.frames_out.saturating_sub(packet.frames);
             result = self.pair(&packet, &entry, position as u16, umem, &mut burst, now_ns);
@@ -95,7 +93,7 @@ impl Sessions {
             burst.packets += 1;
         }
         self.settle_displaced(umem);
-        rx.release(taken);
+        queue.release(taken);
         self.entries.landed_ns = now_ns;
         if result.is_ok() {
             for place in self.taken() {

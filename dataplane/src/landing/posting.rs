@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use lm_ebpf::Log;
 use lm_protocol::serial;
 
 use super::sessions::Entries;
 use super::{Aim, Inbound, POSTED_SLACK, Zone};
 use crate::arena::{Arena, pages_len};
 use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
-use crate::ring::FillRing;
+use crate::port::RxQueue;
 
 impl Inbound {
     /// Writes the fill entries of up to `room` packets, `frames_room` at most, as far as memory and I5 allow, in the session's packet
@@ -17,7 +16,7 @@ impl Inbound {
     /// `ahead` packets before. Regions that the application chose (`chosen`) are used before the arena.
     pub(super) fn write_entries(
         &mut self,
-        (fill, log): (&mut FillRing, &mut Log),
+        queue: &mut impl RxQueue,
         (room, frames_room): (u32, u32),
         ahead: u32,
         entries: &mut Entries,
@@ -34,7 +33,7 @@ impl Inbound {
             let count = self.messages[self.posting].geometry.fragment_count();
             while self.messages[self.posting].posted < count && written < room {
                 let met_by = self.accepted + u64::from(ahead + written);
-                let run = self.write_run(fill, frames_written, room - written, met_by, &mut entries.aims);
+                let run = self.write_run(queue, frames_written, room - written, met_by, &mut entries.aims);
                 if run > 0 {
                     written += run;
                     frames_written += run;
@@ -82,15 +81,15 @@ impl Inbound {
                         }
                         for frame in 1..frames {
                             let further = u64::from(frame * capacity);
-                            fill.write(frames_written + frame, start + further - PACKET_HEADROOM);
+                            queue.write(frames_written + frame, start + further - PACKET_HEADROOM);
                         }
                         // I2, I3: the gate lets nothing land here that takes more or fewer of them, or is longer.
                         let position = entries.posted + u64::from(written);
-                        log.set_slot(position, frames as u8, self.terms.layout.max_frame_len());
+                        queue.set_slot(position, frames as u8, self.terms.layout.max_frame_len());
                         frames
                     }
                 };
-                fill.write(frames_written, start - PACKET_HEADROOM);
+                queue.write(frames_written, start - PACKET_HEADROOM);
                 entries.aims.push_back(Aim {
                     start,
                     serial,

@@ -8,7 +8,6 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use lm_ebpf::Log;
 use lm_protocol::delivery::{Arrival, Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::Geometry;
 use lm_protocol::serial;
@@ -21,6 +20,7 @@ use crate::arena::Arena;
 use crate::engine::time;
 use crate::losses::RANGES_MAX;
 use crate::memory::Umem;
+use crate::port::RxQueue;
 
 /// Fragments that may be held aside at once; one more is dropped and asked for again.
 const HELD_MAX: usize = 512;
@@ -772,13 +772,13 @@ impl Inbound {
     }
 
     /// The gate may admit what is announced, now and when it has opened the session anew; nothing of a session that is astray.
-    pub(crate) fn limit_messages(&self, log: &mut Log) {
+    pub(crate) fn limit_messages(&self, queue: &mut impl RxQueue) {
         if !self.terms.one_copy {
             let end = match self.lands {
                 true => self.announced,
                 false => self.unsettled_from(),
             };
-            log.set_message_limit(u32::from(self.place()), end.wrapping_sub(1));
+            queue.set_message_limit(u32::from(self.place()), end.wrapping_sub(1));
         }
     }
 

@@ -5,12 +5,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lm_ebpf::Log;
 use lm_protocol::landing::LogEntry;
 
 use super::{Aim, Inbound, Sessions};
 use crate::memory::{PACKET_HEADROOM, Umem};
-use crate::ring::{FillRing, RxRing};
+use crate::port::RxQueue;
 
 /// What the fragments of a run have in common, and where the first of them stands.
 struct Run {
@@ -28,10 +27,10 @@ impl Run {
     /// How many of the descriptors from `offset` on, `longest` at most, are the run's: in the slots of `aim`, of the run's length, and
     /// logged as its fragments.
     #[inline(never)]
-    fn len(&self, aim: &Aim, longest: u32, rx: &RxRing, log: &Log, offset: u32) -> u32 {
+    fn len(&self, aim: &Aim, longest: u32, queue: &impl RxQueue, offset: u32) -> u32 {
         // One after the other, so that what either compares with stays in registers.
         let is_next = |at: &u32| {
-            let descriptor = rx.read(offset + at);
+            let descriptor = queue.packet(offset + at);
             descriptor.start() == aim.start.wrapping_sub(u64::from(*at) * u64::from(aim.step))
                 && descriptor.len == u32::from(self.frame_len)
                 && !descriptor.continues()
@@ -46,7 +45,7 @@ impl Run {
             padding_len: 0,
             cpu: self.processor.unwrap_or_default(),
         };
-        log.descending(self.received, &first, self.processor.is_none(), landed)
+        queue.descending(self.received, &first, self.processor.is_none(), landed)
     }
 }
 
@@ -55,8 +54,7 @@ impl Sessions {
     /// anything else, an error perhaps, is for [`Sessions::pair`], which would do the same with each of these.
     pub(super) fn receive_run(
         &mut self,
-        rx: &RxRing,
-        log: &Log,
+        queue: &impl RxQueue,
         umem: &Umem,
         offsets: Range<u32>,
         now_ns: u64,
@@ -116,7 +114,7 @@ impl Sessions {
             processor,
             received: self.entries.received,
         };
-        let taken = run.len(aim, longest, rx, log, offsets.start);
+        let taken = run.len(aim, longest, queue, offsets.start);
         if taken == 0 {
             return 0;
         }
@@ -155,7 +153,7 @@ impl Inbound {
     #[inline]
     pub(super) fn write_run(
         &mut self,
-        fill: &mut FillRing,
+        queue: &mut impl RxQueue,
         written: u32,
         room: u32,
         met_by: u64,
@@ -178,7 +176,7 @@ impl Inbound {
             .wrapping_add_signed(message.geometry.rx_frame_start(highest));
         // One fragment's frame begins a payload below that of the one before it.
         for entry in 0..entries {
-            fill.write(
+            queue.write(
                 written + entry,
                 start - u64::from(entry) * payload_len - PACKET_HEADROOM,
             );

@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 
-use lm_ebpf::Log;
 use lm_protocol::geometry::Wire;
 use lm_protocol::landing::{self, SessionAdmission};
 use lm_protocol::serial;
@@ -22,7 +21,7 @@ use crate::arena::Arena;
 use crate::frames::FramePool;
 use crate::landing_memory::share_of;
 use crate::memory::Umem;
-use crate::ring::FillRing;
+use crate::port::RxQueue;
 
 /// Sessions that the gate has place for.
 pub(super) const ADMITTED: u8 = landing::PLACES as u8;
@@ -185,7 +184,7 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
-    /// `spare`: frames of the channel's own, in zero-copy mode; `lap`: as [`crate::nic::Device::lap`].
+    /// `spare`: frames of the channel's own, in zero-copy mode; `lap`: as [`crate::port::Device::lap`].
     pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>, lap: u32) -> Sessions {
         Sessions {
             present: 0,
@@ -379,8 +378,7 @@ impl Sessions {
     /// application chose (`chosen`) are used before the arena.
     pub(crate) fn post(
         &mut self,
-        fill: &mut FillRing,
-        log: &mut Log,
+        queue: &mut impl RxQueue,
         arena: &mut Arena,
         chosen: &mut VecDeque<Zone>,
         umem: &Umem,
@@ -409,14 +407,14 @@ impl Sessions {
             // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
             inbound.confirm();
             let packets = inbound.posted_max().saturating_sub(self.entries.outstanding());
-            let mut room = fill.free(packets.min(fill.ring_len())).min(packets);
+            let mut room = queue.room(packets.min(queue.entries_max())).min(packets);
             let mut frames_room = room;
             if inbound.terms.capacity > 0 {
-                let left = fill.ring_len().saturating_sub(self.entries.frames_out);
-                (room, frames_room) = (packets, fill.free(left).min(left));
+                let left = queue.entries_max().saturating_sub(self.entries.frames_out);
+                (room, frames_room) = (packets, queue.room(left).min(left));
             }
             if self.entries.lap > 1 {
-                room = match fill.free(self.entries.lap) < self.entries.lap {
+                room = match queue.room(self.entries.lap) < self.entries.lap {
                     true => 0,
                     false => inbound.room_in_laps(&self.entries, room, ahead),
                 };
@@ -424,17 +422,15 @@ impl Sessions {
             let awaited = inbound.awaits_packets();
             let entries = &mut self.entries;
             let (mut written, mut frames) = match entries.spare {
-                None => {
-                    inbound.write_entries((fill, log), (room, frames_room), ahead, entries, arena, chosen)
-                }
+                None => inbound.write_entries(queue, (room, frames_room), ahead, entries, arena, chosen),
                 Some(_) => {
-                    let written = inbound.write_unread(fill, room, ahead, entries, arena, chosen);
+                    let written = inbound.write_unread(queue, room, ahead, entries, arena, chosen);
                     (written, written)
                 }
             };
             if written > 0 {
                 self.entries.zoned = self.entries.posted + u64::from(written);
-                let filled = inbound.fill_lap(fill, written, &mut self.entries);
+                let filled = inbound.fill_lap(queue, written, &mut self.entries);
                 (written, frames) = (written + filled, frames + filled);
             }
             // The sender's time begins when it may send: until now the application had the memory.
@@ -443,11 +439,11 @@ impl Sessions {
             }
             self.pass_skipped(umem);
             if written > 0 {
-                fill.submit(frames);
+                queue.submit(frames);
                 self.entries.frames_out += frames;
                 self.entries.posted += u64::from(written);
                 // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
-                log.set_posted(self.entries.posted);
+                queue.allow(self.entries.posted);
                 self.turn_posted = self.turn_posted.saturating_add(written);
                 total += written;
             }

@@ -30,7 +30,7 @@ use super::{Aim, Burst, Inbound, Sessions, Violation, Zone};
 use crate::arena::Arena;
 use crate::frames::{Frame, FramePool};
 use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
-use crate::ring::{FillRing, RxRing};
+use crate::port::RxQueue;
 
 /// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
 /// may be.
@@ -51,12 +51,12 @@ impl Sessions {
     /// Descriptors do not come in the order of the entries: which packet is in which entry is not known from here on.
     pub(crate) fn receive_unread(
         &mut self,
-        rx: &mut RxRing,
+        queue: &mut impl RxQueue,
         umem: &Umem,
         max: u32,
         now_ns: u64,
     ) -> Result<Burst, Violation> {
-        let packets = rx.available(max);
+        let packets = queue.available(max);
         let mut burst = Burst {
             packets,
             window_ended: false,
@@ -66,7 +66,7 @@ impl Sessions {
         }
         let mut result = Ok(());
         for offset in 0..packets {
-            let descriptor = rx.read(offset);
+            let descriptor = queue.packet(offset);
             self.entries.received += 1;
             self.entries.frames_out = self.entries.frames_out.saturating_sub(1);
             result = self.take_unread((descriptor.start(), descriptor.len), umem, now_ns);
@@ -77,7 +77,7 @@ impl Sessions {
                 break;
             }
         }
-        rx.release(packets);
+        queue.release(packets);
         self.entries.landed_ns = now_ns;
         for place in self.taken() {
             if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
@@ -145,7 +145,7 @@ impl Inbound {
     /// As [`write_entries`](Inbound::write_entries), for a device that writes packets itself.
     pub(super) fn write_unread(
         &mut self,
-        fill: &mut FillRing,
+        queue: &mut impl RxQueue,
         room: u32,
         ahead: u32,
         entries: &mut Entries,
@@ -243,7 +243,7 @@ impl Inbound {
                         frame.into_address()
                     }
                 };
-                fill.write(written, entry);
+                queue.write(written, entry);
                 aim.start = entry + PACKET_HEADROOM;
                 message.posted = aim.until;
                 aims.push_back(aim);
@@ -262,16 +262,16 @@ impl Inbound {
             let Some(frame) = take_spare(spare, kept) else {
                 break;
             };
-            self.write_spare(fill, written, frame, aims);
+            self.write_spare(queue, written, frame, aims);
             written += 1;
         }
         written
     }
 
     /// Writes an entry that is for no fragment.
-    fn write_spare(&self, fill: &mut FillRing, offset: u32, frame: Frame, aims: &mut VecDeque<Aim>) {
+    fn write_spare(&self, queue: &mut impl RxQueue, offset: u32, frame: Frame, aims: &mut VecDeque<Aim>) {
         let entry = frame.into_address();
-        fill.write(offset, entry);
+        queue.write(offset, entry);
         aims.push_back(Aim {
             start: entry + PACKET_HEADROOM,
             serial: self.serial,
@@ -286,7 +286,7 @@ impl Inbound {
         });
     }
 
-    /// How many of `room` entries to write so that whole laps are submitted ([`crate::nic::Device::lap`]): less than a lap only when
+    /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Device::lap`]): less than a lap only when
     /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
     /// are copied.
     pub(super) fn room_in_laps(&self, entries: &Entries, room: u32, ahead: u32) -> u32 {
@@ -340,7 +340,7 @@ impl Inbound {
     }
 
     /// Writes so many spare frames behind `written` entries that a lap is full.
-    pub(super) fn fill_lap(&self, fill: &mut FillRing, written: u32, entries: &mut Entries) -> u32 {
+    pub(super) fn fill_lap(&self, queue: &mut impl RxQueue, written: u32, entries: &mut Entries) -> u32 {
         let Entries {
             aims,
             spare: Some(spare),
@@ -353,7 +353,7 @@ impl Inbound {
         let missing = written.next_multiple_of(*lap) - written;
         for offset in 0..missing {
             let frame = spare.take().expect("as many were kept");
-            self.write_spare(fill, written + offset, frame, aims);
+            self.write_spare(queue, written + offset, frame, aims);
         }
         missing
     }

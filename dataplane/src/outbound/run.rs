@@ -5,6 +5,7 @@ use lm_protocol::window::WindowShape;
 
 use super::{Outgoing, Template, Way};
 use crate::memory::Umem;
+use crate::port::TxQueue;
 
 impl Outgoing {
     /// Puts packets of up to `max` fragments on the ring, each as [`Outgoing::put_packet`] would, as long as they are a run: the rest of
@@ -15,7 +16,7 @@ impl Outgoing {
         &mut self,
         window: WindowShape,
         max: u32,
-        way: &mut Way<'_>,
+        way: &mut Way<'_, impl TxQueue>,
         sent: &mut impl FnMut(&Umem, u64, u32),
         mut noted: impl FnMut(&Outgoing, u32, &Umem),
     ) -> (u32, u32) {

@@ -34,7 +34,7 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// `kept_frames`: as [`crate::nic::Device::kept_frames`].
+    /// `kept_frames`: as [`crate::port::Device::kept_frames`].
     pub(crate) fn new(interface: &str, chunk_len: u32, kept_frames: u32) -> Probe {
         debug_assert!(CHUNK_LEN_RANGE.contains(&chunk_len));
         Probe {

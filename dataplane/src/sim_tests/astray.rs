@@ -5,7 +5,6 @@ use lm_ebpf::Verdict;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::nic::Nic;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
 use crate::simnic::{Semantics, WireConfig, ZeroCopy};
@@ -134,7 +133,7 @@ fn a_way_that_changes_later() {
     let counters = bed.hosts[1].counters;
     assert_eq!((counters.sessions_astray, counters.landing_rebuilt), (1, 2));
     assert_eq!(counters.landing_packets, COUNT);
-    let gate = bed.hosts[1].nic.gate_counters().expect("counts");
+    let gate = bed.hosts[1].port.gate_counters();
     assert!(gate.get(Verdict::PassLimit) >= 20 * COUNT);
     bed.check_memory();
 }

@@ -27,11 +27,11 @@ use crate::entropy::Entropy;
 use crate::error::{ConnectError, LoanError, SendError, TrySendError};
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-use crate::nic::{Device, ModeRequest, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
 use crate::platform::{chunk_len_for, probe::Probe};
+use crate::port::{Device, ModeRequest, Port};
 use crate::region::SendRegion;
 #[cfg(test)]
 use crate::release::Released;
@@ -496,9 +496,10 @@ impl Bed {
     /// The same of one host, whose last rounds were long enough ago for it to have taken everything back.
     pub(crate) fn check_memory_of(&mut self, host: usize) {
         let engine = &mut self.hosts[host];
-        let posted = engine.general.as_ref().map_or(0, |general| {
-            general.fill.produced().wrapping_sub(general.received)
-        });
+        let posted = engine
+            .general
+            .as_ref()
+            .map_or(0, |general| (general.posted - general.received) as u32);
         assert_eq!(
             engine.frames.available() as u32 + posted,
             GENERAL_FRAMES,
@@ -546,7 +547,7 @@ impl Bed {
             assert_eq!(counters.control_send_errors, 0, "host {host}");
             assert_eq!(counters.landing_lost, 0, "host {host}");
             for transmit in &engine.transmit {
-                let statistics = engine.nic.statistics(transmit.queue).expect("an open channel");
+                let statistics = engine.port.statistics(transmit.queue).expect("an open channel");
                 assert_eq!(
                     (
                         statistics.rx_dropped,

@@ -7,7 +7,6 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::config::ConnectOptions;
-use crate::nic::Nic;
 use crate::simnic::Impairments;
 
 const MTUS: [u16; 5] = [3498, 3900, 4000, 9000, 60_000];
@@ -49,7 +48,7 @@ fn packets_of_several_frames_land_without_a_copy() {
             bed.exchange(0, peer, &noise(tag as u64 + 1, len as usize));
         }
         let fragments: u64 = lens.iter().map(|len| len.div_ceil(payload_len)).sum();
-        let gate = bed.hosts[1].nic.gate_counters().expect("counters");
+        let gate = bed.hosts[1].port.gate_counters();
         assert_eq!(gate.get(Verdict::RedirectLanding), fragments, "MTU {mtu}");
         assert_eq!(bed.hosts[1].counters.user_copied_bytes, 0, "MTU {mtu}");
     }
@@ -179,7 +178,7 @@ fn losses_among_packets_of_several_frames_are_repaired() {
         if delivery == Delivery::Reliable {
             assert_eq!(whole, 80);
         }
-        let gate = bed.hosts[1].nic.gate_counters().expect("counters");
+        let gate = bed.hosts[1].port.gate_counters();
         assert!(
             gate.get(Verdict::RedirectLanding) > 0 && gate.get(Verdict::PassSlot) > 0,
             "{gate:?}"

@@ -12,7 +12,6 @@ use super::bed::{Bed, BedConfig, noise};
 use super::transfer::Dice;
 use crate::config::ConnectOptions;
 use crate::error::ConnectError;
-use crate::nic::Nic;
 use crate::outbound::Outcome;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
@@ -59,7 +58,7 @@ fn messages_of_every_length_arrive_and_the_gate_admits_none() {
         let receiver = &bed.hosts[1];
         assert_eq!(receiver.counters.violations.total(), 0);
         assert_eq!(receiver.counters.landing_rebuilt, 0);
-        let gate = receiver.nic.gate_counters().expect("counts");
+        let gate = receiver.port.gate_counters();
         assert_eq!(gate.get(Verdict::RedirectLanding), 0);
         assert!(gate.get(Verdict::PassNoSession) > 1000);
         let now_ns = bed.now_ns;

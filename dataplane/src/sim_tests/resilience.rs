@@ -10,11 +10,11 @@ use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
 use crate::error::{SendError, TrySendError};
-use crate::nic::Nic;
 use crate::notices::Fault;
 use crate::outbound::Outcome;
+use crate::port::Port;
+use crate::port::Socket;
 use crate::simnic::{Semantics, WireConfig, ZeroCopy};
-use crate::udp::Port;
 
 fn addressing(src_ip: Ipv4Addr, dst_port: u16) -> Addressing {
     Addressing {
@@ -72,7 +72,7 @@ fn control_datagrams_are_taken_a_few_at_a_time() {
     let mut bed = Bed::new(&BedConfig::default());
     let to = SocketAddrV4::new(IPS[1], PORT + 1);
     for n in 0..500 {
-        let sent = bed.hosts[0].nic.udp_send(Port::Control, to, &[n as u8; 9]);
+        let sent = bed.hosts[0].port.side().send(Socket::Control, to, &[n as u8; 9]);
         sent.expect("room in the socket");
     }
     let mut worst = 0;

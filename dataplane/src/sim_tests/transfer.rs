@@ -12,9 +12,9 @@ use super::times;
 use crate::config::ConnectOptions;
 use crate::error::{SendError, TrySendError};
 use crate::message::Message;
-use crate::nic::Nic;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
+use crate::port::Port;
 use crate::region::SendRegion;
 
 /// Longest message of a case, in bytes.
@@ -381,7 +381,7 @@ fn run(case: &Case) {
                 .as_ref()
                 .is_some_and(|landing| landing.sessions.is_empty())
         );
-        assert_eq!(host.nic.effective_mode().as_str(), "simulated");
+        assert_eq!(host.port.effective_mode().as_str(), "simulated");
     }
 }
 

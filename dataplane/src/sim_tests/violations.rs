@@ -9,6 +9,7 @@ use super::bed::{Bed, BedConfig, noise};
 use crate::error::RecvError;
 use crate::landing::Violation;
 use crate::outbound::Outcome;
+use crate::port::RxQueue as _;
 use crate::ring::Descriptor;
 
 /// Fragments of the message that is tampered with; windows of 8: the last one has 4.
@@ -52,14 +53,14 @@ fn order(bed: &Bed) -> u64 {
 fn change_log(bed: &mut Bed, ahead: u64, change: impl FnOnce(&mut LogEntry)) {
     let at = order(bed) + ahead;
     let landing = bed.hosts[1].landing.as_mut().expect("landing");
-    let producer = landing.log.producer();
+    let producer = landing.rx.accepted();
     assert!(at < producer);
-    let mut entry = landing.log.entry(at);
+    let mut entry = landing.rx.entry(at);
     change(&mut entry);
-    let mut writer = landing.log.writer();
+    let mut writer = landing.rx.log().writer();
     writer.append(at, entry);
     // Appending sets the producer: put it back.
-    let last = landing.log.entry(producer - 1);
+    let last = landing.rx.entry(producer - 1);
     writer.append(producer - 1, last);
 }
 
@@ -67,7 +68,7 @@ fn change_log(bed: &mut Bed, ahead: u64, change: impl FnOnce(&mut LogEntry)) {
 fn lowest_packet(bed: &mut Bed) -> u64 {
     let landing = bed.hosts[1].landing.as_mut().expect("landing");
     assert!(landing.rx.available(8) >= 8);
-    landing.rx.read(7).start()
+    landing.rx.packet(7).start()
 }
 
 /// The session ends with exactly this violation; nothing of the message is delivered, its sender knows, all memory
@@ -157,7 +158,7 @@ fn lengths_that_agree_with_each_other_and_not_with_the_message() {
         // Take the window off the ring, and put it back with the first length changed.
         let landing = tampered.hosts[1].landing.as_mut().expect("landing");
         let count = landing.rx.available(64);
-        let descriptors: Vec<_> = (0..count).map(|at| landing.rx.read(at)).collect();
+        let descriptors: Vec<_> = (0..count).map(|at| landing.rx.packet(at)).collect();
         landing.rx.release(count);
         for (at, descriptor) in descriptors.into_iter().enumerate() {
             let len = if at == 0 { len } else { descriptor.len };
@@ -193,7 +194,7 @@ fn a_descriptor_twice() {
     let mut tampered = bed(false, WireMode::Lm);
     let landing = tampered.hosts[1].landing.as_mut().expect("landing");
     let last = landing.rx.available(64) - 1;
-    let descriptor = landing.rx.read(last);
+    let descriptor = landing.rx.packet(last);
     tampered.wire.push_descriptor(1, 1, descriptor);
     // All that was posted is on the ring: two windows but for the second one's lowest fragment (I5).
     expect(tampered, Violation::Unposted);
@@ -308,7 +309,7 @@ fn a_packet_lost_behind_the_gate() {
         let mut seen = 0;
         while bed.hosts[1].counters.violations.total() == 0 && bed.hosts[1].failures.is_empty() {
             let landing = bed.hosts[1].landing.as_ref().expect("landing");
-            let landed = landing.log.producer() as u32 - COUNT as u32;
+            let landed = landing.rx.accepted() as u32 - COUNT as u32;
             if seen == 0 && landed >= before {
                 wire.lose_behind_gate(1, lost);
                 seen = 1;

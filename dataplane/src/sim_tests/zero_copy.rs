@@ -17,8 +17,8 @@ use super::transfer::Dice;
 use crate::config::{ConnectOptions, Start};
 use crate::error::ConnectError;
 use crate::message::Message;
-use crate::nic::ModeRequest;
 use crate::outbound::Outcome;
+use crate::port::ModeRequest;
 use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
 
 const P: u64 = 1448;

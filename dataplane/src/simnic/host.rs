@@ -1,4 +1,4 @@
-//! One host of the simulated wire: its end of each channel, its gate, its sockets, and the [`Nic`] that an engine drives.
+//! One host of the simulated wire: its end of each channel, its gate, its sockets, and the [`Port`] that an engine drives.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,20 +8,22 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use lm_ebpf::Counters;
 use lm_ebpf::model::ModelGate;
-use lm_ebpf::{Counters, Log, Role};
 use lm_protocol::landing::SessionAdmission;
-use lm_protocol::rss::HashInput;
 
 use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};
 use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
-use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, Nic, NicError};
+use crate::port::{
+    Datagrams, Device, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
+    SocketEvent, Steer, WakeError,
+};
 use crate::ring::{self, Completion, Fill, Rx, Tx};
-use crate::udp::{Port, UdpEvent};
-use crate::xsk::{WakeError, XdpStatistics, XskError};
+use crate::ring_queue::{Bell, RingRx, RingTx};
+use crate::xsk::{XdpStatistics, XskError};
 
 /// The state of a host.
 #[derive(Debug)]
@@ -41,8 +43,6 @@ pub(super) struct Host {
     bounds: Vec<Option<Range<u64>>>,
     /// [`SimChannel::strayed`] of channels that are gone.
     strayed: u64,
-    /// As [`Nic::land_in_copy_mode`].
-    lands_in_copy_mode: bool,
     /// Zero-copy mode: queues and the senders that were led there.
     led: Vec<(u32, Ipv4Addr)>,
     /// Queues and the senders whose packets come to queue 0 instead. Everything else comes to the queue that it was sent to.
@@ -57,7 +57,6 @@ impl Host {
             control: VecDeque::with_capacity(SOCKET_LEN),
             data: VecDeque::with_capacity(SOCKET_LEN),
             control_refused: VecDeque::new(),
-            lands_in_copy_mode: false,
             led: Vec::new(),
             away: Vec::new(),
             data_refused: VecDeque::new(),
@@ -130,35 +129,30 @@ impl std::ops::DerefMut for HostGuard<'_> {
     }
 }
 
-impl Nic for SimNic {
-    fn open_channel(&mut self, config: &ChannelConfig) -> Result<Channel, NicError> {
-        let queue = config.queue;
+impl SimNic {
+    fn open_queue(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
+        let queue = spec.queue;
         let mut host = self.host();
         if host.refuses_channel() {
-            return Err(NicError::ChannelOpen { queue });
+            return Err(PortError::QueueOpen { queue });
         }
         let queues = host.config.queues;
         match host.channels.get(queue as usize) {
-            None => return Err(NicError::NoQueue { queue, queues }),
-            Some(Some(_)) => return Err(NicError::ChannelOpen { queue }),
+            None => return Err(PortError::NoQueue { queue, queues }),
+            Some(Some(_)) => return Err(PortError::QueueOpen { queue }),
             Some(None) => {}
         }
-        if config.registered_len > host.config.mapping.len()
-            || config.registered_len < u64::from(host.config.chunk_len)
+        if spec.registered_len > host.config.mapping.len()
+            || spec.registered_len < u64::from(host.config.chunk_len)
         {
             let what = "registered length must hold a chunk and lie in the mapping";
             return Err(XskError::Invalid {
                 what,
-                value: config.registered_len,
+                value: spec.registered_len,
             }
             .into());
         }
-        for len in [
-            config.fill_len,
-            config.rx_len,
-            config.tx_len,
-            config.completion_len,
-        ] {
+        for len in [spec.rx_len, spec.tx_len] {
             if !len.is_power_of_two() {
                 let what = "ring lengths must be powers of two";
                 return Err(XskError::Invalid {
@@ -169,40 +163,55 @@ impl Nic for SimNic {
             }
         }
         let start = host.config.ring_start;
-        let (fill, sim_fill) = ring::in_memory::<Fill>(config.fill_len, start);
-        let (sim_rx, rx) = ring::in_memory::<Rx>(config.rx_len, start);
-        let (tx, mut sim_tx) = ring::in_memory::<Tx>(config.tx_len, start);
-        let (sim_completion, completion) = ring::in_memory::<Completion>(config.completion_len, start);
+        let (fill, sim_fill) = ring::in_memory::<Fill>(spec.rx_len, start);
+        let (sim_rx, rx) = ring::in_memory::<Rx>(spec.rx_len, start);
+        let (tx, mut sim_tx) = ring::in_memory::<Tx>(spec.tx_len, start);
+        let (sim_completion, completion) = ring::in_memory::<Completion>(spec.tx_len, start);
         sim_tx.set_needs_wakeup(true); // copy mode always wants it
-        let semantics = match config.role {
-            Role::Landing if host.lands_in_copy_mode => Semantics::Copy,
-            _ => host.shared.config.semantics[host.host.min(1)],
+        let semantics = match spec.copies {
+            true => Semantics::Copy,
+            false => host.shared.config.semantics[host.host.min(1)],
+        };
+        let role = match spec.role {
+            Role::SendOnly => lm_ebpf::Role::None,
+            Role::General => match semantics {
+                Semantics::Copy => lm_ebpf::Role::General,
+                Semantics::ZeroCopy(_) => lm_ebpf::Role::GeneralZeroCopy,
+            },
+            Role::Landing => match semantics {
+                Semantics::Copy => lm_ebpf::Role::Landing,
+                Semantics::ZeroCopy(_) => lm_ebpf::Role::LandingZeroCopy,
+            },
         };
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
-        let channel = SimChannel::new(rings, config.registered_len, semantics, bounds);
+        let channel = SimChannel::new(rings, spec.registered_len, semantics, bounds);
         host.channels[queue as usize] = Some(channel);
-        host.gate.set_role(queue, config.role);
-        host.gate.set_xsk(queue, config.role != Role::None);
-        Ok(Channel {
+        host.gate.set_role(queue, role);
+        host.gate.set_xsk(queue, role != lm_ebpf::Role::None);
+        let bell = || SimBell {
+            shared: self.shared.clone(),
+            host: self.host,
             queue,
-            fill,
-            rx,
-            tx,
-            completion,
-        })
+        };
+        let tx = RingTx::new(tx, completion, bell());
+        let log = host.gate.log(queue).filter(|_| spec.role != Role::SendOnly);
+        let rx = log.map(|mut log| {
+            log.set_capacity(spec.capacity);
+            RingRx::new(fill, rx, log, bell())
+        });
+        Ok((rx, tx))
     }
 
-    fn rebuild_channel(&mut self, old: Channel, config: &ChannelConfig) -> Result<Channel, NicError> {
-        self.close_channel(old)?;
-        self.open_channel(config)
-    }
-
-    fn close_channel(&mut self, channel: Channel) -> Result<(), NicError> {
+    /// Gives up a queue: nothing is redirected there any more.
+    ///
+    /// # Errors
+    ///
+    /// See [`PortError`].
+    pub fn close(&mut self, queue: u32) -> Result<(), PortError> {
         let mut guard = self.host();
         let number = guard.host;
         let shared = &mut *guard.shared;
-        let queue = channel.queue;
         if shared.racing[number]
             .as_ref()
             .is_some_and(|racing| racing.queue == queue)
@@ -217,17 +226,44 @@ impl Nic for SimNic {
                     host.strayed += channel.strayed;
                 }
             }
-            _ => return Err(NicError::NoChannel { queue }),
+            _ => return Err(PortError::NoQueueOpen { queue }),
         }
-        host.gate.set_role(queue, Role::None);
+        host.gate.set_role(queue, lm_ebpf::Role::None);
         host.gate.set_xsk(queue, false);
         Ok(())
     }
 
-    fn wake_tx(&mut self, queue: u32) -> Result<(), WakeError> {
+    /// What the gate counted.
+    pub fn gate_counters(&self) -> Counters {
+        self.host().gate.counters()
+    }
+
+    /// What `XDP_STATISTICS` would say of an open queue.
+    pub fn statistics(&self, queue: u32) -> Option<XdpStatistics> {
+        let host = self.host();
+        let channel = host.channels.get(queue as usize)?.as_ref()?;
+        Some(channel.statistics)
+    }
+}
+
+/// Whoever plays the kernel's end of a simulated queue's rings.
+#[derive(Debug)]
+pub struct SimBell {
+    shared: Arc<Mutex<Shared>>,
+    host: usize,
+    queue: u32,
+}
+
+/// The receive side of a simulated queue.
+pub type SimRxQueue = RingRx<SimBell>;
+/// The transmit side of a simulated queue.
+pub type SimTxQueue = RingTx<SimBell>;
+
+impl Bell for SimBell {
+    fn wake_tx(&self) -> Result<(), WakeError> {
         let mut shared = lock(&self.shared);
         if !matches!(
-            shared.hosts[self.host].channels.get(queue as usize),
+            shared.hosts[self.host].channels.get(self.queue as usize),
             Some(Some(_))
         ) {
             return Err(WakeError::Gone);
@@ -236,18 +272,19 @@ impl Nic for SimNic {
             return Err(WakeError::Down);
         }
         if shared.config.delivery == Delivery::Inline {
-            shared.transmit(self.host, queue, TX_BATCH);
+            shared.transmit(self.host, self.queue, TX_BATCH);
             shared.run_written();
         }
         Ok(())
     }
 
-    fn wake_rx(&mut self, queue: u32) -> Result<(), WakeError> {
-        let mut host = self.host();
+    fn wake_rx(&self) -> Result<(), WakeError> {
+        let mut shared = lock(&self.shared);
+        let host = &mut shared.hosts[self.host];
         if host.is_down {
             return Err(WakeError::Down);
         }
-        match host.channels.get_mut(queue as usize) {
+        match host.channels.get_mut(self.queue as usize) {
             Some(Some(channel)) => {
                 channel.wake();
                 Ok(())
@@ -256,44 +293,15 @@ impl Nic for SimNic {
         }
     }
 
-    fn statistics(&self, queue: u32) -> io::Result<XdpStatistics> {
-        match self.host().channels.get(queue as usize) {
-            Some(Some(channel)) => Ok(channel.statistics),
-            _ => Err(io::Error::from_raw_os_error(libc::ENXIO)),
-        }
+    fn drops(&self) -> QueueDrops {
+        let shared = lock(&self.shared);
+        let channel = shared.hosts[self.host].channels.get(self.queue as usize);
+        let statistics = channel.and_then(Option::as_ref).map(|channel| channel.statistics);
+        statistics.unwrap_or_default().into()
     }
+}
 
-    fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), NicError> {
-        self.host().gate.open_session(queue, session);
-        Ok(())
-    }
-
-    fn close_session(&mut self, queue: u32, place: u32) -> Result<(), NicError> {
-        self.host().gate.close_session(queue, place);
-        Ok(())
-    }
-
-    fn quiesce(&mut self, _: u32) -> Result<(), NicError> {
-        Ok(())
-    }
-
-    fn log(&self, queue: u32) -> Result<Log, NicError> {
-        self.host().gate.log(queue).ok_or(NicError::NoChannel { queue })
-    }
-
-    fn passed_count(&self) -> u64 {
-        self.host().passed
-    }
-
-    fn gate_counters(&self) -> Result<Counters, NicError> {
-        Ok(self.host().gate.counters())
-    }
-
-    fn local(&self) -> SocketAddrV4 {
-        let host = self.host();
-        SocketAddrV4::new(host.config.ip, host.config.port)
-    }
-
+impl Datagrams for SimNic {
     /// Another host's, as [`mac_of`] has it.
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         let shared = lock(&self.shared);
@@ -307,13 +315,13 @@ impl Nic for SimNic {
 
     /// A datagram that fits the MTU passes the receiving host's gate on queue 0, like any packet; a longer one, which would be
     /// fragmented, reaches the socket as if reassembled. A host that does not exist swallows it.
-    fn udp_send(&mut self, port: Port, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+    fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         let mut shared = lock(&self.shared);
         if payload.len() > usize::from(u16::MAX) - IPV4_LEN - UDP_LEN {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
         let own = &shared.hosts[self.host].config;
-        let own_port = own.port + u16::from(port == Port::Control);
+        let own_port = own.port + u16::from(socket == Socket::Control);
         let from = SocketAddrV4::new(own.ip, own_port);
         if !shared.hosts.iter().any(|host| host.config.ip == *to.ip()) {
             return Ok(());
@@ -329,23 +337,110 @@ impl Nic for SimNic {
         Ok(())
     }
 
-    fn udp_recv(&mut self, port: Port, space: &mut [u8]) -> io::Result<Option<UdpEvent>> {
+    fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
         let mut host = self.host();
-        Ok(host.next_event(port, space.len(), |payload| {
+        Ok(host.next_event(socket, space.len(), |payload| {
             space[..payload.len()].copy_from_slice(payload)
         }))
     }
 
-    fn udp_recv_into(
+    fn recv_into(
         &mut self,
-        port: Port,
+        socket: Socket,
         umem: &Umem,
         addr: u64,
         len: u64,
-    ) -> io::Result<Option<UdpEvent>> {
+    ) -> io::Result<Option<SocketEvent>> {
         umem.mapping().pointer(addr, len); // the range is checked even when there is nothing, as on the kernel's side
         let mut host = self.host();
-        Ok(host.next_event(port, len as usize, |payload| umem.copy_to(addr, payload)))
+        Ok(host.next_event(socket, len as usize, |payload| umem.copy_to(addr, payload)))
+    }
+}
+
+impl Port for SimNic {
+    type Rx = SimRxQueue;
+    type Tx = SimTxQueue;
+
+    fn open(&mut self, spec: &QueueSpec) -> Result<(SimRxQueue, SimTxQueue), PortError> {
+        let (rx, tx) = self.open_queue(spec)?;
+        let queue = spec.queue;
+        Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx))
+    }
+
+    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<SimTxQueue, PortError> {
+        self.open_queue(spec).map(|(_, tx)| tx)
+    }
+
+    fn rebuild(
+        &mut self,
+        rx: &mut SimRxQueue,
+        tx: &mut SimTxQueue,
+        spec: &QueueSpec,
+    ) -> Result<(), PortError> {
+        if self.statistics(spec.queue).is_some() {
+            self.close(spec.queue)?;
+        }
+        rx.close();
+        tx.close();
+        (*rx, *tx) = self.open(spec)?;
+        rx.allow(rx.accepted());
+        Ok(())
+    }
+
+    fn admit(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), PortError> {
+        self.host().gate.open_session(queue, session);
+        Ok(())
+    }
+
+    fn revoke(&mut self, queue: u32, place: u32) -> Result<(), PortError> {
+        self.host().gate.close_session(queue, place);
+        Ok(())
+    }
+
+    fn quiesce(&mut self, _: u32) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
+    fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
+        let is_zero_copy = self.device().is_some();
+        let host = &mut *self.host();
+        match wish {
+            Steer::Landing {
+                queue,
+                from,
+                elsewhere,
+                ..
+            } if is_zero_copy => {
+                host.led = vec![(queue, *from.ip())];
+                let others = elsewhere.iter().filter(|other| other.ip() != from.ip());
+                host.away = others.map(|other| (queue, *other.ip())).collect();
+            }
+            Steer::Landing { .. } | Steer::General { .. } => {}
+            Steer::Nothing => host.away.append(&mut host.led),
+        }
+        Ok(None)
+    }
+
+    fn side(&mut self) -> &mut dyn Datagrams {
+        self
+    }
+
+    fn passed_count(&self) -> u64 {
+        self.host().passed
+    }
+
+    fn verdicts(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.gate_counters();
+        counters
+            .iter()
+            .map(|(verdict, count)| (verdict.name(), count))
+            .collect()
+    }
+
+    fn local(&self) -> SocketAddrV4 {
+        let host = self.host();
+        SocketAddrV4::new(host.config.ip, host.config.port)
     }
 
     /// Never blocks: time does not pass here.
@@ -364,37 +459,8 @@ impl Nic for SimNic {
         Ok(sockets || rings)
     }
 
-    /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
-    fn lead(
-        &mut self,
-        queue: u32,
-        _general: Option<u32>,
-        from: SocketAddrV4,
-        _hashed: HashInput,
-        elsewhere: &[SocketAddrV4],
-        _alone: bool,
-    ) -> Result<Option<NonZeroU16>, NicError> {
-        if self.device().is_some() {
-            let host = &mut *self.host();
-            host.led = vec![(queue, *from.ip())];
-            let others = elsewhere.iter().filter(|other| other.ip() != from.ip());
-            host.away = others.map(|other| (queue, *other.ip())).collect();
-        }
-        Ok(None)
-    }
-
-    fn unlead(&mut self) -> Result<(), NicError> {
-        let host = &mut *self.host();
-        host.away.append(&mut host.led);
-        Ok(())
-    }
-
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
-    }
-
-    fn land_in_copy_mode(&mut self) {
-        self.host().lands_in_copy_mode = true;
     }
 
     fn device(&self) -> Option<Device> {
@@ -411,20 +477,25 @@ impl Nic for SimNic {
 }
 
 impl Host {
-    fn next_event(&mut self, port: Port, space_len: usize, mut take: impl FnMut(&[u8])) -> Option<UdpEvent> {
-        let (socket, refused) = match port {
-            Port::Control => (&mut self.control, &mut self.control_refused),
-            Port::Data => (&mut self.data, &mut self.data_refused),
+    fn next_event(
+        &mut self,
+        which: Socket,
+        space_len: usize,
+        mut take: impl FnMut(&[u8]),
+    ) -> Option<SocketEvent> {
+        let (socket, refused) = match which {
+            Socket::Control => (&mut self.control, &mut self.control_refused),
+            Socket::Data => (&mut self.data, &mut self.data_refused),
         };
         if let Some(peer) = refused.pop_front() {
-            return Some(UdpEvent::Refused(peer));
+            return Some(SocketEvent::Refused(peer));
         }
         let (from, payload) = socket.pop_front()?;
         if payload.len() > space_len {
-            return Some(UdpEvent::TooLong(from));
+            return Some(SocketEvent::TooLong(from));
         }
         take(&payload);
-        Some(UdpEvent::Datagram {
+        Some(SocketEvent::Datagram {
             from,
             len: payload.len(),
         })

@@ -3,30 +3,6 @@
 use std::fmt;
 use std::io;
 
-/// Why a wake-up failed.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum WakeError {
-    /// The device is down.
-    Down,
-    /// The device or its queue no longer exists.
-    Gone,
-    /// Anything else.
-    System(io::Error),
-}
-
-impl fmt::Display for WakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WakeError::Down => f.write_str("the interface went down; set it up again (ip link set IF up)"),
-            WakeError::Gone => f.write_str("the interface or its queue is gone; open the endpoint anew"),
-            WakeError::System(error) => write!(f, "cannot wake the AF_XDP socket: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for WakeError {}
-
 /// Why a socket could not be opened; one line each, with what to do.
 #[derive(Debug)]
 #[non_exhaustive]

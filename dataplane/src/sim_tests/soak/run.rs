@@ -18,10 +18,10 @@ use crate::config::{ConnectOptions, GENERAL_FRAMES, Start};
 use crate::error::{LoanError, RecvError, SendError, TrySendError};
 use crate::landing::Inbound;
 use crate::message::Message;
-use crate::nic::Nic;
 use crate::opening::spare_frame_count;
 use crate::outbound::Outcome;
 use crate::peer::PeerId;
+use crate::port::RxQueue as _;
 use crate::region::SendRegion;
 use crate::release::Released;
 use crate::sim_tests::bed::{Bed, PORT, fill, is_back_pressure, noise};
@@ -623,7 +623,7 @@ impl Run {
         }
         let (mut judged, mut redirected, mut datagrams) = (0, 0, 0);
         for (host, engine) in self.bed.hosts.iter().enumerate() {
-            let gate = engine.nic.gate_counters().expect("a simulated gate");
+            let gate = engine.port.gate_counters();
             judged += gate.total();
             redirected += gate.get(lm_ebpf::Verdict::RedirectLanding);
             redirected += gate.get(lm_ebpf::Verdict::RedirectGeneral);
@@ -703,10 +703,10 @@ pub(in crate::sim_tests) fn check_packets(
     engine: &crate::engine::Engine<crate::simnic::SimNic>,
 ) -> Result<(), String> {
     let counters = &engine.counters;
-    let gate = engine.nic.gate_counters().expect("a simulated gate");
+    let gate = engine.port.gate_counters();
     let mut open = 0;
     if let Some(landing) = &engine.landing {
-        let on_ring = landing.log.producer() - landing.sessions.entries.received;
+        let on_ring = landing.rx.accepted() - landing.sessions.entries.received;
         let accepted = gate.get(lm_ebpf::Verdict::RedirectLanding);
         let open_landed = landing.sessions.repair.landed;
         let taken = counters.landing_packets + open_landed + counters.drops.landing_discarded;

@@ -1,4 +1,4 @@
-//! One story on both NICs: what the engine may expect of a [`Nic`], on the simulated one and on the kernel's.
+//! One story on both NICs: what the engine may expect of a [`Port`], on the simulated one and on the kernel's.
 
 mod bed;
 
@@ -9,12 +9,15 @@ use bed::Pair;
 use lm_dataplane::interface::Interface;
 use lm_dataplane::kernel::{KernelNic, KernelNicConfig};
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
-use lm_dataplane::nic::{Channel, ChannelConfig, EffectiveMode, ModeRequest, Nic, NicError};
+use lm_dataplane::port::{
+    EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue, Socket, SocketEvent,
+    TxQueue, WakeError,
+};
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
-use lm_dataplane::udp::{Port, UdpEvent};
+use lm_dataplane::udp::UdpError;
 use lm_dataplane::xsk::XdpStatistics;
-use lm_ebpf::{CpuCheck, Role, Verdict};
+use lm_ebpf::{AttachError, CpuCheck, Verdict};
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -34,42 +37,51 @@ const ZONE: u64 = 8192;
 const GENERAL: u64 = 256 << 10;
 const REGISTERED: u64 = 512 << 10;
 
-/// A host under test: its NIC, memory, and channels on the general and the landing queue.
-struct Host<N> {
-    nic: N,
-    umem: Umem,
-    general: Channel,
-    landing: Channel,
-    /// Where another queue than the landing queue reaches the other host's landing queue: a channel on that one.
-    beside: Option<Channel>,
-    next_frame: u64,
+/// Both sides of a queue.
+struct Queue<P: Port> {
+    rx: P::Rx,
+    tx: P::Tx,
 }
 
-fn channel(queue: u32, role: Role) -> ChannelConfig {
-    ChannelConfig {
-        queue,
-        role,
-        registered_len: REGISTERED,
-        fill_len: 64,
-        rx_len: 64,
-        tx_len: 64,
-        completion_len: 64,
+impl<P: Port> Queue<P> {
+    fn open(port: &mut P, spec: &QueueSpec) -> Queue<P> {
+        let (rx, tx) = port.open(spec).expect("a queue");
+        Queue { rx, tx }
     }
 }
 
-impl<N: Nic> Host<N> {
-    fn new(mut nic: N, umem: Umem, shifted: bool) -> Host<N> {
-        let general = nic
-            .open_channel(&channel(0, Role::General))
-            .expect("general channel");
-        let landing = nic
-            .open_channel(&channel(1, Role::Landing))
-            .expect("landing channel");
-        let open = nic.open_channel(&channel(1, Role::None));
-        assert!(matches!(open, Err(NicError::ChannelOpen { queue: 1 })));
+/// A host under test: its port, memory, and the general and the landing queue.
+struct Host<P: Port> {
+    nic: P,
+    umem: Umem,
+    general: Queue<P>,
+    landing: Queue<P>,
+    /// Where another queue than the landing queue reaches the other host's landing queue: that one.
+    beside: Option<P::Tx>,
+    next_frame: u64,
+}
+
+fn spec(queue: u32, role: Role) -> QueueSpec {
+    QueueSpec {
+        queue,
+        role,
+        copies: role == Role::Landing,
+        registered_len: REGISTERED,
+        capacity: 0,
+        rx_len: 64,
+        tx_len: 64,
+    }
+}
+
+impl<P: Port> Host<P> {
+    fn new(mut nic: P, umem: Umem, shifted: bool) -> Host<P> {
+        let general = Queue::open(&mut nic, &spec(0, Role::General));
+        let landing = Queue::open(&mut nic, &spec(1, Role::Landing));
+        let open = nic.open_to_send(&spec(1, Role::SendOnly));
+        assert!(matches!(open, Err(PortError::QueueOpen { queue: 1 })));
         let beside = shifted.then(|| {
-            nic.tx_channel(&channel(2, Role::Landing))
-                .expect("a channel that only sends")
+            nic.open_to_send(&spec(2, Role::SendOnly))
+                .expect("a queue that only sends")
         });
         Host {
             nic,
@@ -83,26 +95,24 @@ impl<N: Nic> Host<N> {
 
     /// Sends one packet on the general (0) or landing (1) queue and waits for its completion.
     fn send(&mut self, queue: u32, packet: &[u8]) {
-        let channel = match (queue, &mut self.beside) {
-            (0, _) => &mut self.general,
-            (_, None) => &mut self.landing,
+        let tx = match (queue, &mut self.beside) {
+            (0, _) => &mut self.general.tx,
+            (_, None) => &mut self.landing.tx,
             (_, Some(beside)) => beside,
         };
         let address = GENERAL + 128 * 1024 + self.next_frame * 2048;
         self.next_frame = (self.next_frame + 1) % 16;
         self.umem.copy_to(address, packet);
-        assert!(channel.tx.free(1) > 0);
-        channel.tx.write(0, Descriptor::new(address, packet.len() as u32));
-        channel.tx.submit(1);
+        assert!(tx.room(1) > 0);
+        tx.write(0, Descriptor::new(address, packet.len() as u32));
+        tx.submit(1);
         let deadline = Instant::now() + Duration::from_secs(5);
-        while channel.completion.available(1) == 0 {
-            if channel.tx.needs_wakeup() {
-                self.nic.wake_tx(channel.queue).expect("wake-up");
-            }
+        while tx.completed(1) == 0 {
+            tx.flush().expect("wake-up");
             assert!(Instant::now() < deadline, "no completion");
         }
-        assert_eq!(channel.completion.read(0), address);
-        channel.completion.release(1);
+        assert_eq!(tx.completion(0), address);
+        tx.release(1);
     }
 }
 
@@ -143,7 +153,7 @@ fn packet(macs: [[u8; 6]; 2], header: LmHeader, payload: &[u8]) -> Vec<u8> {
 }
 
 /// From host A to host B: a message that lands, packets that do not, small packets, datagrams, and a rebuilt channel.
-fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
+fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
     let data = |message, index| {
         packet(
             macs,
@@ -168,18 +178,17 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         first_message: 5,
         active_until_ns: 0,
     };
-    let mut log = b.nic.log(1).expect("the landing queue's log");
-    b.nic.open_session(1, &session).expect("a session");
+    b.nic.admit(1, &session).expect("a session");
 
     // The zone's frames overlap; two more entries than fragments stay for later.
     let address = |index: u32| ZONE + u64::from(index) * PAYLOAD_LEN - HEADER_LEN - PACKET_HEADROOM;
     for position in 0..COUNT {
-        b.landing.fill.write(position, address(COUNT - 1 - position));
+        b.landing.rx.write(position, address(COUNT - 1 - position));
     }
-    b.landing.fill.submit(COUNT);
-    b.nic.wake_rx(1).expect("wake-up");
-    log.set_posted(u64::from(COUNT));
-    log.set_message_limit(session.place(), 5);
+    b.landing.rx.submit(COUNT);
+    b.landing.rx.wake().expect("wake-up");
+    b.landing.rx.allow(u64::from(COUNT));
+    b.landing.rx.set_message_limit(session.place(), 5);
     assert_eq!(b.nic.passed_count(), 0);
 
     for index in (0..COUNT).rev() {
@@ -192,9 +201,12 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         (b.landing.rx.available(64) == COUNT).then_some(())
     });
     assert!(b.nic.wait(Duration::ZERO).expect("wait"), "there is something");
-    assert_eq!(log.producer(), u64::from(COUNT));
+    assert_eq!(b.landing.rx.accepted(), u64::from(COUNT));
     for position in 0..COUNT {
-        let (received, entry) = (b.landing.rx.read(position), log.entry(u64::from(position)));
+        let (received, entry) = (
+            b.landing.rx.packet(position),
+            b.landing.rx.entry(u64::from(position)),
+        );
         assert_eq!(
             (entry.sequence, entry.message, entry.index),
             (position as u16, 5, COUNT - 1 - position)
@@ -209,14 +221,14 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
             .copy_from(ZONE + u64::from(index) * PAYLOAD_LEN, &mut found);
         assert!(found == payload(index), "fragment {index}");
     }
-    assert_eq!(b.landing.fill.consumed(), b.landing.fill.produced());
+    assert_eq!(b.landing.rx.untaken(), 0);
 
     // The duplicate, by way of the stack.
     until("the counter", || (b.nic.passed_count() == 1).then_some(()));
     let mut space = [0; 2048];
     let (from, len) = until("the duplicate", || {
-        match b.nic.udp_recv(Port::Data, &mut space).expect("receive") {
-            Some(UdpEvent::Datagram { from, len }) => Some((from, len)),
+        match b.nic.side().recv(Socket::Data, &mut space).expect("receive") {
+            Some(SocketEvent::Datagram { from, len }) => Some((from, len)),
             Some(other) => panic!("{other:?}"),
             None => None,
         }
@@ -232,25 +244,21 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
     );
 
     // After the session nothing lands, whatever is posted.
-    b.nic.close_session(1, session.place()).expect("closed");
+    b.nic.revoke(1, session.place()).expect("closed");
     b.nic.quiesce(1).expect("quiet");
-    b.landing.fill.write(0, address(3));
-    b.landing.fill.submit(1);
-    log.set_posted(u64::from(COUNT) + 1);
-    log.set_message_limit(session.place(), 6);
+    b.landing.rx.write(0, address(3));
+    b.landing.rx.submit(1);
+    b.landing.rx.allow(u64::from(COUNT) + 1);
+    b.landing.rx.set_message_limit(session.place(), 6);
     a.send(1, &data(6, 3));
     until("a passed packet", || {
-        b.nic.udp_recv(Port::Data, &mut space).expect("receive")
+        b.nic.side().recv(Socket::Data, &mut space).expect("receive")
     });
-    assert_eq!((b.landing.rx.available(1), log.producer()), (0, u64::from(COUNT)));
-    let statistics = b.nic.statistics(1).expect("statistics");
     assert_eq!(
-        XdpStatistics {
-            tx_ring_empty: 0,
-            ..statistics
-        },
-        XdpStatistics::default()
+        (b.landing.rx.available(1), b.landing.rx.accepted()),
+        (0, u64::from(COUNT))
     );
+    assert_eq!(b.landing.rx.drops(), QueueDrops::default());
 
     // A small message reaches the general queue, and is lost where no frame waits for it.
     let eager = packet(
@@ -265,35 +273,30 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         },
         b"small",
     );
-    b.general.fill.write(0, GENERAL);
-    b.general.fill.submit(1);
+    b.general.rx.write(0, GENERAL);
+    b.general.rx.submit(1);
     a.send(0, &eager);
     until("the small message", || {
         (b.general.rx.available(1) == 1).then_some(())
     });
-    let received = b.general.rx.read(0);
+    let received = b.general.rx.packet(0);
     assert_eq!((received.base(), received.start()), (GENERAL, GENERAL + 256));
     let mut found = vec![0; eager.len()];
     b.umem.copy_from(received.start(), &mut found);
     assert_eq!(found, eager, "headers and all");
     b.general.rx.release(1);
     a.send(0, &eager);
-    let expected = XdpStatistics {
-        rx_fill_ring_empty: 1,
-        rx_dropped: 1,
-        ..XdpStatistics::default()
+    let expected = QueueDrops {
+        no_entry: 1,
+        dropped: 1,
+        ..QueueDrops::default()
     };
     until("the loss in the statistics", || {
-        let statistics = b.nic.statistics(0).expect("statistics");
-        (XdpStatistics {
-            tx_ring_empty: 0,
-            ..statistics
-        } == expected)
-            .then_some(())
+        (b.general.rx.drops() == expected).then_some(())
     });
 
     // The neighbour's address, once the kernel has resolved it.
-    let neighbour = until("a neighbour", || b.nic.neighbour(A));
+    let neighbour = until("a neighbour", || b.nic.side().neighbour(A));
     assert_eq!(neighbour, macs[0]);
 
     // Datagrams, both ways; a port where nobody listens.
@@ -302,52 +305,59 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
         (SocketAddrV4::new(A, PORT), SocketAddrV4::new(B, PORT))
     );
     a.nic
-        .udp_send(Port::Control, SocketAddrV4::new(B, PORT + 1), b"request")
+        .side()
+        .send(Socket::Control, SocketAddrV4::new(B, PORT + 1), b"request")
         .expect("send");
     let event = until("a request", || {
         b.nic
-            .udp_recv_into(Port::Control, &b.umem, 100, 64)
+            .side()
+            .recv_into(Socket::Control, &b.umem, 100, 64)
             .expect("receive")
     });
     assert_eq!(
         event,
-        UdpEvent::Datagram {
+        SocketEvent::Datagram {
             from: SocketAddrV4::new(A, PORT + 1),
             len: 7
         }
     );
     assert_eq!(&b.umem.read_header::<7>(100), b"request");
     b.nic
-        .udp_send(Port::Data, SocketAddrV4::new(A, PORT), &[7; 9000])
+        .side()
+        .send(Socket::Data, SocketAddrV4::new(A, PORT), &[7; 9000])
         .expect("send");
     let mut long = vec![0; 9000];
     let event = until("a long datagram", || {
-        a.nic.udp_recv(Port::Data, &mut long).expect("receive")
+        a.nic.side().recv(Socket::Data, &mut long).expect("receive")
     });
     assert_eq!(
         event,
-        UdpEvent::Datagram {
+        SocketEvent::Datagram {
             from: SocketAddrV4::new(B, PORT),
             len: 9000
         }
     );
     let nobody = SocketAddrV4::new(B, 9999);
-    a.nic.udp_send(Port::Control, nobody, b"anybody?").expect("send");
+    a.nic
+        .side()
+        .send(Socket::Control, nobody, b"anybody?")
+        .expect("send");
     let event = until("a refusal", || {
-        a.nic.udp_recv(Port::Control, &mut space).expect("receive")
+        a.nic.side().recv(Socket::Control, &mut space).expect("receive")
     });
-    assert_eq!(event, UdpEvent::Refused(nobody));
+    assert_eq!(event, SocketEvent::Refused(nobody));
 
     // A longer registration: the rings start anew, the log goes on.
-    let longer = ChannelConfig {
+    let longer = QueueSpec {
         registered_len: b.umem.len(),
-        ..channel(1, Role::Landing)
+        ..spec(1, Role::Landing)
     };
-    b.landing = b.nic.rebuild_channel(b.landing, &longer).expect("rebuilt");
+    let Queue { rx, tx } = &mut b.landing;
+    b.nic.rebuild(rx, tx, &longer).expect("rebuilt");
     let far = b.umem.len() - 4096;
-    let base = log.producer();
+    let base = b.landing.rx.accepted();
     b.nic
-        .open_session(
+        .admit(
             1,
             &SessionAdmission {
                 key: KEY,
@@ -356,29 +366,40 @@ fn story<N: Nic>(mut a: Host<N>, mut b: Host<N>, macs: [[u8; 6]; 2]) {
             },
         )
         .expect("a session");
-    b.landing.fill.write(0, far);
-    b.landing.fill.submit(1);
-    log.set_posted(base + 1);
-    log.set_message_limit(session.place(), 6);
+    b.landing.rx.write(0, far);
+    b.landing.rx.submit(1);
+    b.landing.rx.allow(base + 1);
+    b.landing.rx.set_message_limit(session.place(), 6);
     a.send(1, &data(6, 4));
     until("a fragment far out", || {
         (b.landing.rx.available(1) == 1).then_some(())
     });
-    assert_eq!(b.landing.rx.read(0).base(), far);
-    assert_eq!((log.producer(), log.entry(base).index), (base + 1, 4));
+    assert_eq!(b.landing.rx.packet(0).base(), far);
+    assert_eq!(
+        (b.landing.rx.accepted(), b.landing.rx.entry(base).index),
+        (base + 1, 4)
+    );
     b.landing.rx.release(1);
 
-    let counters = b.nic.gate_counters().expect("counters");
-    assert_eq!(counters.get(Verdict::RedirectLanding), u64::from(COUNT) + 1);
-    assert_eq!(counters.get(Verdict::RedirectGeneral), 2);
-    assert_eq!(counters.get(Verdict::PassOrder), 1);
-    assert_eq!(counters.get(Verdict::PassNoSession), 1);
-    assert_eq!(counters.get(Verdict::PassControl), 1);
-    b.nic.close_channel(b.landing).expect("closed");
-    assert!(matches!(
-        b.nic.wake_tx(1),
-        Err(lm_dataplane::xsk::WakeError::Gone)
-    ));
+    let verdicts = b.nic.verdicts();
+    let count = |verdict: Verdict| {
+        let found = verdicts.iter().find(|(name, _)| *name == verdict.name());
+        found.map(|(_, count)| *count).expect("every verdict")
+    };
+    assert_eq!(count(Verdict::RedirectLanding), u64::from(COUNT) + 1);
+    assert_eq!(count(Verdict::RedirectGeneral), 2);
+    assert_eq!(count(Verdict::PassOrder), 1);
+    assert_eq!(count(Verdict::PassNoSession), 1);
+    assert_eq!(count(Verdict::PassControl), 1);
+
+    // What cannot be built anew is closed: nothing comes, and there is no room.
+    let odd = QueueSpec { rx_len: 63, ..longer };
+    let Queue { rx, tx } = &mut b.landing;
+    assert!(matches!(b.nic.rebuild(rx, tx, &odd), Err(PortError::Other(_))));
+    assert_eq!((tx.room(1), rx.available(1)), (0, 0));
+    assert!(matches!(rx.wake(), Err(WakeError::Gone)));
+    b.nic.rebuild(rx, tx, &longer).expect("rebuilt");
+    assert!(tx.room(1) > 0);
 }
 
 fn memory() -> Umem {
@@ -471,8 +492,8 @@ fn on_the_kernels_nic(mode: ModeRequest, effective: EffectiveMode) {
             })
         })
     };
-    assert!(matches!(second(0), Err(NicError::Attach(_))));
-    assert!(matches!(second(PORT), Err(NicError::Udp(_))));
+    assert!(matches!(second(0), Err(PortError::Other(error)) if error.is::<AttachError>()));
+    assert!(matches!(second(PORT), Err(PortError::Other(error)) if error.is::<UdpError>()));
     let start = Instant::now();
     assert!(
         !b.nic.wait(Duration::from_millis(50)).expect("wait"),
@@ -511,7 +532,10 @@ fn zero_copy_on_veth_is_an_error() {
         let mut nic =
             KernelNic::open(&kernel_config(index, A, ModeRequest::ZeroCopy, &umem)).expect("attached");
         let error = nic
-            .open_channel(&channel(1, Role::Landing))
+            .open(&QueueSpec {
+                copies: false,
+                ..spec(1, Role::Landing)
+            })
             .expect_err("no zero-copy");
         assert_eq!(
             error.to_string(),
@@ -544,30 +568,21 @@ fn packets_cross_by_hand_and_in_turn() {
         )
     };
     for offset in 0..8 {
-        b.general.fill.write(offset, GENERAL + u64::from(offset) * 4096);
+        b.general.rx.write(offset, GENERAL + u64::from(offset) * 4096);
         a.umem.copy_to(u64::from(offset) * 2048, &eager(offset));
         a.general
             .tx
             .write(offset, Descriptor::new(u64::from(offset) * 2048, 74));
     }
-    b.general.fill.submit(8);
+    b.general.rx.submit(8);
     a.general.tx.submit(8);
-    a.nic.wake_tx(0).expect("wake-up");
-    assert_eq!(
-        (a.general.completion.available(8), b.general.rx.available(8)),
-        (0, 0)
-    );
+    a.general.tx.flush().expect("wake-up");
+    assert_eq!((a.general.tx.completed(8), b.general.rx.available(8)), (0, 0));
     assert!(wire.step());
-    assert_eq!(
-        (a.general.completion.available(8), b.general.rx.available(8)),
-        (1, 1)
-    );
+    assert_eq!((a.general.tx.completed(8), b.general.rx.available(8)), (1, 1));
     assert_eq!(wire.deliver(100), 7);
     assert!(!wire.step());
-    assert_eq!(
-        (a.general.completion.available(8), b.general.rx.available(9)),
-        (8, 8)
-    );
+    assert_eq!((a.general.tx.completed(8), b.general.rx.available(9)), (8, 8));
     assert_eq!(wire.counters().crossed, 8);
 }
 
@@ -586,24 +601,24 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
         },
         &[1; 8],
     );
-    // An RX ring of 2 and entries of which the first two are invalid.
-    let small = ChannelConfig {
-        rx_len: 2,
-        ..channel(0, Role::General)
+    // Rings of 4, and entries of which the first two are invalid.
+    let short = QueueSpec {
+        rx_len: 4,
+        ..spec(0, Role::General)
     };
-    b.general = b.nic.rebuild_channel(b.general, &small).expect("rebuilt");
-    let entries = [
-        REGISTERED - 4095,
-        1 << 48,
-        GENERAL,
-        GENERAL + 4096,
-        GENERAL + 8192,
-        GENERAL + 12288,
-    ];
-    for (offset, entry) in entries.into_iter().enumerate() {
-        b.general.fill.write(offset as u32, entry);
-    }
-    b.general.fill.submit(6);
+    let Queue { rx, tx } = &mut b.general;
+    b.nic.rebuild(rx, tx, &short).expect("rebuilt");
+    let mut offer = |entries: [u64; 4]| {
+        assert_eq!(b.general.rx.room(4), 4);
+        for (offset, entry) in (0..).zip(entries) {
+            b.general.rx.write(offset, entry);
+        }
+        b.general.rx.submit(4);
+    };
+    offer([REGISTERED - 4095, 1 << 48, GENERAL, GENERAL + 4096]);
+    a.send(0, &eager);
+    a.send(0, &eager);
+    offer([8192, 12288, 16384, 20480].map(|frame| GENERAL + frame));
     for _ in 0..4 {
         a.send(0, &eager);
     }
@@ -617,19 +632,19 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
     };
     assert_eq!(lost(&b), expected);
     assert_eq!(
-        (b.general.rx.available(4), b.general.rx.read(1).base()),
-        (2, GENERAL + 4096)
+        (b.general.rx.available(8), b.general.rx.packet(1).base()),
+        (4, GENERAL + 4096)
     );
-    b.general.rx.release(2);
+    b.general.rx.release(4);
     a.send(0, &eager);
     a.send(0, &eager);
     assert_eq!(b.general.rx.available(4), 2);
     assert_eq!(
-        b.general.rx.read(0).base(),
-        GENERAL + 8192,
+        b.general.rx.packet(0).base(),
+        GENERAL + 16384,
         "the lost packets' entry first"
     );
-    assert_eq!(b.general.rx.read(1).base(), GENERAL + 12288);
+    assert_eq!(b.general.rx.packet(1).base(), GENERAL + 20480);
     b.general.rx.release(2);
     a.send(0, &eager);
     expected.rx_fill_ring_empty = 1;
@@ -656,14 +671,11 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
         );
     }
     a.general.tx.submit(5);
-    a.nic.wake_tx(0).expect("wake-up");
+    a.general.tx.flush().expect("wake-up");
     let statistics = a.nic.statistics(0).expect("statistics");
     assert_eq!(statistics.tx_invalid_descriptors, 4);
-    assert_eq!(
-        (wire.counters().too_long, a.general.completion.available(9)),
-        (1, 1)
-    );
-    a.general.completion.release(1);
+    assert_eq!((wire.counters().too_long, a.general.tx.completed(9)), (1, 1));
+    a.general.tx.release(1);
     // What no gate and no socket takes.
     a.send(0, &[0xff; 60]);
     assert_eq!(wire.counters().stack_ignored, 1);
@@ -672,12 +684,12 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
         a.landing.tx.write(offset, Descriptor::new(0, 60));
     }
     a.landing.tx.submit(40);
-    a.nic.wake_tx(1).expect("wake-up");
-    assert_eq!(a.landing.completion.available(64), 32);
-    a.nic.wake_tx(1).expect("wake-up");
-    assert_eq!(a.landing.completion.available(64), 40);
+    a.landing.tx.flush().expect("wake-up");
+    assert_eq!(a.landing.tx.completed(64), 32);
+    a.landing.tx.flush().expect("wake-up");
+    assert_eq!(a.landing.tx.completed(64), 40);
     assert!(matches!(
-        a.nic.open_channel(&channel(3, Role::None)),
-        Err(NicError::NoQueue { queue: 3, queues: 3 })
+        a.nic.open_to_send(&spec(3, Role::SendOnly)),
+        Err(PortError::NoQueue { queue: 3, queues: 3 })
     ));
 }
