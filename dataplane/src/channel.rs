@@ -1,7 +1,7 @@
 //! The transmit side of a channel: how much is in flight, what is on the ring and not yet handed to
 //! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
 
-use crate::config::TRANSMIT_BURST;
+use crate::bounds::TRANSMIT_BURST;
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 

@@ -1,4 +1,4 @@
-//! What an application chooses when it opens an endpoint, and the bounds that nobody chooses.
+//! What an application chooses when it opens an endpoint.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -13,76 +13,6 @@ use lm_protocol::integrity::Integrity;
 
 use crate::memory::HugePages;
 use crate::port::ModeRequest;
-
-/// General receive frames: posted frames plus messages that the application holds. At 2 KiB each, 8 MiB.
-pub(crate) const GENERAL_FRAMES: u32 = 4096;
-/// Fill and RX ring of the general channel: everything that can be posted fits (invariant I3d).
-pub(crate) const GENERAL_RING_LEN: u32 = GENERAL_FRAMES;
-/// Small transmit frames: unacknowledged eager messages plus control packets in flight. At 2 KiB each, 4 MiB.
-pub(crate) const TRANSMIT_FRAMES: u32 = 2048;
-/// Transmit frames that eager messages may not take, so that acknowledgements and credits always find one.
-pub(crate) const TRANSMIT_FRAMES_FOR_CONTROL: u32 = 128;
-/// TX and completion ring of every channel; at least the packets that may be in flight.
-pub(crate) const TRANSMIT_RING_LEN: u32 = 2048;
-/// Fill and RX ring of a landing channel, in descriptors: 2^15 fragments of 1448 bytes are 45 MiB.
-pub(crate) const LANDING_RING_LEN: u32 = 1 << 15;
-/// The same on veth, where no more than twice [`ON_THE_WAY_PACED`] are ever posted: short rings stay in the cache.
-pub(crate) const LANDING_RING_LEN_VETH: u32 = 2048;
-/// Frames of their own for landing entries in zero-copy mode that have no place in a zone: three at each end of a 2 MiB page, and
-/// one for each packet too many. At 2 KiB each, 512 KiB.
-pub(crate) const SPARE_FRAMES: u32 = 256;
-/// Longest prefix of a driver that messages can land with, in bytes (`virtio-net` has 12).
-pub(crate) const PREFIX_LEN_MAX: u8 = 64;
-/// Peers that an endpoint knows at once; a silent one makes room for a new one.
-pub(crate) const PEERS_MAX: usize = 1024;
-/// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
-pub(crate) const OUTGOING_MAX: usize = 1024;
-/// Messages that one sender may have announced and not yet seen settled.
-pub(crate) const IN_FLIGHT_MESSAGES_MAX: u32 = 256;
-/// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
-pub(crate) const ZONES_MAX: usize = 4096;
-/// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
-/// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
-pub(crate) const TRANSMIT_BURST: u32 = 32;
-/// The same while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
-pub(crate) const EXCHANGE_BURST: u32 = 8;
-/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
-pub(crate) const EXCHANGE_BURST_VETH: u32 = 2;
-/// Packets taken from an RX ring in one round, so that no stage starves the others.
-pub(crate) const RECEIVE_BURST: u32 = 256;
-/// Landing memory that several messages in flight may take together; a single larger message takes what it
-/// needs.
-pub(crate) const LANDING_LEN_SHARED: u64 = 48 << 20;
-/// The largest MTU used: with an Ethernet header a packet is 65,535 bytes long.
-pub(crate) const MTU_MAX: u16 = u16::MAX - 14;
-/// The largest at which a packet goes in one frame whatever the driver does: a chunk of 4096 bytes has 256 bytes of headroom, and veth and
-/// several drivers keep another 320 at its end (`skb_shared_info`). Messages of one fragment are no longer than that.
-pub(crate) const MTU_IN_ONE_FRAME: u16 = 3498;
-/// Where datagrams of the kernel's socket are received that are longer than a frame: one of the longest, in whole pages.
-pub(crate) const DATAGRAM_LEN_MAX: u64 = 1 << 16;
-
-/// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
-/// cache.
-pub(crate) const GENERAL_FRAMES_SPARE: u32 = 128;
-/// General frames that are never posted: datagrams of the kernel's socket are received into them, and come however
-/// many peers the general channel posts for.
-pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
-/// Packets of a plain datagram stream in flight: nobody gives credit there, and veth's ring has 256 entries.
-pub(crate) const PLAIN_IN_FLIGHT: u32 = 128;
-/// Packets on the way to a veth device.
-pub(crate) const ON_THE_WAY_VETH: u32 = 192;
-/// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
-/// while the next credit is under way.
-pub(crate) const ON_THE_WAY_PACED: u32 = 4 * ON_THE_WAY_VETH;
-/// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
-/// two: one window a message, as in the paper.
-pub(crate) const PLAIN_FRAGMENTS_MAX: u32 = 128;
-
-/// A burst under a rate limit: full packets of so much time, so that neither the sleep of an endpoint that waits nor a short
-/// pause of its thread costs throughput.
-pub(crate) const RATE_BURST: Duration = Duration::from_millis(1);
-/// Fewest and most packets of such a burst. The most is what a window has, and no more than what veth's ring takes.
-pub(crate) const RATE_BURST_PACKETS: (u32, u32) = (4, 256);
 
 /// UDP port of data packets; control packets use the next one.
 pub const DEFAULT_PORT: u16 = 7168;

@@ -8,16 +8,19 @@ use lm_protocol::control::{ControlError, ControlMessage, End, Ended, Grant, MAX_
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Applicant, ApplicantState, Farewell, FarewellState};
+use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::LmError;
 
+use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::channel::Transmit;
-use crate::config::{ConnectOptions, IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
-use crate::engine::{Engine, LandingSide, time};
+use crate::completion::Outcome;
+use crate::config::ConnectOptions;
+use crate::engine::{Engine, LandingSide};
 use crate::error::ConnectError;
 use crate::introductions::Back;
 use crate::notices::Fault;
-use crate::outbound::{Outbound, OutboundTerms, Outcome};
+use crate::outbound::{Outbound, OutboundTerms};
 use crate::port::{Port, PortError, QueueSpec, Role, Socket, SocketEvent};
 use crate::stewarded::Asking;
 
@@ -93,7 +96,7 @@ impl<P: Port> Engine<P> {
         parsed: Result<(u32, ControlMessage), ControlError>,
         now_ns: u64,
     ) {
-        let now = time(now_ns);
+        let now = Time::from_nanos(now_ns);
         match parsed {
             Ok((_, ControlMessage::Challenge(challenge))) => {
                 self.take_challenge(socket, from, &challenge, now_ns);
@@ -200,7 +203,7 @@ impl<P: Port> Engine<P> {
             .filter(|applying| applying.socket == socket)
         {
             if let Some(applicant) = applying.applicant_at(to) {
-                applicant.hurry(time(now_ns));
+                applicant.hurry(Time::from_nanos(now_ns));
             }
         }
         self.drive_admission(now_ns);
@@ -291,7 +294,12 @@ impl<P: Port> Engine<P> {
         };
         let applicant = match &asking {
             Some(_) => None,
-            None => Some(Applicant::new(request, request_id, time(now_ns), options.timeout)),
+            None => Some(Applicant::new(
+                request,
+                request_id,
+                Time::from_nanos(now_ns),
+                options.timeout,
+            )),
         };
         self.applying.push(Applying {
             peer: index,
@@ -307,7 +315,7 @@ impl<P: Port> Engine<P> {
 
     /// Drives requests and farewells that are on their way.
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
-        let now = time(now_ns);
+        let now = Time::from_nanos(now_ns);
         self.start_by_one_copy(now_ns);
         for position in 0..self.applying.len() {
             if let Some(mut asking) = self.applying[position].asking.take() {
@@ -433,7 +441,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<Outbound, ConnectError> {
         // The grant tells what the receiver sees; its device may have another idea of VLAN tags than ours.
         let layout = (grant.layout.on_link(self.fixed.link).ok())
-            .filter(|layout| layout.payload_len() >= crate::integrity::PAYLOAD_LEN_MIN);
+            .filter(|layout| layout.payload_len() >= crate::fragment_digests::PAYLOAD_LEN_MIN);
         let Some(layout) = layout else {
             let (peer, _) = self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
@@ -612,7 +620,7 @@ impl<P: Port> Engine<P> {
             key,
             messages,
             self.entropy.draw() as u32,
-            time(now_ns),
+            Time::from_nanos(now_ns),
             Duration::from_millis(700),
         );
         self.leaving.push(Leaving { to, socket, farewell });

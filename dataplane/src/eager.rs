@@ -6,11 +6,143 @@
 //! so that a thousand peers need no thousand queues.
 
 use lm_protocol::serial;
+use lm_protocol::wire::lm::EagerAcknowledgement;
 
-use crate::config::{GENERAL_FRAMES, TRANSMIT_FRAMES_FOR_CONTROL};
+use crate::bounds::GENERAL_FRAMES;
+use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::frames::{Frame, FramePool};
-use crate::outbound::{Completion, Outcome, SendToken};
-use crate::peer::{EagerOut, PeerId};
+
+/// Transmit frames that eager messages may not take, so that acknowledgements and credits always find one.
+const TRANSMIT_FRAMES_FOR_CONTROL: u32 = 128;
+
+/// Eager messages that a peer may send before it has heard of us.
+pub(crate) const EAGER_CREDIT_INITIAL: u32 = 64;
+/// Eager messages that a peer may have unacknowledged at most.
+/// veth's ring has 256 entries, and the sender's credit is what keeps it from overflowing.
+pub(crate) const EAGER_CREDIT_MAX: u32 = 192;
+/// The same from a peer whose own transmit completions do that.
+pub(crate) const EAGER_CREDIT_PACED: u32 = 2 * EAGER_CREDIT_MAX;
+/// How old the number of the empty message is that asks where the receiver is: never the next one.
+pub(crate) const EAGER_NEVER_NEXT: u32 = 1 << 30;
+/// Acknowledge at the latest after this many eager messages.
+pub(crate) const EAGER_ACK_EVERY: u32 = 96;
+
+/// Our eager messages to a peer.
+#[derive(Debug)]
+pub(crate) struct EagerOut {
+    /// Number of the next message.
+    pub(crate) next: u32,
+    /// All before it are acknowledged.
+    pub(crate) acknowledged: u32,
+    /// Numbers below may be sent.
+    pub(crate) limit: u32,
+    /// First and last transmit frame of the unacknowledged ones, in number order (linked by
+    /// [`FrameRecord::next`]).
+    pub(crate) oldest: Option<u32>,
+    pub(crate) newest: Option<u32>,
+    /// When the oldest one was sent or the last acknowledgement came, whichever is later.
+    pub(crate) progress_ns: u64,
+    /// When the peer was last asked where it is.
+    pub(crate) asked_ns: u64,
+    /// When unacknowledged messages were last sent again, and how often since the last progress.
+    pub(crate) resent_ns: u64,
+    pub(crate) resends: u32,
+    /// How often the numbering began anew: after a loss that nobody repairs, the peer must not wait for the lost
+    /// message for ever.
+    pub(crate) epoch: u64,
+    /// In the list of peers whose acknowledgements are awaited.
+    pub(crate) watched: bool,
+    /// The peer did not know us, and has acknowledged nothing since it was given the proof: what follows would come out of order.
+    pub(crate) proving: bool,
+}
+
+impl EagerOut {
+    pub(crate) fn new(now_ns: u64) -> EagerOut {
+        EagerOut {
+            next: 0,
+            acknowledged: 0,
+            limit: EAGER_CREDIT_INITIAL,
+            oldest: None,
+            newest: None,
+            progress_ns: now_ns,
+            asked_ns: now_ns,
+            resent_ns: now_ns,
+            resends: 0,
+            epoch: 0,
+            watched: false,
+            proving: false,
+        }
+    }
+
+    /// The incarnation under which this peer knows us; `own` is the endpoint's random number, whose bit 0 says whether there
+    /// are digests.
+    pub(crate) fn sender_id(&self, own: u64) -> u64 {
+        own.wrapping_add(2 * self.epoch)
+    }
+
+    /// Begins a new numbering, as a new incarnation. Nothing may be unacknowledged.
+    pub(crate) fn begin_anew(&mut self, now_ns: u64) {
+        debug_assert!(self.oldest.is_none());
+        *self = EagerOut {
+            epoch: self.epoch + 1,
+            watched: self.watched,
+            ..EagerOut::new(now_ns)
+        };
+    }
+}
+
+/// A peer's eager messages to us.
+#[derive(Debug, Default)]
+pub(crate) struct EagerIn {
+    /// The peer's incarnation, and which of its numberings; `None` until it sends.
+    pub(crate) sender_id: Option<u64>,
+    /// All before it arrived.
+    pub(crate) next: u32,
+    /// What we last told the peer.
+    pub(crate) told_next: u32,
+    pub(crate) told_limit: u32,
+    /// When the last one arrived.
+    pub(crate) last_ns: u64,
+    /// Its transmit completions bound what it has on the way.
+    pub(crate) paced: bool,
+    /// Something was dropped that the peer may be waiting for: say again where we are.
+    pub(crate) repeat: bool,
+}
+
+impl EagerIn {
+    /// Of a peer that sent nothing yet, or begins its numbering anew.
+    pub(crate) fn unheard() -> EagerIn {
+        EagerIn {
+            told_limit: EAGER_CREDIT_INITIAL,
+            ..EagerIn::default()
+        }
+    }
+
+    /// Messages that arrived and are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u32 {
+        self.next.wrapping_sub(self.told_next)
+    }
+
+    /// Where we are, with credit for what `free_frames` general frames can take, and never less than the peer was told before.
+    pub(crate) fn acknowledgement(&self, free_frames: u32) -> EagerAcknowledgement {
+        let most = match self.paced {
+            true => EAGER_CREDIT_PACED,
+            false => EAGER_CREDIT_MAX,
+        };
+        let allowance = most.min(free_frames / 4);
+        EagerAcknowledgement {
+            sender_id: self.sender_id.unwrap_or_default(),
+            next: self.next,
+            limit: serial::later(self.told_limit, self.next.wrapping_add(allowance)),
+        }
+    }
+
+    /// This acknowledgement left.
+    pub(crate) fn told(&mut self, acknowledgement: &EagerAcknowledgement) {
+        self.told_next = acknowledgement.next;
+        self.told_limit = acknowledgement.limit;
+    }
+}
 
 /// What a transmit frame carries and who still needs it.
 #[derive(Clone, Copy, Debug)]
@@ -226,7 +358,6 @@ impl TransmitFrames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::EAGER_CREDIT_INITIAL;
 
     fn out() -> EagerOut {
         let start = u32::MAX - 1;

@@ -9,19 +9,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::capture::Capture;
+use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::config::ConnectOptions;
 use crate::counters::Counters;
 use crate::engine::Engine;
-use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
+use crate::error::ConnectError;
 use crate::idle::{Idle, IdleStep};
 use crate::interface::Interface;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
-use crate::outbound::{Completion, SendToken};
-use crate::peer::PeerId;
 use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
+use crate::region::TrySendError;
 
 /// How long closing waits for receivers to confirm the end of their sessions.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);

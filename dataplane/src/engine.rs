@@ -22,24 +22,23 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use lm_protocol::geometry::{Layout, LinkShape};
-use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::Arena;
+use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, TRANSMIT_BURST};
 use crate::capture::Capture;
 use crate::channel::Transmit;
-use crate::config::{
-    EXCHANGE_BURST, EXCHANGE_BURST_VETH, EndpointConfig, GENERAL_FRAMES_FOR_SOCKET, GENERAL_FRAMES_SPARE,
-    RECEIVE_BURST, TRANSMIT_BURST,
-};
+use crate::completion::Outcome;
+use crate::completion::{Completion, PeerId, RecvError};
+use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
+use crate::eager::EAGER_CREDIT_PACED;
 use crate::eager::TransmitFrames;
 use crate::entropy::Entropy;
-use crate::error::RecvError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
 use crate::introductions::Introductions;
@@ -48,9 +47,9 @@ use crate::link::Link;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::notices::{Fault, Notices};
-use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
+use crate::outbound::{Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
-use crate::peer::{EAGER_CREDIT_PACED, PeerId, Peers};
+use crate::peer::Peers;
 use crate::platform::Obstacle;
 use crate::platform::probe::Probe;
 use crate::polling::Flow;
@@ -58,6 +57,19 @@ use crate::port::{Datagrams, ModeRequest, Port, QueueDrops, RxQueue, Socket};
 use crate::release::{Loaned, Released};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
+
+/// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
+/// cache.
+const GENERAL_FRAMES_SPARE: u32 = 128;
+
+/// Packets taken from an RX ring in one round, so that no stage starves the others.
+const RECEIVE_BURST: u32 = 256;
+
+/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
+const EXCHANGE_BURST_VETH: u32 = 2;
+
+/// Packets of one wake-up while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
+pub(crate) const EXCHANGE_BURST: u32 = 8;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.
@@ -794,7 +806,6 @@ impl<P: Port> Engine<P> {
         failed_sends: &mut u64,
         completion: Completion,
     ) {
-        use crate::outbound::Outcome;
         match completion.outcome {
             Outcome::Delivered | Outcome::Sent => {
                 counters.messages_sent += 1;
@@ -838,11 +849,6 @@ pub(crate) fn send_by_socket(
     // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
     let bytes = unsafe { umem.mapping().slice(address, len.into()) };
     side.send(Socket::Data, to, bytes).is_ok()
-}
-
-/// The engine's clock as the state machines of `lm-protocol` take it.
-pub(crate) fn time(now_ns: u64) -> Time {
-    Time::from_nanos(now_ns)
 }
 
 /// Where a general packet begins when its frame is posted at `frame`.

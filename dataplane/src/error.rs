@@ -3,17 +3,14 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddrV4;
-use std::ops::Range;
 
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::GeometryError;
 
 use crate::daemon::DaemonError;
 use crate::interface::InterfaceError;
-use crate::peer::PeerId;
 use crate::platform::Obstacle;
 use crate::port::PortError;
-use crate::region::SendRegion;
 use crate::route::RouteError;
 
 /// Why an endpoint could not be opened.
@@ -237,157 +234,3 @@ impl fmt::Display for ConnectError {
 }
 
 impl std::error::Error for ConnectError {}
-
-/// Why no send region was loaned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LoanError {
-    /// Back-pressure: no memory or no message slot is free now. Poll, then try again.
-    WouldBlock,
-    /// The message is longer than agreed with the receiver, or than the send memory.
-    TooLarge {
-        /// The longest message that can be sent, in bytes.
-        limit: u64,
-    },
-    /// More than one fragment, and there is no session with this peer.
-    NoSession,
-    /// The peer is not known (any more).
-    UnknownPeer,
-}
-
-impl fmt::Display for LoanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LoanError::WouldBlock => f.write_str("no send memory is free now; poll and try again"),
-            LoanError::TooLarge { limit } => {
-                write!(
-                    f,
-                    "the message is too long: at most {limit} bytes can be sent to this peer"
-                )
-            }
-            LoanError::NoSession => {
-                f.write_str("messages of several fragments need a session with the peer; connect first")
-            }
-            LoanError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
-        }
-    }
-}
-
-impl std::error::Error for LoanError {}
-
-/// A message that was not taken now; `region` gives it back.
-#[derive(Debug)]
-pub struct TrySendError {
-    /// The message.
-    pub region: SendRegion,
-    /// Why.
-    pub reason: SendError,
-}
-
-/// Why a message was not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SendError {
-    /// Back-pressure: too much is in flight. Poll, then try again.
-    WouldBlock,
-    /// The region could not be loaned.
-    Loan(LoanError),
-    /// The session for which the region was loaned is over.
-    NoSession,
-    /// The peer is not known (any more).
-    UnknownPeer,
-    /// Messages were not confirmed within the time given.
-    TimedOut {
-        /// How many are unconfirmed.
-        unconfirmed: u64,
-    },
-    /// Messages ended without confirmation; their completions say why.
-    Failed {
-        /// How many since the last flush.
-        messages: u64,
-    },
-    /// The interface went away, or its socket reports an error.
-    Link,
-}
-
-impl From<LoanError> for SendError {
-    fn from(error: LoanError) -> SendError {
-        match error {
-            LoanError::WouldBlock => SendError::WouldBlock,
-            LoanError::UnknownPeer => SendError::UnknownPeer,
-            error => SendError::Loan(error),
-        }
-    }
-}
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::WouldBlock => f.write_str("too much is in flight; poll and try again"),
-            SendError::Loan(error) => error.fmt(f),
-            SendError::NoSession => f.write_str("the session with the receiver is over; connect again"),
-            SendError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
-            SendError::TimedOut { unconfirmed } => {
-                write!(
-                    f,
-                    "{unconfirmed} messages were not confirmed in time; is the receiver still running?"
-                )
-            }
-            SendError::Failed { messages } => write!(f, "{messages} messages were not delivered"),
-            SendError::Link => f.write_str("the interface went away or is down; bring it up and start again"),
-        }
-    }
-}
-
-impl std::error::Error for SendError {}
-
-/// Why no message was received.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RecvError {
-    /// Nothing came in the time given.
-    TimedOut,
-    /// A message was announced and did not arrive whole.
-    Incomplete {
-        /// Its sender.
-        peer: PeerId,
-        /// Its number.
-        number: u32,
-        /// Its metadata.
-        tag: u64,
-        /// Its length in bytes.
-        len: u64,
-        /// Fragment indices that did not arrive where they should, ascending; all of them where nothing of it was shown to be right.
-        missing: Vec<Range<u32>>,
-    },
-    /// The interface went away, or its socket reports an error.
-    Link,
-}
-
-impl fmt::Display for RecvError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RecvError::TimedOut => f.write_str("no message in the time given"),
-            RecvError::Incomplete {
-                number, len, missing, ..
-            } => {
-                let fragments: u64 = missing
-                    .iter()
-                    .map(|range| u64::from(range.end - range.start))
-                    .sum();
-                write!(
-                    f,
-                    "message {number} of {len} bytes is incomplete: {fragments} fragments missing ("
-                )?;
-                for (at, range) in missing.iter().take(4).enumerate() {
-                    let separator = if at == 0 { "" } else { ", " };
-                    write!(f, "{separator}{}..{}", range.start, range.end)?;
-                }
-                f.write_str(if missing.len() > 4 { ", …)" } else { ")" })
-            }
-            RecvError::Link => f.write_str("the interface went away or is down; bring it up and start again"),
-        }
-    }
-}
-
-impl std::error::Error for RecvError {}

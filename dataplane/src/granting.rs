@@ -15,12 +15,13 @@ use lm_protocol::session::{
 use lm_protocol::time::Time;
 
 use crate::arena::pages_len;
-use crate::config::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
-use crate::engine::{Engine, time};
+
+use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
+use crate::completion::PeerId;
+use crate::engine::Engine;
 use crate::landing::{Inbound, InboundTerms, Violation, Zone};
 use crate::notices::Fault;
 use crate::one_copy::ONE_COPY_QUEUE;
-use crate::peer::PeerId;
 use crate::port::{Port, RxQueue, Socket, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
@@ -200,8 +201,8 @@ impl<P: Port> Engine<P> {
             return;
         };
         for (socket, grantor) in grants.all() {
-            grantor.expire(time(now_ns), self);
-            while let Some((peer, number, ended)) = grantor.recall(time(now_ns), self) {
+            grantor.expire(Time::from_nanos(now_ns), self);
+            while let Some((peer, number, ended)) = grantor.recall(Time::from_nanos(now_ns), self) {
                 self.send_control(socket, peer, number, &ControlMessage::Ended(ended));
             }
         }

@@ -7,14 +7,15 @@ use std::net::SocketAddrV4;
 use lm_protocol::control::{Ask, Challenge, ControlMessage, MAX_CONTROL_LEN, Proof, RejectReason, WORD_LEN};
 use lm_protocol::introduction::{Cookies, is_same_incarnation};
 use lm_protocol::session::Refusal;
+use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use crate::engine::{Engine, time};
+use crate::completion::Outcome;
+use crate::eager::EagerIn;
+use crate::engine::Engine;
 use crate::entropy::Entropy;
 use crate::notices::Fault;
-use crate::outbound::Outcome;
-use crate::peer::EagerIn;
 use crate::port::{Port, Socket};
 
 /// Challenges sent in a millisecond at most: a flood of forged addresses costs no more, and makes no more of us.
@@ -112,7 +113,7 @@ impl<P: Port> Engine<P> {
             cookie: match ask {
                 Ask::Silence => 0,
                 Ask::Cookie | Ask::Word => {
-                    (self.introductions.cookies).make(from, sender_id, known, time(now_ns))
+                    (self.introductions.cookies).make(from, sender_id, known, Time::from_nanos(now_ns))
                 }
             },
             challenger_id: self.fixed.sender_id,
@@ -218,7 +219,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         let is_proved = (addressing.is_none() || data == from)
-            && (self.introductions.cookies).are_proved_by(proof, data, known, time(now_ns))
+            && (self.introductions.cookies).are_proved_by(proof, data, known, Time::from_nanos(now_ns))
             && self.has_word(data, proof);
         if !is_proved {
             self.reject(Fault::Proof, from);

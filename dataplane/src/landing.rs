@@ -54,16 +54,17 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rate::{Backoff, BackoffShape};
 use lm_protocol::serial;
 use lm_protocol::session::Unused;
+use lm_protocol::time::Time;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::SETTLED_KEPT;
 use lm_protocol::zone::{ZoneShape, frames_of};
 
 use crate::arena::Arena;
-use crate::config::IN_FLIGHT_MESSAGES_MAX;
-use crate::engine::time;
-use crate::integrity::PAYLOAD_LEN_MIN;
+
+use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
+use crate::completion::PeerId;
+use crate::fragment_digests::PAYLOAD_LEN_MIN;
 use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM};
-use crate::peer::PeerId;
 
 use astray::Astray;
 use claim::Claim;
@@ -648,7 +649,7 @@ impl Inbound {
             (false, 0) => return None,
             (false, stalled_ns) => now_ns - stalled_ns,
         };
-        let since = time(since_ns);
+        let since = Time::from_nanos(since_ns);
         Some(Unused { since, is_idle })
     }
 
@@ -660,8 +661,11 @@ impl Inbound {
     /// Packets were found to be lost.
     fn lost(&mut self, packets: u32, now_ns: u64) {
         let round_trip_ns = self.answer_ns.max(ROUND_TRIP_MIN_NS);
-        self.backoff
-            .lost(packets, time(now_ns), Duration::from_nanos(round_trip_ns));
+        self.backoff.lost(
+            packets,
+            Time::from_nanos(now_ns),
+            Duration::from_nanos(round_trip_ns),
+        );
     }
 
     /// What has come since this was last called counts as arrived.
@@ -877,7 +881,7 @@ mod tests {
         let mut backoff = backoff_below(768);
         let round_trip = Duration::from_micros(100);
         for at in 1..=200 {
-            let now = time(at * 100_000);
+            let now = Time::from_nanos(at * 100_000);
             backoff.lost(
                 (backoff.allowed() * lost_permille).div_ceil(1000),
                 now,

@@ -2,7 +2,7 @@
 
 use lm_protocol::landing::SessionAdmission;
 
-use crate::config::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::bounds::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
 use crate::engine::Engine;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Port, PortError, QueueSpec, Role, RxQueue};

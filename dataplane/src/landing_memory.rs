@@ -20,7 +20,8 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::session::Refusal;
 
 use crate::arena::pages_len;
-use crate::config::LANDING_LEN_SHARED;
+
+use crate::bounds::LANDING_LEN_SHARED;
 use crate::engine::{Engine, LandingSide};
 use crate::landing::Inbound;
 use crate::port::{Port, RxQueue};

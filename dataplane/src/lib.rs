@@ -1,9 +1,11 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
 
 mod arena;
+mod bounds;
 mod capture;
 mod channel;
-pub mod config;
+pub mod completion;
+mod config;
 mod control;
 mod counters;
 pub mod daemon;
@@ -12,6 +14,7 @@ mod endpoint;
 mod engine;
 mod entropy;
 mod error;
+mod fragment_digests;
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -70,16 +73,15 @@ mod timers;
 pub mod udp;
 pub mod xsk;
 
+pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
 pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy, Start};
 pub use counters::{Counters, Drops, Violations};
 pub use endpoint::Endpoint;
-pub use error::{ConnectError, LoanError, OpenError, RecvError, SendError, TrySendError};
+pub use error::{ConnectError, OpenError};
 pub use landing_memory::LandingMemory;
 pub use lm_protocol::delivery::Delivery;
 pub use lm_protocol::integrity::Integrity;
 pub use memory::HugePages;
 pub use message::{LandingRegion, Message};
-pub use outbound::{Completion, Outcome, SendToken};
-pub use peer::PeerId;
 pub use port::{EffectiveMode, ModeRequest};
-pub use region::{Payloads, SendRegion};
+pub use region::{Payloads, SendRegion, TrySendError};

@@ -6,18 +6,16 @@ use std::ops::Range;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::wire::lm::{LmHeader, MissingRange};
 
-use crate::config::TRANSMIT_BURST;
+use crate::bounds::RANGES_MAX;
+use crate::bounds::TRANSMIT_BURST;
+use crate::completion::{PeerId, RecvError};
 use crate::engine::Engine;
-use crate::error::RecvError;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::notices::Fault;
-use crate::peer::PeerId;
 use crate::port::{Port, Socket};
 
 /// Reports of incomplete messages kept for an application that does not ask; the counter knows of all.
 const FAILURES_MAX: usize = 1024;
-/// Missing ranges in one packet.
-pub(crate) const RANGES_MAX: usize = 64;
 
 impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.

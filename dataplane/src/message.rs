@@ -5,7 +5,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::peer::PeerId;
+use crate::completion::PeerId;
 use crate::release::{Loaned, Released};
 
 /// A received message: one contiguous slice inside the UMEM.

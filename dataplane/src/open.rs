@@ -11,11 +11,9 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
+use crate::bounds::{LANDING_RING_LEN, PREFIX_LEN_MAX};
 use crate::capture::Capture;
-use crate::config::{
-    EndpointConfig, LANDING_RING_LEN, LANDING_RING_LEN_VETH, MTU_IN_ONE_FRAME, MTU_MAX, ON_THE_WAY_PACED,
-    ON_THE_WAY_VETH, PREFIX_LEN_MAX,
-};
+use crate::config::EndpointConfig;
 use crate::endpoint::Endpoint;
 use crate::engine::{Fixed, OnTheWay};
 use crate::entropy::Entropy;
@@ -29,6 +27,23 @@ use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::platform::probe::Probe;
 use crate::platform::{self, Demand, Facts, Obstacle, chunk_len_for, judge};
 use crate::port::{Device, EffectiveMode, ModeRequest, Port};
+
+/// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
+/// while the next credit is under way.
+const ON_THE_WAY_PACED: u32 = 4 * ON_THE_WAY_VETH;
+
+/// Packets on the way to a veth device.
+const ON_THE_WAY_VETH: u32 = 192;
+
+/// The largest at which a packet goes in one frame whatever the driver does: a chunk of 4096 bytes has 256 bytes of headroom, and veth and
+/// several drivers keep another 320 at its end (`skb_shared_info`). Messages of one fragment are no longer than that.
+pub(crate) const MTU_IN_ONE_FRAME: u16 = 3498;
+
+/// The largest MTU used: with an Ethernet header a packet is 65,535 bytes long.
+const MTU_MAX: u16 = u16::MAX - 14;
+
+/// Fill and RX ring of a landing channel on veth, where no more than twice [`ON_THE_WAY_PACED`] are ever posted: short rings stay in the cache.
+pub(crate) const LANDING_RING_LEN_VETH: u32 = 2048;
 
 /// How long a granted session lives without a sign of life from its sender.
 const LEASE: Duration = Duration::from_secs(5);

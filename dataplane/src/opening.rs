@@ -11,11 +11,11 @@ use lm_protocol::session::{Admit, Grantor};
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
 use crate::arena::{Arena, pages_len};
-use crate::channel::Transmit;
-use crate::config::{
-    DATAGRAM_LEN_MAX, EndpointConfig, GENERAL_FRAMES, GENERAL_RING_LEN, LANDING_LEN_SHARED, OUTGOING_MAX,
-    SPARE_FRAMES, TRANSMIT_FRAMES, TRANSMIT_RING_LEN, ZONES_MAX,
+use crate::bounds::{
+    DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES, TRANSMIT_RING_LEN,
 };
+use crate::channel::Transmit;
+use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::eager::TransmitFrames;
 use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
@@ -38,6 +38,16 @@ use crate::polling::Flow;
 use crate::port::{Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
+
+/// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
+const ZONES_MAX: usize = 4096;
+
+/// Frames of their own for landing entries in zero-copy mode that have no place in a zone: three at each end of a 2 MiB page, and
+/// one for each packet too many. At 2 KiB each, 512 KiB.
+const SPARE_FRAMES: u32 = 256;
+
+/// Fill and RX ring of the general channel: everything that can be posted fits (invariant I3d).
+const GENERAL_RING_LEN: u32 = GENERAL_FRAMES;
 
 /// How the UMEM is divided, in bytes from its start.
 #[derive(Clone, Copy, Debug)]
@@ -344,11 +354,11 @@ impl<P: Port> Parts<P> {
             general: self.general,
             landing: self.landing,
             peers: Peers::new(),
-            senders: Vec::with_capacity(crate::config::PEERS_MAX),
-            acknowledge: VecDeque::with_capacity(crate::config::PEERS_MAX),
-            unconfirmed: Vec::with_capacity(crate::config::PEERS_MAX),
+            senders: Vec::with_capacity(crate::bounds::PEERS_MAX),
+            acknowledge: VecDeque::with_capacity(crate::bounds::PEERS_MAX),
+            unconfirmed: Vec::with_capacity(crate::bounds::PEERS_MAX),
             applying: Vec::with_capacity(8),
-            leaving: Vec::with_capacity(crate::config::PEERS_MAX),
+            leaving: Vec::with_capacity(crate::bounds::PEERS_MAX),
             grants: Some(Grants {
                 // Where a daemon grants, nobody else does.
                 grantor,

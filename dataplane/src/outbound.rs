@@ -21,16 +21,20 @@ use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
 use crate::channel::Transmit;
-use crate::config::{LANDING_RING_LEN, OUTGOING_MAX, PLAIN_IN_FLIGHT};
+
+use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
+use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
-use crate::integrity::FragmentDigests;
+use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
-use crate::peer::PeerId;
 use crate::port::TxQueue;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
 
 pub(crate) use digests::DigestsToTell;
+
+/// Packets of a plain datagram stream in flight: nobody gives credit there, and veth's ring has 256 entries.
+const PLAIN_IN_FLIGHT: u32 = 128;
 
 /// Ranges of fragments to be sent again that are kept; the receiver repeats requests for others.
 const REPAIRS_MAX: usize = 1024;
@@ -40,48 +44,6 @@ const ASK_AFTER_MAX_NS: u64 = 100_000_000;
 
 /// Longest header of a data packet: Ethernet with two tags, IPv4, UDP, LM.
 const HEADER_LEN_MAX: usize = 96;
-
-/// Names a message that was handed over, until its completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SendToken(pub(crate) u64);
-
-/// How a message ended, as the sender knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// The receiver confirmed the whole message.
-    Delivered,
-    /// Sent to a host without LM: the packets left, nobody confirms them.
-    Sent,
-    /// The receiver reported fragments missing (indices, ascending). Nothing was delivered.
-    Incomplete {
-        /// Fragment indices that did not arrive.
-        missing: Vec<Range<u32>>,
-    },
-    /// The session ended before the message was confirmed.
-    SessionEnded,
-    /// No confirmation within the time limit.
-    TimedOut,
-    /// The receiver does not allow this sender.
-    Refused,
-}
-
-/// The end of one message.
-#[derive(Clone, Debug)]
-pub struct Completion {
-    /// What `send` returned.
-    pub token: SendToken,
-    /// Who it was for.
-    pub peer: PeerId,
-    /// The metadata given to `send`.
-    pub tag: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Nanoseconds from `send` to this event.
-    pub latency_ns: u64,
-    /// How it ended.
-    pub outcome: Outcome,
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Template {

@@ -8,18 +8,19 @@ use std::sync::Arc;
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::config::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
+use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
+use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::{Engine, send_by_socket};
 use crate::frames::Frame;
 use crate::introductions::Back;
 use crate::landing::Untaken;
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
-use crate::peer::{EAGER_NEVER_NEXT, EagerIn};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
 
@@ -299,7 +300,7 @@ impl<P: Port> Engine<P> {
                 let header = LmHeader::EagerAck {
                     sender_id,
                     next: 0,
-                    limit: crate::peer::EAGER_CREDIT_INITIAL,
+                    limit: crate::eager::EAGER_CREDIT_INITIAL,
                 };
                 self.send_packet(index, &header, &[]);
                 return;
@@ -564,7 +565,7 @@ impl<P: Port> Engine<P> {
         };
         match &mut self.grants {
             Some(grants) if !inbound.was_to_land() || grants.grantor.is_some() => {
-                grants.touched(key, crate::engine::time(now_ns));
+                grants.touched(key, Time::from_nanos(now_ns));
             }
             _ => self.stewarded.touched |= 1 << inbound.place(),
         }
@@ -665,7 +666,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn settle_outbound(
         &mut self,
         index: u16,
-        ended: Option<&crate::outbound::Outcome>,
+        ended: Option<&crate::completion::Outcome>,
         now_ns: u64,
     ) {
         let id = self.peers.id_of(index);

@@ -15,14 +15,16 @@ use std::net::SocketAddrV4;
 use lm_protocol::control::{ControlMessage, End, Grant, RejectReason};
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Applicant, ApplicantState};
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::LmHeader;
 
+use crate::completion::Outcome;
 use crate::config::{ConnectOptions, Start};
 use crate::control::Applying;
-use crate::engine::{Engine, time};
+use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::notices::Fault;
-use crate::outbound::{Outbound, Outcome};
+use crate::outbound::Outbound;
 use crate::port::{Port, Socket};
 use crate::timers::KEEPALIVE_NS;
 
@@ -110,7 +112,12 @@ impl<P: Port> Engine<P> {
         if let Some(applicant) = &mut self.applying[position].applicant {
             self.notices.remember(applicant.request_id().into());
             let request_id = self.entropy.draw() as u32;
-            *applicant = Applicant::new(*applicant.request(), request_id, time(now_ns), patience);
+            *applicant = Applicant::new(
+                *applicant.request(),
+                request_id,
+                Time::from_nanos(now_ns),
+                patience,
+            );
         }
     }
 

@@ -1,11 +1,18 @@
 //! Rate limit: how much of what a session has to send may leave now. Between steps 3 and 4 of the data's path.
 
+use std::time::Duration;
+
 use std::num::NonZeroU64;
 
 use lm_protocol::rate::TokenBucket;
+use lm_protocol::time::Time;
 
-use crate::config::{RATE_BURST, RATE_BURST_PACKETS};
-use crate::engine::time;
+/// Fewest and most packets of such a burst. The most is what a window has, and no more than what veth's ring takes.
+const RATE_BURST_PACKETS: (u32, u32) = (4, 256);
+
+/// A burst under a rate limit: full packets of so much time, so that neither the sleep of an endpoint that waits nor a short
+/// pause of its thread costs throughput.
+const RATE_BURST: Duration = Duration::from_millis(1);
 
 /// What [`crate::ConnectOptions::rate`] asks for; without one everything may leave.
 #[derive(Debug)]
@@ -22,7 +29,7 @@ impl RateLimit {
         let full_len_bytes = u32::from(full_len_bytes);
         let bucket = rate.map(|rate| {
             let burst = burst_packets(rate, full_len_bytes);
-            TokenBucket::new(rate, burst, full_len_bytes, time(now_ns))
+            TokenBucket::new(rate, burst, full_len_bytes, Time::from_nanos(now_ns))
         });
         RateLimit {
             bucket,
@@ -36,7 +43,7 @@ impl RateLimit {
     pub(crate) fn full_packets(&mut self, now_ns: u64) -> u32 {
         self.looked_ns = now_ns;
         match &mut self.bucket {
-            Some(bucket) => bucket.packets(self.full_len_bytes, time(now_ns)),
+            Some(bucket) => bucket.packets(self.full_len_bytes, Time::from_nanos(now_ns)),
             None => u32::MAX,
         }
     }
@@ -46,7 +53,7 @@ impl RateLimit {
     #[inline]
     pub(crate) fn allows_small(&mut self, now_ns: u64) -> bool {
         self.looked_ns = now_ns;
-        (self.bucket.as_mut()).is_none_or(|bucket| bucket.packets(1, time(now_ns)) > 0)
+        (self.bucket.as_mut()).is_none_or(|bucket| bucket.packets(1, Time::from_nanos(now_ns)) > 0)
     }
 
     /// Packets of `bytes` altogether have left.

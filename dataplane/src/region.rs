@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::Geometry;
 
-use crate::peer::PeerId;
+use crate::completion::{PeerId, SendError};
 use crate::release::{Loaned, Released};
 
 /// How many payload ranges one `preadv` fills (Linux allows 1024; the gain is gone long before).
@@ -234,6 +234,15 @@ impl Drop for SendRegion {
             self.loaned.give_back(released);
         }
     }
+}
+
+/// A message that was not taken now; `region` gives it back.
+#[derive(Debug)]
+pub struct TrySendError {
+    /// The message.
+    pub region: SendRegion,
+    /// Why.
+    pub reason: SendError,
 }
 
 /// Iterator over the payload ranges of a [`SendRegion`], in message order.

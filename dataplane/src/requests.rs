@@ -9,16 +9,21 @@ use lm_protocol::serial;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
+use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::engine::{Engine, send_by_socket};
-use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
+use crate::error::ConnectError;
 use crate::landing::Zone;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::{LandingRegion, Message};
-use crate::outbound::{Outbound, OutboundTerms, SendToken};
-use crate::peer::PeerId;
+use crate::outbound::{Outbound, OutboundTerms};
 use crate::port::Port;
 use crate::region::SendRegion;
+use crate::region::TrySendError;
 use crate::release::Released;
+
+/// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
+/// two: one window a message, as in the paper.
+const PLAIN_FRAGMENTS_MAX: u32 = 128;
 
 /// Front margin of a region made before its session's header length is known: the longest headers.
 const REGION_FRONT_MARGIN: u64 = 512;
@@ -423,7 +428,7 @@ impl<P: Port> Engine<P> {
         let terms = OutboundTerms {
             key: 0,
             layout,
-            window: lm_protocol::window::WindowShape::whole(crate::config::PLAIN_FRAGMENTS_MAX),
+            window: lm_protocol::window::WindowShape::whole(PLAIN_FRAGMENTS_MAX),
             packet_limit: 0,
             // The IP identification: not the same datagrams as an earlier run's.
             first_message: self.entropy.draw() as u16 as u32,

@@ -8,14 +8,15 @@ use lm_protocol::control::{
     Challenge, ControlMessage, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
 };
 use lm_protocol::session::{Aside, Terms};
+use lm_protocol::time::Time;
 
+use crate::completion::Outcome;
 use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Progress, Reply};
 use crate::daemon::{DaemonError, News};
-use crate::engine::{Engine, time};
+use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::landing::Inbound;
 use crate::notices::Fault;
-use crate::outbound::Outcome;
 use crate::port::{Port, WakeError};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 
@@ -328,7 +329,7 @@ impl<P: Port> Engine<P> {
             delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
             is_heard: touched & 1 << inbound.place() != 0,
             unused: (inbound.unused(now_ns)).map(|unused| {
-                let unused_ms = time(now_ns).since(unused.since).as_millis();
+                let unused_ms = Time::from_nanos(now_ns).since(unused.since).as_millis();
                 (unused_ms.min(u32::MAX.into()) as u32, unused.is_idle)
             }),
         };

@@ -3,10 +3,10 @@
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT};
 
-use crate::config::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::landing::Told;
-use crate::peer::EAGER_ACK_EVERY;
 use crate::port::Port;
 
 /// A sender with fewer packets of credit left is told of more at once.

@@ -13,7 +13,7 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::with_digests;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape, frames_of};
 
-use crate::config::LANDING_RING_LEN;
+use crate::bounds::LANDING_RING_LEN;
 use crate::daemon::ipc::Offer;
 
 /// Longest window of a session, in fragments: entries of several are posted together.
@@ -94,7 +94,7 @@ impl LandingTerms {
         let layout = request
             .layout_at(self.mtu, self.link)
             .map_err(|_| RejectReason::Unsupported)?;
-        if layout.payload_len() < crate::integrity::PAYLOAD_LEN_MIN {
+        if layout.payload_len() < crate::fragment_digests::PAYLOAD_LEN_MIN {
             return Err(RejectReason::Unsupported.into());
         }
         let max_message_len = self.max_message_len.min(layout.max_message_len());

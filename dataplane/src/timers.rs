@@ -2,10 +2,10 @@
 
 use lm_protocol::wire::lm::LmHeader;
 
+use crate::completion::Outcome;
+use crate::eager::EAGER_NEVER_NEXT;
 use crate::engine::Engine;
 use crate::notices::Fault;
-use crate::outbound::Outcome;
-use crate::peer::EAGER_NEVER_NEXT;
 use crate::port::{Port, WakeError};
 
 /// An announcement without an answer is repeated after this time.

@@ -29,7 +29,7 @@ enum Part {
     Kernel,
     /// Steering, and what a card can do.
     Cards,
-    /// Rings, UMEM, who owns which part of it.
+    /// What all others stand on: rings, UMEM, who owns which part of it, bounds, what an application hears of messages.
     Memory,
     /// The programs in the kernel, their maps and their log: another crate.
     Gate,
@@ -39,17 +39,13 @@ enum Part {
 
 /// In which part a file or a folder of `dataplane/src` is.
 const PARTS: [(Part, &[&str]); 11] = [
-    (
-        Face,
-        &["config", "endpoint", "error", "idle", "message", "region"],
-    ),
+    (Face, &["config", "endpoint", "error", "idle"]),
     (Open, &["open", "open_daemon", "opening"]),
     (
         Engine,
         &[
             "capture",
             "counters",
-            "eager",
             "engine",
             "entropy",
             "integrity",
@@ -60,13 +56,14 @@ const PARTS: [(Part, &[&str]); 11] = [
             "packets",
             "peer",
             "polling",
+            "probe",
             "requests",
             "stream",
             "telling",
             "timers",
         ],
     ),
-    (Send, &["channel", "outbound", "probe", "rate_limit"]),
+    (Send, &["channel", "eager", "outbound", "rate_limit"]),
     (Land, &["landing", "landing_channel", "landing_memory"]),
     (
         Admission,
@@ -98,7 +95,19 @@ const PARTS: [(Part, &[&str]); 11] = [
     (Cards, &["platform", "steering"]),
     (
         Memory,
-        &["arena", "frames", "memory", "release", "ring", "ring_memory"],
+        &[
+            "arena",
+            "bounds",
+            "completion",
+            "fragment_digests",
+            "frames",
+            "memory",
+            "message",
+            "region",
+            "release",
+            "ring",
+            "ring_memory",
+        ],
     ),
     (Beside, &["fuzzing", "lib", "simnic"]),
 ];

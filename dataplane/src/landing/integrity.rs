@@ -12,14 +12,14 @@ use std::time::Duration;
 use lm_protocol::delivery::{Delivery, RequestTimer};
 use lm_protocol::integrity::DigestTimer;
 use lm_protocol::manifest::{FragmentHasher, ManifestCollector, message_digest};
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{LmPacket, MessageDigest, MissingRange};
 
 use super::repair::Source;
 use super::{Entries, GivenUp, Inbound, InboundTerms, Remedy};
 use crate::arena::Arena;
-use crate::engine::time;
-use crate::integrity::FragmentDigests;
-use crate::losses::RANGES_MAX;
+use crate::bounds::RANGES_MAX;
+use crate::fragment_digests::FragmentDigests;
 use crate::memory::{CHUNK_LEN_RANGE, Umem};
 
 /// Without reliable delivery a message whose digests do not come is given up after so long.
@@ -285,7 +285,7 @@ impl Inbound {
             }
             _ => {}
         }
-        let waited = self.evidence.timer(front.number).waited(time(now_ns));
+        let waited = self.evidence.timer(front.number).waited(Time::from_nanos(now_ns));
         (self.terms.delivery != Delivery::Reliable && waited >= PATIENCE)
             .then(|| self.give_up_front(entries, arena, umem))
     }
@@ -330,7 +330,7 @@ impl Inbound {
                 |front: &super::Arriving| front.number == number && !front.arrivals.is_complete();
             return (self.messages.front().is_some_and(is_partial)).then_some(true);
         }
-        let waited = self.evidence.timer(front.number).waited(time(now_ns));
+        let waited = self.evidence.timer(front.number).waited(Time::from_nanos(now_ns));
         (waited >= PATIENCE).then_some(false)
     }
 
@@ -367,7 +367,7 @@ impl Inbound {
             front.proof.verdict = Verdict::Open;
             // What was asked for before is not what is asked for now.
             front.timer = RequestTimer::default();
-            front.timer.noticed(time(now_ns));
+            front.timer.noticed(Time::from_nanos(now_ns));
             front.missing_ns.get_or_insert(now_ns);
             self.troubled = true;
         } else if front.arrivals.is_complete() {
@@ -387,7 +387,9 @@ impl Inbound {
             Err(_) => return Some(false),
         }
         let digest = manifest.message_digest();
-        self.evidence.timer(front.number).progressed(time(now_ns));
+        self.evidence
+            .timer(front.number)
+            .progressed(Time::from_nanos(now_ns));
         if let Some(digest) = digest
             && *front.proof.announced.get_or_insert(digest) != digest
         {
@@ -404,7 +406,7 @@ impl Inbound {
             (self.evidence.manifest).take_if(|manifest| front != Some(manifest.message()));
             return None;
         }
-        let now = time(now_ns);
+        let now = Time::from_nanos(now_ns);
         let gives_up_unasked = self.gives_up_unasked();
         let front = self.messages.front_mut()?;
         let proof = &mut front.proof;

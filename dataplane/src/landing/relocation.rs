@@ -12,11 +12,12 @@
 use std::collections::{HashMap, HashSet};
 
 use lm_protocol::delivery::{Delivery, RequestTimer};
+use lm_protocol::time::Time;
 use lm_protocol::window::TailRule;
 
+use super::Inbound;
 use super::integrity::Verdict;
 use super::repair::Source;
-use super::{Inbound, time};
 use crate::memory::Umem;
 
 /// Fragments that may be copied aside in one go; more are requested again.
@@ -119,7 +120,7 @@ impl Inbound {
         if !front.arrivals.is_complete() {
             // What was asked for before is not what is asked for now.
             front.timer = RequestTimer::default();
-            front.timer.noticed(time(now_ns));
+            front.timer.noticed(Time::from_nanos(now_ns));
             front.missing_ns.get_or_insert(now_ns);
         }
         self.troubled = true;
@@ -378,7 +379,7 @@ impl Inbound {
             let digest = self.evidence.hasher.digest(bytes);
             if self.evidence.digests.of(zone.start, count)[index as usize] != digest {
                 front.arrivals.reject(position);
-                front.timer.noticed(time(self.progress_ns));
+                front.timer.noticed(Time::from_nanos(self.progress_ns));
                 front.missing_ns.get_or_insert(self.progress_ns);
                 self.troubled = true;
                 self.repair.corrupt += 1;

@@ -11,14 +11,14 @@ use std::time::Duration;
 use lm_protocol::delivery::{Arrival, Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::Geometry;
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::window::{TailRule, WindowShape};
 use lm_protocol::wire::lm::MissingRange;
 
 use super::integrity::Verdict;
 use super::{Aim, Claim, Entries, GivenUp, Inbound, Sessions, Untaken, Zone};
 use crate::arena::Arena;
-use crate::engine::time;
-use crate::losses::RANGES_MAX;
+use crate::bounds::RANGES_MAX;
 use crate::memory::Umem;
 use crate::port::RxQueue;
 
@@ -259,7 +259,7 @@ impl Inbound {
             let expected = message.arrivals.expected();
             if message.arrivals.claim(u32::MAX) {
                 lost += message.arrivals.expected() - expected;
-                message.timer.noticed(time(now_ns));
+                message.timer.noticed(Time::from_nanos(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
             }
         }
@@ -289,11 +289,11 @@ impl Inbound {
                 return false;
             }
             Arrival::Jumped(_) => {
-                message.timer.noticed(time(now_ns));
+                message.timer.noticed(Time::from_nanos(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
             }
             Arrival::Late => {
-                if let Some(sample) = message.timer.progressed(time(now_ns)) {
+                if let Some(sample) = message.timer.progressed(Time::from_nanos(now_ns)) {
                     // RFC 6298's smoothing, with an eighth for what is new.
                     let sample_ns = sample.as_nanos() as u64;
                     self.answer_ns = match self.answer_ns {
@@ -373,7 +373,7 @@ impl Inbound {
         let len = message.geometry.fragment_len(index);
         let Some(slot) = self.held.take(usize::from(self.terms.layout.payload_len())) else {
             message.arrivals.reject(position);
-            message.timer.noticed(time(self.progress_ns));
+            message.timer.noticed(Time::from_nanos(self.progress_ns));
             message.missing_ns.get_or_insert(self.progress_ns);
             self.troubled = true;
             self.repair.no_room += 1;
@@ -628,7 +628,7 @@ impl Inbound {
         for message in &mut self.messages {
             let sent_of_it = sent.saturating_sub(message.base).min(u64::from(u32::MAX)) as u32;
             if sent_of_it > 0 && message.arrivals.claim(sent_of_it) {
-                message.timer.noticed(time(now_ns));
+                message.timer.noticed(Time::from_nanos(now_ns));
                 message.missing_ns.get_or_insert(now_ns);
                 self.troubled = true;
             }
@@ -798,7 +798,7 @@ impl Inbound {
             if self.terms.zero_copy && !message.located {
                 continue;
             }
-            let Some(from) = message.timer.poll(time(now_ns)) else {
+            let Some(from) = message.timer.poll(Time::from_nanos(now_ns)) else {
                 continue;
             };
             let count = message.geometry.fragment_count();
@@ -812,7 +812,7 @@ impl Inbound {
                     .collect();
             message
                 .timer
-                .asked(time(now_ns), from, message.arrivals.expected(), pause);
+                .asked(Time::from_nanos(now_ns), from, message.arrivals.expected(), pause);
             if !ranges.is_empty() {
                 self.repair.requested += ranges.iter().map(|range| u64::from(range.len)).sum::<u64>();
                 return Some((message.number, ranges));

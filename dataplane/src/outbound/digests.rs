@@ -10,7 +10,7 @@ use lm_protocol::serial;
 use lm_protocol::wire::lm::{HEADER_LEN, MessageDigest, MissingRange};
 
 use super::{Outbound, Outgoing, OutgoingTable};
-use crate::integrity::FragmentDigests;
+use crate::fragment_digests::FragmentDigests;
 use crate::memory::Umem;
 
 /// Ranges of digests to be sent that are kept; the receiver repeats requests for others.

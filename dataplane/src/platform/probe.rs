@@ -4,9 +4,9 @@
 //! General frames do not overlap, so there it harms nobody. While the probe runs they are posted full of a pattern; whoever asks
 //! for a session is made to send some packets there, and is granted one when they have shown what the driver does.
 
-use crate::config::PREFIX_LEN_MAX;
+use crate::bounds::PREFIX_LEN_MAX;
+use crate::completion::PeerId;
 use crate::memory::{CHUNK_LEN_RANGE, Umem};
-use crate::peer::PeerId;
 
 use super::Obstacle;
 use super::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};

@@ -11,9 +11,9 @@ use lm_protocol::wire::lm::{EagerAcknowledgement, HEADER_LEN, LmHeader, TYPE_EAG
 use lm_protocol::wire::parse_frame;
 
 use super::bed::{Bed, BedConfig, IPS, TWO_QUEUES, data_address, lm_packet, noise, sender_id};
+use crate::completion::{Outcome, PeerId};
+use crate::eager::EagerOut;
 use crate::opening::Queues;
-use crate::outbound::Outcome;
-use crate::peer::{EagerOut, PeerId};
 use crate::simnic::{self, Impairments};
 
 const UDP_HEADERS_LEN: usize = 42;

@@ -5,8 +5,7 @@ use lm_ebpf::Verdict;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
+use crate::completion::{Outcome, PeerId};
 use crate::simnic::{Semantics, WireConfig, ZeroCopy};
 
 const LEN: usize = 900_000;

@@ -18,21 +18,20 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::config::{
-    ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, MTU_IN_ONE_FRAME, OUTGOING_MAX,
-    TRANSMIT_FRAMES,
-};
+use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_FRAMES};
+use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
+use crate::config::{ConnectOptions, EndpointConfig};
 use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::entropy::Entropy;
-use crate::error::{ConnectError, LoanError, SendError, TrySendError};
+use crate::error::ConnectError;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
+use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::outbound::{Completion, Outcome, SendToken};
-use crate::peer::PeerId;
 use crate::platform::{chunk_len_for, probe::Probe};
 use crate::port::{Device, ModeRequest, Port};
 use crate::region::SendRegion;
+use crate::region::TrySendError;
 #[cfg(test)]
 use crate::release::Released;
 use crate::simnic::{self, HostConfig, Semantics, SimNic, Wire, WireConfig};

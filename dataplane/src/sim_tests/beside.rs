@@ -6,10 +6,10 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::config::{EXCHANGE_BURST, TRANSMIT_BURST};
-use crate::error::{LoanError, SendError};
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
+
+use crate::bounds::TRANSMIT_BURST;
+use crate::completion::{LoanError, Outcome, PeerId, SendError};
+use crate::engine::EXCHANGE_BURST;
 
 const LONG: usize = 60_000;
 

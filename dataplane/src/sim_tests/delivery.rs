@@ -10,10 +10,8 @@ use lm_protocol::geometry::Wire as WireMode;
 use super::bed::{Bed, BedConfig, noise};
 use super::times;
 use super::transfer::Dice;
+use crate::completion::{Outcome, PeerId, RecvError};
 use crate::config::ConnectOptions;
-use crate::error::RecvError;
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 
 /// What the wire does to large packets of host 0, in packets of a million.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +109,7 @@ fn transfer(
             let payload = noise(next as u64, lens[next]);
             match impaired.bed.try_send(0, peer, &payload, next as u64) {
                 Ok(_) => next += 1,
-                Err(crate::error::SendError::WouldBlock) => break,
+                Err(crate::completion::SendError::WouldBlock) => break,
                 Err(error) => panic!("{error}"),
             }
         }

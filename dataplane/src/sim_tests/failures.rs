@@ -7,9 +7,9 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
+use crate::completion::{LoanError, Outcome, RecvError};
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, LoanError, RecvError};
-use crate::outbound::Outcome;
+use crate::error::ConnectError;
 use crate::outbound::{Copied, Way};
 use crate::simnic::{self, WireConfig};
 
@@ -358,7 +358,7 @@ fn a_sender_without_credit_asks_for_it() {
         bed.pass(Duration::from_millis(100));
         if restarted {
             let known = bed.hosts[1].peers.find(data_address(0)).expect("a peer");
-            bed.hosts[1].peers.at(known).eager_in = crate::peer::EagerIn::default();
+            bed.hosts[1].peers.at(known).eager_in = crate::eager::EagerIn::default();
         }
         bed.wire.drop_next(1, 0);
         bed.hosts[0].completions.clear();

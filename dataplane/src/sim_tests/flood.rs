@@ -20,10 +20,9 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 use super::allocations::growth;
 use super::bed::{Bed, BedConfig, IPS, PORT, lm_packet, noise};
 use super::times;
-use crate::config::PEERS_MAX;
-use crate::error::{RecvError, SendError};
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
+
+use crate::bounds::PEERS_MAX;
+use crate::completion::{Outcome, PeerId, RecvError, SendError};
 use crate::simnic;
 use kinds::{FLOODS, Flood, announced, request};
 

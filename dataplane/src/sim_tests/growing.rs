@@ -4,9 +4,8 @@
 use std::time::Duration;
 
 use super::bed::{Bed, BedConfig, is_busy, noise};
+use crate::completion::{Outcome, PeerId};
 use crate::config::{ConnectOptions, Start};
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 
 fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {

@@ -14,10 +14,8 @@ use lm_protocol::wire::lm::{
 };
 
 use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise, sender_id};
+use crate::completion::{Outcome, PeerId, RecvError};
 use crate::config::ConnectOptions;
-use crate::error::RecvError;
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 use crate::simnic;
 
 /// Ethernet, IPv4 and UDP header.

@@ -12,11 +12,10 @@ use lm_protocol::wire::lm::TYPE_DATA;
 use super::bed::{Bed, BedConfig, fill, is_busy, noise};
 use super::integrity::kind;
 use super::times;
+use crate::completion::{LoanError, Outcome, PeerId, SendError};
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, LoanError, SendError};
+use crate::error::ConnectError;
 use crate::notices::Fault;
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
 const LEN_MAX: u64 = 200_000;

@@ -9,11 +9,11 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
-use crate::error::{SendError, TrySendError};
+use crate::completion::{Outcome, SendError};
 use crate::notices::Fault;
-use crate::outbound::Outcome;
 use crate::port::Port;
 use crate::port::Socket;
+use crate::region::TrySendError;
 use crate::simnic::{Semantics, WireConfig, ZeroCopy};
 
 fn addressing(src_ip: Ipv4Addr, dst_port: u16) -> Addressing {

@@ -7,10 +7,9 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
+use crate::completion::{Outcome, PeerId, RecvError};
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, RecvError};
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
+use crate::error::ConnectError;
 
 const LEN: usize = 300_000;
 

@@ -7,8 +7,8 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use super::bed::{Bed, BedConfig, ROUND_NS, noise};
 use super::times;
 use super::transfer::Dice;
+use crate::completion::PeerId;
 use crate::message::Message;
-use crate::peer::PeerId;
 use crate::simnic::{Delivery, Semantics, WireConfig, ZeroCopy};
 
 /// Two windows, so that a tail is saved and restored (I5).

@@ -5,10 +5,10 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, ROUND_NS, TWO_QUEUES, data_address, fill, noise};
+use crate::completion::{LoanError, Outcome, SendError};
 use crate::config::ConnectOptions;
-use crate::error::{ConnectError, LoanError, SendError};
+use crate::error::ConnectError;
 use crate::opening::Queues;
-use crate::outbound::Outcome;
 use crate::simnic::{self, Delivery, WireConfig};
 
 const ONE_QUEUE: Queues = Queues {

@@ -9,11 +9,11 @@ use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::landing::PLACES;
 
 use super::bed::{Bed, BedConfig, data_address, fill, noise};
+use crate::completion::{LoanError, Outcome, PeerId, RecvError};
 use crate::config::{ConnectOptions, Start};
-use crate::error::{ConnectError, LoanError, RecvError};
+use crate::error::ConnectError;
 use crate::message::Message;
-use crate::outbound::{Outbound, Outcome};
-use crate::peer::PeerId;
+use crate::outbound::Outbound;
 use crate::simnic::{Corrupt, Impairments};
 
 const FIRST: usize = 1;

@@ -5,8 +5,8 @@ use lm_protocol::delivery::Delivery;
 
 use super::bed::{Bed, BedConfig, noise};
 use super::transfer::Dice;
+use crate::completion::{RecvError, SendError};
 use crate::config::ConnectOptions;
-use crate::error::{RecvError, SendError};
 use crate::simnic::Impairments;
 
 /// Packets of a message that was given up before all of it was sent still come, and use the entries of the next one. With

@@ -9,13 +9,12 @@ use lm_protocol::window::WindowShape;
 
 use super::bed::{Bed, BedConfig, fill, is_back_pressure, noise};
 use super::times;
+use crate::completion::{Outcome, PeerId, SendError};
 use crate::config::ConnectOptions;
-use crate::error::{SendError, TrySendError};
 use crate::message::Message;
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 use crate::port::Port;
 use crate::region::SendRegion;
+use crate::region::TrySendError;
 
 /// Longest message of a case, in bytes.
 const LEN_MAX: u64 = 300_000;

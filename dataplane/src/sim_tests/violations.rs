@@ -6,9 +6,8 @@ use lm_protocol::geometry::Wire as WireMode;
 use lm_protocol::landing::LogEntry;
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::error::RecvError;
+use crate::completion::{Outcome, RecvError};
 use crate::landing::Violation;
-use crate::outbound::Outcome;
 use crate::port::RxQueue as _;
 use crate::ring::Descriptor;
 

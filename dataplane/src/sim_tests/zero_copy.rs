@@ -14,10 +14,10 @@ use lm_protocol::integrity::Integrity;
 use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
+use crate::completion::Outcome;
 use crate::config::{ConnectOptions, Start};
 use crate::error::ConnectError;
 use crate::message::Message;
-use crate::outbound::Outcome;
 use crate::port::ModeRequest;
 use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCopy};
 

@@ -11,9 +11,8 @@ use lm_protocol::integrity::Integrity;
 use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
+use crate::completion::{Outcome, PeerId};
 use crate::config::ConnectOptions;
-use crate::outbound::Outcome;
-use crate::peer::PeerId;
 use crate::simnic::{Bursts, Impairments, Semantics, WireConfig, ZeroCopy};
 
 /// Longest message: one UDP datagram.
@@ -113,7 +112,7 @@ fn under(bed: &mut Bed, peer: PeerId, lens: &[usize]) -> Vec<bool> {
                     assert!(message[..] == noise(tag as u64, lens[tag])[..], "message {tag}");
                     assert!(!std::mem::replace(&mut shown[tag], true), "message {tag} twice");
                 }
-                Err(crate::error::RecvError::Incomplete { tag, .. }) => failed[tag as usize] = true,
+                Err(crate::completion::RecvError::Incomplete { tag, .. }) => failed[tag as usize] = true,
                 Err(error) => panic!("{error}"),
             }
         }

@@ -1,0 +1,31 @@
+//! Bounds of an endpoint that nobody chooses: how long its rings are, how many frames and messages it has room for.
+
+/// General receive frames: posted frames plus messages that the application holds. At 2 KiB each, 8 MiB.
+pub(crate) const GENERAL_FRAMES: u32 = 4096;
+/// Small transmit frames: unacknowledged eager messages plus control packets in flight. At 2 KiB each, 4 MiB.
+pub(crate) const TRANSMIT_FRAMES: u32 = 2048;
+/// TX and completion ring of every channel; at least the packets that may be in flight.
+pub(crate) const TRANSMIT_RING_LEN: u32 = 2048;
+/// Fill and RX ring of a landing channel, in descriptors: 2^15 fragments of 1448 bytes are 45 MiB.
+pub(crate) const LANDING_RING_LEN: u32 = 1 << 15;
+/// Longest prefix of a driver that messages can land with, in bytes (`virtio-net` has 12).
+pub(crate) const PREFIX_LEN_MAX: u8 = 64;
+/// Peers that an endpoint knows at once; a silent one makes room for a new one.
+pub(crate) const PEERS_MAX: usize = 1024;
+/// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
+pub(crate) const OUTGOING_MAX: usize = 1024;
+/// Messages that one sender may have announced and not yet seen settled.
+pub(crate) const IN_FLIGHT_MESSAGES_MAX: u32 = 256;
+/// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's
+/// copy mode stops after 32, `TX_BATCH_SIZE` in net/xdp/xsk.c).
+pub(crate) const TRANSMIT_BURST: u32 = 32;
+/// Landing memory that several messages in flight may take together; a single larger message takes what it
+/// needs.
+pub(crate) const LANDING_LEN_SHARED: u64 = 48 << 20;
+/// Where datagrams of the kernel's socket are received that are longer than a frame: one of the longest, in whole pages.
+pub(crate) const DATAGRAM_LEN_MAX: u64 = 1 << 16;
+/// General frames that are never posted: datagrams of the kernel's socket are received into them, and come however
+/// many peers the general channel posts for.
+pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
+/// Missing ranges in one packet.
+pub(crate) const RANGES_MAX: usize = 64;
