@@ -600,7 +600,7 @@ impl<P: Port> Engine<P> {
     ) -> (SocketAddrV4, Socket) {
         self.notices.remember(key);
         let (to, socket) = self.peers.at(index).admission(one_copy);
-        if !one_copy && self.port.steward().is_some() {
+        if !one_copy && self.stewarded.has_daemon() {
             self.end_ticket(key, messages);
             return (to, socket);
         }

@@ -515,7 +515,7 @@ impl Drop for Endpoint {
             let _ = self.engine.port.wait(Duration::from_millis(1));
         }
         self.engine.flush();
-        if let Some(client) = self.engine.port.steward() {
+        if let Some(mut client) = self.engine.stewarded.client() {
             client.finish();
         }
     }

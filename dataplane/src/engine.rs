@@ -542,11 +542,7 @@ impl<P: Port> Engine<P> {
 
     /// Stage 5.
     fn look_at_sockets(&mut self, now_ns: u64) -> usize {
-        let news = match self
-            .port
-            .has_news(now_ns.saturating_sub(self.stewarded.looked_ns))
-            || self.stewarded.is_waiting()
-        {
+        let news = match self.stewarded.has_news(now_ns) {
             true => self.look_at_daemon(now_ns),
             false => 0,
         };

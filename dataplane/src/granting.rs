@@ -119,7 +119,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
         if let Some(inbound) = inbound.filter(|inbound| inbound.was_to_land())
-            && self.port.steward().is_some()
+            && self.stewarded.has_daemon()
         {
             let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
             let peer = inbound.terms.peer;

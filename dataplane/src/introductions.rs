@@ -100,9 +100,9 @@ impl<P: Port> Engine<P> {
             Ask::Silence
         } else {
             self.counters.challenged += 1;
-            match self.port.steward() {
-                Some(_) => Ask::Word,
-                None => Ask::Cookie,
+            match self.stewarded.has_daemon() {
+                true => Ask::Word,
+                false => Ask::Cookie,
             }
         };
         if !self.introductions.may_challenge(now_ns) {

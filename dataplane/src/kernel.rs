@@ -16,7 +16,7 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::{Flow, HashInput};
 
 use crate::daemon::ipc::Joined;
-use crate::daemon::{Client, DaemonError};
+use crate::daemon::{Daemon, DaemonError};
 use crate::entropy::Entropy;
 use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
@@ -30,9 +30,6 @@ use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{UdpError, UdpPair};
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskError, XskOptions};
 use authority::{Authority, Steward};
-
-/// The daemon's socket is looked at this often without a sign that it has something.
-const NEWS_EVERY_NS: u64 = 5_000_000;
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -127,10 +124,15 @@ impl KernelNic {
         Ok(KernelNic::with(config, Authority::Own(Box::new(gate)), udp))
     }
 
-    /// The same without privileges: the daemon at the other end of `client` holds the gate, and gave the queues that `joined` names to
+    /// The same without privileges: the daemon holds the gate, and gave the queues that `joined` names to
     /// the program that has `udp`.
-    pub fn joined(config: &KernelNicConfig<'_>, client: Client, joined: &Joined, udp: UdpPair) -> KernelNic {
-        let steward = Steward::new(client, joined.generic);
+    pub(crate) fn joined(
+        config: &KernelNicConfig<'_>,
+        daemon: Daemon,
+        joined: &Joined,
+        udp: UdpPair,
+    ) -> KernelNic {
+        let steward = Steward::new(daemon, joined.generic);
         KernelNic::with(config, Authority::Daemon(Box::new(steward)), udp)
     }
 
@@ -669,7 +671,7 @@ impl Port for KernelNic {
         // The daemon's descriptor comes and goes with it; it is not for the epoll instance, so whoever waits on that hears of news later.
         let sockets = self.poll.len();
         if let Authority::Daemon(steward) = &self.authority
-            && let Some(fd) = steward.client.raw_fd()
+            && let Some(fd) = steward.daemon.client().raw_fd()
         {
             let events = libc::POLLIN;
             self.poll.push(libc::pollfd {
@@ -693,7 +695,7 @@ impl Port for KernelNic {
             && entry.revents != 0
             && let Authority::Daemon(steward) = &mut self.authority
         {
-            steward.client.hint();
+            steward.daemon.client().hint();
         }
         if ready >= 0 {
             return Ok(ready > 0);
@@ -702,33 +704,6 @@ impl Port for KernelNic {
             Ok(false)
         } else {
             Err(error)
-        }
-    }
-
-    fn steward(&mut self) -> Option<&mut Client> {
-        match &mut self.authority {
-            Authority::Own(_) => None,
-            Authority::Daemon(steward) => Some(&mut steward.client),
-        }
-    }
-
-    #[inline]
-    fn has_news(&self, since_ns: u64) -> bool {
-        match &self.authority {
-            Authority::Own(_) => false,
-            Authority::Daemon(steward) => since_ns >= NEWS_EVERY_NS || steward.client.has_news(),
-        }
-    }
-
-    fn session_opened(&mut self, place: u32, key: u64) {
-        if let Authority::Daemon(steward) = &mut self.authority {
-            steward.opened(place, key);
-        }
-    }
-
-    fn session_ended(&mut self, key: u64) {
-        if let Authority::Daemon(steward) = &mut self.authority {
-            steward.ended(key);
         }
     }
 

@@ -136,7 +136,7 @@ impl<P: Port> Engine<P> {
         else {
             return;
         };
-        let is_away = self.port.steward().is_some_and(|daemon| !daemon.is_here());
+        let is_away = self.stewarded.is_away();
         if is_away || now_ns.saturating_sub(since_ns) < LOST_NS {
             return;
         }
@@ -161,7 +161,7 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_mut().ok_or("nothing lands here")?;
         let queue = landing.queue;
         // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
-        if self.port.steward().is_some_and(|daemon| !daemon.is_here()) {
+        if self.stewarded.is_away() {
             return Err("the admission daemon is away; start it again".into());
         }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.

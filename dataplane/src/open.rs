@@ -14,6 +14,7 @@ use lm_protocol::wire::lm::with_digests;
 use crate::bounds::{LANDING_RING_LEN, PREFIX_LEN_MAX};
 use crate::capture::Capture;
 use crate::config::EndpointConfig;
+use crate::daemon::Daemon;
 use crate::endpoint::Endpoint;
 use crate::engine::{Fixed, OnTheWay};
 use crate::entropy::Entropy;
@@ -161,6 +162,7 @@ pub(crate) struct Opened {
     plan: MemoryPlan,
     umem: Umem,
     pub(crate) nic: KernelNic,
+    pub(crate) daemon: Option<Daemon>,
     parts: Parts<KernelNic>,
     landing_ring_len: u32,
     warnings: Vec<String>,
@@ -305,6 +307,7 @@ impl Opened {
             plan,
             umem,
             nic,
+            daemon: None,
             parts,
             landing_ring_len,
         })
@@ -321,6 +324,7 @@ impl Opened {
             plan,
             umem,
             nic,
+            daemon,
             parts,
             landing_ring_len,
             ..
@@ -376,7 +380,7 @@ impl Opened {
         };
         let capture = config.capture.clone().map(Capture::new);
         let idle = Idle::new(config.idle);
-        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, entropy);
+        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, daemon, entropy);
         engine.capture = capture;
         if fixed.zero_copy {
             engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len, plan.kept_frames));

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Admission, EndpointConfig};
 use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
-use crate::daemon::{Client, DaemonError};
+use crate::daemon::{Client, Daemon, DaemonError};
 use crate::error::OpenError;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::Umem;
 use crate::open::{Opened, Site};
 use crate::opening::{MemoryPlan, Queues};
 use crate::platform::chunk_len_for;
-use crate::port::{ModeRequest, Port as _};
+use crate::port::ModeRequest;
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;
 
@@ -76,6 +76,7 @@ impl Opened {
             len: plan.total_len(),
             source,
         })?;
+        let daemon = Daemon::new(client);
         let nic = KernelNic::joined(
             &KernelNicConfig {
                 interface_index: site.interface.index,
@@ -90,7 +91,7 @@ impl Opened {
                 device: None,
                 poll_queues: config.poll_queues && site.veth,
             },
-            client,
+            daemon.clone(),
             &joined,
             udp,
         );
@@ -103,9 +104,10 @@ impl Opened {
             allow: config.allow.clone(),
         });
         let mut opened = Opened::assemble(config, plan, umem, nic, site)?;
-        if let (Some(offer), Some(client)) = (offer, opened.nic.steward()) {
-            client.done(Call::Receive(offer), &[])?;
+        if let Some(offer) = offer {
+            daemon.client().done(Call::Receive(offer), &[])?;
         }
+        opened.daemon = Some(daemon);
         Ok(opened)
     }
 }

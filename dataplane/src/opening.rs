@@ -17,6 +17,7 @@ use crate::bounds::{
 use crate::channel::Transmit;
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
+use crate::daemon::Daemon;
 use crate::eager::TransmitFrames;
 use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
 use crate::entropy::Entropy;
@@ -319,12 +320,13 @@ impl<P: Port> Parts<P> {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn into_engine(
         self,
-        mut port: P,
+        port: P,
         mut config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
         admit: Box<dyn Admit + Send>,
+        daemon: Option<Daemon>,
         mut entropy: Entropy,
     ) -> Engine<P> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
@@ -335,7 +337,7 @@ impl<P: Port> Parts<P> {
         // Where a daemon grants, nobody else does.
         let patience = config.patience;
         let grantor_of = |places: &[u16]| Grantor::new(places).with_patience(patience);
-        let grantor = (port.steward().is_none()).then(|| {
+        let grantor = daemon.is_none().then(|| {
             // Others are to find a place, whatever one host asks for.
             grantor_of(&places_of(&self.landing_queues)).with_address_max(PLACES as usize / 2)
         });
@@ -390,7 +392,7 @@ impl<P: Port> Parts<P> {
             round: 0,
             now_ns: 0,
             link: Link::default(),
-            stewarded: Stewarded::default(),
+            stewarded: Stewarded::new(daemon),
         }
     }
 }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use lm_protocol::landing::{LogEntry, SessionAdmission};
 use lm_protocol::rss::HashInput;
 
-use crate::daemon::Client;
 use crate::memory::Umem;
 use crate::ring::Descriptor;
 
@@ -482,28 +481,6 @@ pub trait Port {
 
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
-
-    /// The admission daemon, where it holds the gate in our place.
-    fn steward(&mut self) -> Option<&mut Client> {
-        None
-    }
-
-    /// Whether the daemon may have said something, so long after it was last looked at. No system call.
-    #[inline]
-    fn has_news(&self, since_ns: u64) -> bool {
-        let _ = since_ns;
-        false
-    }
-
-    /// The daemon granted a session at a place of the landing queue, and the gate is open to it.
-    fn session_opened(&mut self, place: u32, key: u64) {
-        let _ = (place, key);
-    }
-
-    /// The daemon ended a session, or was asked to.
-    fn session_ended(&mut self, key: u64) {
-        let _ = key;
-    }
 
     /// The device, where it reads and writes packets itself: zero-copy mode. `None`: the kernel copies them.
     fn device(&self) -> Option<Device> {

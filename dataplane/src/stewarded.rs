@@ -2,6 +2,7 @@
 //! no daemon none of this runs, and `granting.rs` and `control.rs` do it on the control port.
 
 use std::net::SocketAddrV4;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use lm_protocol::control::{
@@ -12,7 +13,7 @@ use lm_protocol::time::Time;
 
 use crate::completion::Outcome;
 use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Progress, Reply};
-use crate::daemon::{DaemonError, News};
+use crate::daemon::{Client, Daemon, DaemonError, News};
 use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::landing::Inbound;
@@ -29,9 +30,13 @@ const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
 /// A sender that must not ask now asks again after this time.
 const ASK_AGAIN_NS: u64 = 50_000_000;
 
+/// The daemon's socket is looked at this often without a sign that it has something.
+const NEWS_EVERY_NS: u64 = 5_000_000;
+
 /// Our side of what the daemon does for us.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Stewarded {
+    daemon: Option<Daemon>,
     pub(crate) looked_ns: u64,
     touched_ns: u64,
     /// A bit for each place whose session said something since the daemon heard of it.
@@ -43,6 +48,42 @@ pub(crate) struct Stewarded {
 }
 
 impl Stewarded {
+    pub(crate) fn new(daemon: Option<Daemon>) -> Stewarded {
+        Stewarded {
+            daemon,
+            looked_ns: 0,
+            touched_ns: 0,
+            touched: 0,
+            tickets: Vec::new(),
+            waiting: None,
+        }
+    }
+
+    /// Whether the daemon grants, and holds the gate.
+    #[inline]
+    pub(crate) fn has_daemon(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// The daemon, where there is one.
+    pub(crate) fn client(&self) -> Option<MutexGuard<'_, Client>> {
+        self.daemon.as_ref().map(Daemon::client)
+    }
+
+    /// Whether there is a daemon that is away.
+    pub(crate) fn is_away(&self) -> bool {
+        self.client().is_some_and(|client| !client.is_here())
+    }
+
+    /// Whether the daemon may have said something. No system call.
+    #[inline]
+    pub(crate) fn has_news(&self, now_ns: u64) -> bool {
+        let Some(daemon) = &self.daemon else { return false };
+        self.is_waiting()
+            || now_ns.saturating_sub(self.looked_ns) >= NEWS_EVERY_NS
+            || daemon.client().has_news()
+    }
+
     /// A session waits for its sender's neighbour address.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
@@ -106,12 +147,13 @@ impl<P: Port> Engine<P> {
         }
         // Nothing overtakes a session that waits.
         while self.stewarded.waiting.is_none() {
-            let Some(client) = self.port.steward() else {
+            let Some(mut client) = self.stewarded.client() else {
                 return 0;
             };
             let Some(news) = client.look(count == 0) else {
                 break;
             };
+            drop(client);
             count += 1;
             match news {
                 News::Event(Event::Opened {
@@ -127,13 +169,13 @@ impl<P: Port> Engine<P> {
                             request,
                             grant,
                         };
-                        self.port.session_opened(u32::from(place), grant.session_key);
+                        self.gate_opened(u32::from(place), grant.session_key);
                         self.opened(&opened, now_ns, now_ns);
                     }
                     _ => tracing::warn!(%from, "the admission daemon granted what is no session"),
                 },
                 News::Event(Event::Closed { session_key, .. }) => {
-                    self.port.session_ended(session_key);
+                    self.gate_closed(session_key);
                     let was_aside = self.is_aside(session_key);
                     self.close_landing(session_key, false);
                     if was_aside != Some(true) {
@@ -157,7 +199,7 @@ impl<P: Port> Engine<P> {
     /// A packet of a session that we do not know came: the daemon may have granted it.
     #[cold]
     pub(crate) fn ask_for_session(&mut self, now_ns: u64) {
-        if self.port.steward().is_some() && !self.stewarded.is_waiting() {
+        if self.stewarded.has_daemon() && !self.stewarded.is_waiting() {
             self.look_at_daemon(now_ns);
         }
     }
@@ -182,8 +224,20 @@ impl<P: Port> Engine<P> {
         }));
     }
 
+    fn gate_opened(&mut self, place: u32, key: u64) {
+        if let Some(mut client) = self.stewarded.client() {
+            client.opened(place, key);
+        }
+    }
+
+    fn gate_closed(&mut self, key: u64) {
+        if let Some(mut client) = self.stewarded.client() {
+            client.closed(key);
+        }
+    }
+
     fn tell_daemon(&mut self, call: Call) {
-        if let Some(client) = self.port.steward() {
+        if let Some(mut client) = self.stewarded.client() {
             client.tell(call);
         }
     }
@@ -284,7 +338,7 @@ impl<P: Port> Engine<P> {
 
     /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
     fn set_aside_by_daemon(&mut self, session_key: u64, now_ns: u64) {
-        self.port.session_ended(session_key);
+        self.gate_closed(session_key);
         while self.receive_landing(now_ns) > 0 {}
         match self.is_aside(session_key) {
             // What it was in was given up, and the daemon knows.
@@ -299,8 +353,8 @@ impl<P: Port> Engine<P> {
 
     /// Has the daemon end a session that lands here, and waits until the gate is closed.
     pub(crate) fn abort_at_daemon(&mut self, session_key: u64, delivered: u32) {
-        self.port.session_ended(session_key);
-        let Some(client) = self.port.steward() else {
+        self.gate_closed(session_key);
+        let Some(mut client) = self.stewarded.client() else {
             return;
         };
         client.gave_up(session_key);
@@ -317,7 +371,7 @@ impl<P: Port> Engine<P> {
     /// Tells the daemon once a second how far its sessions are.
     pub(crate) fn touch_sessions(&mut self, now_ns: u64) {
         let is_due = now_ns.saturating_sub(self.stewarded.touched_ns) >= TOUCH_EVERY_NS;
-        if !is_due || self.port.steward().is_none() {
+        if !is_due || !self.stewarded.has_daemon() {
             return;
         }
         self.stewarded.touched_ns = now_ns;
@@ -364,7 +418,8 @@ impl<P: Port> Engine<P> {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
         };
-        match self.port.steward().map(|client| client.call(call, &[])) {
+        let answer = (self.stewarded.client()).map(|mut client| client.call(call, &[]));
+        match answer {
             Some(Ok((Reply::Word(word), _))) => word,
             _ => {
                 tracing::warn!(%to, "it hears only whom its cluster's daemons speak for: start lm-admissiond here, with the cluster's key");
@@ -375,7 +430,7 @@ impl<P: Port> Engine<P> {
 
     /// Whether the daemon knows the word of a peer's daemon; without a daemon there need be none.
     pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
-        let Some(client) = self.port.steward() else {
+        let Some(mut client) = self.stewarded.client() else {
             return true;
         };
         let call = Call::Confirm {
@@ -395,7 +450,7 @@ impl<P: Port> Engine<P> {
         request_id: u32,
         deadline_ns: u64,
     ) -> Option<Asking> {
-        self.port.steward()?;
+        self.stewarded.daemon.as_ref()?;
         let mut asking = Asking {
             to,
             request,
@@ -432,7 +487,7 @@ impl<P: Port> Engine<P> {
             });
             return;
         }
-        let Some(client) = self.port.steward() else {
+        let Some(mut client) = self.stewarded.client() else {
             return;
         };
         let call = Call::Request {

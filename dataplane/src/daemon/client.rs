@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lm_protocol::control::ControlMessage;
+use lm_protocol::landing::PLACES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -75,6 +76,8 @@ pub struct Client {
     joined: Option<Joined>,
     /// The data port's socket, to show that the port is ours.
     udp: Option<OwnedFd>,
+    /// Keys of the sessions to which the gate is open, by place.
+    open: [Option<u64>; PLACES as usize],
     /// Sessions as receiver that are open, and as sender or asked for: what has to end when the daemon forgot it.
     received: Vec<u64>,
     sent: Vec<u32>,
@@ -100,6 +103,7 @@ impl Client {
             news: VecDeque::new(),
             joined: None,
             udp: None,
+            open: [None; PLACES as usize],
             received: Vec::new(),
             sent: Vec::new(),
             due: false,
@@ -255,6 +259,28 @@ impl Client {
     /// A ticket was got: it ends with its news.
     pub(crate) fn asked(&mut self, ticket: u32) {
         self.sent.push(ticket);
+    }
+
+    /// The daemon granted a session at a place of the landing queue, and the gate is open to it.
+    pub(crate) fn opened(&mut self, place: u32, key: u64) {
+        self.open[(place % PLACES) as usize] = Some(key);
+    }
+
+    /// The gate is closed to a session, or the daemon was asked to close it.
+    pub(crate) fn closed(&mut self, key: u64) {
+        for slot in self.open.iter_mut().filter(|slot| **slot == Some(key)) {
+            *slot = None;
+        }
+    }
+
+    /// Whether the gate is open to a session, as far as is known.
+    pub(crate) fn is_open(&self, key: u64) -> bool {
+        self.open.contains(&Some(key))
+    }
+
+    /// The session at a place to which the gate is open.
+    pub(crate) fn open_at(&self, place: u32) -> Option<u64> {
+        self.open.get(place as usize).copied().flatten()
     }
 
     /// A session as receiver ended by our own will.

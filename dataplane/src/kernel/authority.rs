@@ -5,10 +5,10 @@ use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
 use lm_ebpf::{Counters, Gate, Log, Role};
-use lm_protocol::landing::{PLACES, SessionAdmission};
+use lm_protocol::landing::SessionAdmission;
 
 use crate::daemon::ipc::{Call, Reply, Role as Asked};
-use crate::daemon::{Client, DaemonError};
+use crate::daemon::{Daemon, DaemonError};
 use crate::port::PortError;
 use crate::xsk::{Rings, Xsk, XskConfig};
 
@@ -20,21 +20,18 @@ pub(super) enum Authority {
 
 /// The daemon, as a NIC's channels and sessions need it.
 pub(super) struct Steward {
-    pub(super) client: Client,
+    pub(super) daemon: Daemon,
     /// The gate is in the network stack.
     pub(super) generic: bool,
-    /// Keys of the sessions that land here and that the daemon has not ended, by place.
-    keys: [Option<u64>; PLACES as usize],
     /// Without a log nothing says that the data socket has something.
     looks: Cell<u64>,
 }
 
 impl Steward {
-    pub(super) fn new(client: Client, generic: bool) -> Steward {
+    pub(super) fn new(daemon: Daemon, generic: bool) -> Steward {
         Steward {
-            client,
+            daemon,
             generic,
-            keys: [None; PLACES as usize],
             looks: Cell::new(0),
         }
     }
@@ -67,7 +64,7 @@ impl Steward {
                 config.completion_len,
             ],
         };
-        let (reply, beside) = self.client.insist(&call, &[memory])?;
+        let (reply, beside) = self.daemon.client().insist(&call, &[memory])?;
         let Reply::ChannelOpened { .. } = reply else {
             return Err(DaemonError::Nonsense("no channel").into());
         };
@@ -89,20 +86,9 @@ impl Steward {
         Ok((xsk, rings, log))
     }
 
-    /// The daemon granted a session at a place of the landing queue; the gate is open to it.
-    pub(super) fn opened(&mut self, place: u32, key: u64) {
-        self.keys[(place % PLACES) as usize] = Some(key);
-    }
-
-    /// The session is over.
-    pub(super) fn ended(&mut self, key: u64) {
-        for slot in self.keys.iter_mut().filter(|slot| **slot == Some(key)) {
-            *slot = None;
-        }
-    }
-
     pub(super) fn open_session(&mut self, session: &SessionAdmission) -> Result<(), PortError> {
-        if !self.keys.contains(&Some(session.key)) {
+        let mut client = self.daemon.client();
+        if !client.is_open(session.key) {
             // The daemon has closed it.
             return Ok(());
         }
@@ -110,28 +96,30 @@ impl Steward {
             session_key: session.key,
             first_message: session.first_message,
         };
-        Ok(self.client.insist(&call, &[]).map(drop)?)
+        Ok(client.insist(&call, &[]).map(drop)?)
     }
 
     /// Closes the gate, if the daemon has not done so when the session ended.
     pub(super) fn close_session(&mut self, place: u32) -> Result<(), PortError> {
-        match self.keys.get(place as usize).copied().flatten() {
-            Some(session_key) => Ok(self
-                .client
-                .insist(&Call::CloseGate { session_key }, &[])
-                .map(drop)?),
+        let mut client = self.daemon.client();
+        match client.open_at(place) {
+            Some(session_key) => Ok(client.insist(&Call::CloseGate { session_key }, &[]).map(drop)?),
             None => Ok(()),
         }
     }
 
     pub(super) fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
         let queue = queue as u16;
-        Ok(self.client.insist(&Call::Quiesce { queue }, &[]).map(drop)?)
+        Ok(self
+            .daemon
+            .client()
+            .insist(&Call::Quiesce { queue }, &[])
+            .map(drop)?)
     }
 
     pub(super) fn close_channel(&mut self, queue: u32) -> Result<(), PortError> {
         let queue = queue as u16;
-        Ok(self.client.done(Call::CloseChannel { queue }, &[])?)
+        Ok(self.daemon.client().done(Call::CloseChannel { queue }, &[])?)
     }
 
     /// As [`Port::passed_count`](crate::port::Port::passed_count): of our own queues, and what came for us on others.

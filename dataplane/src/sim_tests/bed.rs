@@ -235,7 +235,8 @@ impl Bed {
                 lease: config.lease,
             };
             let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
-            let mut engine = parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), entropy);
+            let mut engine =
+                parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), None, entropy);
             if config.probing {
                 engine.footprint = Some(Probe::new("sim0", plan.chunk_len, plan.kept_frames));
             }
