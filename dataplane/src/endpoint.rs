@@ -359,7 +359,7 @@ impl Endpoint {
 
     /// The end of a message that was handed over, if one has ended.
     pub fn try_completion(&mut self) -> Option<Completion> {
-        self.engine.completions.pop_front()
+        self.engine.told.next_completion()
     }
 
     /// Polls until every message handed over is confirmed.
@@ -374,7 +374,7 @@ impl Endpoint {
             self.check_link()?;
             let unconfirmed = self.engine.unconfirmed_messages();
             if unconfirmed == 0 {
-                return match std::mem::take(&mut self.engine.failed_sends) {
+                return match self.engine.told.take_failed_sends() {
                     0 => Ok(()),
                     messages => Err(SendError::Failed { messages }),
                 };

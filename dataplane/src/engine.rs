@@ -31,8 +31,7 @@ use crate::arena::Arena;
 use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, TRANSMIT_BURST};
 use crate::capture::Capture;
 use crate::channel::Transmit;
-use crate::completion::Outcome;
-use crate::completion::{Completion, PeerId, RecvError};
+use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
 use crate::counters::Counters;
@@ -44,6 +43,7 @@ use crate::granting::Grants;
 use crate::introductions::Introductions;
 use crate::landing::{Inbound, Sessions, Zone};
 use crate::link::Link;
+use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::notices::{Fault, Notices};
@@ -57,6 +57,7 @@ use crate::port::{Datagrams, ModeRequest, Port, QueueDrops, RxQueue, Socket};
 use crate::release::{Loaned, Released};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
+use crate::told::Told;
 
 /// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
 /// cache.
@@ -76,21 +77,8 @@ pub(crate) const EXCHANGE_BURST: u32 = 8;
 pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
 /// So long at most when there is other work in every round.
 pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
-/// The gate's count of passed packets is looked at once in so many rounds,
-const SOCKETS_EVERY_ROUNDS: u32 = 64;
-/// and, where rounds are long, once in so many nanoseconds: who asks for a session waits for it.
-const PASSED_LOOK_EVERY_NS: u64 = 100_000;
-/// The kernel's sockets are looked at when the gate's counter says so, and at least this often.
-const UDP_LOOK_EVERY_NS: u64 = 1_000_000;
-/// So many rounds in sequence do nothing but bring a message of an exchange.
-const HURRIED_MAX: u32 = 8;
 /// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
 const LOOKS_MAX: u32 = 16;
-/// Rounds that are further apart than this were delayed by the application.
-const PAUSE_NS: u64 = 100_000_000;
-/// Timers need no more precision than this.
-const TIMERS_EVERY_NS: u64 = 1_000_000;
-
 /// Receive side of the general channel.
 #[derive(Debug)]
 pub(crate) struct General<R> {
@@ -207,14 +195,7 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) applying: Vec<Applying>,
     pub(crate) leaving: Vec<Leaving>,
     pub(crate) grants: Option<Grants>,
-    pub(crate) ready: VecDeque<Message>,
-    /// Messages that stay incomplete, each behind so many whole ones.
-    pub(crate) failures: VecDeque<(u64, RecvError)>,
-    /// Whole messages that the application has taken.
-    pub(crate) messages_taken: u64,
-    pub(crate) completions: VecDeque<Completion>,
-    pub(crate) failed_sends: u64,
-    pub(crate) next_token: u64,
+    pub(crate) told: Told,
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
     pub(crate) introductions: Introductions,
@@ -229,15 +210,7 @@ pub(crate) struct Engine<P: Port> {
     /// Whether the general channel carries a stream of messages in one direction.
     pub(crate) stream: Stream,
     pub(crate) probes_ns: u64,
-    pub(crate) round: u32,
-    pub(crate) passed_seen: u64,
-    pub(crate) udp_looked_ns: u64,
-    pub(crate) passed_looked_ns: u64,
-    pub(crate) timers_ns: u64,
-    /// The round before came late.
-    pub(crate) late: bool,
-    /// Rounds in sequence that did nothing but bring a message of an exchange.
-    pub(crate) hurried: u32,
+    pub(crate) looks: Looks,
     /// The clock argument of the round that is running.
     pub(crate) now_ns: u64,
     pub(crate) link: Link,
@@ -245,17 +218,12 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) stewarded: Stewarded,
 }
 
-/// Completions kept for an application that does not ask for them; older ones are dropped and counted.
-pub(crate) const COMPLETIONS_MAX: usize = 4096;
-
 impl<P: Port> Engine<P> {
     /// One round of all stages. Returns the number of packets and events handled: 0 means idle.
     pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
-        let late = now_ns.saturating_sub(self.now_ns) >= PAUSE_NS;
-        if late && !self.late {
+        if self.looks.begin(now_ns.saturating_sub(self.now_ns), now_ns) {
             self.forgive_pause(now_ns);
         }
-        self.late = late;
         self.now_ns = now_ns;
         let mut work = self.take_back();
         work += self.reap(false);
@@ -275,8 +243,7 @@ impl<P: Port> Engine<P> {
         if work == 0 {
             work += self.reap(true);
         }
-        if now_ns.saturating_sub(self.timers_ns) >= TIMERS_EVERY_NS {
-            self.timers_ns = now_ns;
+        if self.looks.wants_timers(now_ns) {
             self.run_timers(now_ns);
         }
         work
@@ -285,12 +252,8 @@ impl<P: Port> Engine<P> {
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
     /// application's answer.
     fn answers_first(&mut self, packets: usize, now_ns: u64) -> bool {
-        let answers = packets > 0
-            && !self.ready.is_empty()
-            && self.stream.is_exchange(now_ns)
-            && self.hurried < HURRIED_MAX;
-        self.hurried = if answers { self.hurried + 1 } else { 0 };
-        answers
+        self.stream
+            .hurries(packets > 0 && self.told.has_message(), now_ns)
     }
 
     /// Looks for packets of the general channel for less than a microsecond, if nothing else is to be done: a look takes a tenth of a
@@ -314,7 +277,6 @@ impl<P: Port> Engine<P> {
     /// The application did not poll for a while. What came meanwhile may be more than one round takes, and a sender
     /// may have waited for our credit: nobody is late yet. Only the first of several long rounds is forgiven.
     fn forgive_pause(&mut self, now_ns: u64) {
-        self.timers_ns = now_ns;
         if let Some(landing) = &mut self.landing {
             (landing.sessions.iter_mut()).for_each(|inbound| inbound.forgive_pause(now_ns));
         }
@@ -520,7 +482,7 @@ impl<P: Port> Engine<P> {
                 }
                 self.counters.messages_received += 1;
                 self.counters.bytes_received += landed.len;
-                self.ready.push_back(Message {
+                self.told.received(Message {
                     loaned: Arc::clone(&self.loaned),
                     released: Some(Released::Zone {
                         start: landed.zone.start,
@@ -550,30 +512,20 @@ impl<P: Port> Engine<P> {
     }
 
     fn look_at_udp_sockets(&mut self, now_ns: u64) -> usize {
-        // The gate's counters are many cache lines. Nothing that comes this way is in a hurry, unless there is no
-        // general channel.
-        self.round = self.round.wrapping_add(1);
+        // Nothing that comes this way is in a hurry, unless there is no general channel.
         let repairs =
             (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_datagrams(now_ns));
-        let more_waits = self.udp_looked_ns == 0;
-        let is_due = self.round.is_multiple_of(SOCKETS_EVERY_ROUNDS)
-            || now_ns.saturating_sub(self.passed_looked_ns) >= PASSED_LOOK_EVERY_NS;
-        if self.general.is_some() && !repairs && !more_waits && !is_due {
+        if !(self.looks).wants_count(repairs || self.general.is_none(), now_ns) {
             return 0;
         }
-        self.passed_looked_ns = now_ns;
-        let passed = self.port.passed_count();
-        if passed == self.passed_seen && now_ns.saturating_sub(self.udp_looked_ns) < UDP_LOOK_EVERY_NS {
+        if !self.looks.wants_sockets(self.port.passed_count(), now_ns) {
             self.found_socket_empty(now_ns);
             return 0;
         }
-        self.passed_seen = passed;
-        self.udp_looked_ns = now_ns;
         let datagrams = self.receive_data_datagrams(now_ns);
         let control = self.receive_control(now_ns);
         if datagrams >= DATAGRAMS_PER_LOOK || control >= CONTROL_PER_LOOK {
-            // More may wait, and the gate's counter does not move for them again.
-            self.udp_looked_ns = 0;
+            self.looks.more_waits();
         }
         if datagrams < DATAGRAMS_PER_LOOK {
             self.found_socket_empty(now_ns);
@@ -793,30 +745,6 @@ impl<P: Port> Engine<P> {
                 sent
             }
         }
-    }
-
-    /// Records the end of a message for the application.
-    pub(crate) fn completed(
-        completions: &mut VecDeque<Completion>,
-        counters: &mut Counters,
-        failed_sends: &mut u64,
-        completion: Completion,
-    ) {
-        match completion.outcome {
-            Outcome::Delivered | Outcome::Sent => {
-                counters.messages_sent += 1;
-                counters.bytes_sent += completion.len;
-            }
-            _ => {
-                counters.messages_failed += 1;
-                *failed_sends += 1;
-            }
-        }
-        if completions.len() == COMPLETIONS_MAX {
-            completions.pop_front();
-            counters.completions_discarded += 1;
-        }
-        completions.push_back(completion);
     }
 
     /// Addressing of packets to `data`, whose next hop has the address `mac`.

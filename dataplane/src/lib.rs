@@ -28,6 +28,7 @@ mod landing;
 mod landing_channel;
 mod landing_memory;
 mod link;
+mod looks;
 mod losses;
 pub mod memory;
 mod message;
@@ -69,6 +70,7 @@ mod stream;
 mod telling;
 pub mod terms;
 mod timers;
+mod told;
 
 pub mod udp;
 pub mod xsk;

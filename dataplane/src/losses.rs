@@ -14,9 +14,6 @@ use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::notices::Fault;
 use crate::port::{Port, Socket};
 
-/// Reports of incomplete messages kept for an application that does not ask; the counter knows of all.
-const FAILURES_MAX: usize = 1024;
-
 impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
     pub(crate) fn care(&mut self, now_ns: u64) {
@@ -224,10 +221,6 @@ impl<P: Port> Engine<P> {
     /// Tells the application that a message was given up.
     fn report_incomplete(&mut self, peer: PeerId, message: GivenUp) {
         self.counters.messages_incomplete += 1;
-        if self.failures.len() == FAILURES_MAX {
-            self.failures.pop_front();
-        }
-        let behind = self.messages_taken + self.ready.len() as u64;
         let failure = RecvError::Incomplete {
             peer,
             number: message.number,
@@ -235,6 +228,6 @@ impl<P: Port> Engine<P> {
             len: message.len,
             missing: message.missing,
         };
-        self.failures.push_back((behind, failure));
+        self.told.incomplete(failure);
     }
 }

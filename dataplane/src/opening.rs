@@ -19,7 +19,7 @@ use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::daemon::Daemon;
 use crate::eager::TransmitFrames;
-use crate::engine::{COMPLETIONS_MAX, Engine, Fixed, General, LandingSide};
+use crate::engine::{Engine, Fixed, General, LandingSide};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
@@ -30,6 +30,7 @@ use crate::landing::Sessions;
 use crate::landing_channel;
 use crate::landing_memory::sure_len;
 use crate::link::Link;
+use crate::looks::Looks;
 use crate::memory::Umem;
 use crate::notices::Notices;
 use crate::one_copy::ONE_COPY_QUEUE;
@@ -39,6 +40,7 @@ use crate::polling::Flow;
 use crate::port::{Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
+use crate::told::Told;
 
 /// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
 const ZONES_MAX: usize = 4096;
@@ -367,12 +369,7 @@ impl<P: Port> Parts<P> {
                 one_copy: grantor_of(&[ONE_COPY_QUEUE; PLACES as usize]),
                 admit,
             }),
-            ready: VecDeque::with_capacity(GENERAL_FRAMES as usize + ZONES_MAX),
-            failures: VecDeque::with_capacity(64),
-            messages_taken: 0,
-            completions: VecDeque::with_capacity(COMPLETIONS_MAX),
-            failed_sends: 0,
-            next_token: 0,
+            told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),
             notices: Notices::new(),
             introductions: Introductions::new(&mut entropy),
@@ -383,13 +380,7 @@ impl<P: Port> Parts<P> {
             led_ns: None,
             stream: crate::stream::Stream::default(),
             probes_ns: 0,
-            passed_seen: 0,
-            udp_looked_ns: 0,
-            passed_looked_ns: 0,
-            timers_ns: 0,
-            late: false,
-            hurried: 0,
-            round: 0,
+            looks: Looks::default(),
             now_ns: 0,
             link: Link::default(),
             stewarded: Stewarded::new(daemon),

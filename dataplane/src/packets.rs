@@ -349,7 +349,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;
-        self.ready.push_back(Message {
+        self.told.received(Message {
             loaned: Arc::clone(&self.loaned),
             released: Some(Released::GeneralFrame(frame.into_address())),
             address,
@@ -417,15 +417,14 @@ impl<P: Port> Engine<P> {
     fn confirm_eager(&mut self, index: u16, acknowledgement: &EagerAcknowledgement, now_ns: u64) -> bool {
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
-        let (completions, counters, failed) =
-            (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+        let (told, counters) = (&mut self.told, &mut self.counters);
         let plausible = self.transmit_frames.acknowledged(
             &mut peer.eager_out,
             id,
             acknowledgement.next,
             acknowledgement.limit,
             now_ns,
-            |completion| Self::completed(completions, counters, failed, completion),
+            |completion| told.ended(completion, counters),
         );
         let proved = plausible && std::mem::take(&mut peer.eager_out.proving);
         if !plausible {
@@ -675,12 +674,7 @@ impl<P: Port> Engine<P> {
             else {
                 break;
             };
-            Self::completed(
-                &mut self.completions,
-                &mut self.counters,
-                &mut self.failed_sends,
-                completion,
-            );
+            self.told.ended(completion, &mut self.counters);
             if let Some(released) = released {
                 self.recover(released);
             }

@@ -118,7 +118,7 @@ impl<P: Port> Engine<P> {
         if let Err(reason) = reason {
             return Err(TrySendError { region, reason });
         }
-        let token = self.new_token();
+        let token = self.told.new_token();
         let index = region.peer.index;
         let (released, start, geometry, len) = region.into_sent();
         match released {
@@ -168,15 +168,9 @@ impl<P: Port> Engine<P> {
         let start = frame.into_address();
         self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
         self.counters.user_copied_bytes += len;
-        let token = self.new_token();
+        let token = self.told.new_token();
         self.send_eager(id.index, start, start, &geometry, tag, token, now_ns);
         Some(Ok(token))
-    }
-
-    fn new_token(&mut self) -> SendToken {
-        let token = SendToken(self.next_token);
-        self.next_token += 1;
-        token
     }
 
     fn may_send_eager(&mut self, id: PeerId, now_ns: u64) -> Result<(), SendError> {
@@ -325,15 +319,7 @@ impl<P: Port> Engine<P> {
 
     /// Takes the next message, or the news that one stays incomplete, in the order in which they were settled.
     pub(crate) fn take_message(&mut self) -> Result<Option<Message>, RecvError> {
-        let comes_first = |&(behind, _): &(u64, _)| behind <= self.messages_taken || self.ready.is_empty();
-        if self.failures.front().is_some_and(comes_first) {
-            return self
-                .failures
-                .pop_front()
-                .map_or(Ok(None), |(_, failure)| Err(failure));
-        }
-        if let Some(message) = self.ready.pop_front() {
-            self.messages_taken += 1;
+        if let Some(message) = self.told.next_message()? {
             return Ok(Some(message));
         }
         if self.link.take_error().is_some() {

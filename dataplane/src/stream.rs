@@ -9,6 +9,8 @@ pub(crate) struct Stream {
     has_come: bool,
     /// When a message last left after another had come.
     answered_ns: Option<u64>,
+    /// Rounds in sequence that did nothing but bring a message of an exchange.
+    hurried: u32,
 }
 
 impl Stream {
@@ -18,6 +20,8 @@ impl Stream {
     const PATIENCE: u32 = 2000;
     /// An answer was so long ago: the exchange is over.
     const EXCHANGE_NS: u64 = 1_000_000;
+    /// So many rounds in sequence do nothing but bring a message of an exchange.
+    const HURRIED_MAX: u32 = 8;
 
     /// A message leaves; whether it answers one, so that somebody waits for it.
     pub(crate) fn sent(&mut self, now_ns: u64) -> bool {
@@ -52,5 +56,12 @@ impl Stream {
     pub(crate) fn is_exchange(&self, now_ns: u64) -> bool {
         !self.is_hot()
             && (self.answered_ns).is_some_and(|then| now_ns.saturating_sub(then) < Stream::EXCHANGE_NS)
+    }
+
+    /// Whether a round that brought a message has the rest wait: the message is part of an exchange, and its sender waits for the answer.
+    pub(crate) fn hurries(&mut self, has_message: bool, now_ns: u64) -> bool {
+        let hurries = has_message && self.is_exchange(now_ns) && self.hurried < Stream::HURRIED_MAX;
+        self.hurried = if hurries { self.hurried + 1 } else { 0 };
+        hurries
     }
 }

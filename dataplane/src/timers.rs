@@ -152,14 +152,13 @@ impl<P: Port> Engine<P> {
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         while peer.eager_out.oldest.is_some() {
-            let (completions, counters, failed) =
-                (&mut self.completions, &mut self.counters, &mut self.failed_sends);
+            let (told, counters) = (&mut self.told, &mut self.counters);
             self.transmit_frames.settle_oldest(
                 &mut peer.eager_out,
                 id,
                 outcome.clone(),
                 now_ns,
-                |completion| Self::completed(completions, counters, failed, completion),
+                |completion| told.ended(completion, counters),
             );
         }
         peer.eager_out.begin_anew(now_ns);

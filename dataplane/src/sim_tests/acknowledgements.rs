@@ -97,7 +97,7 @@ fn round_trip(bed: &mut Bed, peers: [PeerId; 2], there: &[u8], back: &[u8]) {
 
 /// Everything that was sent is confirmed as delivered.
 fn confirmed(bed: &mut Bed, host: usize) -> usize {
-    let completions = std::mem::take(&mut bed.hosts[host].completions);
+    let completions = std::mem::take(bed.hosts[host].told.completions());
     assert!(completions.iter().all(|c| c.outcome == Outcome::Delivered));
     completions.len()
 }
@@ -496,7 +496,7 @@ fn a_stranger_acknowledges_nothing() {
     bed.alone(0, 2);
     assert_eq!(bed.hosts[0].counters.challenged, challenged + 3);
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 1);
-    assert!(bed.hosts[0].ready.is_empty());
+    assert!(bed.hosts[0].told.messages().is_empty());
 }
 
 /// An acknowledgement behind a message may be as old as the message. That it confirms nothing does not say that something is
@@ -530,7 +530,7 @@ fn a_late_acknowledgement_changes_nothing() {
     bed.alone(0, 2);
     assert_eq!((out(&mut bed).epoch, out(&mut bed).next), (1, 0));
     assert_eq!(bed.hosts[0].counters.drops.implausible, 0);
-    assert_eq!(std::mem::take(&mut bed.hosts[0].ready).len(), 2);
+    assert_eq!(std::mem::take(bed.hosts[0].told.messages()).len(), 2);
 }
 
 /// What is said again because a message was dropped goes alone, also while messages go that way.

@@ -461,7 +461,7 @@ impl Bed {
     /// Runs both engines until `host` has a completion.
     pub(crate) fn completion(&mut self, host: usize) -> Completion {
         for _ in 0..100_000 {
-            if let Some(completion) = self.hosts[host].completions.pop_front() {
+            if let Some(completion) = self.hosts[host].told.completions().pop_front() {
                 return completion;
             }
             self.now_ns += 100_000;
@@ -531,7 +531,7 @@ impl Bed {
             assert!(unused < engine.fixed.lap, "{unused} entries of host {host}");
             assert!(landing.sessions.entries.are_used(), "entries of host {host}");
         }
-        assert!(engine.ready.is_empty() && engine.completions.is_empty());
+        assert!(engine.told.messages().is_empty() && engine.told.completions().is_empty());
     }
 
     /// Nothing was dropped, and no invariant violated.

@@ -33,7 +33,7 @@ fn take(bed: &mut Bed, host: usize) -> (usize, usize) {
             _ => short += 1,
         }
     }
-    while let Some(completion) = bed.hosts[host].completions.pop_front() {
+    while let Some(completion) = bed.hosts[host].told.completions().pop_front() {
         assert_eq!(completion.outcome, Outcome::Delivered);
     }
     (long, short)
@@ -76,7 +76,7 @@ fn bursts_are_short_while_small_messages_are_answered() {
                 sent <= u64::from(EXCHANGE_BURST),
                 "{sent} fragments in round {round}"
             );
-            let has_answer = !bed.hosts[0].ready.is_empty();
+            let has_answer = !bed.hosts[0].told.messages().is_empty();
             assert!(!has_answer || sent == 0, "{sent} fragments before the answer");
         }
         let (long, questions) = take(&mut bed, 1);

@@ -126,7 +126,7 @@ fn transfer(
                 Err(error) => panic!("{error}"),
             }
         }
-        while let Some(completion) = impaired.bed.hosts[0].completions.pop_front() {
+        while let Some(completion) = impaired.bed.hosts[0].told.completions().pop_front() {
             assert!(outcomes.insert(completion.tag, completion.outcome).is_none());
         }
         if outcomes.len() == lens.len() && delivered + failed == lens.len() {
@@ -392,19 +392,19 @@ fn whole_messages_overtake_one_that_is_not_if_they_may() {
         }
         // None of them is confirmed before its predecessors are settled.
         if delivery == Delivery::Reliable {
-            assert!(bed.hosts[0].completions.is_empty());
+            assert!(bed.hosts[0].told.completions().is_empty());
         }
         blocked.store(false, Ordering::Relaxed);
         let all = take(&mut bed, 20_000);
         let mut sorted = all.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4, 5], "each once");
-        assert_eq!(bed.hosts[0].completions.len(), 6);
-        bed.hosts[0].completions.clear();
+        assert_eq!(bed.hosts[0].told.completions().len(), 6);
+        bed.hosts[0].told.completions().clear();
         let now_ns = bed.now_ns;
         bed.hosts[0].end_session(peer.index, now_ns);
         bed.pass(std::time::Duration::from_millis(800));
-        bed.hosts[1].failures.clear();
+        bed.hosts[1].told.failures().clear();
         bed.check_memory();
     }
 }
@@ -444,6 +444,6 @@ fn what_was_shown_early_stays_when_the_session_ends() {
         assert!(message[..] == messages[message.tag() as usize][..]);
     }
     drop(held);
-    bed.hosts[0].completions.clear();
+    bed.hosts[0].told.completions().clear();
     bed.check_memory();
 }

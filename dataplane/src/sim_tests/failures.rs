@@ -92,7 +92,7 @@ fn what_a_dead_sender_left_is_reported_in_order() {
         for tag in [1, 2] {
             bed.send(0, peer, &noise(tag, 50_000), tag);
         }
-        while bed.hosts[1].ready.len() < 2 {
+        while bed.hosts[1].told.messages().len() < 2 {
             bed.round();
         }
         bed.send(0, peer, &noise(3, 4 * 1448), 3);
@@ -145,7 +145,7 @@ fn a_dead_receiver_is_noticed_within_the_lease() {
     while outcomes.len() < 4 {
         bed.now_ns += 5_000_000;
         bed.alone(0, 1);
-        while let Some(completion) = bed.hosts[0].completions.pop_front() {
+        while let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             outcomes.push((completion.tag, completion.outcome));
         }
         assert!(
@@ -327,7 +327,7 @@ fn packets_on_the_ring_are_taken_before_a_session_ends() {
     let now_ns = bed.now_ns;
     bed.hosts[0].end_session(peer.index, now_ns);
     // The next round looks at the sockets (its number is 0), where the end of the session is, after one burst of packets.
-    bed.hosts[1].round = u32::MAX;
+    bed.hosts[1].looks.hurry();
     let message = bed.recv(1);
     assert!(message[..] == payload[..]);
     drop(message);
@@ -343,7 +343,7 @@ fn a_sender_without_credit_asks_for_it() {
         let mut bed = Bed::new(&BedConfig::default());
         let peer = bed.resolve(0);
         let mut sent = 0;
-        while bed.hosts[1].ready.len() < 4000 || bed.hosts[0].unconfirmed_messages() > 0 {
+        while bed.hosts[1].told.messages().len() < 4000 || bed.hosts[0].unconfirmed_messages() > 0 {
             sent += u64::from(bed.try_send(0, peer, b"kept", sent).is_ok());
             bed.round();
         }
@@ -361,7 +361,7 @@ fn a_sender_without_credit_asks_for_it() {
             bed.hosts[1].peers.at(known).eager_in = crate::eager::EagerIn::default();
         }
         bed.wire.drop_next(1, 0);
-        bed.hosts[0].completions.clear();
+        bed.hosts[0].told.completions().clear();
         assert!(bed.try_send(0, peer, b"more", sent).is_err());
         bed.pass(Duration::from_secs(2));
         bed.exchange(0, peer, b"more");

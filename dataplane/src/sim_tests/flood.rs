@@ -100,7 +100,7 @@ impl Scene {
                 Err(error) => panic!("{error}"),
             }
         }
-        while let Some(completion) = self.bed.hosts[0].completions.pop_front() {
+        while let Some(completion) = self.bed.hosts[0].told.completions().pop_front() {
             match completion.outcome {
                 Outcome::Delivered => self.confirmed += 1,
                 outcome => return Err(outcome),
@@ -334,7 +334,7 @@ fn a_peer_that_ends_the_session_early_is_believed_once() {
         scene.bed.wire.inject(0, 0, &bytes);
         if n % PER_ROUND == PER_ROUND - 1 {
             scene.bed.round();
-            while let Some(completion) = scene.bed.hosts[0].completions.pop_front() {
+            while let Some(completion) = scene.bed.hosts[0].told.completions().pop_front() {
                 end = Some(completion.outcome);
             }
         }
@@ -408,7 +408,7 @@ fn forged_fragment_counts_end_the_session_clearly() {
         .take_message()
         .map_or(true, |message| message.is_some())
     {}
-    bed.hosts[0].completions.clear();
+    bed.hosts[0].told.completions().clear();
     let peer = bed.session(0, WireMode::Lm, LEN as u64);
     for n in 0..20 {
         bed.exchange(0, peer, &noise(n, LEN));

@@ -124,7 +124,7 @@ impl Siege {
                     Err(_) => {}
                 }
             }
-            self.bed.hosts[host].completions.clear();
+            self.bed.hosts[host].told.completions().clear();
         }
     }
 
@@ -180,7 +180,7 @@ impl Siege {
         }
         for host in [0, 1] {
             let peer = self.bed.session(host, WireMode::Lm, 60_000);
-            self.bed.hosts[host].completions.clear();
+            self.bed.hosts[host].told.completions().clear();
             self.bed.exchange(host, peer, &noise(9, 60_000));
             // A forged incarnation costs the eager messages under way; then the numbering begins anew.
             let _ = self.bed.try_send(host, peer, b"lost, perhaps", 0);
@@ -191,9 +191,9 @@ impl Siege {
             self.bed.hosts[host].end_session(peer.index, now_ns);
         }
         self.bed.check_memory();
-        for engine in &self.bed.hosts {
+        for engine in &mut self.bed.hosts {
             assert_eq!(engine.counters.landing_lost, 0);
-            assert!(engine.failures.is_empty());
+            assert!(engine.told.failures().is_empty());
         }
     }
 }
@@ -285,7 +285,7 @@ proptest! {
             bed.pass(Duration::from_secs(1));
             for host in &mut bed.hosts {
                 while host.take_message().map_or(true, |message| message.is_some()) {}
-                host.completions.clear();
+                host.told.completions().clear();
             }
         }
         bed.check_memory();

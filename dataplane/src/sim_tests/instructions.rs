@@ -68,7 +68,7 @@ fn transfer(bed: &mut Bed, peer: PeerId, payload: &[u8]) {
             assert!(message[..] == *payload, "other bytes came");
             received = true;
         }
-        if let Some(completion) = bed.hosts[0].completions.pop_front() {
+        if let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             assert_eq!(completion.outcome, crate::Outcome::Delivered);
             assert!(received);
             return;

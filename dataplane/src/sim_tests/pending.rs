@@ -124,7 +124,7 @@ impl Crowd {
             assert!(message[..] == payload(self.came)[..], "message {}", self.came);
             self.came += 1;
         }
-        while let Some(completion) = self.bed.hosts[self.late].completions.pop_front() {
+        while let Some(completion) = self.bed.hosts[self.late].told.completions().pop_front() {
             assert_eq!(completion.outcome, Outcome::Delivered, "{}", completion.tag);
         }
     }
@@ -181,7 +181,7 @@ impl Crowd {
         }
         self.bed.pass(Duration::from_millis(900));
         for engine in &mut self.bed.hosts {
-            engine.completions.clear();
+            engine.told.completions().clear();
         }
         self.bed.check_memory();
     }
@@ -343,7 +343,7 @@ fn a_receiver_that_dies_leaves_nothing_here() {
             engine.loan(crowd.peer, LEN_MAX).unwrap_err(),
             LoanError::NoSession
         );
-        let completions: Vec<_> = engine.completions.drain(..).collect();
+        let completions: Vec<_> = engine.told.completions().drain(..).collect();
         assert!(!completions.is_empty());
         let lost = |outcome: &Outcome| matches!(outcome, Outcome::TimedOut | Outcome::SessionEnded);
         assert!(completions.iter().all(|completion| lost(&completion.outcome)));
@@ -401,7 +401,7 @@ fn a_sender_that_closes_takes_no_place() {
     grant_while_it_sends(&mut crowd);
     assert_eq!(crowd.sessions(), (places, 1));
     crowd.end();
-    crowd.bed.hosts[crowd.late].completions.clear();
+    crowd.bed.hosts[crowd.late].told.completions().clear();
     crowd.bed.wire.set_filter(|_, _| true);
     crowd.bed.pass(Duration::from_millis(900));
     assert!(crowd.bed.hosts[0].take_message().is_err(), "what was under way");
@@ -465,7 +465,7 @@ fn a_granted_session_replaces_one_that_is_lost() {
         }
         crowd.bed.round();
     }
-    let lost: Vec<_> = crowd.bed.hosts[late].completions.drain(..).collect();
+    let lost: Vec<_> = crowd.bed.hosts[late].told.completions().drain(..).collect();
     assert!(!lost.is_empty());
     assert!(
         lost.iter()
@@ -555,7 +555,8 @@ fn a_path_that_is_cut_costs_the_place_and_no_message() {
         assert_eq!(look(&mut crowd.bed), 3, "seed {seed}");
         let engine = &mut crowd.bed.hosts[cut];
         let outcomes: Vec<Outcome> = engine
-            .completions
+            .told
+            .completions()
             .drain(..)
             .map(|completion| completion.outcome)
             .collect();

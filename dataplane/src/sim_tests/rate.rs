@@ -115,7 +115,7 @@ fn stream(rate: u64, wire: WireMode, loss: u64, lens: &[usize], sleeper: bool, t
                 Err(error) => panic!("{error}"),
             }
         }
-        bed.hosts[0].completions.clear();
+        bed.hosts[0].told.completions().clear();
         if sleeper && work == 0 {
             let next_ns = bed.hosts[0].next_departure_ns();
             slept += u64::from(next_ns.is_some());

@@ -99,7 +99,7 @@ fn a_busy_receiver_answers() {
     for len in [10, 3 * 1448] {
         let begin_ns = bed.now_ns;
         bed.send(0, peer, &noise(2, len), 1);
-        while bed.hosts[0].completions.is_empty() {
+        while bed.hosts[0].told.completions().is_empty() {
             let header = LmHeader::Missing {
                 session_key: 1,
                 message: 0,
@@ -113,7 +113,7 @@ fn a_busy_receiver_answers() {
             assert!(bed.now_ns - begin_ns < 5_000_000, "no answer to {len} bytes");
         }
         assert_eq!(
-            bed.hosts[0].completions.pop_front().map(|c| c.outcome),
+            bed.hosts[0].told.completions().pop_front().map(|c| c.outcome),
             Some(Outcome::Delivered)
         );
     }
@@ -161,7 +161,7 @@ fn an_eager_message_that_is_always_lost_is_reported_although_others_follow() {
     let ended = loop {
         bed.send(0, peer, b"follows", 2);
         bed.pass(Duration::from_millis(400));
-        if let Some(completion) = bed.hosts[0].completions.pop_front() {
+        if let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             break completion;
         }
         assert!(bed.now_ns - begin_ns < 4_000_000_000, "never reported");
@@ -169,7 +169,7 @@ fn an_eager_message_that_is_always_lost_is_reported_although_others_follow() {
     assert_eq!((ended.token, ended.outcome), (lost, Outcome::TimedOut));
     assert!(bed.hosts[0].counters.eager_resent < 1000, "ever less often");
     // The numbering begins anew, and everything works again.
-    while bed.hosts[0].completions.pop_front().is_some() {}
+    while bed.hosts[0].told.completions().pop_front().is_some() {}
     bed.exchange(0, peer, b"works again");
 }
 
@@ -211,10 +211,10 @@ fn a_lost_credit_is_asked_for_although_the_peer_talks() {
         }
     });
     let begin_ns = bed.now_ns;
-    while !bed.hosts[0].completions.iter().any(|c| c.len == 200_000) {
+    while !bed.hosts[0].told.completions().iter().any(|c| c.len == 200_000) {
         let _ = bed.try_send(1, back, b"and now something else", 7);
         bed.pass(Duration::from_millis(5));
-        bed.hosts[1].completions.clear();
+        bed.hosts[1].told.completions().clear();
         drop(bed.hosts[0].take_message().expect("no failure"));
         drop(bed.hosts[1].take_message().expect("no failure"));
         // One is asked for every 20 ms. With the keepalive alone it takes 500 ms each.
@@ -239,10 +239,10 @@ fn an_end_that_is_lost_is_noticed_although_the_peer_talks() {
     assert_eq!(bed.wire.counters().lost, 1);
     bed.send(0, peer, &noise(2, 200_000), 2);
     let begin_ns = bed.now_ns;
-    while bed.hosts[0].completions.iter().all(|c| c.len != 200_000) {
+    while bed.hosts[0].told.completions().iter().all(|c| c.len != 200_000) {
         let _ = bed.try_send(1, back, b"and now something else", 7);
         bed.pass(Duration::from_millis(5));
-        bed.hosts[1].completions.clear();
+        bed.hosts[1].told.completions().clear();
         drop(bed.hosts[0].take_message().expect("no failure"));
         assert!(bed.now_ns - begin_ns < lease_ns + 1_000_000_000, "stuck");
     }
@@ -326,14 +326,14 @@ fn a_sender_is_held_to_its_credit() {
         }
         bed.alone(1, 1);
     }
-    let held = bed.hosts[1].ready.len();
+    let held = bed.hosts[1].told.messages().len();
     assert!(held > 1000, "{held}");
     for number in next..next + 100 {
         bed.wire
             .inject(1, 0, &eager(&addressing(IPS[0], PORT), id, number));
         bed.alone(1, 1);
     }
-    assert_eq!(bed.hosts[1].ready.len(), held);
+    assert_eq!(bed.hosts[1].told.messages().len(), held);
     assert!(bed.hosts[1].counters.drops.implausible >= 1);
 }
 
@@ -401,7 +401,10 @@ fn an_interface_that_goes_down_and_up_only_costs_time() {
                 let payload = noise(rounds.into(), 900_000);
                 let token = bed.send(0, peer, &payload, 0);
                 bed.rounds(rounds);
-                assert!(bed.hosts[1].ready.is_empty(), "it was shorter than that");
+                assert!(
+                    bed.hosts[1].told.messages().is_empty(),
+                    "it was shorter than that"
+                );
                 bed.wire.set_up(down, false);
                 bed.pass(Duration::from_millis(time));
                 bed.wire.set_up(down, true);

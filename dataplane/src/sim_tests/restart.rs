@@ -22,7 +22,7 @@ fn in_the_middle(bed: &mut Bed) -> PeerId {
     while bed.hosts[0].counters.data_packets_sent < half {
         bed.round();
     }
-    assert!(bed.hosts[1].ready.is_empty());
+    assert!(bed.hosts[1].told.messages().is_empty());
     peer
 }
 
@@ -35,7 +35,7 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     let now_ns = bed.now_ns;
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
-    bed.hosts[0].completions.clear();
+    bed.hosts[0].told.completions().clear();
     let options = ConnectOptions {
         max_message_len: LEN as u64,
         start: Start::WhenGranted,
@@ -85,10 +85,10 @@ fn a_receiver_that_starts_anew_is_noticed() {
     bed.hosts[1].peers = crate::peer::Peers::new();
     bed.rounds(20);
     bed.wire.drop_next(1, 0);
-    bed.hosts[1].failures.clear();
+    bed.hosts[1].told.failures().clear();
     let mut seconds = 0;
     let outcome = loop {
-        if let Some(completion) = bed.hosts[0].completions.pop_front() {
+        if let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             break completion.outcome;
         }
         bed.pass(Duration::from_millis(100));

@@ -106,7 +106,7 @@ fn each_byte_rewritten(semantics: Semantics, loses: bool, seed: u64) -> (u64, u6
     for at in 0..len {
         let payloads = [0, 1].map(|number| noise(seed ^ (at as u64) << 8 ^ number, len));
         let payload = &payloads[0];
-        bed.hosts[0].completions.clear();
+        bed.hosts[0].told.completions().clear();
         let second = [Second::AtOnce, Second::WhenResent, Second::Last][dice.roll(3) as usize];
         let mut lost_at = if loses {
             1 + dice.roll(4 * FRAGMENTS as u64)

@@ -40,7 +40,7 @@ fn with_one_queue_small_traffic_takes_the_kernels_socket() {
     bed.rounds(100);
     for host in &mut bed.hosts {
         assert!(host.counters.one_copy_packets > 6 && host.counters.general_packets == 0);
-        host.completions.clear();
+        host.told.completions().clear();
     }
     bed.check_memory();
     bed.check_clean();
@@ -338,13 +338,13 @@ fn back_pressure_is_a_result() {
             assert_eq!(message[..], noise(message.tag(), message.len())[..]);
             arrived += 1;
         }
-        if bed.hosts[0].completions.len() >= wanted && bed.hosts[0].unconfirmed_messages() == 0 {
+        if bed.hosts[0].told.completions().len() >= wanted && bed.hosts[0].unconfirmed_messages() == 0 {
             break;
         }
     }
     assert_eq!(arrived, wanted);
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
-    bed.hosts[0].completions.clear();
+    bed.hosts[0].told.completions().clear();
     for _ in 0..200 {
         bed.wire.deliver(16);
         bed.now_ns += 100_000;
@@ -388,12 +388,12 @@ fn a_receiver_that_takes_nothing_stops_its_sender() {
         if sent < 12_000 && bed.try_send(0, peer, &sent.to_le_bytes(), sent).is_ok() {
             sent += 1;
         }
-        bed.hosts[0].completions.clear();
+        bed.hosts[0].told.completions().clear();
     }
     assert_eq!(sent, 12_000);
     bed.rounds(100);
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
-    bed.hosts[0].completions.clear();
+    bed.hosts[0].told.completions().clear();
     bed.check_memory();
     bed.check_clean();
 }

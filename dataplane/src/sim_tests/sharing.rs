@@ -114,7 +114,7 @@ impl Shared {
         }
         self.bed.round();
         for stream in &mut self.streams[first..] {
-            while let Some(completion) = self.bed.hosts[stream.host].completions.pop_front() {
+            while let Some(completion) = self.bed.hosts[stream.host].told.completions().pop_front() {
                 assert_eq!(completion.outcome, Outcome::Delivered, "host {}", stream.host);
                 stream.settled += 1;
             }
@@ -186,7 +186,7 @@ impl Shared {
         }
         self.bed.pass(Duration::from_millis(800));
         for host in 0..self.bed.hosts.len() {
-            self.bed.hosts[host].completions.clear();
+            self.bed.hosts[host].told.completions().clear();
         }
         self.bed.check_memory();
         let landing = self.bed.hosts[0].landing.as_ref().expect("a landing channel");

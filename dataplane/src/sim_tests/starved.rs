@@ -63,7 +63,7 @@ fn a_message_without_entries_is_not_waited_for_in_vain() {
             bed.alone(0, ahead);
             while let Ok(Some(_)) | Err(RecvError::Incomplete { .. }) = bed.hosts[1].take_message() {}
             let before = ended;
-            while bed.hosts[0].completions.pop_front().is_some() {
+            while bed.hosts[0].told.completions().pop_front().is_some() {
                 ended += 1;
             }
             quiet = if ended == before { quiet + 1 } else { 0 };

@@ -286,20 +286,23 @@ impl Trace {
         let mut lines = lock(&self.lines);
         // The last ones of each queue, which may have been full.
         let new = |count: u64, len: usize| len - len.min(count as usize)..len;
-        for at in new(now.messages - before.messages, engine.ready.len()) {
-            let message = &engine.ready[at];
+        for at in new(now.messages - before.messages, engine.told.messages().len()) {
+            let message = &engine.told.messages()[at];
             let stream = Stream {
                 to: host,
                 from: engine.peers.at(message.peer.index).data,
                 is_eager: message.is_eager(),
             };
-            lines.message(now_ns, stream, &engine.ready[at]);
+            lines.message(now_ns, stream, &engine.told.messages()[at]);
         }
-        for at in new(now.failures - before.failures, engine.failures.len()) {
-            lines.failure(now_ns, host, &engine.failures[at].1);
+        for at in new(now.failures - before.failures, engine.told.failures().len()) {
+            lines.failure(now_ns, host, &engine.told.failures()[at].1);
         }
-        for at in new(now.completions - before.completions, engine.completions.len()) {
-            lines.completion(now_ns, host, &engine.completions[at]);
+        for at in new(
+            now.completions - before.completions,
+            engine.told.completions().len(),
+        ) {
+            lines.completion(now_ns, host, &engine.told.completions()[at]);
         }
     }
 

@@ -234,7 +234,7 @@ impl Run<'_> {
 
     fn complete(&mut self, from: usize) {
         let direction = &mut self.directions[from];
-        while let Some(completion) = self.bed.hosts[from].completions.pop_front() {
+        while let Some(completion) = self.bed.hosts[from].told.completions().pop_front() {
             assert_eq!(completion.outcome, Outcome::Delivered);
             let tags = match completion.len as usize <= self.eager_max {
                 true => &mut direction.eager_tags,

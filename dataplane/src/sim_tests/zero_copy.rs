@@ -334,7 +334,7 @@ fn under(bed: &mut Bed, lens: &[usize], seed: u64, impairments: Impairments) {
                 );
             }
         }
-        while let Some(completion) = bed.hosts[0].completions.pop_front() {
+        while let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             assert_eq!(completion.outcome, Outcome::Delivered, "seed {seed}");
             confirmed += 1;
         }
@@ -537,7 +537,7 @@ fn losses_without_repetition() {
                     }
                 }
             }
-            while bed.hosts[0].completions.pop_front().is_some() {
+            while bed.hosts[0].told.completions().pop_front().is_some() {
                 settled += 1;
             }
         }

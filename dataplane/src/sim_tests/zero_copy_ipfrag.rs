@@ -116,7 +116,7 @@ fn under(bed: &mut Bed, peer: PeerId, lens: &[usize]) -> Vec<bool> {
                 Err(error) => panic!("{error}"),
             }
         }
-        while let Some(completion) = bed.hosts[0].completions.pop_front() {
+        while let Some(completion) = bed.hosts[0].told.completions().pop_front() {
             delivered[completion.tag as usize] = Some(completion.outcome == Outcome::Delivered);
             settled += 1;
         }

@@ -436,7 +436,7 @@ impl Run {
     }
 
     fn complete(&mut self, host: usize) -> Result<(), String> {
-        while let Some(completion) = self.bed.hosts[host].completions.pop_front() {
+        while let Some(completion) = self.bed.hosts[host].told.completions().pop_front() {
             let tag = completion.tag;
             match self.applications[host].sent.get_mut(&tag) {
                 Some(outcome @ None) => *outcome = Some(completion.outcome),

@@ -1,0 +1,81 @@
+//! When a round looks beyond the rings: at the kernel's sockets, and at what time alone brings.
+
+/// Poll the count of passed packets every so many rounds: it lies in many cache lines.
+const COUNT_EVERY_ROUNDS: u32 = 64;
+/// Or, where rounds are long, every so many nanoseconds: a request for a session waits for it.
+const COUNT_EVERY_NS: u64 = 100_000;
+/// Read the sockets when the count has moved, and at least this often.
+const SOCKETS_EVERY_NS: u64 = 1_000_000;
+/// Rounds that are further apart than this were delayed by the application.
+const PAUSE_NS: u64 = 100_000_000;
+/// Timers need no more precision than this.
+const TIMERS_EVERY_NS: u64 = 1_000_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    round: u32,
+    /// Packets that had been passed on at the last look.
+    passed: u64,
+    counted_ns: u64,
+    /// When the sockets were last read; 0: more waits there.
+    sockets_ns: u64,
+    timers_ns: u64,
+    /// The round before came late.
+    is_late: bool,
+}
+
+impl Looks {
+    /// A round begins, so long after the one before it. Whether the application did not poll for a while: said of the first of several
+    /// long rounds.
+    pub(crate) fn begin(&mut self, since_ns: u64, now_ns: u64) -> bool {
+        let was_late = std::mem::replace(&mut self.is_late, since_ns >= PAUSE_NS);
+        let pauses = self.is_late && !was_late;
+        if pauses {
+            self.timers_ns = now_ns;
+        }
+        pauses
+    }
+
+    /// Whether to look at the count of passed packets: in each round where something `waits` for a datagram.
+    #[inline]
+    pub(crate) fn wants_count(&mut self, waits: bool, now_ns: u64) -> bool {
+        self.round = self.round.wrapping_add(1);
+        let is_due = self.round.is_multiple_of(COUNT_EVERY_ROUNDS)
+            || now_ns.saturating_sub(self.counted_ns) >= COUNT_EVERY_NS;
+        let wants = waits || self.sockets_ns == 0 || is_due;
+        if wants {
+            self.counted_ns = now_ns;
+        }
+        wants
+    }
+
+    /// Whether to read the sockets, now that the count is known.
+    pub(crate) fn wants_sockets(&mut self, passed: u64, now_ns: u64) -> bool {
+        if passed == self.passed && now_ns.saturating_sub(self.sockets_ns) < SOCKETS_EVERY_NS {
+            return false;
+        }
+        (self.passed, self.sockets_ns) = (passed, now_ns);
+        true
+    }
+
+    /// The sockets may hold more than was read, and the count does not move for that again.
+    pub(crate) fn more_waits(&mut self) {
+        self.sockets_ns = 0;
+    }
+
+    /// Whether timers are due.
+    #[inline]
+    pub(crate) fn wants_timers(&mut self, now_ns: u64) -> bool {
+        let wants = now_ns.saturating_sub(self.timers_ns) >= TIMERS_EVERY_NS;
+        if wants {
+            self.timers_ns = now_ns;
+        }
+        wants
+    }
+
+    /// Has the next round look at the sockets.
+    #[cfg(test)]
+    pub(crate) fn hurry(&mut self) {
+        self.round = u32::MAX;
+    }
+}
