@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::memory::{HugePages, Mapping, PageKind};
 use lm_dataplane::xsk::{BindMode, Xsk, XskConfig};
 use serde::Serialize;

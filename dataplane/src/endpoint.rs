@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use lm_cards::Interface;
+
 use crate::capture::Capture;
 use crate::config::ConnectOptions;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::{ConnectError, LoanError, RecvError, SendError, TrySendError};
 use crate::idle::{Idle, IdleStep};
-use crate::interface::Interface;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};

@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
+use lm_cards::{Obstacle, Probe};
 use lm_ebpf::Log;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::time::Time;
@@ -53,8 +54,6 @@ use crate::notices::{Fault, Notices};
 use crate::outbound::{Completion, Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::{EAGER_CREDIT_PACED, PeerId, Peers};
-use crate::platform::Obstacle;
-use crate::platform::probe::Probe;
 use crate::polling::Flow;
 use crate::release::{Loaned, Released};
 use crate::ring::{FillRing, RxRing};
@@ -219,7 +218,7 @@ pub(crate) struct Engine<N: Nic> {
     pub(crate) entropy: Entropy,
     pub(crate) capture: Option<Capture>,
     /// Finds out what the device writes; `None` when that is known.
-    pub(crate) footprint: Option<Probe>,
+    pub(crate) footprint: Option<Probe<PeerId>>,
     /// Messages cannot land on this device.
     pub(crate) unfit: bool,
     /// When the device was last told to bring packets to the landing queue.
@@ -426,11 +425,12 @@ impl<N: Nic> Engine<N> {
     /// While it is not known what the device writes: looks at a packet that has just come.
     #[cold]
     fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
-        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, packet, &self.umem));
+        let found = (self.footprint.as_mut())
+            .and_then(|probe| probe.look(frame, packet, |chunk| self.umem.copy_from(frame, chunk)));
         match found {
             // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
             None => {
-                if let Some(peer) = self.footprint.as_ref().and_then(|probe| probe.peer) {
+                if let Some(peer) = self.footprint.as_ref().and_then(Probe::peer) {
                     self.ask_for_footprint(peer);
                 }
             }
@@ -607,7 +607,7 @@ impl<N: Nic> Engine<N> {
             for offset in 0..count {
                 let frame = self.frames.take().expect("as many as were counted");
                 if let Some(probe) = &mut self.footprint {
-                    probe.prepare(frame.address(), &self.umem);
+                    self.umem.copy_to(frame.address(), probe.prepare(frame.address()));
                 }
                 general.fill.write(offset, frame.into_address());
             }

@@ -5,14 +5,13 @@ use std::io;
 use std::net::SocketAddrV4;
 use std::ops::Range;
 
+use lm_cards::{InterfaceError, Obstacle};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::GeometryError;
 
 use crate::daemon::DaemonError;
-use crate::interface::InterfaceError;
 use crate::nic::NicError;
 use crate::peer::PeerId;
-use crate::platform::Obstacle;
 use crate::region::SendRegion;
 use crate::route::RouteError;
 

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use lm_cards::{Interface, Neighbouring, Steering, SteeringError};
 use lm_ebpf::{Counters, CpuCheck, Gate, GateConfig, Log, Role, SessionAdmission, Verdict};
 
 use lm_protocol::rss::{Flow, HashInput};
@@ -17,11 +18,9 @@ use lm_protocol::rss::{Flow, HashInput};
 use crate::daemon::Client;
 use crate::daemon::ipc::Joined;
 use crate::entropy::Entropy;
-use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
 use crate::nic::{Channel, ChannelConfig, Device, EffectiveMode, ModeRequest, Nic, NicError};
 use crate::queue_poll::QueuePoller;
-use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{Port, UdpEvent, UdpPair};
 use crate::xsk::{BindMode, Prepared, WakeError, XdpStatistics, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};

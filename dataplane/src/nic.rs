@@ -10,20 +10,20 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::Duration;
 
+use lm_cards::SteeringError;
 use lm_ebpf::{AttachError, AttachMode, Counters, GateError, Log, Role, SessionAdmission};
 use lm_protocol::rss::HashInput;
 
 use crate::daemon::{Client, DaemonError};
 use crate::memory::Umem;
 use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
-use crate::steering::SteeringError;
 use crate::udp::{Port, UdpError, UdpEvent};
 use crate::xsk::{BindMode, WakeError, XdpStatistics, XskError};
 
 /// How packets are to be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeRequest {
-    /// Zero-copy where nothing forbids it ([`crate::platform`]), else native copy mode, else generic.
+    /// Zero-copy where nothing forbids it ([`lm_cards`]), else native copy mode, else generic.
     #[default]
     Auto,
     /// Zero-copy or an error.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use lm_cards::chunk_len_for;
+
 use crate::config::{Admission, EndpointConfig};
 use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
 use crate::daemon::{Client, DaemonError};
@@ -11,7 +13,6 @@ use crate::memory::Umem;
 use crate::nic::{ModeRequest, Nic as _};
 use crate::open::{Opened, Site};
 use crate::opening::{MemoryPlan, Queues};
-use crate::platform::chunk_len_for;
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;
 

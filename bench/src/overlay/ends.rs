@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
+use lm_cards::ethtool::{Ethtool, EthtoolError};
 use lm_dataplane::memory::{HugePages, Umem};
 use lm_dataplane::ring::Descriptor;
-use lm_dataplane::steering::ethtool::{Ethtool, EthtoolError};
 use lm_dataplane::xsk::{Rings, Xsk, XskConfig};
 use lm_ebpf::{AttachMode, Gate, GateConfig, Role};
 use lm_protocol::wire::Addressing;

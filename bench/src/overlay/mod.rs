@@ -7,7 +7,7 @@
 //! what geometry says (`picture::Prediction`). A byte anywhere in the registered memory that is not what it should be is an error.
 //!
 //! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
-//! [`lm_dataplane::platform::footprint`]): virtio-net's prefix is part of the picture.
+//! [`lm_cards::footprint`]): virtio-net's prefix is part of the picture.
 
 mod ends;
 mod picture;

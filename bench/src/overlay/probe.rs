@@ -1,7 +1,7 @@
 //! What a driver writes beside a packet: packets of many lengths, each received alone in a chunk of known bytes.
 
+use lm_cards::footprint::{Footprint, MIN_PACKET_LEN, Pattern, Trailer, examine};
 use lm_dataplane::memory::PACKET_HEADROOM;
-use lm_dataplane::platform::footprint::{Footprint, MIN_PACKET_LEN, Pattern, Trailer, examine};
 use serde::Serialize;
 
 use super::ends::{CHUNK_LEN, Link};

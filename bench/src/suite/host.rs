@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::napi::Napi;
 use serde::{Deserialize, Serialize};
 

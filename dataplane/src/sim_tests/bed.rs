@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use lm_cards::{Probe, chunk_len_for};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -20,7 +21,7 @@ use super::guard::Guard;
 use super::trace::Trace;
 use crate::config::{
     ConnectOptions, EndpointConfig, GENERAL_FRAMES, LANDING_RING_LEN, MTU_IN_ONE_FRAME, OUTGOING_MAX,
-    TRANSMIT_FRAMES,
+    PREFIX_LEN_MAX, TRANSMIT_FRAMES,
 };
 use crate::engine::{Engine, Fixed, OnTheWay};
 use crate::entropy::Entropy;
@@ -31,7 +32,6 @@ use crate::nic::{Device, ModeRequest, Nic};
 use crate::opening::{MemoryPlan, Parts, Queues};
 use crate::outbound::{Completion, Outcome, SendToken};
 use crate::peer::PeerId;
-use crate::platform::{chunk_len_for, probe::Probe};
 use crate::region::SendRegion;
 #[cfg(test)]
 use crate::release::Released;
@@ -238,7 +238,12 @@ impl Bed {
             let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
             let mut engine = parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), entropy);
             if config.probing {
-                engine.footprint = Some(Probe::new("sim0", plan.chunk_len, plan.kept_frames));
+                engine.footprint = Some(Probe::new(
+                    "sim0",
+                    plan.chunk_len,
+                    plan.kept_frames,
+                    PREFIX_LEN_MAX,
+                ));
             }
             engine
         };

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_ebpf::impair::{Forwarder, Impairments};
 
 /// Whether namespaces and XDP are to be had; prints why not. A skipped test is an error where `CI` is `true`.

@@ -17,8 +17,7 @@
 
 mod card;
 mod error;
-pub mod ethtool;
-pub mod rules;
+mod rules;
 mod spread;
 mod state;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -27,7 +26,6 @@ mod state;
     allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
 )]
 mod tests;
-mod uapi;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -36,10 +34,10 @@ use std::path::{Path, PathBuf};
 
 use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
 
+use crate::ethtool::{self, Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
 use crate::interface::Interface;
 use card::Card;
 pub use error::SteeringError;
-use ethtool::{Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
 use rules::{FlowPorts, FlowRule};
 use spread::spread;
 use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};

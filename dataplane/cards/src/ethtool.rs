@@ -4,6 +4,7 @@
 
 mod features;
 mod rss;
+pub(crate) mod uapi;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -12,11 +13,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::uapi;
-use crate::platform::pci::PciDevice;
+use crate::pci::PciDevice;
 
 pub use features::{Feature, FeatureState};
-pub(super) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
+pub(crate) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
 pub use rss::{HashProblem, RssSettings, system_key};
 
 /// Most rules that are listed.
@@ -27,7 +27,7 @@ pub struct Ethtool {
     socket: OwnedFd,
     interface_index: u32,
     /// The card's place on the bus, once it was asked for; `None` inside for what has none.
-    pub(super) pci: OnceCell<Option<PciDevice>>,
+    pub(crate) pci: OnceCell<Option<PciDevice>>,
 }
 
 /// A driver, and what it drives (`ETHTOOL_GDRVINFO`).
@@ -171,13 +171,13 @@ impl Ethtool {
     }
 
     /// How many receive queues RSS spreads over, as the kernel counts them for a table of its own making.
-    pub(super) fn spread_queues(&self) -> Result<u32, EthtoolError> {
+    pub(crate) fn spread_queues(&self) -> Result<u32, EthtoolError> {
         let answer = self.rule_command("receive queues for RSS", uapi::GET_RX_RINGS, |_| {})?;
         Ok(u32::try_from(answer.data).unwrap_or(u32::MAX))
     }
 
     /// One of the commands with a `struct ethtool_rxnfc`.
-    pub(super) fn rule_command(
+    pub(crate) fn rule_command(
         &self,
         what: &'static str,
         command: u32,
@@ -193,7 +193,7 @@ impl Ethtool {
     }
 
     /// The card's table of flow rules.
-    pub(super) fn rules(&self) -> Result<RuleTable, EthtoolError> {
+    pub(crate) fn rules(&self) -> Result<RuleTable, EthtoolError> {
         const WHAT: &str = "flow rules";
         let count = self.rule_command(WHAT, uapi::GET_RULE_COUNT, |_| {})?;
         let room = count.rule_count as usize;
@@ -226,19 +226,19 @@ impl Ethtool {
 }
 
 /// A card's table of flow rules.
-pub(super) struct RuleTable {
+pub(crate) struct RuleTable {
     /// How many places it has.
-    pub(super) len: u32,
+    pub(crate) len: u32,
     /// Whether the driver picks a rule's place itself.
-    pub(super) driver_picks: bool,
+    pub(crate) driver_picks: bool,
     /// The places in use, ascending.
-    pub(super) taken: Vec<u32>,
+    pub(crate) taken: Vec<u32>,
 }
 
 impl RuleTable {
     /// Where to put one more rule. Where the driver does not pick, the last free place: rules of the administrator,
     /// usually at the front, go first.
-    pub(super) fn free_place(&self) -> Option<u32> {
+    pub(crate) fn free_place(&self) -> Option<u32> {
         if self.driver_picks {
             return Some(uapi::LOCATION_ANY);
         }
@@ -280,7 +280,7 @@ pub enum EthtoolError {
 }
 
 impl EthtoolError {
-    pub(super) fn new(what: &'static str, source: io::Error) -> EthtoolError {
+    pub(crate) fn new(what: &'static str, source: io::Error) -> EthtoolError {
         match source.raw_os_error() {
             Some(libc::EOPNOTSUPP) => EthtoolError::Unsupported { what },
             Some(libc::EPERM) => EthtoolError::NotPermitted { what },

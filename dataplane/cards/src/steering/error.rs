@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use lm_protocol::rss::RssError;
 
-use super::ethtool::{EthtoolError, HashProblem};
+use crate::ethtool::{EthtoolError, HashProblem};
 
 /// Why a card does not bring packets to the queue where they are wanted; one line each, with what to do.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const RELAXED_ORDERING: u8 = 1 << 4;
 
 /// A PCI device.
 #[derive(Debug)]
-pub struct PciDevice {
+pub(crate) struct PciDevice {
     folder: PathBuf,
     /// The configuration space once something was changed there: whoever may change it may take it back, also when it has
     /// given up its privileges since. The kernel looks at those of the opening (pci_read_config of drivers/pci/pci-sysfs.c).
@@ -33,7 +33,7 @@ pub struct PciDevice {
 impl PciDevice {
     /// The device at that place, such as "0000:01:00.0", as a driver names it; `None` where there is none, as behind a
     /// virtual interface.
-    pub fn at(bus: &str) -> Option<PciDevice> {
+    pub(crate) fn at(bus: &str) -> Option<PciDevice> {
         let is_place = !bus.is_empty()
             && bus
                 .bytes()
@@ -52,7 +52,7 @@ impl PciDevice {
     ///
     /// What sysfs says; `PermissionDenied` without CAP_SYS_ADMIN, which alone may read behind the first 64 bytes of the
     /// configuration space.
-    pub fn relaxed_ordering(&self) -> io::Result<Option<bool>> {
+    pub(crate) fn relaxed_ordering(&self) -> io::Result<Option<bool>> {
         let (config, len) = match self.changed.get() {
             Some(file) => read_config(file)?,
             None => read_config(&File::open(self.folder.join("config"))?)?,
@@ -65,7 +65,7 @@ impl PciDevice {
     /// # Errors
     ///
     /// As [`PciDevice::relaxed_ordering`]; `Unsupported` without PCI Express, or when the device keeps its setting.
-    pub fn set_relaxed_ordering(&self, on: bool) -> io::Result<()> {
+    pub(crate) fn set_relaxed_ordering(&self, on: bool) -> io::Result<()> {
         let file = match self.changed.get() {
             Some(file) => file,
             None => {
@@ -93,13 +93,13 @@ impl PciDevice {
     }
 
     /// Width of the addresses that the driver lets the device use, in bits.
-    pub fn dma_mask_bits(&self) -> Option<u32> {
+    pub(crate) fn dma_mask_bits(&self) -> Option<u32> {
         let text = std::fs::read_to_string(self.folder.join("dma_mask_bits")).ok()?;
         text.trim().parse().ok()
     }
 
     /// How an IOMMU translates the device's addresses ("DMA", "DMA-FQ", "identity" …); `None` without one.
-    pub fn iommu(&self) -> Option<String> {
+    pub(crate) fn iommu(&self) -> Option<String> {
         let text = std::fs::read_to_string(self.folder.join("iommu_group/type")).ok()?;
         Some(text.trim().to_owned())
     }

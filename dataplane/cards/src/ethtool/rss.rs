@@ -6,13 +6,13 @@ use std::io;
 use lm_protocol::rss::{HashInput, MAX_TABLE_LEN, RssError, RssKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::super::uapi;
+use super::uapi;
 use super::{Ethtool, EthtoolError};
 
 /// Bits of the hashed fields: source and destination address (`RXH_IP_SRC | RXH_IP_DST`).
 const HASH_ADDRESSES: u64 = 0x30;
 /// Those and both ports (`RXH_L4_B_0_1 | RXH_L4_B_2_3`): what ethtool(8) calls `sdfn`.
-pub(in crate::steering) const HASH_ADDRESSES_AND_PORTS: u64 = 0xf0;
+pub(crate) const HASH_ADDRESSES_AND_PORTS: u64 = 0xf0;
 
 /// Longest key accepted from a driver, in bytes.
 const MAX_KEY_LEN: usize = 256;
@@ -132,7 +132,7 @@ fn parse_key(text: &str, len: usize) -> io::Result<Vec<u8>> {
 }
 
 /// What bits `RXH_*` say.
-pub(in crate::steering) fn hash_input(fields: u64) -> Option<HashInput> {
+pub(crate) fn hash_input(fields: u64) -> Option<HashInput> {
     match fields {
         HASH_ADDRESSES => Some(HashInput::Addresses),
         HASH_ADDRESSES_AND_PORTS => Some(HashInput::AddressesAndPorts),
@@ -201,14 +201,14 @@ impl Ethtool {
     }
 
     /// Which fields of UDP over IPv4 are hashed: bits `RXH_*`.
-    pub(in crate::steering) fn udp4_hash_fields(&self) -> Result<u64, EthtoolError> {
+    pub(crate) fn udp4_hash_fields(&self) -> Result<u64, EthtoolError> {
         let answer = self.rule_command("hashed fields of UDP", uapi::GET_HASH_FIELDS, |data| {
             data.flow_type = uapi::UDP_V4_FLOW;
         })?;
         Ok(answer.data)
     }
 
-    pub(in crate::steering) fn set_udp4_hash_fields(&self, fields: u64) -> Result<(), EthtoolError> {
+    pub(crate) fn set_udp4_hash_fields(&self, fields: u64) -> Result<(), EthtoolError> {
         self.rule_command("hashed fields of UDP", uapi::SET_HASH_FIELDS, |data| {
             data.flow_type = uapi::UDP_V4_FLOW;
             data.data = fields;

@@ -11,8 +11,8 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp};
 
+use crate::ethtool::Ethtool;
 use crate::netlink;
-use crate::steering::ethtool::Ethtool;
 
 /// An IPv4 address of an interface with its network's prefix length in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

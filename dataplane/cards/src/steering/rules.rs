@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
-use super::uapi::{FlowSpec, UDP_V4_FLOW};
+use crate::ethtool::uapi::{FlowSpec, UDP_V4_FLOW};
 
 /// `IP_USER_FLOW`: any packet of an IP version.
 const IP_USER_FLOW: u32 = 0x0d;
@@ -167,7 +167,7 @@ mod tests {
         expected.extend((76..88).map(|at| (at, 0xff)));
         expected.push((152, 5));
         expected.extend((160..164).map(|at| (at, 0xff))); // RX_CLS_LOC_ANY
-        assert_eq!(bytes(&rule, super::super::uapi::LOCATION_ANY), expected);
+        assert_eq!(bytes(&rule, crate::ethtool::uapi::LOCATION_ANY), expected);
         assert_eq!(
             rule.to_string(),
             "udp4 src-ip 10.1.2.9 dst-ip 10.1.2.3 src-port 49313 dst-port 7168 action 5"

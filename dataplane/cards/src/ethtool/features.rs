@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::super::uapi;
+use super::uapi;
 use super::{Ethtool, EthtoolError, text};
 
 /// Most features that are listed; Linux 6.18 has fewer than 64.

@@ -1,6 +1,7 @@
 //! Steering, ethtool and what is judged of a machine, against real devices without hardware: what they cannot do is said,
 //! and nothing is changed.
 
+#[path = "../../tests/bed/mod.rs"]
 mod bed;
 
 use std::io;
@@ -8,10 +9,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use bed::{Namespace, Pair};
-use lm_dataplane::interface::Interface;
-use lm_dataplane::platform::{Demand, Facts, Obstacle, judge};
-use lm_dataplane::steering::ethtool::{Ethtool, EthtoolError, Feature, FeatureState};
-use lm_dataplane::steering::{Steering, SteeringError};
+use lm_cards::Interface;
+use lm_cards::ethtool::{Ethtool, EthtoolError, Feature, FeatureState};
+use lm_cards::{Demand, Facts, Obstacle, judge};
+use lm_cards::{Steering, SteeringError};
 
 /// Everything about a device that steering could change.
 fn settings(ethtool: &Ethtool) -> Vec<String> {

@@ -1,24 +1,20 @@
 //! What a zero-copy device writes beside packets, found out on the general channel before messages land where it writes: see
-//! [`super::footprint`].
+//! [`crate::footprint`].
 //!
 //! General frames do not overlap, so there it harms nobody. While the probe runs they are posted full of a pattern; whoever asks
 //! for a session is made to send some packets there, and is granted one when they have shown what the driver does.
 
-use crate::config::PREFIX_LEN_MAX;
-use crate::memory::{CHUNK_LEN_RANGE, Umem};
-use crate::peer::PeerId;
-
-use super::Obstacle;
-use super::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};
+use crate::footprint::{Footprint, Pattern, ProbeError, Trailer, examine};
+use crate::platform::Obstacle;
 
 /// Ethernet header with a VLAN tag and the parts of an IPv4 one up to its total length, in bytes.
 const LENGTH_KNOWN: usize = 22;
 /// Packets asked for in vain, beyond those that fill the device's ring, before nothing is expected any more.
 const ASKED_MAX: u32 = 500;
 
-/// The probe of one device.
+/// The probe of one device. `P` names a peer.
 #[derive(Debug)]
-pub(crate) struct Probe {
+pub struct Probe<P> {
     interface: String,
     footprint: Footprint,
     /// Which of the two patterns have shown a packet with nothing behind it, where padding would be seen.
@@ -28,15 +24,16 @@ pub(crate) struct Probe {
     suspicions: u32,
     suspicions_max: u32,
     asked: u32,
-    /// Who was asked last.
-    pub(crate) peer: Option<PeerId>,
+    /// The longest prefix that there is room for, in bytes.
+    prefix_len_max: u8,
+    peer: Option<P>,
     chunk: Vec<u8>,
 }
 
-impl Probe {
-    /// `kept_frames`: as [`crate::nic::Device::kept_frames`].
-    pub(crate) fn new(interface: &str, chunk_len: u32, kept_frames: u32) -> Probe {
-        debug_assert!(CHUNK_LEN_RANGE.contains(&chunk_len));
+impl<P: Copy> Probe<P> {
+    /// Of a device whose general frames are of `chunk_len` bytes and which keeps `kept_frames` of them, where there is room for a prefix of
+    /// `prefix_len_max` bytes.
+    pub fn new(interface: &str, chunk_len: u32, kept_frames: u32, prefix_len_max: u8) -> Probe<P> {
         Probe {
             interface: interface.to_owned(),
             footprint: Footprint::default(),
@@ -44,6 +41,7 @@ impl Probe {
             suspicions: 0,
             suspicions_max: kept_frames.max(16),
             asked: 0,
+            prefix_len_max,
             peer: None,
             chunk: vec![0; chunk_len as usize],
         }
@@ -55,15 +53,24 @@ impl Probe {
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63) as usize
     }
 
-    /// The frame at UMEM address `frame` is about to be posted.
-    pub(crate) fn prepare(&mut self, frame: u64, umem: &Umem) {
+    /// The frame at UMEM address `frame` is about to be posted: what has to be in it then.
+    pub fn prepare(&mut self, frame: u64) -> &[u8] {
         let pattern = Pattern::PAIR[self.pattern_of(frame)];
         pattern.fill(&mut self.chunk);
-        umem.copy_to(frame, &self.chunk);
+        &self.chunk
     }
 
-    /// `peer` is about to be asked for a packet. The obstacle, when so many were asked for that some must have shown something.
-    pub(crate) fn ask(&mut self, peer: PeerId) -> Result<(), Obstacle> {
+    /// The peer that was asked last.
+    pub fn peer(&self) -> Option<P> {
+        self.peer
+    }
+
+    /// `peer` is about to be asked for a packet.
+    ///
+    /// # Errors
+    ///
+    /// The obstacle, when so many were asked for that some must have shown something.
+    pub fn ask(&mut self, peer: P) -> Result<(), Obstacle> {
         self.peer = Some(peer);
         self.asked += 1;
         match self.asked > self.suspicions_max.saturating_add(ASKED_MAX) {
@@ -74,17 +81,17 @@ impl Probe {
         }
     }
 
-    /// A packet of `len` bytes, as the driver says, came into the frame at `frame` and begins at `start`. What is no IPv4 packet of that
+    /// A packet of `len` bytes, as the driver says, came into the frame at `frame`, which `read` copies, and begins at `start`. What is no IPv4 packet of that
     /// length, or so short that Ethernet may have filled it up, tells nothing: so neither what its sender put behind it nor what the
     /// driver counts as a part of it is taken for something else. The result, the length of the driver's prefix in bytes, is there when
     /// both patterns have shown it.
-    pub(crate) fn look(
+    pub fn look(
         &mut self,
         frame: u64,
         (start, len): (u64, u32),
-        umem: &Umem,
+        read: impl FnOnce(&mut [u8]),
     ) -> Option<Result<u8, Obstacle>> {
-        umem.copy_from(frame, &mut self.chunk);
+        read(&mut self.chunk);
         let begin = (start - frame) as usize;
         let len = len as usize;
         if ip_frame_len(self.chunk.get(begin..begin + LENGTH_KNOWN)?)? != len {
@@ -107,7 +114,7 @@ impl Probe {
         if !is_clean && self.suspicions >= self.suspicions_max {
             return self.footprint.obstacle(&self.interface).map(Err);
         }
-        if self.footprint.prefix_len > usize::from(PREFIX_LEN_MAX) {
+        if self.footprint.prefix_len > usize::from(self.prefix_len_max) {
             return Some(Err(Obstacle::LongPrefix {
                 interface: self.interface.clone(),
                 len: self.footprint.prefix_len,
@@ -130,35 +137,37 @@ fn ip_frame_len(header: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::HugePages;
 
-    const CHUNK: u64 = 2048;
+    const CHUNK: usize = 2048;
+    /// Where a packet begins in its frame.
+    const START: usize = 256;
+    const PREFIX_LEN_MAX: u8 = 64;
 
-    /// Packets of `len` bytes come, and `driver` writes beside the n-th, from its start to its end. What
-    /// the probe says in the end, and after how many packets.
-    fn probe(len: u32, driver: impl Fn(&Umem, u64, u64, u64)) -> Option<(u64, Result<u8, Obstacle>)> {
-        let umem = Umem::new(100 * CHUNK, HugePages::Off).expect("memory");
-        let mut probe = Probe::new("eth0", CHUNK as u32, 64);
+    /// Packets of `len` bytes come, and `driver` writes beside the n-th into its frame, where it lies from [`START`] to the
+    /// end given. What the probe says in the end, and after how many packets.
+    fn probe(len: usize, driver: impl Fn(&mut [u8], u64, usize)) -> Option<(u64, Result<u8, Obstacle>)> {
+        let mut probe = Probe::<()>::new("eth0", CHUNK as u32, 64, PREFIX_LEN_MAX);
         (1..100).find_map(|n| {
             // Every second frame is another packet's.
-            let frame = 2 * (n % 50) * CHUNK;
-            probe.prepare(frame, &umem);
-            let start = frame + 256;
-            let mut packet = vec![7; len as usize];
+            let frame = 2 * (n % 50) * CHUNK as u64;
+            let mut memory = probe.prepare(frame).to_vec();
+            let mut packet = vec![7; len];
             packet[12..14].copy_from_slice(&[8, 0]);
             packet[16..18].copy_from_slice(&(len as u16 - 14).to_be_bytes());
-            umem.copy_to(start, &packet);
-            driver(&umem, n, start, start + u64::from(len));
-            Some((n, probe.look(frame, (start, len), &umem)?))
+            memory[START..START + len].copy_from_slice(&packet);
+            driver(&mut memory, n, START + len);
+            let packet = (frame + START as u64, len as u32);
+            let found = probe.look(frame, packet, |chunk| chunk.copy_from_slice(&memory));
+            Some((n, found?))
         })
     }
 
     #[test]
     fn a_few_packets_tell_what_a_driver_writes() {
-        assert_eq!(probe(90, |_, _, _, _| {}), Some((3, Ok(0))));
-        let virtio = probe(90, |umem, _, start, _| umem.zero(start - 12, 12));
+        assert_eq!(probe(90, |_, _, _| {}), Some((3, Ok(0))));
+        let virtio = probe(90, |frame, _, _| frame[START - 12..START].fill(0));
         assert_eq!(virtio, Some((3, Ok(12))));
-        let long = probe(90, |umem, _, start, _| umem.zero(start - 100, 100));
+        let long = probe(90, |frame, _, _| frame[START - 100..START].fill(0));
         assert!(matches!(
             long,
             Some((1, Err(Obstacle::LongPrefix { len: 100, .. })))
@@ -167,16 +176,16 @@ mod tests {
 
     #[test]
     fn what_stays_behind_every_packet_is_padding() {
-        let padded = probe(90, |umem, _, _, end| umem.zero(end, 38));
+        let padded = probe(90, |frame, _, end| frame[end..end + 38].fill(0));
         let padding = Obstacle::Padding {
             interface: "eth0".into(),
             len: 38,
         };
         assert_eq!(padded, Some((64, Err(padding))));
         // What earlier packets left in frames is not there for ever.
-        let dirty = probe(90, |umem, n, _, end| {
+        let dirty = probe(90, |frame, n, end| {
             if n < 61 {
-                umem.zero(end, 24);
+                frame[end..end + 24].fill(0);
             }
         });
         assert!(matches!(dirty, Some((61.., Ok(0)))), "{dirty:?}");
@@ -184,26 +193,22 @@ mod tests {
 
     #[test]
     fn packets_that_tell_nothing_are_passed_over() {
-        assert_eq!(probe(59, |_, _, _, _| {}), None, "Ethernet fills it up");
-        let foreign = probe(90, |umem, _, start, _| umem.copy_to(start + 12, &[8, 6]));
+        assert_eq!(probe(59, |_, _, _| {}), None, "Ethernet fills it up");
+        let foreign = probe(90, |frame, _, _| frame[START + 13] = 6);
         assert_eq!(foreign, None, "ARP");
-        let longer = probe(90, |umem, _, start, end| {
-            umem.copy_to(start + 16, &60u16.to_be_bytes());
-            umem.zero(end, 38);
+        let longer = probe(90, |frame, _, end| {
+            frame[START + 16..START + 18].copy_from_slice(&60u16.to_be_bytes());
+            frame[end..end + 38].fill(0);
         });
         assert_eq!(longer, None, "its sender put something behind it");
-        assert_eq!(probe(92, |_, _, _, _| {}), None, "no padding would be seen");
+        assert_eq!(probe(92, |_, _, _| {}), None, "no padding would be seen");
     }
 
     #[test]
     fn nobody_is_asked_for_ever() {
-        const PEER: PeerId = PeerId {
-            index: 0,
-            generation: 0,
-        };
-        let mut probe = Probe::new("eth0", CHUNK as u32, 64);
-        let asked = (0..).take_while(|_| probe.ask(PEER).is_ok()).count();
+        let mut probe = Probe::new("eth0", CHUNK as u32, 64, PREFIX_LEN_MAX);
+        let asked = (0..).take_while(|_| probe.ask(0).is_ok()).count();
         assert_eq!(asked, 564);
-        assert!(matches!(probe.ask(PEER), Err(Obstacle::Unseen { .. })));
+        assert!(matches!(probe.ask(0), Err(Obstacle::Unseen { .. })));
     }
 }

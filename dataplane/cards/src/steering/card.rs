@@ -1,9 +1,9 @@
 //! What steering needs of a card: the trait that ethtool and the tests' model implement.
 
-use super::ethtool::{Channels, Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings};
 use super::rules::FlowRule;
-use super::uapi;
-use crate::platform::pci::PciDevice;
+use crate::ethtool::uapi;
+use crate::ethtool::{Channels, Driver, Ethtool, EthtoolError, Feature, FeatureState, RssSettings};
+use crate::pci::PciDevice;
 
 /// A card's settings. Each call reads or changes the card itself; no setting is remembered.
 pub(super) trait Card: Send {

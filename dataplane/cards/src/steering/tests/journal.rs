@@ -4,12 +4,12 @@
 use std::fs;
 use std::io::ErrorKind;
 
-use super::super::ethtool::Feature;
 use super::super::state::{Change, Record};
 use super::super::{Steering, SteeringError};
 use super::model::{Model, Settings};
 use super::{Folder, recover_model};
 use super::{find, interface};
+use crate::ethtool::Feature;
 
 /// The one thing that differs between two settings must be what one of the record's changes gives back.
 fn is_given_back(record: &Record, from: &Settings, to: &Settings, queues: u32) -> bool {

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::card::Card;
-use super::super::ethtool::{Channels, Driver, EthtoolError, Feature, FeatureState, RssSettings};
 use super::super::rules::FlowRule;
 use super::super::{Steering, SteeringError};
 use super::{Folder, interface};
+use crate::ethtool::{Channels, Driver, EthtoolError, Feature, FeatureState, RssSettings};
 
 /// All that a card remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]

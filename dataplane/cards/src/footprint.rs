@@ -10,7 +10,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::Obstacle;
+use crate::platform::Obstacle;
 
 /// Shortest packet that tells anything, in bytes without frame check sequence: Ethernet itself fills up shorter ones
 /// (IEEE 802.3, section 3.2.8).

@@ -4,177 +4,177 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub(super) const GET_DRIVER_INFO: u32 = 0x03;
-pub(super) const GET_RINGS: u32 = 0x10;
-pub(super) const GET_STRINGS: u32 = 0x1b;
-pub(super) const GET_HASH_FIELDS: u32 = 0x29;
-pub(super) const SET_HASH_FIELDS: u32 = 0x2a;
-pub(super) const GET_RX_RINGS: u32 = 0x2d;
-pub(super) const GET_RULE_COUNT: u32 = 0x2e;
-pub(super) const GET_RULE: u32 = 0x2f;
-pub(super) const GET_RULES: u32 = 0x30;
-pub(super) const DELETE_RULE: u32 = 0x31;
-pub(super) const INSERT_RULE: u32 = 0x32;
-pub(super) const GET_STRING_SETS: u32 = 0x37;
-pub(super) const GET_FEATURES: u32 = 0x3a;
-pub(super) const SET_FEATURES: u32 = 0x3b;
-pub(super) const GET_CHANNELS: u32 = 0x3c;
-pub(super) const GET_RSS: u32 = 0x46;
-pub(super) const SET_RSS: u32 = 0x47;
+pub(crate) const GET_DRIVER_INFO: u32 = 0x03;
+pub(crate) const GET_RINGS: u32 = 0x10;
+pub(crate) const GET_STRINGS: u32 = 0x1b;
+pub(crate) const GET_HASH_FIELDS: u32 = 0x29;
+pub(crate) const SET_HASH_FIELDS: u32 = 0x2a;
+pub(crate) const GET_RX_RINGS: u32 = 0x2d;
+pub(crate) const GET_RULE_COUNT: u32 = 0x2e;
+pub(crate) const GET_RULE: u32 = 0x2f;
+pub(crate) const GET_RULES: u32 = 0x30;
+pub(crate) const DELETE_RULE: u32 = 0x31;
+pub(crate) const INSERT_RULE: u32 = 0x32;
+pub(crate) const GET_STRING_SETS: u32 = 0x37;
+pub(crate) const GET_FEATURES: u32 = 0x3a;
+pub(crate) const SET_FEATURES: u32 = 0x3b;
+pub(crate) const GET_CHANNELS: u32 = 0x3c;
+pub(crate) const GET_RSS: u32 = 0x46;
+pub(crate) const SET_RSS: u32 = 0x47;
 
 /// `ETH_SS_FEATURES`: the set of feature names.
-pub(super) const FEATURE_NAMES: u32 = 4;
+pub(crate) const FEATURE_NAMES: u32 = 4;
 /// `ETH_GSTRING_LEN`: bytes that a name takes.
-pub(super) const STRING_LEN: usize = 32;
+pub(crate) const STRING_LEN: usize = 32;
 /// `ETHTOOL_F_UNSUPPORTED`: the feature cannot be changed.
-pub(super) const FEATURE_UNSUPPORTED: i32 = 1;
+pub(crate) const FEATURE_UNSUPPORTED: i32 = 1;
 /// `UDP_V4_FLOW`.
-pub(super) const UDP_V4_FLOW: u32 = 2;
+pub(crate) const UDP_V4_FLOW: u32 = 2;
 /// `ETH_RSS_HASH_TOP`, a bit of [`Rxfh::function`].
-pub(super) const HASH_TOEPLITZ: u8 = 1;
+pub(crate) const HASH_TOEPLITZ: u8 = 1;
 /// `RX_CLS_LOC_SPECIAL`, a flag in the answer to [`GET_RULE_COUNT`]: the driver picks locations itself.
-pub(super) const LOCATION_SPECIAL: u32 = 0x8000_0000;
+pub(crate) const LOCATION_SPECIAL: u32 = 0x8000_0000;
 /// `RX_CLS_LOC_ANY`.
-pub(super) const LOCATION_ANY: u32 = 0xffff_ffff;
+pub(crate) const LOCATION_ANY: u32 = 0xffff_ffff;
 
 /// `struct ethtool_drvinfo`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct DriverInfo {
-    pub(super) command: u32,
-    pub(super) driver: [u8; 32],
-    pub(super) version: [u8; 32],
-    pub(super) firmware: [u8; 32],
-    pub(super) bus: [u8; 32],
-    pub(super) rom: [u8; 32],
-    pub(super) reserved: [u8; 12],
-    pub(super) counts: [u32; 5],
+pub(crate) struct DriverInfo {
+    pub(crate) command: u32,
+    pub(crate) driver: [u8; 32],
+    pub(crate) version: [u8; 32],
+    pub(crate) firmware: [u8; 32],
+    pub(crate) bus: [u8; 32],
+    pub(crate) rom: [u8; 32],
+    pub(crate) reserved: [u8; 12],
+    pub(crate) counts: [u32; 5],
 }
 
 /// `struct ethtool_channels`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Channels {
-    pub(super) command: u32,
-    pub(super) max_rx: u32,
-    pub(super) max_tx: u32,
-    pub(super) max_other: u32,
-    pub(super) max_combined: u32,
-    pub(super) rx: u32,
-    pub(super) tx: u32,
-    pub(super) other: u32,
-    pub(super) combined: u32,
+pub(crate) struct Channels {
+    pub(crate) command: u32,
+    pub(crate) max_rx: u32,
+    pub(crate) max_tx: u32,
+    pub(crate) max_other: u32,
+    pub(crate) max_combined: u32,
+    pub(crate) rx: u32,
+    pub(crate) tx: u32,
+    pub(crate) other: u32,
+    pub(crate) combined: u32,
 }
 
 /// `struct ethtool_ringparam`; the kernel has grown it since, for its other interface alone.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct RingParam {
-    pub(super) command: u32,
-    pub(super) rx_max: u32,
-    pub(super) rx_mini_max: u32,
-    pub(super) rx_jumbo_max: u32,
-    pub(super) tx_max: u32,
-    pub(super) rx: u32,
-    pub(super) rx_mini: u32,
-    pub(super) rx_jumbo: u32,
-    pub(super) tx: u32,
+pub(crate) struct RingParam {
+    pub(crate) command: u32,
+    pub(crate) rx_max: u32,
+    pub(crate) rx_mini_max: u32,
+    pub(crate) rx_jumbo_max: u32,
+    pub(crate) tx_max: u32,
+    pub(crate) rx: u32,
+    pub(crate) rx_mini: u32,
+    pub(crate) rx_jumbo: u32,
+    pub(crate) tx: u32,
 }
 
 /// `struct ethtool_rxfh`, which the table's entries (`u32`) and the key's bytes follow.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Rxfh {
-    pub(super) command: u32,
-    pub(super) rss_context: u32,
+pub(crate) struct Rxfh {
+    pub(crate) command: u32,
+    pub(crate) rss_context: u32,
     /// Entries of the table that follow.
-    pub(super) table_len: u32,
+    pub(crate) table_len: u32,
     /// Bytes of the key that follow.
-    pub(super) key_len: u32,
+    pub(crate) key_len: u32,
     /// `ETH_RSS_HASH_*`; 0 in a request: unchanged.
-    pub(super) function: u8,
+    pub(crate) function: u8,
     /// `RXH_XFRM_*`, since Linux 6.8; before, a reserved byte that must be 0 and is.
-    pub(super) transform: u8,
-    pub(super) reserved: [u8; 6],
+    pub(crate) transform: u8,
+    pub(crate) reserved: [u8; 6],
 }
 
 /// `struct ethtool_rx_flow_spec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct FlowSpec {
-    pub(super) flow_type: u32,
+pub(crate) struct FlowSpec {
+    pub(crate) flow_type: u32,
     /// `h_u`: for UDP over IPv4 a `struct ethtool_tcpip4_spec` at its start.
-    pub(super) header: [u8; 52],
-    pub(super) extension: [u8; 20],
+    pub(crate) header: [u8; 52],
+    pub(crate) extension: [u8; 20],
     /// `m_u`: as `header`; a bit that is set must match.
-    pub(super) header_mask: [u8; 52],
-    pub(super) extension_mask: [u8; 20],
-    pub(super) padding: u32,
+    pub(crate) header_mask: [u8; 52],
+    pub(crate) extension_mask: [u8; 20],
+    pub(crate) padding: u32,
     /// The receive queue.
-    pub(super) ring_cookie: u64,
-    pub(super) location: u32,
-    pub(super) tail_padding: u32,
+    pub(crate) ring_cookie: u64,
+    pub(crate) location: u32,
+    pub(crate) tail_padding: u32,
 }
 
 /// `struct ethtool_rxnfc`, which locations (`u32`) follow from [`RULE_LOCATIONS`] on.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Rxnfc {
-    pub(super) command: u32,
-    pub(super) flow_type: u32,
-    pub(super) data: u64,
-    pub(super) spec: FlowSpec,
-    pub(super) rule_count: u32,
-    pub(super) padding: u32,
+pub(crate) struct Rxnfc {
+    pub(crate) command: u32,
+    pub(crate) flow_type: u32,
+    pub(crate) data: u64,
+    pub(crate) spec: FlowSpec,
+    pub(crate) rule_count: u32,
+    pub(crate) padding: u32,
 }
 
 /// Where `rule_locs` begins: inside of [`Rxnfc::padding`].
-pub(super) const RULE_LOCATIONS: usize = 188;
+pub(crate) const RULE_LOCATIONS: usize = 188;
 
 /// `struct ethtool_sset_info`, with room for one set.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct StringSet {
-    pub(super) command: u32,
-    pub(super) reserved: u32,
-    pub(super) mask: u64,
-    pub(super) len: u32,
-    pub(super) padding: u32,
+pub(crate) struct StringSet {
+    pub(crate) command: u32,
+    pub(crate) reserved: u32,
+    pub(crate) mask: u64,
+    pub(crate) len: u32,
+    pub(crate) padding: u32,
 }
 
 /// `struct ethtool_gstrings`, which the strings follow.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Strings {
-    pub(super) command: u32,
-    pub(super) set: u32,
-    pub(super) len: u32,
+pub(crate) struct Strings {
+    pub(crate) command: u32,
+    pub(crate) set: u32,
+    pub(crate) len: u32,
 }
 
 /// `struct ethtool_gfeatures` and `struct ethtool_sfeatures`, which `size` blocks of 32 features follow.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Features {
-    pub(super) command: u32,
-    pub(super) size: u32,
+pub(crate) struct Features {
+    pub(crate) command: u32,
+    pub(crate) size: u32,
 }
 
 /// `struct ethtool_get_features_block`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct FeatureBlock {
-    pub(super) available: u32,
-    pub(super) requested: u32,
-    pub(super) active: u32,
-    pub(super) never_changed: u32,
+pub(crate) struct FeatureBlock {
+    pub(crate) available: u32,
+    pub(crate) requested: u32,
+    pub(crate) active: u32,
+    pub(crate) never_changed: u32,
 }
 
 /// `struct ethtool_set_features_block`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct FeatureChange {
-    pub(super) valid: u32,
-    pub(super) requested: u32,
+pub(crate) struct FeatureChange {
+    pub(crate) valid: u32,
+    pub(crate) requested: u32,
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use super::card::Card;
-use super::ethtool::{EthtoolError, Feature};
 use super::rules::FlowRule;
+use crate::ethtool::{EthtoolError, Feature};
 
 /// Where the files lie.
 pub(super) const FOLDER: &str = "/run/lm/steering";

@@ -17,8 +17,12 @@ const DUMP_ATTEMPTS: u32 = 4;
 /// `NLM_F_DUMP_INTR` of `linux/netlink.h`.
 const DUMP_INTERRUPTED: u16 = 0x10;
 
-/// Every object of the kind asked for.
-pub(crate) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+/// Every object of the kind asked for, over rtnetlink.
+///
+/// # Errors
+///
+/// What the kernel answers, or the socket.
+pub fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut result = Vec::new();
     for _ in 0..DUMP_ATTEMPTS {
         result.clear();
@@ -29,8 +33,12 @@ pub(crate) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
     Ok(result)
 }
 
-/// The one object asked for.
-pub(crate) fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+/// The one object asked for, over rtnetlink.
+///
+/// # Errors
+///
+/// What the kernel answers, or the socket; `NotFound` where it answers nothing.
+pub fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     let mut result = Vec::new();
     ask(&mut open(NETLINK_ROUTE)?, request, 0, &mut result)?;
     result
@@ -39,7 +47,11 @@ pub(crate) fn one(request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessa
 }
 
 /// A socket to the kernel, for one of the `NETLINK_` protocols.
-pub(crate) fn open(protocol: isize) -> io::Result<Socket> {
+///
+/// # Errors
+///
+/// What socket(2) and bind(2) say.
+pub fn open(protocol: isize) -> io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -47,7 +59,11 @@ pub(crate) fn open(protocol: isize) -> io::Result<Socket> {
 }
 
 /// Asks, and takes the answers. Whether they are consistent.
-pub(crate) fn ask<M>(socket: &mut Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
+///
+/// # Errors
+///
+/// What the kernel answers, or the socket.
+pub fn ask<M>(socket: &mut Socket, request: &M, flags: u16, result: &mut Vec<M>) -> io::Result<bool>
 where
     M: NetlinkSerializable + NetlinkDeserializable + Clone,
     M::Error: std::error::Error + Send + Sync + 'static,
@@ -65,7 +81,7 @@ where
 }
 
 /// A request as the kernel takes it.
-pub(crate) fn serialized<M>(request: &M, flags: u16) -> Vec<u8>
+pub fn serialized<M>(request: &M, flags: u16) -> Vec<u8>
 where
     M: NetlinkSerializable + Clone,
     NetlinkPayload<M>: From<M>,
@@ -80,7 +96,11 @@ where
 }
 
 /// Sends a request that asks for an acknowledgement, and takes it. Allocates nothing.
-pub(crate) fn order(socket: &Socket, request: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+///
+/// What the kernel answers, or the socket.
+pub fn order(socket: &Socket, request: &[u8]) -> io::Result<()> {
     socket.send(request, 0)?;
     let mut answer = [0; 512];
     let len = socket.recv(&mut &mut answer[..], 0)?;

@@ -3,12 +3,8 @@
 //! In zero-copy mode a network card writes into landing zones by itself, at addresses that overlap, and nobody looks at
 //! a packet before it is written. That is right only on a machine where writes arrive in order, whole, and nowhere else. [`Facts`]
 //! are what the kernel tells of a machine and an interface, [`judge`] names every [`Obstacle`] in them, and
-//! [`footprint`] finds out what a driver writes beside a packet, which nobody tells.
+//! [`crate::footprint`] finds out what a driver writes beside a packet, which nobody tells.
 
-pub mod footprint;
-pub mod netdev;
-pub mod pci;
-pub(crate) mod probe;
 #[cfg(test)]
 mod tests;
 
@@ -16,12 +12,15 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use crate::interface::Interface;
-use crate::memory::{HUGE_PAGE_LEN, PACKET_HEADROOM};
-use crate::steering::ethtool::{Ethtool, EthtoolError, Feature};
-use netdev::XdpFeatures;
-use pci::PciDevice;
+use lm_protocol::zone::XDP_PACKET_HEADROOM;
 
+use crate::ethtool::{Ethtool, EthtoolError, Feature};
+use crate::interface::Interface;
+use crate::netdev::XdpFeatures;
+use crate::pci::PciDevice;
+
+/// Length of a huge page in bytes.
+const HUGE_PAGE_LEN: u64 = 2 << 20;
 /// Descriptors that most drivers' rings have.
 const USUAL_RING_LEN: u32 = 1024;
 /// Longest receive ring in descriptors: so many frames are kept for it, twice over.
@@ -372,7 +371,7 @@ pub fn chunk_len_for(driver: Option<&str>, mtu: u32) -> u32 {
 
 /// Longest MTU whose frames, VLAN-tagged ones too, fit a chunk as the driver uses it.
 fn max_mtu(driver: Option<&str>, chunk_len: u32) -> u32 {
-    let mut room = chunk_len.saturating_sub(PACKET_HEADROOM as u32);
+    let mut room = chunk_len.saturating_sub(XDP_PACKET_HEADROOM);
     if driver == Some("igb") {
         // The card counts in units of 1 KiB (SRRCTL.BSIZEPACKET), which the driver rounds down to.
         room &= !1023;
@@ -404,7 +403,7 @@ fn parse_release(release: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Facts {
-    /// Landing entries that must be submitted together: [`crate::nic::Device::lap`].
+    /// Landing entries that must be submitted together, so that a card never sees a used one for a new one.
     pub fn landing_lap(&self) -> u32 {
         match self.driver.as_deref() {
             Some("igb") => self.rx_ring_len,
