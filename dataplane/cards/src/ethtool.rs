@@ -86,6 +86,17 @@ impl Ethtool {
         })
     }
 
+    /// For the interface of that name, likewise.
+    ///
+    /// # Errors
+    ///
+    /// What socket(2) says; `ENODEV` where there is none.
+    pub fn named(interface: &str) -> io::Result<Ethtool> {
+        let mut ethtool = Ethtool::open(0)?;
+        ethtool.interface_index = rustix::net::netdevice::name_to_index(&ethtool.socket, interface)?;
+        Ok(ethtool)
+    }
+
     /// A request that names the interface, by whatever name it has now.
     fn request(&self, what: &'static str) -> Result<libc::ifreq, EthtoolError> {
         // SAFETY: integers and a pointer, for which zeros are values.

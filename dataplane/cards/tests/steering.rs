@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use bed::{Namespace, Pair};
 use lm_cards::Interface;
-use lm_cards::ethtool::{Ethtool, EthtoolError, Feature, FeatureState};
+use lm_cards::ethtool::{Ethtool, EthtoolError, Feature};
 use lm_cards::{Demand, Facts, Obstacle, judge};
 use lm_cards::{Steering, SteeringError};
 
@@ -102,11 +102,8 @@ fn features_are_switched_and_refused_for_real() {
         let ethtool = Ethtool::open(va.index).expect("a socket");
         for on in [false, true, true, false] {
             ethtool.set_feature(Feature::RxVlan, on).expect("veth can");
-            let changeable = true;
-            assert_eq!(
-                ethtool.feature(Feature::RxVlan).expect("its state"),
-                FeatureState { on, changeable }
-            );
+            let state = ethtool.feature(Feature::RxVlan).expect("its state");
+            assert_eq!((state.on, state.changeable), (on, true));
         }
         for feature in [Feature::Ntuple, Feature::RxFcs, Feature::RxAll] {
             let error = ethtool.set_feature(feature, true).expect_err("veth cannot");

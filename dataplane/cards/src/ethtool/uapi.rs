@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) const GET_DRIVER_INFO: u32 = 0x03;
 pub(crate) const GET_RINGS: u32 = 0x10;
 pub(crate) const GET_STRINGS: u32 = 0x1b;
+pub(crate) const GET_STATISTICS: u32 = 0x1d;
 pub(crate) const GET_HASH_FIELDS: u32 = 0x29;
 pub(crate) const SET_HASH_FIELDS: u32 = 0x2a;
 pub(crate) const GET_RX_RINGS: u32 = 0x2d;
@@ -22,6 +23,8 @@ pub(crate) const GET_CHANNELS: u32 = 0x3c;
 pub(crate) const GET_RSS: u32 = 0x46;
 pub(crate) const SET_RSS: u32 = 0x47;
 
+/// `ETH_SS_STATS`: the set of a driver's statistics.
+pub(crate) const STATISTIC_NAMES: u32 = 1;
 /// `ETH_SS_FEATURES`: the set of feature names.
 pub(crate) const FEATURE_NAMES: u32 = 4;
 /// `ETH_GSTRING_LEN`: bytes that a name takes.
@@ -151,6 +154,14 @@ pub(crate) struct Strings {
     pub(crate) len: u32,
 }
 
+/// `struct ethtool_stats`, which the numbers (`u64`) follow.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct Statistics {
+    pub(crate) command: u32,
+    pub(crate) count: u32,
+}
+
 /// `struct ethtool_gfeatures` and `struct ethtool_sfeatures`, which `size` blocks of 32 features follow.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -238,6 +249,11 @@ mod tests {
             ("offsetof(struct ethtool_gstrings, len)", offset_of!(Strings, len)),
             ("offsetof(struct ethtool_gstrings, data)", size_of::<Strings>()),
             (
+                "offsetof(struct ethtool_stats, n_stats)",
+                offset_of!(Statistics, count),
+            ),
+            ("offsetof(struct ethtool_stats, data)", size_of::<Statistics>()),
+            (
                 "offsetof(struct ethtool_gfeatures, size)",
                 offset_of!(Features, size),
             ),
@@ -270,6 +286,7 @@ mod tests {
             ("ETHTOOL_GDRVINFO", GET_DRIVER_INFO),
             ("ETHTOOL_GRINGPARAM", GET_RINGS),
             ("ETHTOOL_GSTRINGS", GET_STRINGS),
+            ("ETHTOOL_GSTATS", GET_STATISTICS),
             ("ETHTOOL_GRXFH", GET_HASH_FIELDS),
             ("ETHTOOL_SRXFH", SET_HASH_FIELDS),
             ("ETHTOOL_GRXRINGS", GET_RX_RINGS),
@@ -284,6 +301,7 @@ mod tests {
             ("ETHTOOL_GCHANNELS", GET_CHANNELS),
             ("ETHTOOL_GRSSH", GET_RSS),
             ("ETHTOOL_SRSSH", SET_RSS),
+            ("ETH_SS_STATS", STATISTIC_NAMES),
             ("ETH_SS_FEATURES", FEATURE_NAMES),
             ("ETH_GSTRING_LEN", STRING_LEN as u32),
             ("ETHTOOL_F_UNSUPPORTED", FEATURE_UNSUPPORTED as u32),
@@ -309,11 +327,12 @@ mod tests {
             size_of::<Rxnfc>(),
             size_of::<StringSet>(),
             size_of::<Strings>(),
+            size_of::<Statistics>(),
             size_of::<Features>(),
             size_of::<FeatureBlock>(),
             size_of::<FeatureChange>(),
         ];
-        assert_eq!(sizes, [196, 36, 36, 24, 168, 192, 24, 12, 8, 16, 8]);
+        assert_eq!(sizes, [196, 36, 36, 24, 168, 192, 24, 12, 8, 8, 16, 8]);
         assert_eq!(offset_of!(Rxfh, transform), 17);
         assert_eq!(offset_of!(FlowSpec, ring_cookie), 152);
         assert_eq!(offset_of!(Rxnfc, padding), RULE_LOCATIONS);

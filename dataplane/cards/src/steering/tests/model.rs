@@ -166,7 +166,11 @@ impl Card for Model {
             Feature::RxVlan => settings.vlan,
             Feature::RxFcs | Feature::RxAll => false,
         };
-        Ok(FeatureState { on, changeable: true })
+        Ok(FeatureState {
+            name: feature.name().to_owned(),
+            on,
+            changeable: true,
+        })
     }
 
     fn set_feature(&self, feature: Feature, on: bool) -> Result<(), EthtoolError> {
