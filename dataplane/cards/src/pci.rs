@@ -8,17 +8,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Length of the configuration space without PCI Express's extension, in bytes; all capabilities looked for lie in it.
-const CONFIG_LEN: usize = 256;
-/// Status register, and its bit that says that there is a list of capabilities (PCI Local Bus 3.0, section 6.2.3).
-const STATUS: usize = 0x06;
+/// The configuration space (PCI Local Bus 3.0, chapter 6): status, its bit that says that there is a list of capabilities, and where that
+/// begins.
+const STATUS: u64 = 0x06;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
-/// Offset of the first capability.
-const FIRST_CAPABILITY: usize = 0x34;
-/// Identifier of the PCI Express capability (PCI Express Base, section 7.5.3).
+const FIRST_CAPABILITY: u64 = 0x34;
+/// The capability PCI Express (PCI Express Base, section 7.5.3), its register Device Control, and there Enable Relaxed Ordering.
 const PCI_EXPRESS: u8 = 0x10;
-/// Device Control, from the capability's start, and its bit Enable Relaxed Ordering.
-const DEVICE_CONTROL: usize = 8;
+const DEVICE_CONTROL: u64 = 8;
 const RELAXED_ORDERING: u8 = 1 << 4;
 
 /// A PCI device.
@@ -53,11 +50,11 @@ impl PciDevice {
     /// What sysfs says; `PermissionDenied` without CAP_SYS_ADMIN, which alone may read behind the first 64 bytes of the
     /// configuration space.
     pub(crate) fn relaxed_ordering(&self) -> io::Result<Option<bool>> {
-        let (config, len) = match self.changed.get() {
-            Some(file) => read_config(file)?,
-            None => read_config(&File::open(self.folder.join("config"))?)?,
+        let control = match self.changed.get() {
+            Some(config) => device_control(config)?,
+            None => device_control(&File::open(self.folder.join("config"))?)?,
         };
-        Ok(device_control(&config[..len])?.map(|at| config[at] & RELAXED_ORDERING != 0))
+        Ok(control.map(|(_, [low, _])| low & RELAXED_ORDERING != 0))
     }
 
     /// Allows or forbids that. Lasts until the device is reset.
@@ -66,29 +63,23 @@ impl PciDevice {
     ///
     /// As [`PciDevice::relaxed_ordering`]; `Unsupported` without PCI Express, or when the device keeps its setting.
     pub(crate) fn set_relaxed_ordering(&self, on: bool) -> io::Result<()> {
-        let file = match self.changed.get() {
-            Some(file) => file,
+        let config = match self.changed.get() {
+            Some(config) => config,
             None => {
-                let file = OpenOptions::new()
+                let config = OpenOptions::new()
                     .read(true)
                     .write(true)
                     .open(self.folder.join("config"))?;
-                self.changed.get_or_init(|| file)
+                self.changed.get_or_init(|| config)
             }
         };
-        let (config, len) = read_config(file)?;
-        let at =
-            device_control(&config[..len])?.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-        let control = if on {
-            config[at] | RELAXED_ORDERING
-        } else {
-            config[at] & !RELAXED_ORDERING
-        };
+        let (at, [low, high]) = device_control(config)?.ok_or(io::ErrorKind::Unsupported)?;
+        let low = low & !RELAXED_ORDERING | if on { RELAXED_ORDERING } else { 0 };
         // The register has 16 bits: both bytes go in one write, which the kernel makes one access.
-        file.write_all_at(&[control, config[at + 1]], at as u64)?;
-        match self.relaxed_ordering()? {
-            Some(now) if now == on => Ok(()),
-            _ => Err(io::Error::from(io::ErrorKind::Unsupported)),
+        config.write_all_at(&[low, high], at)?;
+        match self.relaxed_ordering()? == Some(on) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -105,41 +96,34 @@ impl PciDevice {
     }
 }
 
-/// The start of the configuration space, as much as the caller may read of it.
-fn read_config(file: &File) -> io::Result<([u8; CONFIG_LEN], usize)> {
-    let mut config = [0; CONFIG_LEN];
-    let mut len = 0;
-    while len < CONFIG_LEN {
-        match file.read_at(&mut config[len..], len as u64)? {
-            0 => break,
-            read => len += read,
-        }
-    }
-    Ok((config, len))
-}
-
-/// Where Device Control lies; `None` for a device without it.
-fn device_control(config: &[u8]) -> io::Result<Option<usize>> {
-    let byte = |at: usize| {
-        config.get(at).copied().ok_or_else(|| {
+/// Where Device Control lies, and what it holds; `None` for a device without it.
+fn device_control(config: &File) -> io::Result<Option<(u64, [u8; 2])>> {
+    let read = |at: u64| {
+        let mut bytes = [0; 2];
+        match config.read_exact_at(&mut bytes, at) {
             // Unprivileged readers get 64 bytes (drivers/pci/pci-sysfs.c).
-            io::Error::from(io::ErrorKind::PermissionDenied)
-        })
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(io::Error::from(io::ErrorKind::PermissionDenied))
+            }
+            read => read.map(|()| bytes),
+        }
     };
-    if byte(STATUS)? & STATUS_CAPABILITIES == 0 {
+    if read(STATUS)?[0] & STATUS_CAPABILITIES == 0 {
         return Ok(None);
     }
-    let mut at = usize::from(byte(FIRST_CAPABILITY)? & !3);
-    // Each capability takes 4 bytes at least: a longer list has a loop.
-    for _ in 0..(CONFIG_LEN - 0x40) / 4 {
+    let mut next = read(FIRST_CAPABILITY)?[0];
+    // Each capability takes 4 of the 256 bytes at least: a longer list has a loop.
+    for _ in 0x40 / 4..256 / 4 {
+        let at = u64::from(next & !3);
         if at < 0x40 {
             return Ok(None);
         }
-        if byte(at)? == PCI_EXPRESS {
-            byte(at + DEVICE_CONTROL + 1)?;
-            return Ok(Some(at + DEVICE_CONTROL));
+        let kind;
+        [kind, next] = read(at)?;
+        if kind == PCI_EXPRESS {
+            let at = at + DEVICE_CONTROL;
+            return Ok(Some((at, read(at)?)));
         }
-        at = usize::from(byte(at + 1)? & !3);
     }
     Ok(None)
 }
@@ -148,11 +132,13 @@ fn device_control(config: &[u8]) -> io::Result<Option<usize>> {
 mod tests {
     use super::*;
 
+    const CONFIG_LEN: usize = 256;
+
     /// A configuration space with capabilities MSI at 0x50 and PCI Express at 0x70.
     fn config(relaxed: bool) -> [u8; CONFIG_LEN] {
         let mut config = [0; CONFIG_LEN];
-        config[STATUS] = STATUS_CAPABILITIES;
-        config[FIRST_CAPABILITY] = 0x50;
+        config[STATUS as usize] = STATUS_CAPABILITIES;
+        config[FIRST_CAPABILITY as usize] = 0x50;
         config[0x50..0x52].copy_from_slice(&[0x05, 0x70]);
         config[0x70..0x72].copy_from_slice(&[PCI_EXPRESS, 0]);
         // Device Control: other bits are set, and must stay.
@@ -210,7 +196,7 @@ mod tests {
     #[test]
     fn devices_without_pci_express_have_no_such_bit() {
         let mut none = config(true);
-        none[STATUS] = 0;
+        none[STATUS as usize] = 0;
         let mut other = config(true);
         other[0x70] = 0x11;
         let mut ring = other;
@@ -225,18 +211,17 @@ mod tests {
 
     #[test]
     fn what_may_not_be_read_is_no_answer() {
-        let folder = Folder::new("short", &config(true)[..64]);
-        let error = folder
-            .device()
-            .relaxed_ordering()
-            .expect_err("the list leads out");
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        // The register's second byte is cut off.
+        // The list leads out, or the register's second byte is cut off.
         let mut high = config(true);
         high[0x50] = PCI_EXPRESS;
-        let error = device_control(&high[..0x59]).expect_err("half a register");
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(device_control(&high[..0x5a]).expect("all of it"), Some(0x58));
+        for (name, config) in [("short", &config(true)[..64]), ("half", &high[..0x59])] {
+            let error = Folder::new(name, config).device().relaxed_ordering();
+            let error = error.expect_err(name);
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        }
+        let whole = Folder::new("whole", &high[..0x5a]);
+        let relaxed = whole.device().relaxed_ordering();
+        assert_eq!(relaxed.expect("all of it"), Some(false));
     }
 
     #[test]

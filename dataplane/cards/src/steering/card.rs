@@ -110,22 +110,15 @@ impl Card for Ethtool {
     }
 
     fn relaxed_ordering(&self) -> Result<Option<bool>, EthtoolError> {
-        let Some(device) = pci(self)? else {
-            return Ok(None);
-        };
-        device
-            .relaxed_ordering()
-            .map_err(|error| EthtoolError::new(RELAXED_ORDERING, error))
+        let device = pci(self)?.map(PciDevice::relaxed_ordering).transpose();
+        let relaxed = device.map_err(|error| EthtoolError::new(RELAXED_ORDERING, error))?;
+        Ok(relaxed.flatten())
     }
 
     fn set_relaxed_ordering(&self, on: bool) -> Result<(), EthtoolError> {
-        match pci(self)? {
-            Some(device) => device
-                .set_relaxed_ordering(on)
-                .map_err(|error| EthtoolError::new(RELAXED_ORDERING, error)),
-            None => Err(EthtoolError::Unsupported {
-                what: RELAXED_ORDERING,
-            }),
-        }
+        let what = RELAXED_ORDERING;
+        let device = pci(self)?.ok_or(EthtoolError::Unsupported { what })?;
+        let set = device.set_relaxed_ordering(on);
+        set.map_err(|error| EthtoolError::new(what, error))
     }
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use lm_protocol::rss::RssError;
 
 use crate::ethtool::{EthtoolError, HashProblem};
+use crate::platform::Obstacle;
 
 /// Why a card does not bring packets to the queue where they are wanted; one line each, with what to do.
 #[derive(Debug)]
@@ -60,6 +61,13 @@ pub enum SteeringError {
     SharedEntry {
         /// The sender.
         source: Ipv4Addr,
+    },
+    /// The device may let writes to memory overtake others, and this cannot be changed here.
+    RelaxedOrdering {
+        /// Where it sits.
+        bus: String,
+        /// What sysfs said.
+        source: EthtoolError,
     },
     /// The driver.
     Card(EthtoolError),
@@ -136,6 +144,7 @@ impl fmt::Display for SteeringError {
                 "the driver does not tell what of UDP it hashes; steer by a flow rule, or use copy mode",
             ),
             SteeringError::Rss(error) => error.fmt(f),
+            SteeringError::RelaxedOrdering { bus, .. } => Obstacle::RelaxedOrdering { bus: bus.clone() }.fmt(f),
             SteeringError::Card(error) => error.fmt(f),
             SteeringError::System { call, source } => write!(f, "{call}: {source}"),
         }
@@ -146,7 +155,9 @@ impl std::error::Error for SteeringError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             SteeringError::State { source, .. } | SteeringError::System { source, .. } => Some(source),
-            SteeringError::Undo { source, .. } | SteeringError::Card(source) => Some(source),
+            SteeringError::Undo { source, .. }
+            | SteeringError::RelaxedOrdering { source, .. }
+            | SteeringError::Card(source) => Some(source),
             _ => None,
         }
     }

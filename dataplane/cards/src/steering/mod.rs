@@ -395,23 +395,13 @@ impl Steering {
         recover(&card, &store, &path, &lock)
     }
 
-    /// How packets are spread now.
-    pub fn rss(&self) -> &RssSettings {
-        &self.rss
-    }
-
-    /// What of UDP over IPv4 the card hashes; `None` where it does not tell, or hashes something else.
-    pub fn hash_input(&self) -> Option<HashInput> {
-        self.hash_input
-    }
-
     /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is
     /// somebody else's, and stays when this is dropped.
     ///
     /// # Errors
     ///
     /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Card`] for a driver without rules, or that does not take this one.
-    pub fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+    fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
         check_queue(&self.interface, rule.queue, self.rx_queues)?;
         let lock = self.lock()?;
         if self.card.find_rule(rule)?.is_some() {
@@ -426,7 +416,7 @@ impl Steering {
     /// # Errors
     ///
     /// [`SteeringError::Card`].
-    pub fn remove_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+    fn remove_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
         let change = Change::Rule(*rule);
         let Some(at) = self.record.changes.iter().position(|made| *made == change) else {
             return Ok(());
@@ -435,16 +425,6 @@ impl Steering {
         change.undo(&*self.card)?;
         self.record.changes.remove(at);
         self.write(&lock)
-    }
-
-    /// Switches a feature of the card.
-    ///
-    /// # Errors
-    ///
-    /// [`SteeringError::Card`] where it cannot be switched.
-    pub fn switch_feature(&mut self, feature: Feature, on: bool) -> Result<(), SteeringError> {
-        let lock = self.lock()?;
-        self.switch_locked(feature, on, &lock)
     }
 
     fn switch_locked(&mut self, feature: Feature, on: bool, lock: &StoreLock) -> Result<(), SteeringError> {
@@ -471,24 +451,25 @@ impl Steering {
     ///
     /// # Errors
     ///
-    /// [`SteeringError::Card`] where it cannot be read or does not go off.
+    /// [`SteeringError::RelaxedOrdering`] where it cannot be read or does not go off; [`SteeringError::State`].
     pub fn forbid_relaxed_ordering(&mut self) -> Result<(), SteeringError> {
         let lock = self.lock()?;
-        match self.card.relaxed_ordering()? {
-            Some(true) => self.change(Change::RelaxedOrderingOff, &lock),
-            _ => Ok(()),
-        }
+        let off = match self.card.relaxed_ordering() {
+            Ok(Some(true)) => self.change(Change::RelaxedOrderingOff, &lock),
+            told => told.map(|_| ()).map_err(SteeringError::Card),
+        };
+        let bus = self.record.bus.clone();
+        off.map_err(|error| match error {
+            SteeringError::Card(source) => SteeringError::RelaxedOrdering { bus, source },
+            error => error,
+        })
     }
 
-    /// Restores the card now, and tells what could not be: dropping can only log it.
+    /// Restores the card, if it is not yet.
     ///
     /// # Errors
     ///
     /// [`SteeringError::Undo`]; the rest is left to the next [`Steering::recover`].
-    pub fn restore(mut self) -> Result<(), SteeringError> {
-        self.restore_once()
-    }
-
     fn restore_once(&mut self) -> Result<(), SteeringError> {
         if std::mem::replace(&mut self.restored, true) {
             return Ok(());

@@ -18,20 +18,20 @@ const IP_VERSION_4: u8 = 1;
 
 /// Packets, and the receive queue that they go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FlowRule {
+pub(crate) struct FlowRule {
     /// Destination address: the receiver's.
-    pub destination: Ipv4Addr,
+    pub(crate) destination: Ipv4Addr,
     /// Source address, if it matters.
-    pub source: Option<Ipv4Addr>,
+    pub(crate) source: Option<Ipv4Addr>,
     /// Protocol and ports.
-    pub ports: FlowPorts,
+    pub(crate) ports: FlowPorts,
     /// The receive queue.
-    pub queue: u32,
+    pub(crate) queue: u32,
 }
 
 /// Which of the packets between two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum FlowPorts {
+pub(crate) enum FlowPorts {
     /// UDP with these ports. Never an IP fragment but the first of its datagram: the others have no ports.
     Udp {
         /// Destination port.

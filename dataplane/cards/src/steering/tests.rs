@@ -62,13 +62,16 @@ fn interface() -> Interface {
     interface
 }
 
+fn switch(steering: &mut Steering, feature: Feature, on: bool) {
+    let lock = steering.lock().expect("a folder");
+    steering.switch_locked(feature, on, &lock).expect("a feature");
+}
+
 /// Everything that can be changed.
 fn change_all(steering: &mut Steering) {
     steering.add_rule(&rule(7168, 1)).expect("a rule");
     steering.add_rule(&rule(7170, 1)).expect("a rule");
-    steering
-        .switch_feature(Feature::RxVlan, false)
-        .expect("a feature");
+    switch(steering, Feature::RxVlan, false);
     steering.forbid_relaxed_ordering().expect("a PCI device");
 }
 
@@ -94,9 +97,9 @@ fn a_landing_queue_has_no_entry_and_dropping_restores() {
     let mut steering = card.apply(&folder).expect("it can be steered");
     let now = card.settings();
     assert!(!now.table.contains(&1));
-    assert_eq!(steering.rss().table, now.table);
+    assert_eq!(steering.rss.table, now.table);
     assert_eq!(now.fields, 0xf0);
-    assert_eq!(steering.hash_input(), Some(HashInput::AddressesAndPorts));
+    assert_eq!(steering.hash_input, Some(HashInput::AddressesAndPorts));
     change_all(&mut steering);
     let now = card.settings();
     assert_eq!(now.rules.len(), 2);
@@ -120,9 +123,9 @@ fn the_kernels_own_table_is_given_back_to_the_kernel() {
     let (folder, card) = (Folder::new("kernels"), Model::new());
     card.state().settings.table = [0, 1].repeat(64);
     let before = card.settings();
-    let steering = card.apply(&folder).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     assert!(card.settings().by_hand);
-    steering.restore().expect("restored");
+    steering.restore_once().expect("restored");
     assert_eq!(card.settings(), before);
 }
 
@@ -399,7 +402,9 @@ fn what_others_have_set_since_stays() {
         // They took our rule away, and put another in its place.
         state.settings.rules[0].1 = rule(80, 0);
     }
-    steering.restore().expect("nothing of ours is left to restore");
+    steering
+        .restore_once()
+        .expect("nothing of ours is left to restore");
     let after = card.settings();
     assert_eq!((after.table, after.fields), (theirs, 0x10));
     assert_eq!(
@@ -438,8 +443,8 @@ fn somebody_elses_rule_stays() {
     steering.add_rule(&rule(7168, 1)).expect("a rule");
     steering.remove_rule(&rule(7168, 1)).expect("ours");
     assert_eq!(card.settings().rules, [(0, theirs)]);
-    steering.switch_feature(Feature::RxVlan, false).expect("off");
-    steering.switch_feature(Feature::RxVlan, true).expect("on again");
+    switch(&mut steering, Feature::RxVlan, false);
+    switch(&mut steering, Feature::RxVlan, true);
     assert!(!steering.record.changes.iter().any(|change| matches!(
         change,
         Change::Feature {
@@ -481,6 +486,14 @@ fn a_card_that_refuses_is_as_before() {
         "{error}"
     );
     assert_eq!(card.settings(), applied);
+    card.state().broken = Some(libc::EPERM);
+    let error = steering.forbid_relaxed_ordering().expect_err("it stays on");
+    assert!(
+        error.to_string().contains("setpci -s ") && matches!(error, SteeringError::RelaxedOrdering { .. }),
+        "{error}"
+    );
+    card.state().broken = None;
+    assert_eq!(card.settings(), applied);
     drop(steering);
     assert_eq!(
         card.settings(),
@@ -498,7 +511,7 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     let mut steering = card.apply(&folder).expect("it can be steered");
     change_all(&mut steering);
     card.state().broken = Some(libc::EBUSY);
-    let error = steering.restore().expect_err("busy");
+    let error = steering.restore_once().expect_err("busy");
     assert!(matches!(error, SteeringError::Undo { .. }), "{error}");
     assert_eq!(folder.files(), 1);
     bury(&folder);
@@ -517,9 +530,9 @@ fn what_cannot_be_restored_is_left_to_the_next_start() {
     );
     assert_eq!(folder.files(), 0);
     // A device that went away has taken its settings with it.
-    let steering = card.apply(&folder).expect("it can be steered");
+    let mut steering = card.apply(&folder).expect("it can be steered");
     card.state().broken = Some(libc::ENODEV);
-    steering.restore().expect("nothing to restore");
+    steering.restore_once().expect("nothing to restore");
     assert_eq!(folder.files(), 0);
 }
 
