@@ -12,9 +12,9 @@ use clap::{Args, Parser, ValueEnum};
 use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
 use serde::{Deserialize, Serialize};
 
-use crate::impair::quantity::BitRate;
 use crate::output::describe;
 use crate::report::Report;
+use lm_box::BitRate;
 
 /// Exit code of a run that did what it was asked.
 pub const EXIT_OK: u8 = 0;

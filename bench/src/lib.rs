@@ -13,7 +13,6 @@ pub mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod histogram;
-pub mod impair;
 pub mod input;
 mod kept;
 pub mod link;

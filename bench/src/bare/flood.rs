@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use lm_ebpf::impair::split_mix;
+use lm_box::split_mix;
 use serde::Serialize;
 
 use super::frame::{Ends, HEADER_LEN};

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use flood::{FloodArgs, FloodReport, Kind, flood};
 pub use frame::Mac;
 pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
-pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
+pub use inject::{Injector, Stored};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 use socket::Moved;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure};
+use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, bind, impair, lm, log, overlay, page, peer};
+use lm_bench::{admission, bare, bind, lm, log, overlay, page, peer};
 use serde::Serialize;
 
 /// Measures LM and what it is compared with
@@ -100,7 +101,7 @@ enum Program {
     Overlay(overlay::OverlayArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
-    Impair(impair::ImpairArgs),
+    Impair(lm_box::ImpairArgs),
 }
 
 fn main() -> ExitCode {
@@ -172,7 +173,12 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::Flood(args) => print(&bare::flood(&args, ready)?),
         Program::Overlay(args) => print(&overlay::overlay(&args)?),
         Program::Report(args) => page::report(&args)?,
-        Program::Impair(args) => print(&impair::impair(&args, ready)?),
+        Program::Impair(args) => {
+            let interrupt =
+                Interrupt::install().map_err(|error| Failure::new(format!("no signals: {error}")))?;
+            let report = lm_box::impair::<bare::Injector>(&args, ready, || interrupt.is_set());
+            print(&report.map_err(|error| Failure::new(cli::chain(&*error)))?);
+        }
     }
     Ok(())
 }

@@ -12,11 +12,11 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lm_box::split_mix;
 use lm_dataplane::{
     Admission, ConnectError, ConnectOptions, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
     SendError,
 };
-use lm_ebpf::impair::split_mix;
 use serde::Serialize;
 use serde_json::{Map, Value};
 

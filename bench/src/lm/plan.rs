@@ -1,7 +1,7 @@
 //! What `lm-check-send` and `lm-check-recv` both know: lengths and contents of all messages, from a seed.
 
 use clap::Args;
-use lm_ebpf::impair::split_mix;
+use lm_box::split_mix;
 
 use crate::size::ByteSize;
 

@@ -16,9 +16,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../impair.o");
 const PROGRAM: &str = "lm_impair_forward";
 
 /// Longest packet, with its Ethernet header, that can be held back or handed to user space.
-pub const HELD_PACKET_LEN_MAX: u32 = 2032;
+pub(crate) const HELD_PACKET_LEN_MAX: u32 = 2032;
 /// Most packets that may overtake a reordered one.
-pub const REORDER_BY_MAX: u32 = SLOTS - 1;
+const REORDER_BY_MAX: u32 = SLOTS - 1;
 const SLOTS: u32 = 64;
 const QUEUES: usize = 8;
 /// Room for packets on their way to user space.
@@ -40,7 +40,7 @@ pub struct Impairments {
     pub corrupt: u32,
     /// Packets that are held back.
     pub reorder: u32,
-    /// Packets of the same queue that overtake a held one: 1 to [`REORDER_BY_MAX`].
+    /// Packets of the same queue that overtake a held one: 1 to 63.
     pub reorder_by: u32,
     /// Packets go to user space ([`Diverted`]) instead of the other interface.
     pub divert: bool,

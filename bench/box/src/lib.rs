@@ -7,30 +7,34 @@
 //!                        └───────────────┘
 //! ```
 //!
-//! The forwarding itself, loss, duplication, corruption and reordering are a program in the kernel ([`lm_ebpf::impair`]): it
+//! The forwarding itself, loss, duplication, corruption and reordering are a program in the kernel ([`Forwarder`]): it
 //! runs on whichever core the packet comes on, copies nothing and keeps the packet's queue, so that a box costs little beside
 //! what it is put between. A delay or a rate needs memory and a clock: then each packet goes through this process, which runs
-//! before ordinary ones, and leaves through an AF_XDP socket of its queue.
+//! before ordinary ones, and leaves through its queue ([`Inject`]).
 //!
 //! Everything random comes from one seed and the packet's number in its direction.
 
-mod line;
-pub(crate) mod quantity;
+#![deny(unsafe_code)]
 
+#[expect(unsafe_code, reason = "the kernel's structs")]
+mod forwarder;
+mod line;
+mod quantity;
+
+use std::error::Error;
 use std::io;
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_ebpf::impair::{Diverted, Forwarder, HELD_PACKET_LEN_MAX, Impairments, split_mix};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netdevice::name_to_index;
 use serde::Serialize;
 
-use crate::bare::{Injector, Stored, interface_index, take_precedence};
-use crate::cli::{Failure, chain};
-use crate::signals::Interrupt;
-use crate::size::ByteSize;
+use forwarder::{Diverted, HELD_PACKET_LEN_MAX};
+pub use forwarder::{Fate, Forwarder, ForwarderCounters, ImpairError, Impairments, split_mix};
 use line::Line;
 pub use quantity::{BitRate, Both, PerMillion, Span};
 
@@ -38,6 +42,35 @@ pub use quantity::{BitRate, Both, PerMillion, Span};
 const LOOK: Duration = Duration::from_millis(20);
 /// How long it sleeps while a queue has no room for a packet whose time has come.
 const BACK_PRESSURE: Duration = Duration::from_micros(20);
+
+/// Most packets that may wait in each direction.
+pub const LIMIT_MAX: u32 = 4096;
+
+/// One queue of an interface, by which packets leave that were made elsewhere.
+pub trait Inject: Sized {
+    /// A packet in its memory, not yet sent.
+    type Stored: Copy;
+    /// The queue `queue` of an interface, with room for [`LIMIT_MAX`] packets.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn open(interface: &str, queue: u32) -> io::Result<Self>;
+    /// Copies a packet in; `None` when there is no room or the packet is too long.
+    fn store(&mut self, packet: &[u8]) -> Option<Self::Stored>;
+    /// Hands a stored packet to the kernel; `false` when it has enough for now.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn send(&mut self, packet: Self::Stored) -> io::Result<bool>;
+    /// Wakes the kernel where it is needed and takes finished packets back.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn flush(&mut self) -> io::Result<()>;
+}
 
 /// Arguments of `impair`. Every impairment takes one value for both directions or `X,Y`: left to right, right to left.
 #[derive(Debug, Clone, Args)]
@@ -76,10 +109,10 @@ pub struct ImpairArgs {
     #[arg(long, value_name = "RATE[,…]")]
     pub rate: Option<Both<BitRate>>,
     /// Bytes that may pass at once in spite of --rate
-    #[arg(long, value_name = "SIZE", default_value = "3000")]
-    pub rate_burst: ByteSize,
+    #[arg(long, value_name = "BYTES", default_value_t = 3000)]
+    pub rate_burst: u64,
     /// Packets that may wait because of --delay or --rate, in each direction; further ones are dropped
-    #[arg(long, value_name = "PACKETS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(Injector::CAPACITY)))]
+    #[arg(long, value_name = "PACKETS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
     pub limit: u32,
     /// End after so many seconds; otherwise with Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS")]
@@ -131,18 +164,21 @@ pub fn direction_seed(seed: u64, direction: u64) -> u64 {
     split_mix(seed, direction + 1)
 }
 
-/// Runs `impair` until a signal or the end of `--duration`.
+/// Runs `impair` until `is_ended` or the end of `--duration`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the interfaces are missing, the options contradict each other, or the kernel lacks something.
-pub fn impair(args: &ImpairArgs, ready: impl FnOnce()) -> Result<ImpairReport, Failure> {
-    let interrupt = Interrupt::install().map_err(|error| Failure::new(format!("no signals: {error}")))?;
+pub fn impair<Queue: Inject>(
+    args: &ImpairArgs,
+    ready: impl FnOnce(),
+    is_ended: impl Fn() -> bool,
+) -> Result<ImpairReport, Box<dyn Error>> {
     let end = args
         .duration
         .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e6)));
-    let mut directions = [Direction::open(args, 0)?, Direction::open(args, 1)?];
-    let is_over = || interrupt.is_set() || end.is_some_and(|end| Instant::now() >= end);
+    let mut directions: [Direction<Queue>; 2] = [Direction::open(args, 0)?, Direction::open(args, 1)?];
+    let is_over = || is_ended() || end.is_some_and(|end| Instant::now() >= end);
     ready();
     if directions.iter().any(|direction| direction.timed.is_some()) {
         take_precedence();
@@ -155,7 +191,7 @@ pub fn impair(args: &ImpairArgs, ready: impl FnOnce()) -> Result<ImpairReport, F
             .iter_mut()
             .filter_map(|direction| direction.timed.as_mut())
         {
-            sleep = sleep.min(timed.step().map_err(|error| Failure::new(chain(&error)))?);
+            sleep = sleep.min(timed.step()?);
         }
         let mut fds: Vec<PollFd<'_>> = directions
             .iter()
@@ -179,15 +215,15 @@ pub fn impair(args: &ImpairArgs, ready: impl FnOnce()) -> Result<ImpairReport, F
 }
 
 /// One direction: the program in the kernel, and the line in this process where there is one.
-struct Direction {
+struct Direction<Queue: Inject> {
     forwarder: Forwarder,
-    timed: Option<Timed>,
+    timed: Option<Timed<Queue>>,
     drops: [PathBuf; 2],
     dropped_before: u64,
 }
 
-impl Direction {
-    fn open(args: &ImpairArgs, direction: u64) -> Result<Direction, Failure> {
+impl<Queue: Inject> Direction<Queue> {
+    fn open(args: &ImpairArgs, direction: u64) -> Result<Direction<Queue>, Box<dyn Error>> {
         let rightward = direction == 0;
         let (from, to) = if rightward {
             (&args.left, &args.right)
@@ -212,16 +248,14 @@ impl Direction {
         if impairments.divert || impairments.reorder > 0 {
             require_short_packets(from)?;
         }
-        let no_interface = |error: io::Error| Failure::new(format!("{error}; see ip link"));
-        let to_index = interface_index(to).map_err(no_interface)?;
-        interface_index(from).map_err(no_interface)?;
-        let (forwarder, diverted) =
-            Forwarder::attach(from, to_index, &impairments).map_err(|error| Failure::new(chain(&error)))?;
-        let line = Line::new(args.limit as usize, delay, rate, args.rate_burst.bytes());
+        let to_index = interface_index(to)?;
+        interface_index(from)?;
+        let (forwarder, diverted) = Forwarder::attach(from, to_index, &impairments)?;
+        let line = Line::new(args.limit as usize, delay, rate, args.rate_burst);
         let timed = diverted
             .map(|diverted| Timed::open(diverted, line, to))
             .transpose()
-            .map_err(|error| Failure::new(format!("cannot send through {to}: {error}; see dmesg")))?;
+            .map_err(|error| format!("cannot send through {to}: {error}; see dmesg"))?;
         let statistic =
             |interface: &str, name: &str| format!("/sys/class/net/{interface}/statistics/{name}").into();
         let drops = [statistic(from, "rx_dropped"), statistic(to, "tx_dropped")];
@@ -233,11 +267,8 @@ impl Direction {
         })
     }
 
-    fn report(&self) -> Result<DirectionReport, Failure> {
-        let counters = self
-            .forwarder
-            .counters()
-            .map_err(|error| Failure::new(chain(&error)))?;
+    fn report(&self) -> Result<DirectionReport, ImpairError> {
+        let counters = self.forwarder.counters()?;
         let held_by_kernel = counters.reordered - counters.released;
         let (queue_full, held) = match &self.timed {
             Some(timed) => {
@@ -264,15 +295,21 @@ impl Direction {
     }
 }
 
+/// The index of an interface, by name.
+fn interface_index(name: &str) -> Result<u32, Box<dyn Error>> {
+    let index = name_to_index(UdpSocket::bind("0.0.0.0:0")?, name);
+    index.map_err(|_| format!("no interface is called {name}; see ip link").into())
+}
+
 /// Packets of longer MTUs do not fit where they are held.
-fn require_short_packets(interface: &str) -> Result<(), Failure> {
+fn require_short_packets(interface: &str) -> Result<(), String> {
     let path = format!("/sys/class/net/{interface}/mtu");
     let mtu = std::fs::read_to_string(&path).ok();
     let mtu: u32 = mtu.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     if mtu + 14 > HELD_PACKET_LEN_MAX {
-        return Err(Failure::new(format!(
+        return Err(format!(
             "{interface} has MTU {mtu}, and packets can be held up to {HELD_PACKET_LEN_MAX} bytes; use a smaller MTU"
-        )));
+        ));
     }
     Ok(())
 }
@@ -284,22 +321,22 @@ fn dropped(statistics: &[PathBuf; 2]) -> u64 {
 }
 
 /// The part of a direction that this process does.
-struct Timed {
+struct Timed<Queue: Inject> {
     diverted: Diverted,
-    line: Line<(usize, Stored)>,
-    injectors: Vec<Injector>,
+    line: Line<(usize, Queue::Stored)>,
+    injectors: Vec<Queue>,
     sent: u64,
 }
 
-impl Timed {
-    fn open(diverted: Diverted, line: Line<(usize, Stored)>, to: &str) -> io::Result<Timed> {
+impl<Queue: Inject> Timed<Queue> {
+    fn open(diverted: Diverted, line: Line<(usize, Queue::Stored)>, to: &str) -> io::Result<Timed<Queue>> {
         let queues = std::fs::read_dir(format!("/sys/class/net/{to}/queues"))?
             .filter(|entry| {
                 let name = entry.as_ref().map(std::fs::DirEntry::file_name);
                 name.is_ok_and(|name| name.to_string_lossy().starts_with("tx-"))
             })
             .count() as u32;
-        let injectors = (0..queues.max(1)).map(|queue| Injector::open(to, queue));
+        let injectors = (0..queues.max(1)).map(|queue| Queue::open(to, queue));
         Ok(Timed {
             diverted,
             line,
@@ -342,6 +379,15 @@ impl Timed {
         let left = |due_ns: u64| Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()));
         Ok(line.next_ns().map_or(LOOK, left))
     }
+}
+
+/// Lets this thread run before ordinary ones, which may spin on every core there is. Without the privilege nothing changes:
+/// delays are then kept less well.
+#[expect(unsafe_code, reason = "a system call that rustix does not have")]
+fn take_precedence() {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: a live sched_param; 0 means the calling thread.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
 }
 
 /// CLOCK_MONOTONIC, by which the kernel stamps diverted packets.
