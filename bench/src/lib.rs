@@ -7,7 +7,6 @@ pub mod admission;
     reason = "a yardstick of its own: system calls, rings and packet memory"
 )]
 pub mod bare;
-pub mod bind;
 pub mod cli;
 pub mod files;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -20,7 +19,6 @@ pub mod lm;
 pub mod log;
 pub mod meter;
 pub mod output;
-pub mod overlay;
 pub mod page;
 pub mod peer;
 pub mod privileges;

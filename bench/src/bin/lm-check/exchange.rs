@@ -20,11 +20,11 @@ use lm_dataplane::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::plan::fill;
-use super::{EndpointArgs, session_options};
-use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain};
-use crate::signals::Interrupt;
-use crate::size::ByteSize;
+use crate::plan::fill;
+use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain};
+use lm_bench::lm::{EndpointArgs, session_options};
+use lm_bench::signals::Interrupt;
+use lm_bench::size::ByteSize;
 
 /// How long one attempt to open a session takes at most. Nobody takes messages out meanwhile; but who gives up before a busy peer has
 /// answered waits for the lease of a session that nobody uses.
@@ -38,108 +38,108 @@ const IDLE_MAX: Duration = Duration::from_millis(1);
 /// Faults that a report names; all are counted.
 const FAULTS_NAMED: usize = 20;
 
-/// Arguments of `lm-exchange`. It goes on receiving after its last message, until SIGTERM or Ctrl-C.
+/// Arguments of `lm-check exchange`. It goes on receiving after its last message, until SIGTERM or Ctrl-C.
 #[derive(Debug, Clone, Args)]
-pub struct ExchangeArgs {
+pub(crate) struct ExchangeArgs {
     /// All hosts; the program's own address may be among them
     #[arg(long, value_name = "ADDRESS[,…]", value_delimiter = ',', required = true)]
-    pub peers: Vec<Ipv4Addr>,
+    pub(crate) peers: Vec<Ipv4Addr>,
     /// UDP port for data, the same at all hosts; control has the next one
     #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
-    pub port: u16,
+    pub(crate) port: u16,
     /// Options of the endpoint
     #[command(flatten)]
-    pub endpoint: EndpointArgs,
+    pub(crate) endpoint: EndpointArgs,
     /// Length of every message
     #[arg(long, default_value = "64K")]
-    pub message_size: ByteSize,
+    pub(crate) message_size: ByteSize,
     /// Messages to each peer that may be unconfirmed
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// Seconds to send; who was not reached in that time is sent one message afterwards
     #[arg(long, default_value_t = 5.0)]
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Seconds after these until each message is confirmed or reported
     #[arg(long, default_value_t = 20.0)]
-    pub patience: f64,
+    pub(crate) patience: f64,
     /// Decides the contents of all messages, the same at all hosts
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// How often this host's program was started before
     #[arg(long, default_value_t = 0)]
-    pub life: u32,
+    pub(crate) life: u32,
 }
 
-/// What `lm-exchange` prints.
+/// What `lm-check exchange` prints.
 #[derive(Debug, Serialize)]
-pub struct ExchangeReport {
+pub(crate) struct ExchangeReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub(crate) program: &'static str,
     /// This host.
-    pub address: Ipv4Addr,
+    pub(crate) address: Ipv4Addr,
     /// From the first message on until the last confirmation, by the program's own clock.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// What it sent, by peer.
-    pub to: Vec<Sent>,
+    pub(crate) to: Vec<Sent>,
     /// What it received, by peer.
-    pub from: Vec<Received>,
+    pub(crate) from: Vec<Received>,
     /// Messages that were wrong, twice or out of order. Must be 0.
-    pub faults: u64,
+    pub(crate) faults: u64,
     /// What was wrong with the first of them.
-    pub faults_named: Vec<String>,
+    pub(crate) faults_named: Vec<String>,
     /// Mode in effect.
-    pub mode: &'static str,
+    pub(crate) mode: &'static str,
     /// Fragments that the gate redirected to where they belong.
-    pub fragments_landed: u64,
+    pub(crate) fragments_landed: u64,
     /// Fragments that came by the kernel's socket.
-    pub fragments_one_copy: u64,
+    pub(crate) fragments_one_copy: u64,
     /// Sessions that it granted by the one-copy path.
-    pub sessions_one_copy: u64,
+    pub(crate) sessions_one_copy: u64,
     /// Sessions that were to land and whose fragments never reached the landing queue.
-    pub sessions_astray: u64,
+    pub(crate) sessions_astray: u64,
     /// Times that the landing channel was built anew under its sessions.
-    pub landing_rebuilt: u64,
+    pub(crate) landing_rebuilt: u64,
     /// Fragments sent.
-    pub fragments_sent: u64,
+    pub(crate) fragments_sent: u64,
     /// Fragments and small messages sent again.
-    pub retransmissions: u64,
+    pub(crate) retransmissions: u64,
     /// What was dropped and why, by name; reasons that did not occur are left out.
-    pub drops: Map<String, Value>,
+    pub(crate) drops: Map<String, Value>,
     /// Packets by the gate's verdict.
-    pub gate: Map<String, Value>,
+    pub(crate) gate: Map<String, Value>,
 }
 
 /// What was sent to one peer.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Sent {
+pub(crate) struct Sent {
     /// The peer.
-    pub address: Ipv4Addr,
+    pub(crate) address: Ipv4Addr,
     /// Messages that it confirmed.
-    pub messages: u64,
+    pub(crate) messages: u64,
     /// Their bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Messages that ended otherwise.
-    pub failed: u64,
+    pub(crate) failed: u64,
     /// Sessions that were opened.
-    pub sessions: u64,
+    pub(crate) sessions: u64,
 }
 
 /// What came from one peer.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Received {
+pub(crate) struct Received {
     /// The peer; `None` where its entry was given to another meanwhile.
     /// The peer.
-    pub address: Option<Ipv4Addr>,
+    pub(crate) address: Option<Ipv4Addr>,
     /// Messages that were delivered.
-    pub messages: u64,
+    pub(crate) messages: u64,
     /// Their bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Messages that were reported incomplete.
-    pub incomplete: u64,
+    pub(crate) incomplete: u64,
     /// Its last life.
-    pub life: u32,
+    pub(crate) life: u32,
     /// Number of its last message in that life.
-    pub last: u32,
+    pub(crate) last: u32,
 }
 
 /// A peer as receiver of our messages.
@@ -185,12 +185,12 @@ struct Exchange<'a> {
     last_confirmed: Option<Instant>,
 }
 
-/// Runs `lm-exchange`.
+/// Runs `lm-check exchange`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the endpoint cannot be opened, the interface goes away, or messages are still open when the time is over.
-pub fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<ExchangeReport, Failure> {
+pub(crate) fn exchange(args: &ExchangeArgs, ready: impl FnOnce()) -> Result<ExchangeReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let len = args.message_size.bytes();
     if len == 0 {
@@ -518,7 +518,7 @@ impl Exchange<'_> {
             ..received
         });
         ExchangeReport {
-            program: "lm-exchange",
+            program: "exchange",
             address: self.own,
             seconds: (self.last_confirmed.unwrap_or_else(Instant::now) - started).as_secs_f64(),
             to: self.targets.iter().map(|target| target.sent).collect(),

@@ -16,12 +16,12 @@ use lm_protocol::wire::ethernet::MacAddr;
 
 use super::OverlayArgs;
 use crate::bind::Demand;
-use crate::cli::{Failure, chain};
+use lm_bench::cli::{Failure, chain};
 
 /// Length of a chunk in bytes: the one that every driver takes, igb too.
-pub(super) const CHUNK_LEN: u32 = 4096;
+pub(crate) const CHUNK_LEN: u32 = 4096;
 /// Memory that each socket registers, in bytes: one huge page, so that no chunk crosses a page's end.
-pub(super) const MEMORY_LEN: u64 = 2 << 20;
+pub(crate) const MEMORY_LEN: u64 = 2 << 20;
 /// Entries of each ring.
 const RING_LEN: u32 = 512;
 /// A card negotiates its link anew when a program is attached.
@@ -33,11 +33,11 @@ const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(19
 const PORT: u16 = 7168;
 
 /// A socket in its memory.
-pub(super) struct End {
+pub(crate) struct End {
     // Before the memory: the kernel lets go of it first.
-    pub(super) xsk: Xsk,
+    pub(crate) xsk: Xsk,
     rings: Rings,
-    pub(super) umem: Umem,
+    pub(crate) umem: Umem,
     _gate: Gate,
 }
 
@@ -66,21 +66,21 @@ impl End {
 }
 
 /// Both ends.
-pub(super) struct Link {
-    pub(super) sender: End,
-    pub(super) receiver: End,
-    pub(super) addressing: Addressing,
-    pub(super) driver: Option<String>,
-    pub(super) queue: u32,
+pub(crate) struct Link {
+    pub(crate) sender: End,
+    pub(crate) receiver: End,
+    pub(crate) addressing: Addressing,
+    pub(crate) driver: Option<String>,
+    pub(crate) queue: u32,
     /// Entries were posted, perhaps not yet taken by the driver.
     untaken: bool,
     /// Packets received so far.
-    pub(super) received: u64,
+    pub(crate) received: u64,
     _steered: Option<Steered>,
 }
 
 impl Link {
-    pub(super) fn open(args: &OverlayArgs) -> Result<Link, Failure> {
+    pub(crate) fn open(args: &OverlayArgs) -> Result<Link, Failure> {
         let [from, to] = [&args.from, &args.interface]
             .map(|name| Interface::by_name(name).map_err(|error| Failure::new(chain(&error))));
         let (from, to) = (from?, to?);
@@ -131,7 +131,7 @@ impl Link {
     }
 
     /// Posts one entry at the receiver.
-    pub(super) fn post(&mut self, entry: u64) {
+    pub(crate) fn post(&mut self, entry: u64) {
         let fill = &mut self.receiver.rings.fill;
         assert!(fill.free(1) > 0, "the fill ring holds more than is ever posted");
         fill.write(0, entry);
@@ -158,7 +158,7 @@ impl Link {
     }
 
     /// Sends one packet, the sender's bytes at `packet.0`, and waits until it lies at `start` in the receiver's memory.
-    pub(super) fn pass(&mut self, packet: (u64, u32), start: u64) -> Result<(), Failure> {
+    pub(crate) fn pass(&mut self, packet: (u64, u32), start: u64) -> Result<(), Failure> {
         self.await_taken()?;
         let (address, len) = packet;
         let tx = &mut self.sender.rings.tx;

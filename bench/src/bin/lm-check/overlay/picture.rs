@@ -17,7 +17,7 @@ const HEADER_LEN: usize = 66;
 
 /// What a byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(crate) enum What {
     /// As it was painted.
     Paint,
     /// Written by the driver in front of the packet of a fragment.
@@ -40,7 +40,7 @@ pub(super) enum What {
 }
 
 /// The bytes that are sent, and those that lie in the memory before.
-pub(super) struct Content {
+pub(crate) struct Content {
     geometry: Geometry,
     headers: Vec<[u8; HEADER_LEN]>,
     /// Where the message will begin in the registered memory.
@@ -49,9 +49,9 @@ pub(super) struct Content {
 
 impl Content {
     /// A byte of payload has three bits for its fragment.
-    pub(super) const MAX_FRAGMENTS: u32 = 8;
+    pub(crate) const MAX_FRAGMENTS: u32 = 8;
 
-    pub(super) fn new(geometry: Geometry, addressing: &Addressing, message_start: u64) -> Content {
+    pub(crate) fn new(geometry: Geometry, addressing: &Addressing, message_start: u64) -> Content {
         let count = geometry.fragment_count();
         let template = DataTemplate::new(addressing, KEY, MESSAGE, count, geometry.layout().payload_len());
         let header = |index| {
@@ -100,11 +100,11 @@ impl Content {
         self.distinct(byte, address as i64 - self.message_start as i64)
     }
 
-    pub(super) fn painted(&self, len: u64) -> Vec<u8> {
+    pub(crate) fn painted(&self, len: u64) -> Vec<u8> {
         (0..len).map(|address| self.paint_at(address)).collect()
     }
 
-    pub(super) fn message(&self) -> Vec<u8> {
+    pub(crate) fn message(&self) -> Vec<u8> {
         let len = self.geometry.message_len();
         (0..len)
             .filter_map(|at| self.payload_at(at))
@@ -113,7 +113,7 @@ impl Content {
     }
 
     /// The message with its headers in the holes, as a sender has it in its memory.
-    pub(super) fn send_region(&self) -> Vec<u8> {
+    pub(crate) fn send_region(&self) -> Vec<u8> {
         let mut region = vec![0; self.geometry.tx_region_len() as usize];
         let message = self.message();
         for fragment in self.geometry.fragments() {
@@ -149,16 +149,16 @@ impl Content {
 }
 
 /// What each byte of the registered memory is.
-pub(super) struct Picture(Vec<What>);
+pub(crate) struct Picture(Vec<What>);
 
 impl Picture {
-    pub(super) fn of(memory: &[u8], content: &Content, prefix_len: u64) -> Picture {
+    pub(crate) fn of(memory: &[u8], content: &Content, prefix_len: u64) -> Picture {
         let classify = |(address, &byte): (usize, &u8)| content.classify(address as u64, byte, prefix_len);
         Picture(memory.iter().enumerate().map(classify).collect())
     }
 
     /// The first byte where two pictures differ: its address, what it is here and what there.
-    pub(super) fn difference(&self, other: &Picture) -> Option<(usize, What, What)> {
+    pub(crate) fn difference(&self, other: &Picture) -> Option<(usize, What, What)> {
         let pairs = self.0.iter().zip(&other.0).enumerate();
         pairs
             .map(|(at, (&here, &there))| (at, here, there))
@@ -168,15 +168,15 @@ impl Picture {
 
 /// What the driver writes in front of a packet.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prefix {
+pub(crate) struct Prefix {
     /// From its first byte to the packet, in bytes.
-    pub(super) len: u64,
+    pub(crate) len: u64,
     /// How many of them it writes, from the first one on.
-    pub(super) written: u64,
+    pub(crate) written: u64,
 }
 
 /// What the memory should be: geometry alone, no byte was looked at.
-pub(super) struct Prediction {
+pub(crate) struct Prediction {
     geometry: Geometry,
     message_start: u64,
     prefix: Prefix,
@@ -185,7 +185,7 @@ pub(super) struct Prediction {
 }
 
 impl Prediction {
-    pub(super) fn new(geometry: Geometry, message_start: u64, prefix: Prefix) -> Prediction {
+    pub(crate) fn new(geometry: Geometry, message_start: u64, prefix: Prefix) -> Prediction {
         Prediction {
             geometry,
             message_start,
@@ -195,7 +195,7 @@ impl Prediction {
     }
 
     /// The packet of a fragment was written.
-    pub(super) fn packet(&mut self, fragment: u32) {
+    pub(crate) fn packet(&mut self, fragment: u32) {
         let headers = self.headers(fragment);
         let payload = self.geometry.rx_payload_range(fragment);
         let prefix = headers.start - self.prefix.len;
@@ -210,7 +210,7 @@ impl Prediction {
     }
 
     /// The payload under a fragment's headers was put back.
-    pub(super) fn tail_restored(&mut self, lowest: u32) {
+    pub(crate) fn tail_restored(&mut self, lowest: u32) {
         let headers = self.headers(lowest);
         let below = What::Payload { fragment: lowest - 1 };
         self.written
@@ -223,7 +223,7 @@ impl Prediction {
         place(range.start)..place(range.end)
     }
 
-    pub(super) fn picture(&self, memory_len: usize) -> Picture {
+    pub(crate) fn picture(&self, memory_len: usize) -> Picture {
         let mut picture = vec![What::Paint; memory_len];
         for (range, what) in &self.written {
             picture[range.start as usize..range.end as usize].fill(*what);

@@ -1,4 +1,4 @@
-//! `lm-bench flood`: packets that no session knows, sent beside a stream to where its fragments land.
+//! `lm-check flood`: packets that no session knows, sent beside a stream to where its fragments land.
 //!
 //! They have the addresses and ports of the stream's fragments, so that every hash and rule of a network card takes them for
 //! such, and leave through a packet socket (packet(7)), beside whatever AF_XDP sends on the same interface. Their contents are
@@ -12,10 +12,10 @@ use clap::{Args, ValueEnum};
 use lm_box::split_mix;
 use serde::Serialize;
 
-use super::frame::{Ends, HEADER_LEN};
-use super::{ToArgs, ifindex};
-use crate::cli::{Failure, chain};
-use crate::signals::Interrupt;
+use lm_bench::bare::{Ends, ToArgs, UDP_HEADER_LEN};
+use lm_bench::cli::{Failure, chain};
+use lm_bench::signals::Interrupt;
+use lm_cards::Interface;
 
 /// Ethernet and IP headers before an IP packet's payload, without the former: IPv4 20, UDP 8.
 const IP_UDP_LEN: u16 = 28;
@@ -28,7 +28,7 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// Kinds of packets, taken in turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Datagrams that are no longer than a fragment's packet.
     Plain,
     /// The same with a VLAN tag, of VLAN 0 (priority only) and VLAN 5 in turns.
@@ -39,54 +39,54 @@ pub enum Kind {
 
 /// Arguments of `flood`. It ends with Ctrl-C or SIGTERM, or after its time.
 #[derive(Debug, Clone, Args)]
-pub struct FloodArgs {
+pub(crate) struct FloodArgs {
     /// Interface to send from
     #[arg(long, short)]
-    pub interface: String,
+    pub(crate) interface: String,
     /// Whom to send to, and who seems to have sent it
     #[command(flatten)]
-    pub to: ToArgs,
+    pub(crate) to: ToArgs,
     /// UDP port of the receiver
     #[arg(long)]
-    pub port: u16,
+    pub(crate) port: u16,
     /// UDP port that they seem to come from: that of the fragments
     #[arg(long)]
-    pub source_port: u16,
+    pub(crate) source_port: u16,
     /// What to send, in turns
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kind::Plain, Kind::Vlan, Kind::Long])]
-    pub kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<Kind>,
     /// Packets a second
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub rate: u32,
+    pub(crate) rate: u32,
     /// Length of a full fragment's IP packet, in bytes
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..=9000))]
-    pub fragment: u16,
+    pub(crate) fragment: u16,
     /// Longest IP packet of the long ones, in bytes; needs an MTU of as much
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..=9000))]
-    pub longest: u16,
+    pub(crate) longest: u16,
     /// Decides lengths and contents
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Seconds to send
     #[arg(long, default_value_t = 60.0)]
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 /// What `flood` prints.
 #[derive(Debug, Default, Serialize)]
-pub struct FloodReport {
+pub(crate) struct FloodReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub(crate) program: &'static str,
     /// Packets that the kernel took, without a tag and no longer than a fragment's.
-    pub plain: u64,
+    pub(crate) plain: u64,
     /// Those with a tag.
-    pub vlan: u64,
+    pub(crate) vlan: u64,
     /// Those that are longer than a fragment's.
-    pub long: u64,
+    pub(crate) long: u64,
     /// Packets that found no room in the interface's queue.
-    pub refused: u64,
+    pub(crate) refused: u64,
     /// By the program's own clock.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 /// Runs `flood`.
@@ -94,7 +94,7 @@ pub struct FloodReport {
 /// # Errors
 ///
 /// A one-line reason when there is no such interface, or a packet is longer than its MTU allows.
-pub fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
+pub(crate) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
     if args.kinds.contains(&Kind::Long) && args.longest <= args.fragment {
         return Err(Failure::usage(format!(
             "no packet is longer than {} and at most {} bytes long; raise --longest, or leave out --kinds long",
@@ -102,7 +102,8 @@ pub fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Fail
         )));
     }
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
-    let socket = ifindex(&args.interface).and_then(PacketSocket::open);
+    let interface = Interface::by_name(&args.interface).map_err(|error| Failure::new(chain(&error)))?;
+    let socket = PacketSocket::open(interface.index);
     let socket = socket.map_err(|error| {
         Failure::new(format!(
             "no packet socket on {}: {error}; run it as root",
@@ -177,12 +178,13 @@ fn make(args: &FloodArgs, ends: &Ends, kind: Kind, number: u64, packet: &mut Vec
         packet.extend_from_slice(&split_mix(random, place).to_le_bytes());
     }
     packet.truncate(headers_len + payload_len);
-    debug_assert!(headers_len == HEADER_LEN || headers_len == HEADER_LEN + TAG_LEN);
+    debug_assert!(headers_len == UDP_HEADER_LEN || headers_len == UDP_HEADER_LEN + TAG_LEN);
 }
 
 /// Sends raw frames out of an interface.
 struct PacketSocket(OwnedFd);
 
+#[expect(unsafe_code, reason = "packet sockets, which rustix cannot bind")]
 impl PacketSocket {
     fn open(ifindex: u32) -> io::Result<PacketSocket> {
         // SAFETY: no memory is passed. Protocol 0: it receives nothing.
@@ -217,8 +219,8 @@ impl PacketSocket {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use super::super::frame::Mac;
     use super::*;
+    use lm_bench::bare::Mac;
 
     fn packets(kind: Kind) -> Vec<Vec<u8>> {
         let args = FloodArgs {

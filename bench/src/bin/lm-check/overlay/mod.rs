@@ -21,60 +21,60 @@ use lm_protocol::zone::ZoneShape;
 use serde::Serialize;
 
 use crate::bind::Demand;
-use crate::cli::{Failure, chain};
-use crate::size::ByteSize;
+use lm_bench::cli::{Failure, chain};
+use lm_bench::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
 use picture::{Content, Picture, Prediction, Prefix};
-pub use probe::FootprintReport;
+pub(crate) use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
 const ZONE: u64 = 64 << 10;
 
-/// `lm-bench overlay`.
+/// `lm-check overlay`.
 #[derive(Debug, Clone, Args)]
-pub struct OverlayArgs {
+pub(crate) struct OverlayArgs {
     /// Interface that receives
     #[arg(long, short)]
-    pub interface: String,
+    pub(crate) interface: String,
     /// Interface that sends, connected with the other one
     #[arg(long)]
-    pub from: String,
+    pub(crate) from: String,
     /// Landing queue [default: the last one]
     #[arg(long)]
-    pub queue: Option<u32>,
+    pub(crate) queue: Option<u32>,
     /// What to demand of the kernel
     #[arg(long, value_enum, default_value_t = Demand::ZeroCopy)]
-    pub mode: Demand,
+    pub(crate) mode: Demand,
     /// Bytes of the message: at most 8 fragments
     #[arg(long, default_value = "11036")]
-    pub message_size: ByteSize,
+    pub(crate) message_size: ByteSize,
     /// Fragments of a window, a power of two
     #[arg(long, default_value_t = 4)]
-    pub window: u32,
+    pub(crate) window: u32,
 }
 
-/// What `lm-bench overlay` prints.
+/// What `lm-check overlay` prints.
 #[derive(Debug, Serialize)]
-pub struct OverlayReport {
+pub(crate) struct OverlayReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub(crate) program: &'static str,
     /// Driver of the receiving interface, where it tells.
-    pub driver: Option<String>,
+    pub(crate) driver: Option<String>,
     /// Landing queue.
-    pub queue: u32,
+    pub(crate) queue: u32,
     /// Whether the sending socket is in zero-copy mode (`XDP_OPTIONS`).
-    pub zero_copy_send: bool,
+    pub(crate) zero_copy_send: bool,
     /// Whether the receiving socket is.
-    pub zero_copy_receive: bool,
+    pub(crate) zero_copy_receive: bool,
     /// Packets received in all, the probe's too.
-    pub packets: u64,
+    pub(crate) packets: u64,
     /// What the driver writes beside a packet.
-    pub footprint: FootprintReport,
+    pub(crate) footprint: FootprintReport,
     /// Fragments of the message, in the order in which they came. After each every byte of the memory was what geometry says.
-    pub order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     /// Windows whose end was put back over the headers of the fragment behind it (I5).
-    pub tails_restored: u32,
+    pub(crate) tails_restored: u32,
 }
 
 /// Sends a message, one packet at a time, and tells what the memory holds after each.
@@ -83,7 +83,7 @@ pub struct OverlayReport {
 ///
 /// When an interface, the gate, a socket or memory cannot be had; a packet that does not come, or one of somebody else; a byte that
 /// is not what geometry says, and at the end one that is not the message's.
-pub fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
+pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
     let geometry = geometry(args)?;
     let windows = WindowShape::new(args.window).map_err(|error| Failure::usage(format!("{error}; try 4")))?;
     let mut link = Link::open(args)?;

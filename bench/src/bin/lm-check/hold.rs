@@ -8,18 +8,18 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// How often kept messages were looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct HeldReport {
+pub(crate) struct HeldReport {
     /// Messages that were kept.
-    pub messages: u64,
+    pub(crate) messages: u64,
     /// Their payload bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Digests that were taken of messages after their delivery.
-    pub looks: u64,
+    pub(crate) looks: u64,
 }
 
 /// Keeps the latest messages, up to a number of bytes.
 #[derive(Debug)]
-pub(super) struct Held<M> {
+pub(crate) struct Held<M> {
     limit_bytes: u64,
     bytes: u64,
     /// Oldest first, each with the digest that it had when it was delivered.
@@ -31,7 +31,7 @@ pub(super) struct Held<M> {
 
 impl<M: Deref<Target = [u8]>> Held<M> {
     /// Keeps up to `limit_bytes`; with 0 nothing.
-    pub(super) fn new(limit_bytes: u64) -> Held<M> {
+    pub(crate) fn new(limit_bytes: u64) -> Held<M> {
         Held {
             limit_bytes,
             bytes: 0,
@@ -42,7 +42,7 @@ impl<M: Deref<Target = [u8]>> Held<M> {
     }
 
     /// What was done so far.
-    pub(super) fn report(&self) -> HeldReport {
+    pub(crate) fn report(&self) -> HeldReport {
         self.report
     }
 
@@ -50,7 +50,7 @@ impl<M: Deref<Target = [u8]>> Held<M> {
     ///
     /// # Errors
     /// A kept message has changed.
-    pub(super) fn keep(&mut self, message: M) -> Result<(), String> {
+    pub(crate) fn keep(&mut self, message: M) -> Result<(), String> {
         if self.limit_bytes == 0 {
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl<M: Deref<Target = [u8]>> Held<M> {
     ///
     /// # Errors
     /// It has changed.
-    pub(super) fn look(&mut self) -> Result<bool, String> {
+    pub(crate) fn look(&mut self) -> Result<bool, String> {
         if self.messages.is_empty() {
             return Ok(false);
         }
@@ -87,7 +87,7 @@ impl<M: Deref<Target = [u8]>> Held<M> {
     ///
     /// # Errors
     /// One has changed.
-    pub(super) fn look_at_all(&mut self) -> Result<(), String> {
+    pub(crate) fn look_at_all(&mut self) -> Result<(), String> {
         (0..self.messages.len()).try_for_each(|at| self.look_at(at))
     }
 

@@ -5,8 +5,8 @@ use lm_dataplane::memory::PACKET_HEADROOM;
 use serde::Serialize;
 
 use super::ends::{CHUNK_LEN, Link};
-use crate::bare::{Ends, Mac, UDP_HEADER_LEN};
-use crate::cli::{Failure, chain};
+use lm_bench::bare::{Ends, Mac, UDP_HEADER_LEN};
+use lm_bench::cli::{Failure, chain};
 
 /// Longest packet at MTU 1500, in bytes.
 const MAX_PACKET_LEN: usize = 1514;
@@ -17,21 +17,21 @@ const CHUNK: u64 = 16 << 10;
 
 /// What the probe found.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct FootprintReport {
+pub(crate) struct FootprintReport {
     /// From the first byte written before a packet to the packet, at most.
-    pub prefix_len: usize,
+    pub(crate) prefix_len: usize,
     /// How many of those bytes are written, from the first one on.
-    pub prefix_written: usize,
+    pub(crate) prefix_written: usize,
     /// Bytes written behind one, at most.
-    pub trailer_len: usize,
+    pub(crate) trailer_len: usize,
     /// Shortest packet received, in bytes without frame check sequence.
-    pub from_len: usize,
+    pub(crate) from_len: usize,
     /// Longest one.
-    pub to_len: usize,
+    pub(crate) to_len: usize,
     /// Lengths that were tried.
-    pub lengths: usize,
+    pub(crate) lengths: usize,
     /// Packets received.
-    pub packets: u64,
+    pub(crate) packets: u64,
 }
 
 /// The lengths: what a device copies in bursts or pads shows near powers of two, and at both ends. With two packets each they are
@@ -46,7 +46,7 @@ fn lengths() -> impl Iterator<Item = usize> {
 }
 
 /// Receives packets of each length, twice, and merges what was written beside them.
-pub(super) fn probe(link: &mut Link) -> Result<FootprintReport, Failure> {
+pub(crate) fn probe(link: &mut Link) -> Result<FootprintReport, Failure> {
     let mut footprint = Footprint::default();
     // From the last byte written before a packet to the packet.
     let mut gap = usize::MAX;

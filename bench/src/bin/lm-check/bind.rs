@@ -8,31 +8,31 @@ use lm_dataplane::memory::{HugePages, Mapping, PageKind};
 use lm_dataplane::xsk::{BindMode, Xsk, XskConfig};
 use serde::Serialize;
 
-use crate::cli::{Failure, chain};
-use crate::size::ByteSize;
+use lm_bench::cli::{Failure, chain};
+use lm_bench::size::ByteSize;
 
 /// Entries of each ring: a landing queue's.
 const RING_LEN: u32 = 1 << 15;
 /// Length of a chunk in bytes: the one that every driver takes, igb too.
 const CHUNK_LEN: u32 = 4096;
 
-/// `lm-bench bind`.
+/// `lm-check bind`.
 #[derive(Debug, Clone, Args)]
-pub struct BindArgs {
+pub(crate) struct BindArgs {
     /// Interface
     #[arg(long, short)]
-    pub interface: String,
+    pub(crate) interface: String,
     /// What to demand of the kernel
     #[arg(long, value_enum, default_value_t = Demand::Auto)]
-    pub mode: Demand,
+    pub(crate) mode: Demand,
     /// Memory that each socket registers, in bytes
     #[arg(long, default_value = "32M")]
-    pub memory: ByteSize,
+    pub(crate) memory: ByteSize,
 }
 
 /// `--mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Demand {
+pub(crate) enum Demand {
     /// Zero-copy where the driver can, else copy.
     Auto,
     /// Copy mode.
@@ -53,28 +53,28 @@ impl From<Demand> for BindMode {
 
 /// What became of it.
 #[derive(Debug, Serialize)]
-pub struct BindReport {
+pub(crate) struct BindReport {
     /// The interface.
-    pub interface: String,
+    pub(crate) interface: String,
     /// Its driver, where it tells.
-    pub driver: Option<String>,
+    pub(crate) driver: Option<String>,
     /// Bytes that each socket registered.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// Whether they lie on huge pages.
-    pub huge_pages: bool,
+    pub(crate) huge_pages: bool,
     /// Each queue, in order.
-    pub queues: Vec<QueueReport>,
+    pub(crate) queues: Vec<QueueReport>,
 }
 
 /// One queue's socket.
 #[derive(Debug, Serialize)]
-pub struct QueueReport {
+pub(crate) struct QueueReport {
     /// The queue.
-    pub queue: u32,
+    pub(crate) queue: u32,
     /// What `XDP_OPTIONS` says; absent when the socket could not be bound.
-    pub zero_copy: Option<bool>,
+    pub(crate) zero_copy: Option<bool>,
     /// Why it could not be bound.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// Binds a socket to every queue; all are open at the same time, over the same memory.
@@ -82,7 +82,7 @@ pub struct QueueReport {
 /// # Errors
 ///
 /// When the interface is unknown or the memory cannot be had. A queue that cannot be bound is part of the report.
-pub fn bind(args: &BindArgs) -> Result<BindReport, Failure> {
+pub(crate) fn bind(args: &BindArgs) -> Result<BindReport, Failure> {
     let interface = Interface::by_name(&args.interface).map_err(|error| Failure::new(chain(&error)))?;
     let pages = if args.mode == Demand::ZeroCopy {
         HugePages::On

@@ -25,13 +25,13 @@ use lm_protocol::geometry::Wire;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::hold::{Held, HeldReport};
-use super::plan::PlanArgs;
-use super::{EndpointArgs, connect};
-use crate::cli::{DeliveryOption, Failure, IntegrityOption, chain};
-use crate::link;
-use crate::signals::Interrupt;
-use crate::size::ByteSize;
+use crate::hold::{Held, HeldReport};
+use crate::plan::PlanArgs;
+use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain};
+use lm_bench::link;
+use lm_bench::lm::{EndpointArgs, connect, session_options};
+use lm_bench::signals::Interrupt;
+use lm_bench::size::ByteSize;
 
 /// Sessions that a sender asks for before it gives up what is left.
 const SESSIONS_MAX: u32 = 20;
@@ -40,30 +40,30 @@ const QUIET: Duration = Duration::from_millis(50);
 /// How long either side sleeps at most.
 const IDLE_MAX: Duration = Duration::from_millis(1);
 
-/// Arguments of `lm-check-send`.
+/// Arguments of `lm-check send`.
 #[derive(Debug, Clone, Args)]
-pub struct CheckSendArgs {
+pub(crate) struct CheckSendArgs {
     /// The receiving endpoint
     #[arg(long, value_name = "HOST[:PORT]")]
-    pub to: String,
+    pub(crate) to: String,
     /// Options of the endpoint
     #[command(flatten)]
-    pub endpoint: EndpointArgs,
+    pub(crate) endpoint: EndpointArgs,
     /// What to send
     #[command(flatten)]
-    pub plan: PlanArgs,
+    pub(crate) plan: PlanArgs,
     /// Messages that may be unconfirmed
     #[arg(long, default_value_t = 16)]
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// What becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
-    pub delivery: DeliveryOption,
+    pub(crate) delivery: DeliveryOption,
     /// Send plain IP fragments, always unreliably
     #[arg(long)]
-    pub ipfrag: bool,
+    pub(crate) ipfrag: bool,
     /// Seconds that everything may take, until each message is confirmed or reported
     #[arg(long, default_value_t = 20.0)]
-    pub patience: f64,
+    pub(crate) patience: f64,
 }
 
 impl CheckSendArgs {
@@ -71,54 +71,54 @@ impl CheckSendArgs {
     fn session_options(&self) -> ConnectOptions {
         ConnectOptions {
             wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
-            ..super::session_options(self.plan.longest(), self.in_flight, self.delivery)
+            ..session_options(self.plan.longest(), self.in_flight, self.delivery)
         }
     }
 }
 
-/// Arguments of `lm-check-recv`. It ends with Ctrl-C or SIGTERM.
+/// Arguments of `lm-check recv`. It ends with Ctrl-C or SIGTERM.
 #[derive(Debug, Clone, Args)]
-pub struct CheckReceiveArgs {
+pub(crate) struct CheckReceiveArgs {
     /// UDP port for data; control has the next one
     #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
-    pub port: u16,
+    pub(crate) port: u16,
     /// Options of the endpoint
     #[command(flatten)]
-    pub endpoint: EndpointArgs,
+    pub(crate) endpoint: EndpointArgs,
     /// What to expect
     #[command(flatten)]
-    pub plan: PlanArgs,
+    pub(crate) plan: PlanArgs,
     /// Messages to have landing memory for
     #[arg(long, default_value_t = 32)]
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// Bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
     #[arg(long, value_name = "SIZE", default_value = "0")]
-    pub hold: ByteSize,
+    pub(crate) hold: ByteSize,
 }
 
-/// What `lm-check-send` and `lm-check-recv` print.
+/// What `lm-check send` and `lm-check recv` print.
 #[derive(Debug, Serialize)]
-pub struct CheckReport {
+pub(crate) struct CheckReport {
     /// Name of the program.
-    pub program: &'static str,
+    pub(crate) program: &'static str,
     /// A letter for each message, see the table in this module's head.
-    pub fates: String,
+    pub(crate) fates: String,
     /// The receiver's: what was wrong with messages that it was given. Must be empty.
-    pub faults: Vec<String>,
+    pub(crate) faults: Vec<String>,
     /// The sender's: sessions that it asked for.
-    pub sessions: u32,
+    pub(crate) sessions: u32,
     /// The receiver's: messages that were kept after their delivery.
-    pub held: HeldReport,
+    pub(crate) held: HeldReport,
     /// By the program's own clock.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Mode in effect.
-    pub mode: &'static str,
+    pub(crate) mode: &'static str,
     /// Everything that the endpoint counted, by name.
-    pub counters: Map<String, Value>,
+    pub(crate) counters: Map<String, Value>,
     /// What was dropped and why, by name; reasons that did not occur are left out.
-    pub drops: Map<String, Value>,
+    pub(crate) drops: Map<String, Value>,
     /// Packets by the gate's verdict.
-    pub gate: Map<String, Value>,
+    pub(crate) gate: Map<String, Value>,
 }
 
 impl CheckReport {
@@ -167,13 +167,13 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
     ]
 }
 
-/// Runs `lm-check-send`.
+/// Runs `lm-check send`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the endpoint cannot be opened, the receiver not be reached, or messages are still open when the time
 /// is over.
-pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
+pub(crate) fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     let to = link::resolve(&args.to)?;
     let longest = args.plan.longest();
     let mut endpoint = args.endpoint.open(
@@ -209,7 +209,7 @@ pub fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     }
     Ok(CheckReport {
         sessions: sender.sessions,
-        ..CheckReport::new("lm-check-send", &sender.endpoint, &sender.fates, started)
+        ..CheckReport::new("send", &sender.endpoint, &sender.fates, started)
     })
 }
 
@@ -315,12 +315,12 @@ impl Sender<'_> {
     }
 }
 
-/// Runs `lm-check-recv` until it is told to end.
+/// Runs `lm-check recv` until it is told to end.
 ///
 /// # Errors
 ///
 /// A one-line reason when the endpoint cannot be opened or the interface goes away.
-pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
+pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let longest = args.plan.longest();
     let kept = args.hold.bytes().div_ceil(longest);
@@ -369,7 +369,7 @@ pub fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<Ch
     Ok(CheckReport {
         faults,
         held: held.report(),
-        ..CheckReport::new("lm-check-recv", &endpoint, &fates, started)
+        ..CheckReport::new("recv", &endpoint, &fates, started)
     })
 }
 

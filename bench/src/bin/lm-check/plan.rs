@@ -1,36 +1,36 @@
-//! What `lm-check-send` and `lm-check-recv` both know: lengths and contents of all messages, from a seed.
+//! What `lm-check send` and `lm-check recv` both know: lengths and contents of all messages, from a seed.
 
 use clap::Args;
 use lm_box::split_mix;
 
-use crate::size::ByteSize;
+use lm_bench::size::ByteSize;
 
 /// What both sides must be given alike.
 #[derive(Debug, Clone, Args)]
-pub struct PlanArgs {
+pub(crate) struct PlanArgs {
     /// Decides lengths and contents of all messages
     #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Longest message; the others are shorter, each order of magnitude as often as any other
     #[arg(long, default_value = "256K")]
-    pub message_size: ByteSize,
+    pub(crate) message_size: ByteSize,
     /// Instead of random lengths these, over and over
     #[arg(long, value_name = "SIZE[,…]", value_delimiter = ',')]
-    pub lens: Vec<ByteSize>,
+    pub(crate) lens: Vec<ByteSize>,
     /// Number of messages
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub messages: u32,
+    pub(crate) messages: u32,
 }
 
 impl PlanArgs {
     /// The longest message, in bytes.
-    pub(super) fn longest(&self) -> u64 {
+    pub(crate) fn longest(&self) -> u64 {
         let longest = self.lens.iter().copied().max();
         longest.unwrap_or(self.message_size).bytes().max(1)
     }
 
     /// Length of a message in bytes: 1 to the longest, its logarithm spread evenly, or the one that was given.
-    pub(super) fn len(&self, number: u32) -> u64 {
+    pub(crate) fn len(&self, number: u32) -> u64 {
         if !self.lens.is_empty() {
             return self.lens[number as usize % self.lens.len()].bytes().max(1);
         }
@@ -47,13 +47,13 @@ impl PlanArgs {
     }
 
     /// Puts the bytes of a message from `offset` on.
-    pub(super) fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
+    pub(crate) fn fill(&self, number: u32, offset: u64, bytes: &mut [u8]) {
         fill(self.start(number), offset, bytes);
     }
 }
 
 /// Puts the bytes of the sequence `start` from `offset` on.
-pub(super) fn fill(start: u64, offset: u64, bytes: &mut [u8]) {
+pub(crate) fn fill(start: u64, offset: u64, bytes: &mut [u8]) {
     let mut at = offset;
     let mut rest = bytes;
     while !rest.is_empty() {
