@@ -6,13 +6,14 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
+use lm_box::BitRate;
 use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
 use serde::{Deserialize, Serialize};
 
-use crate::impair::quantity::BitRate;
 use crate::output::describe;
 use crate::report::Report;
 
@@ -296,6 +297,33 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     one_line(&text)
+}
+
+/// Says on standard error that the other side may start.
+pub fn ready() {
+    eprintln!("ready");
+}
+
+/// Prints a program's report on standard output, as one line of JSON.
+pub fn print(report: &impl Serialize) {
+    println!(
+        "{}",
+        serde_json::to_string(report).expect("a report is numbers and names")
+    );
+}
+
+/// Ends this process with an error after so many seconds. A blocking `recv` has no time limit of its own, and giving it one would change
+/// what is measured.
+pub fn end_after(program: &'static str, seconds: f64) {
+    let limit = Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0));
+    thread::spawn(move || {
+        thread::sleep(limit);
+        eprintln!(
+            "{program}: not finished after {} s (is the other side running?)",
+            limit.as_secs_f64()
+        );
+        std::process::exit(1);
+    });
 }
 
 fn one_line(text: &str) -> String {

@@ -7,13 +7,11 @@ pub mod admission;
     reason = "a yardstick of its own: system calls, rings and packet memory"
 )]
 pub mod bare;
-pub mod bind;
 pub mod cli;
 pub mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod histogram;
-pub mod impair;
 pub mod input;
 mod kept;
 pub mod link;
@@ -21,7 +19,6 @@ pub mod lm;
 pub mod log;
 pub mod meter;
 pub mod output;
-pub mod overlay;
 pub mod page;
 pub mod peer;
 pub mod privileges;

@@ -47,7 +47,7 @@ pub fn default_interface() -> Result<String, Failure> {
 /// When there is no route.
 pub fn interface_towards(to: Ipv4Addr) -> Result<String, Failure> {
     let hop = lm_dataplane::route::resolve(to, None).map_err(|error| Failure::new(chain(&error)))?;
-    let interface = lm_dataplane::interface::Interface::by_index(hop.interface_index);
+    let interface = lm_cards::Interface::by_index(hop.interface_index);
     interface
         .map(|interface| interface.name)
         .map_err(|error| Failure::new(chain(&error)))

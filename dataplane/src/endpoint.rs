@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use lm_cards::Interface;
+
 use crate::capture::Capture;
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::config::ConnectOptions;
@@ -15,7 +17,6 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::idle::{Idle, IdleStep};
-use crate::interface::Interface;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};

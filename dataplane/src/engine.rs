@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
+use lm_cards::{Obstacle, Probe};
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
@@ -50,8 +51,6 @@ use crate::notices::{Fault, Notices};
 use crate::outbound::{Copied, Outbound, OutgoingTable, Way};
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
-use crate::platform::Obstacle;
-use crate::platform::probe::Probe;
 use crate::polling::Flow;
 use crate::port::{Datagrams, ModeRequest, Port, QueueDrops, RxQueue, Socket};
 use crate::release::{Loaned, Released};
@@ -202,7 +201,7 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) entropy: Entropy,
     pub(crate) capture: Option<Capture>,
     /// Finds out what the device writes; `None` when that is known.
-    pub(crate) footprint: Option<Probe>,
+    pub(crate) footprint: Option<Probe<PeerId>>,
     /// Messages cannot land on this device.
     pub(crate) unfit: bool,
     /// When the device was last told to bring packets to the landing queue.
@@ -390,11 +389,12 @@ impl<P: Port> Engine<P> {
     /// While it is not known what the device writes: looks at a packet that has just come.
     #[cold]
     fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
-        let found = (self.footprint.as_mut()).and_then(|probe| probe.look(frame, packet, &self.umem));
+        let found = (self.footprint.as_mut())
+            .and_then(|probe| probe.look(frame, packet, |chunk| self.umem.copy_from(frame, chunk)));
         match found {
             // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
             None => {
-                if let Some(peer) = self.footprint.as_ref().and_then(|probe| probe.peer) {
+                if let Some(peer) = self.footprint.as_ref().and_then(Probe::peer) {
                     self.ask_for_footprint(peer);
                 }
             }
@@ -558,7 +558,7 @@ impl<P: Port> Engine<P> {
             for offset in 0..count {
                 let frame = self.frames.take().expect("as many as were counted");
                 if let Some(probe) = &mut self.footprint {
-                    probe.prepare(frame.address(), &self.umem);
+                    self.umem.copy_to(frame.address(), probe.prepare(frame.address()));
                 }
                 general.rx.write(offset, frame.into_address());
             }

@@ -4,12 +4,11 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddrV4;
 
+use lm_cards::{InterfaceError, Obstacle};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::GeometryError;
 
 use crate::daemon::DaemonError;
-use crate::interface::InterfaceError;
-use crate::platform::Obstacle;
 use crate::port::PortError;
 use crate::route::RouteError;
 

@@ -7,14 +7,6 @@ pub fn engine(tape: &[u8]) {
     crate::sim_tests::besiege(tape);
 }
 
-/// The kernel's answer to a question over rtnetlink: nothing panics, and reading ends.
-pub fn netlink(bytes: &[u8]) {
-    for is_dump in [true, false] {
-        let mut answers: Vec<netlink_packet_route::RouteNetlinkMessage> = Vec::new();
-        crate::netlink::read(bytes, is_dump, &mut true, &mut answers).ok();
-    }
-}
-
 /// What a program says to its daemon, or a daemon to its program: whatever is taken for a message is the same again when it is written,
 /// and so is what it carries of the admission protocol.
 pub fn ipc(bytes: &[u8]) {
@@ -51,11 +43,6 @@ pub fn ipc(bytes: &[u8]) {
     }
 }
 
-/// The steering journal that a process left when it died, on a model of the card: see there.
-pub fn steering(bytes: &[u8]) {
-    crate::steering::recover_from(bytes);
-}
-
 #[cfg(test)]
 #[path = "../../fuzz/replay.rs"]
 mod replay;
@@ -72,15 +59,5 @@ mod tests {
     #[test]
     fn the_corpus_of_ipc_is_survived() {
         replay("ipc", super::ipc);
-    }
-
-    #[test]
-    fn the_corpus_of_netlink_is_survived() {
-        replay("netlink", super::netlink);
-    }
-
-    #[test]
-    fn the_corpus_of_steering_is_survived() {
-        replay("steering", super::steering);
     }
 }

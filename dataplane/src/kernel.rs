@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use lm_cards::{Interface, Neighbouring, Steering, SteeringError};
 use lm_ebpf::{AttachError, AttachMode, CpuCheck, Gate, GateConfig, GateError, Log, Verdict};
 use lm_protocol::landing::SessionAdmission;
 
@@ -18,7 +19,6 @@ use lm_protocol::rss::{Flow, HashInput};
 use crate::daemon::ipc::Joined;
 use crate::daemon::{Daemon, DaemonError};
 use crate::entropy::Entropy;
-use crate::interface::Interface;
 use crate::memory::{Mapping, Umem};
 use crate::port::{
     Attend, Datagrams, Device, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
@@ -26,7 +26,6 @@ use crate::port::{
 };
 use crate::queue_poll::QueuePoller;
 use crate::ring_queue::{Bell, RingRx, RingTx};
-use crate::steering::{Neighbouring, Steering, SteeringError};
 use crate::udp::{UdpError, UdpPair};
 use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskError, XskOptions};
 use authority::{Authority, Steward};

@@ -27,6 +27,7 @@ pub(crate) struct Looks {
 impl Looks {
     /// A round begins, so long after the one before it. Whether the application did not poll for a while: said of the first of several
     /// long rounds.
+    #[inline]
     pub(crate) fn begin(&mut self, since_ns: u64, now_ns: u64) -> bool {
         let was_late = std::mem::replace(&mut self.is_late, since_ns >= PAUSE_NS);
         let pauses = self.is_late && !was_late;
@@ -50,6 +51,7 @@ impl Looks {
     }
 
     /// Whether to read the sockets, now that the count is known.
+    #[inline]
     pub(crate) fn wants_sockets(&mut self, passed: u64, now_ns: u64) -> bool {
         if passed == self.passed && now_ns.saturating_sub(self.sockets_ns) < SOCKETS_EVERY_NS {
             return false;

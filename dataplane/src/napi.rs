@@ -12,7 +12,7 @@ use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
 use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
 use netlink_sys::{Socket, protocols::NETLINK_GENERIC};
 
-use crate::netlink::{ask, open, order, serialized};
+use lm_cards::netlink::{ask, open, order, serialized};
 
 // `include/uapi/linux/netdev.h`.
 const NETDEV_CMD_NAPI_GET: u8 = 11;

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lm_cards::{Demand, Facts, Interface, Obstacle, Probe, chunk_len_for, judge, rx_ring_len};
 use lm_ebpf::CpuCheck;
 use lm_protocol::geometry::{Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::session::{Admit, Permit};
@@ -20,13 +21,10 @@ use crate::engine::{Fixed, OnTheWay};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::idle::Idle;
-use crate::interface::Interface;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
 use crate::open_daemon::daemon_for;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::platform::probe::Probe;
-use crate::platform::{self, Demand, Facts, Obstacle, chunk_len_for, judge};
 use crate::port::{Device, EffectiveMode, ModeRequest, Port};
 
 /// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
@@ -133,7 +131,7 @@ impl Site {
         }
         Ok(Site {
             veth: interface.kind.as_deref() == Some("veth") || interface.driver.as_deref() == Some("veth"),
-            rx_ring_len: platform::rx_ring_len(&interface),
+            rx_ring_len: rx_ring_len(&interface),
             interface,
             link,
             layout,
@@ -383,7 +381,8 @@ impl Opened {
         let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, daemon, entropy);
         engine.capture = capture;
         if fixed.zero_copy {
-            engine.footprint = Some(Probe::new(&site.interface.name, plan.chunk_len, plan.kept_frames));
+            let name = &site.interface.name;
+            engine.footprint = Some(Probe::new(name, plan.chunk_len, plan.kept_frames, PREFIX_LEN_MAX));
         }
         let mut endpoint = Endpoint {
             engine,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use lm_cards::chunk_len_for;
+
 use crate::config::{Admission, EndpointConfig};
 use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
 use crate::daemon::{Client, Daemon, DaemonError};
@@ -10,7 +12,6 @@ use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::Umem;
 use crate::open::{Opened, Site};
 use crate::opening::{MemoryPlan, Queues};
-use crate::platform::chunk_len_for;
 use crate::port::ModeRequest;
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;

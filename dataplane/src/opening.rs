@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lm_cards::Interface;
 use lm_protocol::geometry::Layout;
 use lm_protocol::landing::PLACES;
 use lm_protocol::session::{Admit, Grantor};
@@ -24,7 +25,6 @@ use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::granting::Grants;
-use crate::interface::Interface;
 use crate::introductions::Introductions;
 use crate::landing::Sessions;
 use crate::landing_channel;

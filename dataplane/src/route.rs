@@ -16,8 +16,7 @@ use netlink_packet_route::neighbour::{
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::interface::{Interface, InterfaceError};
-use crate::netlink;
+use lm_cards::{Interface, InterfaceError, netlink};
 
 /// How long a host may take to answer ARP: long enough for the kernel's second request, a second after the first
 /// (`net.ipv4.neigh.*.retrans_time_ms`).

@@ -59,6 +59,7 @@ impl Stream {
     }
 
     /// Whether a round that brought a message has the rest wait: the message is part of an exchange, and its sender waits for the answer.
+    #[inline]
     pub(crate) fn hurries(&mut self, has_message: bool, now_ns: u64) -> bool {
         let hurries = has_message && self.is_exchange(now_ns) && self.hurried < Stream::HURRIED_MAX;
         self.hurried = if hurries { self.hurried + 1 } else { 0 };

@@ -60,6 +60,7 @@ impl Told {
     }
 
     /// Takes the next message, or the news that one stays incomplete.
+    #[inline]
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, RecvError> {
         let comes_first = |&(behind, _): &(u64, _)| behind <= self.taken || self.messages.is_empty();
         if self.failures.front().is_some_and(comes_first) {
@@ -74,6 +75,7 @@ impl Told {
     }
 
     /// A name for one more message of the application's.
+    #[inline]
     pub(crate) fn new_token(&mut self) -> SendToken {
         let token = SendToken(self.next_token);
         self.next_token += 1;
@@ -81,6 +83,7 @@ impl Told {
     }
 
     /// A message of the application's has ended.
+    #[inline]
     pub(crate) fn ended(&mut self, completion: Completion, counters: &mut Counters) {
         match completion.outcome {
             Outcome::Delivered | Outcome::Sent => {

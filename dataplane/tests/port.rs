@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use bed::Pair;
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::kernel::{KernelNic, KernelNicConfig};
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::port::{

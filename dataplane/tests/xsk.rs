@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bed::{Mode, Namespace, Pair, RedirectAll};
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::memory::{HugePages, Mapping, PACKET_HEADROOM, Umem, fill_address_is_valid};
 use lm_dataplane::port::WakeError;
 use lm_dataplane::ring::Descriptor;

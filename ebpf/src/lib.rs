@@ -9,18 +9,14 @@
 //! - [`Verdict`], [`Counters`]: what became of each packet; every packet counts once.
 //! - [`model`]: the same gate in Rust, for simulated NICs and as the oracle of the tests.
 //!
-//! - [`impair`]: another program, which has nothing to do with the gate: the forwarder of the impairment box.
-//!
-//! The objects are committed, so that a build needs no clang; [`recipe`] rebuilds them and says whether one is stale.
+//! The object is committed, so that a build needs no clang; `cargo xtask gate` rebuilds it and says whether it is stale.
 
 mod attach;
 mod gate;
-pub mod impair;
 pub mod layout;
 mod log;
 mod log_tests;
 pub mod model;
-pub mod recipe;
 mod role;
 mod rps;
 mod shared;

@@ -1,4 +1,4 @@
-//! [`lm_dataplane::fuzzing::netlink`] on what a fuzzer makes up.
+//! [`lm_cards::fuzzing::netlink`] on what a fuzzer makes up.
 
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lm_dataplane::fuzzing::netlink(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lm_cards::fuzzing::netlink(bytes));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, dist, figures, fuzz, hold, run as demonstration, soak, testbed, verify, vm};
+use crate::{bench, dist, figures, fuzz, gate, hold, run as demonstration, soak, testbed, verify, vm};
 
 /// Builds, tests, demonstrates and measures this repository.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ enum Command {
     Bed(hold::Arguments),
     Testbed(testbed::Arguments),
     Vm(vm::Arguments),
-    Gate(verify::GateArguments),
+    Gate(gate::Arguments),
     /// Everything that a change must pass: format, clippy, the gate's object, tests, documentation.
     ///
     /// Runs every step even if one fails, then says which did and what to do.
@@ -76,7 +76,7 @@ fn run(command: Command) -> Result<()> {
         Command::Testbed(arguments) => testbed::run(&arguments),
         Command::TestbedKeep(arguments) => testbed::keep(&arguments),
         Command::Vm(arguments) => vm::run(&arguments),
-        Command::Gate(arguments) => verify::gate(&arguments),
+        Command::Gate(arguments) => gate::gate(&arguments),
         Command::Ci => verify::ci(),
         Command::Dist(arguments) => dist::dist(&arguments),
         Command::UdpReceive(arguments) => demonstration::udp_receive(&arguments),

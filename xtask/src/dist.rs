@@ -48,10 +48,10 @@ pub fn dist(arguments: &Arguments) -> Result<()> {
             "lm-bench",
             "--package",
             "lm-admission",
-            "--bins",
             "--target",
             &target,
         ])
+        .args(PROGRAMS.iter().flat_map(|program| ["--bin", program]))
         .env("RUSTFLAGS", flags.trim()))?;
 
     let output = arguments

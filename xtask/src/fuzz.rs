@@ -177,7 +177,11 @@ pub fn asan(arguments: &AsanArguments) -> Result<()> {
     }
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let build: PathBuf = target_dir()?.join("asan");
-    for (package, tests) in [("lm-protocol", "--tests"), ("lm-dataplane", "--lib")] {
+    for (package, tests) in [
+        ("lm-protocol", "--tests"),
+        ("lm-cards", "--lib"),
+        ("lm-dataplane", "--lib"),
+    ] {
         let mut command = nightly();
         command
             .args(["test", "--target", &target, "--package", package, tests])
@@ -211,7 +215,11 @@ fn valgrind() -> Result<()> {
         "sim_tests::soak",
     ];
     let skipped = slow.iter().flat_map(|name| ["--skip", name]);
-    for (package, tests) in [("lm-protocol", "--lib"), ("lm-dataplane", "--lib")] {
+    for (package, tests) in [
+        ("lm-protocol", "--lib"),
+        ("lm-cards", "--lib"),
+        ("lm-dataplane", "--lib"),
+    ] {
         let mut command = cargo();
         command
             .args(["test", "--package", package, tests, "--"])
@@ -246,6 +254,7 @@ mod tests {
         let tests = [
             "admission/src/fuzzing/mod.rs",
             "bench/src/fuzzing.rs",
+            "dataplane/cards/src/fuzzing.rs",
             "dataplane/src/fuzzing.rs",
             "ebpf/tests/differential.rs",
             "lm-protocol/src/fuzzing/mod.rs",

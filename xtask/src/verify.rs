@@ -1,4 +1,4 @@
-//! `cargo xtask test`, `ci` and `gate`: the checks, by the same commands everywhere.
+//! `cargo xtask test` and `ci`: the checks, by the same commands everywhere.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -8,12 +8,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::bench;
+use crate::gate;
 use crate::table::Table;
 use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::protocol::{Mode, Spoil};
 use crate::vm::{self, Purpose};
-use crate::workspace::{cargo, command_line, run, target_dir};
+use crate::workspace::{cargo, command_line, run};
 
 /// Run every test of the workspace and sum up, with what was skipped and why.
 ///
@@ -54,16 +55,6 @@ pub struct TestArguments {
     /// Passed to `cargo test`: a part of test names, or `-- --test-threads 1`. With --vm: names of checks.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<String>,
-}
-
-/// Rebuild the gate's object file from its C source.
-///
-/// Needs clang. The object is committed, so only who changes the gate runs this.
-#[derive(Debug, clap::Args)]
-pub struct GateArguments {
-    /// Change nothing; fail if the committed object is not what the source gives.
-    #[arg(long)]
-    check: bool,
 }
 
 /// Runs `cargo xtask test`.
@@ -234,20 +225,6 @@ fn tests_of(command: &mut Command) -> Result<(Tally, bool)> {
     Ok((tally, status.success()))
 }
 
-/// Runs `cargo xtask gate`.
-pub fn gate(arguments: &GateArguments) -> Result<()> {
-    run(&mut gate_command(arguments.check))
-}
-
-fn gate_command(check: bool) -> Command {
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--package", "lm-ebpf", "--bin", "lm-gate-build"]);
-    if check {
-        command.args(["--", "--check"]);
-    }
-    command
-}
-
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
     type Step = (&'static str, &'static str, fn() -> Result<()>);
@@ -281,12 +258,11 @@ pub fn ci() -> Result<()> {
                 rest: Vec::new(),
             })
         }),
-        ("gate", "run `cargo xtask gate` and commit the object", || {
-            // As the tests' build left it: `cargo run` would build what it needs once more, with fewer features.
-            run(Command::new(target_dir()?.join("debug/lm-gate-build"))
-                .arg("--check")
-                .env_remove("CARGO_MANIFEST_DIR"))
-        }),
+        (
+            "gate",
+            "run `cargo xtask gate` and commit the object",
+            gate::check,
+        ),
         ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
             in_machine(vm::Choice {
                 purpose: Purpose::ShortTest,

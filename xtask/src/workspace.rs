@@ -93,7 +93,7 @@ impl Programs {
         &self.folder
     }
 
-    /// The path of `lm-send`, `lm-recv`, `lm-bench` or `lm-admissiond`.
+    /// The path of `lm-send`, `lm-recv`, `lm-bench`, `lm-check` or `lm-admissiond`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lm_cards::ethtool::Ethtool;
 use rustix::process::{Pid, Signal, kill_process};
-use xtask::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, ethtool};
+use xtask::bed::host::joins_packets;
+use xtask::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped() -> bool {
@@ -109,18 +111,14 @@ fn the_bed_is_what_its_configuration_says() {
                 .collect();
             links.sort();
             assert_eq!(links, ["lm0", "lo"]);
-            let features = ethtool::features(INTERFACE)?;
+            let features = Ethtool::named(INTERFACE)?.features()?;
             let on: Vec<&str> = features
                 .iter()
-                .filter(|f| f.changeable && f.joins_packets() && f.active)
+                .filter(|f| f.changeable && joins_packets(&f.name) && f.on)
                 .map(|f| f.name.as_str())
                 .collect();
             assert_eq!(on, ["rx-gro"], "segmentation offloads left on");
-            assert!(
-                features
-                    .iter()
-                    .any(|f| f.name == "tx-tcp-segmentation" && !f.active)
-            );
+            assert!(features.iter().any(|f| f.name == "tx-tcp-segmentation" && !f.on));
             Ok(())
         })
         .unwrap();
@@ -154,12 +152,11 @@ fn offloads_can_stay_on() {
         ..BedConfig::default()
     })
     .unwrap();
-    let features = bed.left().enter(|| ethtool::features(INTERFACE)).unwrap();
-    assert!(
-        features
-            .iter()
-            .any(|f| f.name == "tx-tcp-segmentation" && f.active)
-    );
+    let features = bed
+        .left()
+        .enter(|| Ok(Ethtool::named(INTERFACE)?.features()?))
+        .unwrap();
+    assert!(features.iter().any(|f| f.name == "tx-tcp-segmentation" && f.on));
     let error = bed.left().set_features(&[("no-such-feature", true)]).unwrap_err();
     assert!(format!("{error:#}").contains("no-such-feature"), "{error:#}");
 }

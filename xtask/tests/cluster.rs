@@ -41,7 +41,7 @@ impl Ground {
             return None;
         }
         let built = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
-        if !["lm-admissiond", "lm-bench"]
+        if !["lm-admissiond", "lm-bench", "lm-check"]
             .iter()
             .all(|tool| built.join(tool).exists())
         {
@@ -68,8 +68,8 @@ impl Ground {
         })
     }
 
-    fn spawn(&self, host: &Host, line: &str) -> Program {
-        let launch = Launch::new(self.daemons.tool("lm-bench")).args(line.split_whitespace());
+    fn spawn(&self, host: &Host, tool: &str, line: &str) -> Program {
+        let launch = Launch::new(self.daemons.tool(tool)).args(line.split_whitespace());
         host.spawn(launch.user(NOBODY)).unwrap()
     }
 
@@ -98,11 +98,11 @@ fn every_host_sends_to_every_other_one_without_privileges() {
     let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
     let start = |host: &Host| {
         let line = format!(
-            "lm-exchange --interface {INTERFACE} --idle default --peers {} --seconds 0.5 --admission {}",
+            "exchange --interface {INTERFACE} --idle default --peers {} --seconds 0.5 --admission {}",
             peers.join(","),
             ground.socket(host)
         );
-        ground.spawn(host, &line)
+        ground.spawn(host, "lm-check", &line)
     };
     let mut programs: Vec<Program> = hosts.iter().map(start).collect();
     for program in &mut programs {
@@ -136,7 +136,7 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
             asked.address()
         )
     };
-    let mut receiver = ground.spawn(asked, &receive(7168));
+    let mut receiver = ground.spawn(asked, "lm-bench", &receive(7168));
     receiver.await_text("ready").unwrap();
     let to = format!("--to {}:7169 --bind {}", asked.address(), asking.address());
     let flood = ground.run_with_key(asking, &format!("admission-flood {to} --seconds 0.2 --rate 5000"));
@@ -161,7 +161,12 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
         asking.address(),
         asked.address()
     );
-    let hop = ground.spawn(asking, &hop).finish().unwrap().json().unwrap();
+    let hop = ground
+        .spawn(asking, "lm-bench", &hop)
+        .finish()
+        .unwrap()
+        .json()
+        .unwrap();
     assert_eq!(
         (&hop["granted"], &hop["refused"]),
         (&10.into(), &0.into()),

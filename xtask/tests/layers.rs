@@ -27,7 +27,7 @@ enum Part {
     Port,
     /// AF_XDP, sockets, netlink.
     Kernel,
-    /// Steering, and what a card can do.
+    /// Interfaces, steering, and what a card can do: another crate.
     Cards,
     /// What all others stand on: rings, UMEM, who owns which part of it, bounds, what an application hears of messages.
     Memory,
@@ -38,7 +38,7 @@ enum Part {
 }
 
 /// In which part a file or a folder of `dataplane/src` is.
-const PARTS: [(Part, &[&str]); 11] = [
+const PARTS: [(Part, &[&str]); 10] = [
     (Face, &["config", "endpoint", "error", "idle"]),
     (Open, &["open", "open_daemon", "opening"]),
     (
@@ -83,10 +83,8 @@ const PARTS: [(Part, &[&str]); 11] = [
     (
         Kernel,
         &[
-            "interface",
             "kernel",
             "napi",
-            "netlink",
             "queue_poll",
             "ring_queue",
             "route",
@@ -94,7 +92,6 @@ const PARTS: [(Part, &[&str]); 11] = [
             "xsk",
         ],
     ),
-    (Cards, &["platform", "steering"]),
     (
         Memory,
         &[
@@ -113,6 +110,9 @@ const PARTS: [(Part, &[&str]); 11] = [
     ),
     (Beside, &["fuzzing", "lib", "simnic"]),
 ];
+
+/// The parts that are other crates. What these never name, the compiler knows.
+const CRATES: [(Part, &str); 2] = [(Gate, "lm_ebpf"), (Cards, "lm_cards")];
 
 /// The first never names the second.
 const NEVER: [(Part, Part); 16] = [
@@ -136,8 +136,8 @@ const NEVER: [(Part, Part); 16] = [
 
 /// The part of what the crate has under a name: of a module, of another crate, or of what the crate shows to applications.
 fn part_of(module: &str) -> Option<Part> {
-    if module == "lm_ebpf" {
-        return Some(Gate);
+    if let Some((part, _)) = CRATES.iter().find(|(_, name)| *name == module) {
+        return Some(*part);
     }
     if module.starts_with(|first: char| first.is_ascii_uppercase()) {
         return Some(Face);
@@ -153,7 +153,7 @@ fn code(text: &str) -> String {
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The modules of the crate that the code names as `crate::MODULE` or in `use crate::{…}`, and `lm_ebpf`.
+/// The modules of the crate that the code names as `crate::MODULE` or in `use crate::{…}`, and the other crates.
 fn named(code: &str) -> BTreeSet<String> {
     let word = |text: &str| -> String {
         let is_of_word = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
@@ -175,9 +175,11 @@ fn named(code: &str) -> BTreeSet<String> {
             }
         }
     }
-    if code.contains("lm_ebpf::") {
-        named.insert("lm_ebpf".to_owned());
-    }
+    let crates = CRATES.map(|(_, name)| name);
+    let others = crates
+        .into_iter()
+        .filter(|name| code.contains(&format!("{name}::")));
+    named.extend(others.map(str::to_owned));
     named.remove("");
     named
 }
@@ -238,7 +240,7 @@ fn nothing_breaks_a_rule_that_is_not_listed() {
 #[test]
 fn what_code_names_is_found() {
     let text = "//! [`crate::a`]\nuse crate::b::{C, D};\nuse crate::{e, f::{G, H}, i};\nfn x() { crate::j::k() } // crate::l\n\
-                use lm_ebpf::Log;\nmod tests {\nuse crate::m;\n}\n";
+                use lm_cards::G;\nuse lm_ebpf::Log;\nmod tests {\nuse crate::m;\n}\n";
     let found: Vec<String> = named(&code(text)).into_iter().collect();
-    assert_eq!(found, ["b", "e", "f", "i", "j", "lm_ebpf"]);
+    assert_eq!(found, ["b", "e", "f", "i", "j", "lm_cards", "lm_ebpf"]);
 }

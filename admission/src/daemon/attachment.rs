@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
 use lm_protocol::admission::{self, Action, ClusterKey, Limits, Local, Node, Outcome, Policy, Ticket};
 use lm_protocol::session::Permit;

@@ -5,7 +5,7 @@ use std::io;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as Netlink, SocketAddr};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_protocol::time::Time;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};

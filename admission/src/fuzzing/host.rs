@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_protocol::admission::ClusterKey;
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::thread::LinkNameSpaceType;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_ebpf::impair::split_mix;
+use lm_box::split_mix;
 use serde::Serialize;
 
 use super::host::Host;

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 /// Bytes before the payload: Ethernet 14, IPv4 20 (RFC 791), UDP 8 (RFC 768).
-pub(crate) const HEADER_LEN: usize = 14 + 20 + 8;
+pub const HEADER_LEN: usize = 14 + 20 + 8;
 /// The payload begins with a 64-bit sequence number.
 pub(super) const SEQUENCE_LEN: usize = 8;
 
@@ -33,17 +33,22 @@ impl FromStr for Mac {
 
 /// Both ends of a packet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ends {
-    pub(crate) source_mac: Mac,
-    pub(crate) destination_mac: Mac,
-    pub(crate) source: Ipv4Addr,
-    pub(crate) destination: Ipv4Addr,
-    pub(crate) port: u16,
+pub struct Ends {
+    /// The sender's Ethernet address.
+    pub source_mac: Mac,
+    /// The receiver's.
+    pub destination_mac: Mac,
+    /// The sender's IPv4 address.
+    pub source: Ipv4Addr,
+    /// The receiver's.
+    pub destination: Ipv4Addr,
+    /// UDP port of both.
+    pub port: u16,
 }
 
 impl Ends {
     /// Headers of a datagram with `payload_len` bytes; UDP checksum 0, which RFC 768 allows over IPv4.
-    pub(crate) fn headers(&self, payload_len: usize) -> [u8; HEADER_LEN] {
+    pub fn headers(&self, payload_len: usize) -> [u8; HEADER_LEN] {
         let udp_len = (payload_len + 8) as u16;
         let mut packet = [0; HEADER_LEN];
         packet[0..6].copy_from_slice(&self.destination_mac.0);

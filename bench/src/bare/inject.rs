@@ -1,6 +1,8 @@
-//! Sending packets made elsewhere, each through the queue it shall leave on: the last step of the impairment box.
+//! Sending packets made elsewhere, each through the queue it shall leave on: the last step of the impairment box ([`lm_box`]).
 
 use std::io;
+
+use lm_box::{Inject, LIMIT_MAX};
 
 use super::ifindex;
 use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Moved, Socket};
@@ -12,7 +14,7 @@ const BATCH: u32 = 32;
 
 /// One queue of an interface, for sending alone.
 #[derive(Debug)]
-pub(crate) struct Injector {
+pub struct Injector {
     socket: Socket,
     free: Vec<u64>,
     unfinished: u32,
@@ -21,16 +23,17 @@ pub(crate) struct Injector {
 
 /// A packet in the memory of an [`Injector`], not yet sent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stored {
+pub struct Stored {
     chunk: u64,
     len: u32,
 }
 
-impl Injector {
-    /// Most packets that one injector stores.
-    pub(crate) const CAPACITY: u32 = CHUNKS_EACH_WAY;
+const _: () = assert!(CHUNKS_EACH_WAY >= LIMIT_MAX);
 
-    pub(crate) fn open(interface: &str, queue: u32) -> io::Result<Injector> {
+impl Inject for Injector {
+    type Stored = Stored;
+
+    fn open(interface: &str, queue: u32) -> io::Result<Injector> {
         let first = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
         Ok(Injector {
             socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN, Moved::ByKernel)?,
@@ -42,8 +45,7 @@ impl Injector {
         })
     }
 
-    /// Copies a packet in; `None` when there is no room or the packet is too long.
-    pub(crate) fn store(&mut self, packet: &[u8]) -> Option<Stored> {
+    fn store(&mut self, packet: &[u8]) -> Option<Stored> {
         if packet.len() > CHUNK_LEN as usize {
             return None;
         }
@@ -55,8 +57,7 @@ impl Injector {
         })
     }
 
-    /// Hands a stored packet to the kernel; `false` when it has enough for now.
-    pub(crate) fn send(&mut self, packet: Stored) -> io::Result<bool> {
+    fn send(&mut self, packet: Stored) -> io::Result<bool> {
         if self.unfinished >= IN_FLIGHT {
             self.flush()?;
         }
@@ -79,8 +80,7 @@ impl Injector {
         Ok(true)
     }
 
-    /// Wakes the kernel where it is needed and takes finished packets back.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         if !self.socket.tx.is_drained() {
             self.socket.wake_tx()?;
         }
@@ -98,17 +98,4 @@ impl Injector {
             self.unfinished -= done;
         }
     }
-}
-
-/// Lets this thread run before ordinary ones, which may spin on every core there is. Without the privilege nothing changes:
-/// delays are then kept less well.
-pub(crate) fn take_precedence() {
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: a live sched_param; 0 means the calling thread.
-    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
-}
-
-/// The index of an interface, by name.
-pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
-    ifindex(name)
 }

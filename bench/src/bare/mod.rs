@@ -5,7 +5,6 @@
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
 
-mod flood;
 mod frame;
 mod inject;
 mod pace;
@@ -25,10 +24,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-pub use flood::{FloodArgs, FloodReport, Kind, flood};
-pub use frame::Mac;
-pub(crate) use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN};
-pub(crate) use inject::{Injector, Stored, interface_index, take_precedence};
+pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
+pub use inject::{Injector, Stored};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
 use socket::Moved;
@@ -180,8 +177,9 @@ pub struct ToArgs {
 }
 
 impl ToArgs {
-    fn ends(&self, port: u16) -> frame::Ends {
-        frame::Ends {
+    /// These ends, with this UDP port at both.
+    pub fn ends(&self, port: u16) -> Ends {
+        Ends {
             source_mac: self.from_mac,
             destination_mac: self.to_mac,
             source: self.from,

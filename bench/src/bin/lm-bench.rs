@@ -3,14 +3,12 @@
 
 use std::io;
 use std::process::ExitCode;
-use std::thread;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use lm_bench::cli::{self, Failure};
+use lm_bench::cli::{self, Failure, end_after, print, ready};
+use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, bind, impair, lm, log, overlay, page, peer};
-use serde::Serialize;
+use lm_bench::{admission, bare, lm, log, page, peer};
 
 /// Measures LM and what it is compared with
 ///
@@ -69,12 +67,6 @@ enum Program {
     LmPing(lm::PingArgs),
     /// LM: answer until ended
     LmPong(lm::PongArgs),
-    /// LM: send messages that are known from a seed
-    LmCheckSend(lm::CheckSendArgs),
-    /// LM: receive messages that are known from a seed, compare every byte, and tell of each what became of it
-    LmCheckRecv(lm::CheckReceiveArgs),
-    /// LM: send to and receive from all hosts of a cluster at once, and compare every byte; for `cargo xtask run --hosts`
-    LmExchange(lm::ExchangeArgs),
     /// Admission: ask a host's daemon for sessions, as a daemon does, and measure how long grants take
     AdmissionAsk(admission::AskArgs),
     /// Admission: receive nothing, so that a daemon has somebody to grant sessions for
@@ -91,16 +83,9 @@ enum Program {
     BarePing(bare::PingArgs),
     /// Bare AF_XDP: answer until ended
     BarePong(bare::PongArgs),
-    /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
-    Bind(bind::BindArgs),
-    /// Packets that no session knows, sent to where a stream's fragments land; for the checks of `cargo xtask test --vm`
-    #[command(hide = true)]
-    Flood(bare::FloodArgs),
-    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
-    Overlay(overlay::OverlayArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
-    Impair(impair::ImpairArgs),
+    Impair(lm_box::ImpairArgs),
 }
 
 fn main() -> ExitCode {
@@ -110,7 +95,7 @@ fn main() -> ExitCode {
     };
     log::start(arguments.verbose);
     if !arguments.program.has_bounds_of_its_own() {
-        end_after(arguments.time_limit);
+        end_after("lm-bench", arguments.time_limit);
     }
     match run(arguments.program) {
         Ok(()) => ExitCode::SUCCESS,
@@ -157,9 +142,6 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
         Program::LmPing(args) => print(&lm::ping(&args)?),
         Program::LmPong(args) => lm::pong(&args, ready)?,
-        Program::LmCheckSend(args) => print(&lm::check_send(&args)?),
-        Program::LmCheckRecv(args) => print(&lm::check_receive(&args, ready)?),
-        Program::LmExchange(args) => print(&lm::exchange(&args, ready)?),
         Program::AdmissionAsk(args) => print(&admission::ask(&args)?),
         Program::AdmissionReceive(args) => admission::receive(&args, ready)?,
         Program::AdmissionHop(args) => print(&admission::hop(&args)?),
@@ -168,35 +150,13 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
         Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
         Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
-        Program::Bind(args) => print(&bind::bind(&args)?),
-        Program::Flood(args) => print(&bare::flood(&args, ready)?),
-        Program::Overlay(args) => print(&overlay::overlay(&args)?),
         Program::Report(args) => page::report(&args)?,
-        Program::Impair(args) => print(&impair::impair(&args, ready)?),
+        Program::Impair(args) => {
+            let interrupt =
+                Interrupt::install().map_err(|error| Failure::new(format!("no signals: {error}")))?;
+            let report = lm_box::impair::<bare::Injector>(&args, ready, || interrupt.is_set());
+            print(&report.map_err(|error| Failure::new(cli::chain(&*error)))?);
+        }
     }
     Ok(())
-}
-
-fn ready() {
-    eprintln!("ready");
-}
-
-fn print(report: &impl Serialize) {
-    println!(
-        "{}",
-        serde_json::to_string(report).expect("a report is numbers and names")
-    );
-}
-
-/// A blocking `recv` has no time limit of its own, and giving it one would change what is measured.
-fn end_after(seconds: f64) {
-    let limit = Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0));
-    thread::spawn(move || {
-        thread::sleep(limit);
-        eprintln!(
-            "lm-bench: not finished after {} s (is the other side running?)",
-            limit.as_secs_f64()
-        );
-        std::process::exit(1);
-    });
 }

@@ -4,11 +4,7 @@
 //! message. The counterparts over kernel UDP ([`crate::peer`]) do exactly as much with the payload: a sequence number at
 //! its start, nothing else.
 
-mod check;
-mod exchange;
-mod hold;
 mod pingpong;
-mod plan;
 mod stream;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -20,11 +16,7 @@ use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStra
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
 
-pub use check::{CheckReceiveArgs, CheckReport, CheckSendArgs, check_receive, check_send};
-pub use exchange::{ExchangeArgs, ExchangeReport, exchange};
-pub use hold::HeldReport;
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
-pub use plan::PlanArgs;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 
 /// Send and landing memory that a program takes at least, and for how many messages of the length measured.
@@ -74,7 +66,11 @@ pub struct EndpointArgs {
 
 impl EndpointArgs {
     /// Opens an endpoint that sends or receives `messages` of `message_len` bytes at a time.
-    pub(crate) fn open(
+    ///
+    /// # Errors
+    ///
+    /// Why there is none, in one line.
+    pub fn open(
         &self,
         towards: Option<Ipv4Addr>,
         port: u16,
@@ -118,7 +114,11 @@ impl EndpointArgs {
 }
 
 /// Connects, with a session only where messages do not fit one packet.
-pub(crate) fn connect(
+///
+/// # Errors
+///
+/// Why not, in one line.
+pub fn connect(
     endpoint: &mut Endpoint,
     to: SocketAddrV4,
     options: &ConnectOptions,
@@ -136,7 +136,11 @@ pub(crate) fn connect(
 }
 
 /// What the measuring programs ask a receiver for: they measure what lands, and wait for it.
-fn session_options(message_len: u64, messages_in_flight: u32, delivery: DeliveryOption) -> ConnectOptions {
+pub fn session_options(
+    message_len: u64,
+    messages_in_flight: u32,
+    delivery: DeliveryOption,
+) -> ConnectOptions {
     ConnectOptions {
         max_message_len: message_len,
         messages_in_flight,

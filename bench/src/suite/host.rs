@@ -6,25 +6,28 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
+use lm_cards::ethtool::Ethtool;
 use lm_dataplane::napi::Napi;
 use serde::{Deserialize, Serialize};
 
-use super::end::offload;
 use super::schema::{Host, Link};
 use crate::cli::{Failure, chain};
 
 /// How long an interface may take to have its link again.
 pub(super) const LINK: Duration = Duration::from_secs(15);
 
-/// Offloads that a report tells, by `ethtool -k`'s names, with the commands that ask for them (`include/uapi/linux/ethtool.h`).
-const OFFLOADS: [(&str, u32); 5] = [
-    ("rx-checksumming", 0x14),
-    ("tx-checksumming", 0x16),
-    ("tcp-segmentation-offload", 0x1e),
-    ("generic-segmentation-offload", 0x23),
-    ("generic-receive-offload", 0x2b),
-];
+/// The offload that a report tells, by ethtool(8)'s name, which one of the kernel's features belongs to.
+fn offload_of(feature: &str) -> Option<&'static str> {
+    match feature {
+        "rx-checksum" => Some("rx-checksumming"),
+        "tx-generic-segmentation" => Some("generic-segmentation-offload"),
+        "rx-gro" => Some("generic-receive-offload"),
+        name if name.starts_with("tx-checksum-") => Some("tx-checksumming"),
+        name if name.starts_with("tx-tcp") => Some("tcp-segmentation-offload"),
+        _ => None,
+    }
+}
 
 /// One host's end of a link.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -56,12 +59,16 @@ impl LinkEnd {
             ))
         })?;
         let name = interface.name.clone();
-        let offloads = OFFLOADS
-            .iter()
-            .filter_map(|(title, command)| Some(((*title).to_owned(), offload(&name, *command)?)));
+        let features = Ethtool::open(interface.index).map(|card| card.features());
+        let mut offloads = BTreeMap::new();
+        for feature in features.ok().and_then(Result::ok).into_iter().flatten() {
+            if let Some(offload) = offload_of(&feature.name) {
+                *offloads.entry(offload.to_owned()).or_default() |= feature.on;
+            }
+        }
         let kind = interface.kind.clone().unwrap_or_default();
         Ok(LinkEnd {
-            offloads: offloads.collect(),
+            offloads,
             address,
             mac: interface.mac,
             mtu: interface.mtu,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::napi::Napi;
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;

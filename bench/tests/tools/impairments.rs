@@ -6,8 +6,7 @@ use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use lm_bench::impair::direction_seed;
-use lm_ebpf::impair::{Fate, Impairments};
+use lm_box::{Fate, Impairments, direction_seed};
 use rustix::process::Signal;
 use serde_json::Value;
 

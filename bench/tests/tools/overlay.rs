@@ -1,7 +1,7 @@
-//! `lm-bench overlay` on a veth pair, in copy mode: the memory is what geometry says after each packet, and what cannot be is refused.
+//! `lm-check overlay` on a veth pair, in copy mode: the memory is what geometry says after each packet, and what cannot be is refused.
 
 use crate::bed::{Bed, Ended, Host, Tool};
-use crate::measuring::{lm_bench, number};
+use crate::measuring::number;
 
 /// Both ends of a veth pair of its own, in the namespace between the hosts, where nobody else sends.
 fn bed() -> Option<Bed> {
@@ -17,8 +17,13 @@ fn bed() -> Option<Bed> {
 }
 
 fn overlay(bed: &Bed, arguments: &str) -> Ended {
-    let line = format!("overlay --from one --interface other {arguments}");
-    Tool::start(lm_bench(bed, Host::Box, &line)).end()
+    check(bed, &format!("overlay --from one --interface other {arguments}"))
+}
+
+fn check(bed: &Bed, line: &str) -> Ended {
+    let mut command = bed.command(Host::Box, env!("CARGO_BIN_EXE_lm-check"));
+    command.args(["--time-limit", "15"]).args(line.split_whitespace());
+    Tool::start(command).end()
 }
 
 #[test]
@@ -57,7 +62,6 @@ fn what_cannot_be_shown_is_refused() {
         assert!(ended.expect_code(code).stderr.contains(why), "{ended:?}");
     }
     bed.ip(Host::Box, "link set one down");
-    let line = "overlay --from none --interface other";
-    let ended = Tool::start(lm_bench(&bed, Host::Box, line)).end();
+    let ended = check(&bed, "overlay --from none --interface other");
     assert!(ended.expect_code(1).stderr.contains("none"), "{ended:?}");
 }

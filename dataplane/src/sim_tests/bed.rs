@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use lm_cards::{Probe, chunk_len_for};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -18,7 +19,7 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_FRAMES};
+use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, PREFIX_LEN_MAX, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
 use crate::config::{ConnectOptions, EndpointConfig};
 use crate::engine::{Engine, Fixed, OnTheWay};
@@ -28,7 +29,6 @@ use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::platform::{chunk_len_for, probe::Probe};
 use crate::port::{Device, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
@@ -238,7 +238,12 @@ impl Bed {
             let mut engine =
                 parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), None, entropy);
             if config.probing {
-                engine.footprint = Some(Probe::new("sim0", plan.chunk_len, plan.kept_frames));
+                engine.footprint = Some(Probe::new(
+                    "sim0",
+                    plan.chunk_len,
+                    plan.kept_frames,
+                    PREFIX_LEN_MAX,
+                ));
             }
             engine
         };

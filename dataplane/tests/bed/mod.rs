@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
-use lm_ebpf::impair::{Forwarder, Impairments};
+use lm_box::{Forwarder, Impairments};
+use lm_cards::Interface;
 
 /// Whether namespaces and XDP are to be had; prints why not. A skipped test is an error where `CI` is `true`.
 pub fn root() -> bool {

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::rc::Rc;
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::xsk::{BindMode, Rings, SharedRings, XdpStatistics, Xsk, XskConfig, XskOptions};
 

@@ -1,11 +1,11 @@
 //! Packets from one socket to the other, in every layout of rings and frames that fits a packet into one frame.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use crate::host::{Bed, End, Layout, losses};
 use crate::programs::Kind;
 use crate::traffic::{Item, PACKETS, SHORT, Wanted, exchange, run, stream};
+use lm_cards::ethtool::{Ethtool, EthtoolError};
 use lm_dataplane::xsk::XdpStatistics;
 
 in_both_modes!(
@@ -87,31 +87,14 @@ fn unaligned(bed: &Bed) {
     );
 }
 
-/// Asks for the lengths of the device's own rings (`ETHTOOL_GRINGPARAM`).
-fn hardware_rings(bed: &Bed) -> io::Result<[u32; 8]> {
-    let (namespace, device) = bed.namespace(End::A);
-    namespace.run(|| {
-        let mut parameters = [0_u32; 9]; // struct ethtool_ringparam: the command and eight lengths
-        parameters[0] = 0x10;
-        // SAFETY: an ifreq is integers, arrays of them and pointers; all zero is a valid one.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_data = parameters.as_mut_ptr().cast();
-        let socket: OwnedFd = std::net::UdpSocket::bind("127.0.0.1:0")?.into();
-        // SAFETY: the request names a device and points to a live, exclusive struct of the command's layout.
-        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &mut request) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(parameters[1..].try_into().expect("eight lengths"))
-    })
-}
-
 /// The kernel's case also sets the device's rings, which veth has no operation for.
 fn assert_no_hardware_rings(bed: &Bed) {
-    let refusal = hardware_rings(bed).expect_err("veth has no ring lengths");
-    assert_eq!(refusal.raw_os_error(), Some(libc::EOPNOTSUPP));
+    let (namespace, device) = bed.namespace(End::A);
+    let rings = namespace.run(|| Ethtool::named(device).expect("a socket").ring_lens());
+    assert!(
+        matches!(rings, Err(EthtoolError::Unsupported { .. })),
+        "{rings:?}"
+    );
 }
 
 /// Rings of 64 entries, one packet at a time, then all but one entry at once.

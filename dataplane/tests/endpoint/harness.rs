@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use lm_box::Impairments;
 use lm_dataplane::{
     Completion, ConnectOptions, Counters, Endpoint, EndpointConfig, LoanError, Message, Outcome, PeerId,
     RecvError, SendToken,
 };
-use lm_ebpf::impair::Impairments;
 
 use crate::bed::{Lossy, Namespace, Pair};
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::memory::{HugePages, Umem};
 use lm_dataplane::xsk::{BIND_PATIENCE, BindMode, Xsk, XskConfig};
 use lm_dataplane::{Endpoint, IdleStrategy, RecvError};

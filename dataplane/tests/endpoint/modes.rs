@@ -1,6 +1,6 @@
 //! Native, generic and zero-copy mode; devices with one queue; MTUs.
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::{ConnectError, EffectiveMode, Endpoint, EndpointConfig, ModeRequest, OpenError, PeerId};
 
 use crate::harness::{

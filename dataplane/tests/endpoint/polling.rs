@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::napi::{Deferral, Napi};
 use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
 

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::interface::Interface;
+use lm_cards::Interface;
 use lm_dataplane::{
     ConnectError, ConnectOptions, Endpoint, EndpointConfig, LoanError, Outcome, PeerId, RecvError,
 };

@@ -47,7 +47,7 @@ impl Daemons {
         }
         // The folder that programs are built in may be closed to other users. Copied by a process of its own: a program that another
         // thread starts meanwhile would keep a file that we write open, and nobody can run one that is being written (ETXTBSY).
-        let tools = ["lm-admissiond", "lm-bench", "lm-send", "lm-recv"];
+        let tools = ["lm-admissiond", "lm-bench", "lm-check", "lm-send", "lm-recv"];
         let copied = Command::new("cp")
             .args(tools.map(|tool| programs.path(tool)))
             .arg(folder)

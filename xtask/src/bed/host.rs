@@ -7,6 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use lm_cards::ethtool::Ethtool;
 use rustix::fs::{CWD, statfs};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
@@ -15,7 +16,7 @@ use rustix::mount::{
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::program::{Launch, Program};
-use super::{INTERFACE, ethtool, ip};
+use super::{INTERFACE, ip};
 
 /// Where `ip netns` keeps its namespaces.
 pub(super) const NAMESPACE_DIR: &str = "/run/netns";
@@ -119,7 +120,10 @@ impl Host {
     }
 
     pub(super) fn set_features_of(&self, interface: &str, wanted: &[(&str, bool)]) -> Result<()> {
-        self.enter(|| ethtool::set_features(interface, wanted))
+        self.enter(|| {
+            let set = card(interface)?.set_features(wanted);
+            set.with_context(|| format!("{interface}: {wanted:?}"))
+        })
     }
 
     /// Switches everything on or off that lets several packets travel as one through the stack (TSO, GSO, GRO…).
@@ -128,20 +132,17 @@ impl Host {
     }
 
     pub(super) fn switch_offloads_of(&self, interface: &str, on: bool) -> Result<()> {
-        self.enter(|| {
-            let features = ethtool::features(interface)?;
-            let wanted: Vec<(&str, bool)> = features
-                .iter()
-                .filter(|feature| feature.changeable && feature.joins_packets())
-                .map(|feature| (feature.name.as_str(), on))
-                .collect();
-            ethtool::set_features(interface, &wanted)
-        })
+        let features = self.enter(|| Ok(card(interface)?.features()?))?;
+        let joining = features
+            .iter()
+            .filter(|feature| feature.changeable && joins_packets(&feature.name));
+        let wanted: Vec<(&str, bool)> = joining.map(|feature| (feature.name.as_str(), on)).collect();
+        self.set_features_of(interface, &wanted)
     }
 
     /// Packets that came in on each receive queue of the veth interface while an XDP program was attached to it.
     pub fn queue_packets(&self) -> Result<Vec<u64>> {
-        let statistics = self.enter(|| ethtool::statistics(INTERFACE))?;
+        let statistics = self.enter(|| Ok(card(INTERFACE)?.statistics()?))?;
         // veth_get_strings in drivers/net/veth.c, by queue.
         let of_queues = statistics
             .into_iter()
@@ -156,6 +157,21 @@ impl Host {
             .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).contains("prog/xdp"))
     }
+}
+
+/// The card behind an interface of the calling thread's network namespace.
+fn card(interface: &str) -> Result<Ethtool> {
+    Ethtool::named(interface).with_context(|| format!("cannot ask for {interface}"))
+}
+
+/// Whether a feature of that name lets several packets cross the stack as one: segmentation on the way out, receive coalescing on the way
+/// in.
+pub fn joins_packets(name: &str) -> bool {
+    name.ends_with("-segmentation")
+        || name.starts_with("tx-gso-")
+        || name.starts_with("rx-gro")
+        || name == "rx-udp-gro-forwarding"
+        || name == "rx-lro"
 }
 
 /// A CPU mask as sysfs takes it: groups of 32 bits, hexadecimal, separated by commas.

@@ -20,7 +20,6 @@
 
 pub mod cluster;
 pub mod daemons;
-pub mod ethtool;
 pub mod host;
 pub mod ip;
 pub mod leftovers;

@@ -2,7 +2,7 @@
 //! gate, rings and sockets.
 //!
 //! ```text
-//!   lm-check-send ── lm0 ═══ impairment box ═══ lm0 ── lm-check-recv
+//!   lm-check send ── lm0 ═══ impairment box ═══ lm0 ── lm-check recv
 //!        │ fates, counters      │ counters              │ fates, faults, counters, gate
 //!        └──────────────────────┴───────────┬───────────┘
 //!                                         judge
@@ -222,39 +222,33 @@ fn one_core_each(bed: &Bed) -> Result<()> {
 
 fn run(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, total: &mut Total) -> Result<()> {
     let [sending, receiving] = two_cores();
-    let program = programs.path("lm-bench");
+    let program = programs.path("lm-check");
     let launch = |name: &str, core: usize| {
         Launch::new(&program)
             .args(plan.arguments(name, seed))
             .core(core)
             .time_limit(TIME_LIMIT)
     };
-    let running = bed.start_box(&program, &plan.impairments)?;
-    let mut receiver = bed.right().spawn(launch("lm-check-recv", receiving))?;
+    let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
+    let mut receiver = bed.right().spawn(launch("recv", receiving))?;
     receiver.await_text("ready")?;
     let patience = PATIENCE.as_secs().to_string();
     let to = bed.right().address().to_string();
-    let sender = launch("lm-check-send", sending).args([
-        "--to",
-        &to,
-        "--delivery",
-        plan.delivery,
-        "--patience",
-        &patience,
-    ]);
+    let sender =
+        launch("send", sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
     let sent = bed.left().spawn(sender)?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
     let forwarded = running.stop()?;
     let received = receiver.stop()?;
     ensure!(
         received.status.success(),
-        "lm-check-recv ended with {}: {}",
+        "lm-check recv ended with {}: {}",
         received.status,
         received.stderr.trim()
     );
-    let received = received.json().context("lm-check-recv")?;
+    let received = received.json().context("lm-check recv")?;
     let sent = match sent {
-        Ok(output) => output.json().context("lm-check-send")?,
+        Ok(output) => output.json().context("lm-check send")?,
         Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
     };
     let judged = judge(plan, &sent, &received, &forwarded, total);

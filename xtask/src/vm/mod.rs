@@ -62,7 +62,7 @@ EXAMPLES
   cargo xtask vm                                  whether the machine, its cards and the tools work
   cargo xtask test --vm                           everything about zero-copy mode
   cargo xtask vm --devices igb transfer           one check on one kind of device
-  cargo xtask vm --run 'lm-bench bind -i eth0'    a command line in the guest
+  cargo xtask vm --run 'lm-check bind -i eth0'    a command line in the guest
   cargo xtask vm --with target/…/my_test --run '/tests/my_test'
 
 A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]

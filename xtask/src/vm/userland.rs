@@ -15,7 +15,7 @@ use crate::workspace::{cargo, run, target_dir};
 
 /// Crates whose programs are in the guest.
 const PACKAGES: [&str; 2] = ["lm-bench", "xtask"];
-const PROGRAMS: [&str; 4] = ["lm-bench", "lm-recv", "lm-send", "xtask"];
+const PROGRAMS: [&str; 5] = ["lm-bench", "lm-check", "lm-recv", "lm-send", "xtask"];
 /// Debian's programs, which are linked with Debian's libraries.
 const TOOLS: [(&str, &str); 3] = [("ip", "usr/sbin"), ("tc", "usr/sbin"), ("ethtool", "usr/sbin")];
 /// Where those and their libraries lie in the guest: its `/lib` has this machine's, which ours are linked with.

@@ -24,7 +24,6 @@ use serde::{Deserialize, Serialize};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::Meter;
-pub(crate) use sys::offload;
 
 use crate::cli::{Failure, Mode};
 

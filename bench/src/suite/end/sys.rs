@@ -220,28 +220,3 @@ pub(super) fn send_zerocopy(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
     };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
-
-/// Whether an interface has an offload that `ethtool` asks for by `command` (`ETHTOOL_G*` of `include/uapi/linux/ethtool.h`, those with a
-/// `struct ethtool_value`); `None` where the driver does not say.
-pub(crate) fn offload(interface: &str, command: u32) -> Option<bool> {
-    #[repr(C)]
-    struct Value {
-        command: u32,
-        data: u32,
-    }
-    let socket = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    let mut value = Value { command, data: 0 };
-    // SAFETY: all zeroes are a legal `ifreq`.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    // The last byte stays 0: the name's end.
-    for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1]
-        .iter_mut()
-        .zip(interface.bytes())
-    {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_data = ptr::from_mut(&mut value).cast();
-    // SAFETY: the request names an interface and points at a live `ethtool_value`, which is what these commands read and write.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &mut request) };
-    (result == 0).then_some(value.data != 0)
-}

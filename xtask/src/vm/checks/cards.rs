@@ -44,11 +44,11 @@ pub(super) fn bind_zerocopy(_plan: &Plan, device: Option<Device>) -> Result<Valu
     let mut reports = Vec::new();
     for host in [bed.left(), bed.right()] {
         let program =
-            Launch::new("/bin/lm-bench").args(["bind", "--interface", INTERFACE, "--mode", "zero-copy"]);
-        let report = host.spawn(program)?.finish()?.json().context("lm-bench bind")?;
+            Launch::new("/bin/lm-check").args(["bind", "--interface", INTERFACE, "--mode", "zero-copy"]);
+        let report = host.spawn(program)?.finish()?.json().context("lm-check bind")?;
         let queues = report["queues"]
             .as_array()
-            .context("lm-bench bind names no queues")?;
+            .context("lm-check bind names no queues")?;
         ensure!(!queues.is_empty(), "{INTERFACE} has no queues");
         for queue in queues {
             ensure!(

@@ -237,7 +237,7 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let (_, control) = copies_counted(|| transfer::transfer(plan, device))?;
     let packets = report["packets"]
         .as_u64()
-        .context("packets of lm-bench overlay")?;
+        .context("packets of lm-check overlay")?;
     judge(&landed, &control, packets)?;
     Ok(json!({"packets": packets, "attempts": attempt, "zero_copy": landed, "copying": control}))
 }

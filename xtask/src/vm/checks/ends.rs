@@ -153,9 +153,9 @@ pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// A receiver, a sender and a message between them.
 fn one_message(pair: &Pair, seed: u64) -> Result<()> {
     let plan = format!("--seed {seed} --lens 100000 --messages 1 --in-flight 1");
-    let receiver = pair.receiving(&format!("lm-bench lm-check-recv {plan}"));
+    let receiver = pair.receiving(&format!("lm-check recv {plan}"));
     let receiver = pair.start_receiver(receiver, "ready")?;
-    let sender = pair.sending(&format!("lm-bench lm-check-send {plan}"));
+    let sender = pair.sending(&format!("lm-check send {plan}"));
     let sent = pair.start_sender(sender)?.finish();
     let received = receiver.stop()?;
     let received = received.json().with_context(|| received.stderr.clone())?;
@@ -175,7 +175,7 @@ pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let mut notes = Vec::new();
     let rounds = if plan.short { 1 } else { 5 };
     for round in 0..rounds {
-        let receiver = pair.receiving("lm-bench lm-check-recv --lens 100000 --messages 1");
+        let receiver = pair.receiving("lm-check recv --lens 100000 --messages 1");
         kill(pair.start_receiver(receiver, "ready")?).context("the receiver")?;
         notes = steering_notes();
         ensure!(

@@ -1,6 +1,6 @@
 //! The check `overlay`: what a landing zone's memory holds before, after each packet, and at the end, on the driver's zero-copy path.
 //!
-//! `lm-bench overlay` receives a message packet by packet, and fails where a byte of its memory is not what geometry says.
+//! `lm-check overlay` receives a message packet by packet, and fails where a byte of its memory is not what geometry says.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -30,11 +30,11 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Runs `lm-bench overlay` from the first to the second card.
+    /// Runs `lm-check overlay` from the first to the second card.
     pub(super) fn overlay(&self) -> Result<Value> {
         let [from, to] = &self.0;
-        let program = Launch::new("/bin/lm-bench").args(["overlay", "--from", from, "--interface", to]);
-        program.spawn()?.finish()?.json().context("lm-bench overlay")
+        let program = Launch::new("/bin/lm-check").args(["overlay", "--from", from, "--interface", to]);
+        program.spawn()?.finish()?.json().context("lm-check overlay")
     }
 }
 

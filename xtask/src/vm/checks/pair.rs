@@ -169,7 +169,10 @@ pub(super) fn launch(line: &str, mode: Mode) -> Launch {
     let program = words.next().unwrap_or_default();
     let idle = ["--idle", "default"];
     // lm-recv and lm-send have no such option: it is their way.
-    let idle = if program == "lm-bench" { &idle[..] } else { &[] };
+    let idle = match program {
+        "lm-recv" | "lm-send" => &[],
+        _ => &idle[..],
+    };
     Launch::new(format!("/bin/{program}"))
         .args(words)
         .args(["--interface", INTERFACE, "--mode", mode.option()])

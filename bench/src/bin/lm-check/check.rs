@@ -1,0 +1,410 @@
+//! A stream whose every byte both sides know from a seed: the receiver compares each message with what must have been sent.
+//!
+//! Lengths and contents are functions of the seed and the message's number, so nothing but LM itself passes between the two
+//! programs, and neither has to trust the other's report. What became of each message is one letter in a text, the n-th
+//! letter for message n; who started both programs compares the texts. The sender's letters:
+//!
+//! | `d` | `i` | `e` | `t` | `?` |
+//! |---|---|---|---|---|
+//! | confirmed whole | reported incomplete | the session ended | no confirmation in time | no completion at all |
+//!
+//! and the receiver's:
+//!
+//! | `w` | `p` | `i` | `-` |
+//! |---|---|---|---|
+//! | delivered whole | delivered in part, with a map | reported incomplete | nothing was heard of it |
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use lm_dataplane::{
+    ConnectError, ConnectOptions, Counters, Endpoint, LoanError, Message, Outcome, PeerId, RecvError,
+    SendError,
+};
+use lm_protocol::geometry::Wire;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::hold::{Held, HeldReport};
+use crate::plan::PlanArgs;
+use lm_bench::cli::{DeliveryOption, Failure, IntegrityOption, chain};
+use lm_bench::link;
+use lm_bench::lm::{EndpointArgs, connect, session_options};
+use lm_bench::signals::Interrupt;
+use lm_bench::size::ByteSize;
+
+/// Sessions that a sender asks for before it gives up what is left.
+const SESSIONS_MAX: u32 = 20;
+/// How long the receiver goes on after it was told to end, at least, since its last message.
+const QUIET: Duration = Duration::from_millis(50);
+/// How long either side sleeps at most.
+const IDLE_MAX: Duration = Duration::from_millis(1);
+
+/// Arguments of `lm-check send`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckSendArgs {
+    /// The receiving endpoint
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) to: String,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub(crate) endpoint: EndpointArgs,
+    /// What to send
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// Messages that may be unconfirmed
+    #[arg(long, default_value_t = 16)]
+    pub(crate) in_flight: u32,
+    /// What becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    pub(crate) delivery: DeliveryOption,
+    /// Send plain IP fragments, always unreliably
+    #[arg(long)]
+    pub(crate) ipfrag: bool,
+    /// Seconds that everything may take, until each message is confirmed or reported
+    #[arg(long, default_value_t = 20.0)]
+    pub(crate) patience: f64,
+}
+
+impl CheckSendArgs {
+    /// What to ask the receiver for.
+    fn session_options(&self) -> ConnectOptions {
+        ConnectOptions {
+            wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
+            ..session_options(self.plan.longest(), self.in_flight, self.delivery)
+        }
+    }
+}
+
+/// Arguments of `lm-check recv`. It ends with Ctrl-C or SIGTERM.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckReceiveArgs {
+    /// UDP port for data; control has the next one
+    #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
+    pub(crate) port: u16,
+    /// Options of the endpoint
+    #[command(flatten)]
+    pub(crate) endpoint: EndpointArgs,
+    /// What to expect
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// Messages to have landing memory for
+    #[arg(long, default_value_t = 32)]
+    pub(crate) in_flight: u32,
+    /// Bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub(crate) hold: ByteSize,
+}
+
+/// What `lm-check send` and `lm-check recv` print.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckReport {
+    /// Name of the program.
+    pub(crate) program: &'static str,
+    /// A letter for each message, see the table in this module's head.
+    pub(crate) fates: String,
+    /// The receiver's: what was wrong with messages that it was given. Must be empty.
+    pub(crate) faults: Vec<String>,
+    /// The sender's: sessions that it asked for.
+    pub(crate) sessions: u32,
+    /// The receiver's: messages that were kept after their delivery.
+    pub(crate) held: HeldReport,
+    /// By the program's own clock.
+    pub(crate) seconds: f64,
+    /// Mode in effect.
+    pub(crate) mode: &'static str,
+    /// Everything that the endpoint counted, by name.
+    pub(crate) counters: Map<String, Value>,
+    /// What was dropped and why, by name; reasons that did not occur are left out.
+    pub(crate) drops: Map<String, Value>,
+    /// Packets by the gate's verdict.
+    pub(crate) gate: Map<String, Value>,
+}
+
+impl CheckReport {
+    fn new(program: &'static str, endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
+        let counters = endpoint.counters();
+        let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
+            pairs
+                .map(|(name, count)| (name.to_owned(), count.into()))
+                .collect()
+        };
+        CheckReport {
+            program,
+            fates: fates.iter().map(|&fate| char::from(fate)).collect(),
+            faults: Vec::new(),
+            sessions: 0,
+            held: HeldReport::default(),
+            seconds: started.elapsed().as_secs_f64(),
+            mode: endpoint.mode().as_str(),
+            counters: object(&mut counted(&counters).into_iter()),
+            drops: object(&mut counters.drops().filter(|(_, count)| *count > 0)),
+            gate: object(&mut endpoint.gate_counters().into_iter()),
+        }
+    }
+}
+
+/// The counters that the balance of packets and messages needs.
+fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
+    [
+        ("messages_sent", counters.messages_sent),
+        ("messages_failed", counters.messages_failed),
+        ("messages_received", counters.messages_received),
+        ("messages_incomplete", counters.messages_incomplete),
+        ("data_packets_sent", counters.data_packets_sent),
+        ("fragments_resent", counters.fragments_resent),
+        ("fragments_requested", counters.fragments_requested),
+        ("eager_resent", counters.eager_resent),
+        ("landing_packets", counters.landing_packets),
+        ("general_packets", counters.general_packets),
+        ("one_copy_packets", counters.one_copy_packets),
+        ("control_packets", counters.control_packets),
+        ("packets_used", counters.packets_used),
+        ("challenged", counters.challenged),
+        ("fragments_delivered", counters.fragments_delivered),
+        ("sessions_granted", counters.sessions_granted),
+        ("missing_bytes", counters.missing_bytes),
+    ]
+}
+
+/// Runs `lm-check send`.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened, the receiver not be reached, or messages are still open when the time
+/// is over.
+pub(crate) fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
+    let to = link::resolve(&args.to)?;
+    let longest = args.plan.longest();
+    let mut endpoint = args.endpoint.open(
+        Some(*to.ip()),
+        0,
+        longest,
+        2 * args.in_flight,
+        IntegrityOption::Manifest,
+    )?;
+    let started = Instant::now();
+    let options = args.session_options();
+    let peer = connect(&mut endpoint, to, &options)?;
+    // Whoever wants to aim at the fragments of this stream reads it here.
+    let port = endpoint
+        .landing_port(peer)
+        .unwrap_or_else(|| endpoint.local().port());
+    eprintln!("fragments leave from port {port}");
+    let mut sender = Sender {
+        endpoint,
+        args,
+        to,
+        peer,
+        sessions: 1,
+        deadline: started + Duration::from_secs_f64(args.patience.clamp(0.0, 86_400.0)),
+        fates: vec![b'?'; args.plan.messages as usize],
+        open: 0,
+    };
+    for number in 0..args.plan.messages {
+        sender.send(number)?;
+    }
+    while sender.open > 0 {
+        sender.pass_time()?;
+    }
+    Ok(CheckReport {
+        sessions: sender.sessions,
+        ..CheckReport::new("send", &sender.endpoint, &sender.fates, started)
+    })
+}
+
+struct Sender<'a> {
+    endpoint: Endpoint,
+    args: &'a CheckSendArgs,
+    to: std::net::SocketAddrV4,
+    peer: PeerId,
+    sessions: u32,
+    deadline: Instant,
+    fates: Vec<u8>,
+    /// Messages handed over without a completion.
+    open: u64,
+}
+
+impl Sender<'_> {
+    fn send(&mut self, number: u32) -> Result<(), Failure> {
+        let len = self.args.plan.len(number);
+        let mut region = loop {
+            match self.endpoint.loan(self.peer, len) {
+                Ok(region) => break region,
+                Err(LoanError::WouldBlock) => self.pass_time()?,
+                Err(LoanError::NoSession) => self.ask_again()?,
+                Err(error) => return Err(Failure::new(chain(&error))),
+            }
+        };
+        let mut offset = 0;
+        for payload in region.payloads_mut() {
+            self.args.plan.fill(number, offset, payload);
+            offset += payload.len() as u64;
+        }
+        loop {
+            match self.endpoint.try_send(region, number.into()) {
+                Ok(_) => {
+                    self.open += 1;
+                    return Ok(());
+                }
+                Err(back) => match back.reason {
+                    SendError::WouldBlock => {
+                        region = back.region;
+                        self.pass_time()?;
+                    }
+                    // It ended between loan and send.
+                    SendError::NoSession => {
+                        drop(back.region);
+                        self.ask_again()?;
+                        return self.send(number);
+                    }
+                    error => return Err(Failure::new(chain(&error))),
+                },
+            }
+        }
+    }
+
+    /// One round, and what it brought.
+    fn pass_time(&mut self) -> Result<(), Failure> {
+        if self.endpoint.poll() == 0 {
+            self.endpoint.wait(IDLE_MAX);
+        }
+        self.take_completions();
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "{} messages are neither confirmed nor reported after {} s: {}",
+            self.open,
+            self.args.patience,
+            String::from_utf8_lossy(&self.fates)
+        )))
+    }
+
+    fn take_completions(&mut self) {
+        while let Some(completion) = self.endpoint.try_completion() {
+            self.open = self.open.saturating_sub(1);
+            if let Some(fate) = self.fates.get_mut(completion.tag as usize) {
+                *fate = match completion.outcome {
+                    Outcome::Delivered => b'd',
+                    Outcome::Incomplete { .. } => b'i',
+                    Outcome::SessionEnded => b'e',
+                    _ => b't',
+                };
+            }
+        }
+    }
+
+    /// The session has ended before its time: another one.
+    fn ask_again(&mut self) -> Result<(), Failure> {
+        self.take_completions();
+        if self.sessions == SESSIONS_MAX {
+            return Err(Failure::new(format!("{SESSIONS_MAX} sessions ended early")));
+        }
+        self.sessions += 1;
+        let options = self.args.session_options();
+        match self.endpoint.open_session(self.peer, &options) {
+            // The entry of a peer that was silent for long may have been given to another.
+            Err(ConnectError::UnknownPeer) => {
+                let peer = self.endpoint.connect(self.to, &options);
+                self.peer = peer.map_err(|error| Failure::new(chain(&error)))?;
+                Ok(())
+            }
+            result => result.map_err(|error| Failure::new(chain(&error))),
+        }
+    }
+}
+
+/// Runs `lm-check recv` until it is told to end.
+///
+/// # Errors
+///
+/// A one-line reason when the endpoint cannot be opened or the interface goes away.
+pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
+    let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
+    let longest = args.plan.longest();
+    let kept = args.hold.bytes().div_ceil(longest);
+    let mut endpoint = args.endpoint.open(
+        None,
+        args.port,
+        longest,
+        args.in_flight
+            .saturating_add(u32::try_from(kept).unwrap_or(u32::MAX)),
+        IntegrityOption::default(),
+    )?;
+    ready();
+    let started = Instant::now();
+    let mut fates = vec![b'-'; args.plan.messages as usize];
+    let mut faults = Vec::new();
+    let mut heard = Instant::now();
+    let mut held = Held::new(args.hold.bytes());
+    loop {
+        match endpoint.try_recv() {
+            Ok(Some(message)) => {
+                heard = Instant::now();
+                faults.extend(check(&args.plan, &message, &mut fates).err());
+                faults.extend(held.keep(message).err());
+            }
+            Ok(None) if interrupt.is_set() && heard.elapsed() > QUIET => break,
+            Ok(None) => match held.look() {
+                Ok(true) => {}
+                Ok(false) => endpoint.wait(IDLE_MAX),
+                Err(fault) => faults.push(fault),
+            },
+            Err(RecvError::Incomplete { tag, .. }) => {
+                heard = Instant::now();
+                match fates.get_mut(tag as usize) {
+                    Some(fate @ b'-') => *fate = b'i',
+                    Some(fate) => faults.push(format!(
+                        "message {tag} was reported incomplete after it was {:?}",
+                        char::from(*fate)
+                    )),
+                    None => faults.push(format!("message {tag} was reported incomplete and never sent")),
+                }
+            }
+            Err(error) => return Err(Failure::new(chain(&error))),
+        }
+    }
+    faults.extend(held.look_at_all().err());
+    Ok(CheckReport {
+        faults,
+        held: held.report(),
+        ..CheckReport::new("recv", &endpoint, &fates, started)
+    })
+}
+
+/// The message is what must have been sent, with zeros where its map has gaps.
+fn check(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
+    let tag = message.tag();
+    let Some(fate) = fates.get_mut(tag as usize) else {
+        return Err(format!("message {tag} was delivered and never sent"));
+    };
+    let number = tag as u32;
+    if *fate != b'-' {
+        return Err(format!(
+            "message {number} was delivered after it was {:?}",
+            char::from(*fate)
+        ));
+    }
+    let missing = message.missing();
+    *fate = if missing.is_empty() { b'w' } else { b'p' };
+    let len = plan.len(number);
+    if message.len() as u64 != len {
+        return Err(format!(
+            "message {number} has {} bytes instead of {len}",
+            message.len()
+        ));
+    }
+    let mut expected = vec![0; message.len()];
+    plan.fill(number, 0, &mut expected);
+    for range in missing {
+        let Some(gap) = expected.get_mut(range.start as usize..range.end as usize) else {
+            return Err(format!("message {number} of {len} bytes lacks bytes {range:?}"));
+        };
+        gap.fill(0);
+    }
+    match message.iter().zip(&expected).position(|(got, sent)| got != sent) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} of {len} of message {number} is wrong")),
+    }
+}

@@ -1,0 +1,75 @@
+//! `lm-check`: what `cargo xtask` starts in beds and guests to see that LM keeps its promises, one subcommand each. Each prints one JSON
+//! object on standard output when it ends; receiving programs say `ready` on standard error once a sender may start. It is not shipped.
+#![deny(unsafe_code)]
+
+mod bind;
+mod check;
+mod exchange;
+mod flood;
+mod hold;
+mod overlay;
+mod plan;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lm_bench::cli::{self, Failure, end_after, print, ready};
+use lm_bench::log;
+
+/// Checks LM on beds and in guests; cargo xtask starts it
+#[derive(Parser)]
+#[command(name = "lm-check", version)]
+struct Arguments {
+    /// Seconds after which a program that has not ended ends with an error
+    #[arg(long, global = true, default_value_t = 60.0)]
+    time_limit: f64,
+    /// Say more on standard error; -vv still more. RUST_LOG goes before
+    #[arg(long, short = 'v', global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    program: Program,
+}
+
+#[derive(Subcommand)]
+enum Program {
+    /// Send messages that are known from a seed
+    Send(check::CheckSendArgs),
+    /// Receive messages that are known from a seed, compare every byte, and tell of each what became of it
+    Recv(check::CheckReceiveArgs),
+    /// Send to and receive from all hosts of a cluster at once, and compare every byte
+    Exchange(exchange::ExchangeArgs),
+    /// Send packets that no session knows to where a stream's fragments land
+    Flood(flood::FloodArgs),
+    /// Bind an AF_XDP socket to each queue of an interface, and tell which of them is in zero-copy mode
+    Bind(bind::BindArgs),
+    /// Send one message from one interface to another, packet by packet, and tell what each byte of the receiving memory is
+    Overlay(overlay::OverlayArgs),
+}
+
+fn main() -> ExitCode {
+    let arguments = match cli::parse::<Arguments>("lm-check", std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    log::start(arguments.verbose);
+    end_after("lm-check", arguments.time_limit);
+    match run(&arguments.program) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            cli::complain("lm-check", &failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(program: &Program) -> Result<(), Failure> {
+    match program {
+        Program::Send(args) => print(&check::check_send(args)?),
+        Program::Recv(args) => print(&check::check_receive(args, ready)?),
+        Program::Exchange(args) => print(&exchange::exchange(args, ready)?),
+        Program::Flood(args) => print(&flood::flood(args, ready)?),
+        Program::Bind(args) => print(&bind::bind(args)?),
+        Program::Overlay(args) => print(&overlay::overlay(args)?),
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The two ends of the link: sockets, gates, and one packet at a time from one to the other.
+
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use lm_cards::Interface;
+use lm_cards::ethtool::{Ethtool, EthtoolError};
+use lm_dataplane::memory::{HugePages, Umem};
+use lm_dataplane::ring::Descriptor;
+use lm_dataplane::xsk::{Rings, Xsk, XskConfig};
+use lm_ebpf::{AttachMode, Gate, GateConfig, Role};
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::ethernet::MacAddr;
+
+use super::OverlayArgs;
+use crate::bind::Demand;
+use lm_bench::cli::{Failure, chain};
+
+/// Length of a chunk in bytes: the one that every driver takes, igb too.
+pub(crate) const CHUNK_LEN: u32 = 4096;
+/// Memory that each socket registers, in bytes: one huge page, so that no chunk crosses a page's end.
+pub(crate) const MEMORY_LEN: u64 = 2 << 20;
+/// Entries of each ring.
+const RING_LEN: u32 = 512;
+/// A card negotiates its link anew when a program is attached.
+const LINK_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a packet may be on its way.
+const PACKET_PATIENCE: Duration = Duration::from_secs(5);
+/// Addresses set aside for measurements between networks (RFC 2544). Nobody asks for them here.
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];
+const PORT: u16 = 7168;
+
+/// A socket in its memory.
+pub(crate) struct End {
+    // Before the memory: the kernel lets go of it first.
+    pub(crate) xsk: Xsk,
+    rings: Rings,
+    pub(crate) umem: Umem,
+    _gate: Gate,
+}
+
+impl End {
+    /// How often the driver found the fill ring empty.
+    fn looks_in_vain(&self) -> Result<u64, Failure> {
+        let statistics = self.xsk.statistics();
+        statistics
+            .map(|statistics| statistics.rx_fill_ring_empty)
+            .map_err(|error| Failure::new(chain(&error)))
+    }
+
+    fn until(&self, what_not: &str, mut is_so: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+        let deadline = Instant::now() + PACKET_PATIENCE;
+        while !is_so()? {
+            if Instant::now() >= deadline {
+                return Err(Failure::new(format!(
+                    "the driver {what_not} within {} s",
+                    PACKET_PATIENCE.as_secs()
+                )));
+            }
+            sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}
+
+/// Both ends.
+pub(crate) struct Link {
+    pub(crate) sender: End,
+    pub(crate) receiver: End,
+    pub(crate) addressing: Addressing,
+    pub(crate) driver: Option<String>,
+    pub(crate) queue: u32,
+    /// Entries were posted, perhaps not yet taken by the driver.
+    untaken: bool,
+    /// Packets received so far.
+    pub(crate) received: u64,
+    _steered: Option<Steered>,
+}
+
+impl Link {
+    pub(crate) fn open(args: &OverlayArgs) -> Result<Link, Failure> {
+        let [from, to] = [&args.from, &args.interface]
+            .map(|name| Interface::by_name(name).map_err(|error| Failure::new(chain(&error))));
+        let (from, to) = (from?, to?);
+        let queue = args.queue.unwrap_or_else(|| to.rx_queues.saturating_sub(1));
+        // Both first: a card is set up anew for its program.
+        let sending_gate = gate(&from, queue)?;
+        let mut receiving_gate = gate(&to, queue)?;
+        await_link(&from)?;
+        await_link(&to)?;
+        let sender = socket(&from, queue.min(from.tx_queues.saturating_sub(1)), args.mode)?;
+        let receiver = socket(&to, queue, args.mode)?;
+        receiving_gate
+            .register_xsk(queue, receiver.0.as_fd())
+            .and_then(|()| receiving_gate.set_role(queue, Role::LandingZeroCopy))
+            .map_err(|error| Failure::new(chain(&error)))?;
+        // Last: attaching a program may change the number of queues, and the table with it.
+        let steered = Steered::to(&to, queue)?;
+        let end = |(xsk, rings, umem), gate| End {
+            xsk,
+            rings,
+            umem,
+            _gate: gate,
+        };
+        let receiver = end(receiver, receiving_gate);
+        if receiver.xsk.zero_copy() {
+            // From here on the flag tells what became of entries.
+            let has_looked = || Ok(receiver.rings.fill.needs_wakeup());
+            receiver.until("does not look for entries", has_looked)?;
+        }
+        Ok(Link {
+            sender: end(sender, sending_gate),
+            receiver,
+            addressing: Addressing {
+                src_mac: MacAddr(from.mac),
+                dst_mac: MacAddr(to.mac),
+                vlan: None,
+                src_ip: ADDRESSES[0],
+                dst_ip: ADDRESSES[1],
+                src_port: PORT,
+                dst_port: PORT,
+            },
+            driver: to.driver,
+            queue,
+            untaken: false,
+            received: 0,
+            _steered: steered,
+        })
+    }
+
+    /// Posts one entry at the receiver.
+    pub(crate) fn post(&mut self, entry: u64) {
+        let fill = &mut self.receiver.rings.fill;
+        assert!(fill.free(1) > 0, "the fill ring holds more than is ever posted");
+        fill.write(0, entry);
+        fill.submit(1);
+        self.untaken = true;
+    }
+
+    /// Waits until the driver has taken what is posted: in zero-copy mode a packet that comes before is lost.
+    ///
+    /// The fill ring's consumer index does not tell, it moves with the next packet (`xsk_flush` of net/xdp/xsk.c). Some drivers say
+    /// that they need no wake-up any more (virtio-net); others always want to fill their whole ring (igb), and that they looked
+    /// for more and found nothing is counted: once perhaps by a look that began before the entry was there, so twice is enough.
+    fn await_taken(&mut self) -> Result<(), Failure> {
+        let untaken = std::mem::take(&mut self.untaken);
+        if !untaken || !self.receiver.xsk.zero_copy() {
+            return Ok(());
+        }
+        let before = self.receiver.looks_in_vain()?;
+        let receiver = &self.receiver;
+        receiver.until("takes no entries", || {
+            (receiver.xsk.wake_rx()).map_err(|error| Failure::new(chain(&error)))?;
+            Ok(!receiver.rings.fill.needs_wakeup() || receiver.looks_in_vain()? >= before + 2)
+        })
+    }
+
+    /// Sends one packet, the sender's bytes at `packet.0`, and waits until it lies at `start` in the receiver's memory.
+    pub(crate) fn pass(&mut self, packet: (u64, u32), start: u64) -> Result<(), Failure> {
+        self.await_taken()?;
+        let (address, len) = packet;
+        let tx = &mut self.sender.rings.tx;
+        assert!(tx.free(1) > 0, "one packet at a time");
+        tx.write(0, Descriptor::new(address, len));
+        tx.submit(1);
+        let deadline = Instant::now() + PACKET_PATIENCE;
+        let mut sent = false;
+        loop {
+            self.wake()?;
+            let End { rings, .. } = &mut self.sender;
+            if rings.completion.available(1) > 0 {
+                rings.completion.release(1);
+                sent = true;
+            }
+            if sent && self.receiver.rings.rx.available(1) > 0 {
+                break;
+            }
+            if Instant::now() >= deadline {
+                let what = if sent { "did not come" } else { "was not sent" };
+                let statistics = self.receiver.xsk.statistics();
+                return Err(Failure::new(format!(
+                    "a packet of {len} bytes {what} within {} s; are the interfaces connected, and does queue {} receive? \
+                     {statistics:?}",
+                    PACKET_PATIENCE.as_secs(),
+                    self.queue,
+                )));
+            }
+            sleep(Duration::from_micros(50));
+        }
+        let descriptor = self.receiver.rings.rx.read(0);
+        self.receiver.rings.rx.release(1);
+        self.received += 1;
+        if (descriptor.start(), descriptor.len) != (start, len) {
+            return Err(Failure::new(format!(
+                "{} bytes came to {} instead of {len} to {start}; nothing else may use the link meanwhile",
+                descriptor.len,
+                descriptor.start(),
+            )));
+        }
+        Ok(())
+    }
+
+    fn wake(&self) -> Result<(), Failure> {
+        let (sender, receiver) = (&self.sender, &self.receiver);
+        let tx = if sender.rings.tx.needs_wakeup() {
+            sender.xsk.wake_tx()
+        } else {
+            Ok(())
+        };
+        let rx = if receiver.rings.fill.needs_wakeup() {
+            receiver.xsk.wake_rx()
+        } else {
+            Ok(())
+        };
+        tx.and(rx).map_err(|error| Failure::new(chain(&error)))
+    }
+}
+
+fn gate(interface: &Interface, queue: u32) -> Result<Gate, Failure> {
+    let config = GateConfig {
+        landing_queues: vec![queue],
+        ..GateConfig::default()
+    };
+    Gate::attach(interface.index, &config, AttachMode::Native).map_err(|error| Failure::new(chain(&error)))
+}
+
+fn await_link(interface: &Interface) -> Result<(), Failure> {
+    let end = Instant::now() + LINK_PATIENCE;
+    loop {
+        let now = Interface::by_index(interface.index).map_err(|error| Failure::new(chain(&error)))?;
+        if now.up {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            return Err(Failure::new(format!(
+                "{} has no link; set it up (ip link set {} up) and connect it",
+                interface.name, interface.name
+            )));
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+fn socket(interface: &Interface, queue: u32, mode: Demand) -> Result<(Xsk, Rings, Umem), Failure> {
+    let pages = if mode == Demand::ZeroCopy {
+        HugePages::On
+    } else {
+        HugePages::Auto
+    };
+    let umem = Umem::new(MEMORY_LEN, pages).map_err(|error| {
+        Failure::new(format!(
+            "no memory in huge pages: {error}; reserve some (sysctl vm.nr_hugepages=8)"
+        ))
+    })?;
+    let (xsk, rings) = Xsk::open(&XskConfig {
+        interface_index: interface.index,
+        queue,
+        mapping: umem.mapping(),
+        registered_len: umem.len(),
+        chunk_len: CHUNK_LEN,
+        fill_len: RING_LEN,
+        completion_len: RING_LEN,
+        rx_len: RING_LEN,
+        tx_len: RING_LEN,
+        bind: mode.into(),
+        need_wakeup: true,
+    })
+    .map_err(|error| Failure::new(format!("{} queue {queue}: {}", interface.name, chain(&error))))?;
+    Ok((xsk, rings, umem))
+}
+
+/// A card whose packets all come to one queue, until this is dropped.
+struct Steered {
+    card: Ethtool,
+    table: Vec<u32>,
+    transform: u8,
+}
+
+impl Steered {
+    /// `None` where the driver has no table: on veth the sender's queue decides.
+    fn to(interface: &Interface, queue: u32) -> Result<Option<Steered>, Failure> {
+        let failure = |error: EthtoolError| Failure::new(chain(&error));
+        if interface.rx_queues < 2 {
+            return Ok(None);
+        }
+        let card = Ethtool::open(interface.index).map_err(|error| Failure::new(chain(&error)))?;
+        let rss = match card.rss() {
+            Ok(rss) => rss,
+            Err(EthtoolError::Unsupported { .. }) => return Ok(None),
+            Err(error) => return Err(failure(error)),
+        };
+        card.set_rss_table(&vec![queue; rss.table.len()], rss.transform)
+            .map_err(failure)?;
+        Ok(Some(Steered {
+            card,
+            table: rss.table,
+            transform: rss.transform,
+        }))
+    }
+}
+
+impl Drop for Steered {
+    fn drop(&mut self) {
+        // It may be gone, which is as well.
+        let _ = self.card.set_rss_table(&self.table, self.transform);
+    }
+}

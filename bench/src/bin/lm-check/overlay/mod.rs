@@ -1,0 +1,241 @@
+//! How a message comes to lie in one piece: what the memory of a landing zone holds before, after each packet, and at the end.
+//!
+//! Two interfaces of this machine that are connected with each other, by a cable or inside the machine: one sends, the other one's
+//! landing queue receives through the real gate into a real landing zone. Everything is as the data plane does it: geometry, windows
+//! in reverse order, headers in holes, the tail that is saved and put back (invariant I5). But one packet at a time: the next one is
+//! sent when the memory has been looked at. So each byte of the memory can be told for what it is (`picture::Picture`), and is compared with
+//! what geometry says (`picture::Prediction`). A byte anywhere in the registered memory that is not what it should be is an error.
+//!
+//! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
+//! [`lm_cards::footprint`]): virtio-net's prefix is part of the picture.
+
+mod ends;
+mod picture;
+mod probe;
+
+use clap::Args;
+use lm_dataplane::memory::PACKET_HEADROOM;
+use lm_protocol::geometry::{Geometry, Layout, LinkShape, Wire};
+use lm_protocol::window::{TailRule, WindowShape};
+use lm_protocol::zone::ZoneShape;
+use serde::Serialize;
+
+use crate::bind::Demand;
+use lm_bench::cli::{Failure, chain};
+use lm_bench::size::ByteSize;
+
+use ends::{CHUNK_LEN, Link, MEMORY_LEN};
+use picture::{Content, Picture, Prediction, Prefix};
+pub(crate) use probe::FootprintReport;
+
+/// Where the landing zone begins in the registered memory.
+const ZONE: u64 = 64 << 10;
+
+/// `lm-check overlay`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OverlayArgs {
+    /// Interface that receives
+    #[arg(long, short)]
+    pub(crate) interface: String,
+    /// Interface that sends, connected with the other one
+    #[arg(long)]
+    pub(crate) from: String,
+    /// Landing queue [default: the last one]
+    #[arg(long)]
+    pub(crate) queue: Option<u32>,
+    /// What to demand of the kernel
+    #[arg(long, value_enum, default_value_t = Demand::ZeroCopy)]
+    pub(crate) mode: Demand,
+    /// Bytes of the message: at most 8 fragments
+    #[arg(long, default_value = "11036")]
+    pub(crate) message_size: ByteSize,
+    /// Fragments of a window, a power of two
+    #[arg(long, default_value_t = 4)]
+    pub(crate) window: u32,
+}
+
+/// What `lm-check overlay` prints.
+#[derive(Debug, Serialize)]
+pub(crate) struct OverlayReport {
+    /// Name of the program.
+    pub(crate) program: &'static str,
+    /// Driver of the receiving interface, where it tells.
+    pub(crate) driver: Option<String>,
+    /// Landing queue.
+    pub(crate) queue: u32,
+    /// Whether the sending socket is in zero-copy mode (`XDP_OPTIONS`).
+    pub(crate) zero_copy_send: bool,
+    /// Whether the receiving socket is.
+    pub(crate) zero_copy_receive: bool,
+    /// Packets received in all, the probe's too.
+    pub(crate) packets: u64,
+    /// What the driver writes beside a packet.
+    pub(crate) footprint: FootprintReport,
+    /// Fragments of the message, in the order in which they came. After each every byte of the memory was what geometry says.
+    pub(crate) order: Vec<u32>,
+    /// Windows whose end was put back over the headers of the fragment behind it (I5).
+    pub(crate) tails_restored: u32,
+}
+
+/// Sends a message, one packet at a time, and tells what the memory holds after each.
+///
+/// # Errors
+///
+/// When an interface, the gate, a socket or memory cannot be had; a packet that does not come, or one of somebody else; a byte that
+/// is not what geometry says, and at the end one that is not the message's.
+pub(crate) fn overlay(args: &OverlayArgs) -> Result<OverlayReport, Failure> {
+    let geometry = geometry(args)?;
+    let windows = WindowShape::new(args.window).map_err(|error| Failure::usage(format!("{error}; try 4")))?;
+    let mut link = Link::open(args)?;
+    let footprint = probe::probe(&mut link)?;
+    let trace = Trace::new(&link, geometry, windows, &footprint)?;
+    let (order, tails_restored) = trace.run(&mut link)?;
+    Ok(OverlayReport {
+        program: "overlay",
+        driver: link.driver.clone(),
+        queue: link.queue,
+        zero_copy_send: link.sender.xsk.zero_copy(),
+        zero_copy_receive: link.receiver.xsk.zero_copy(),
+        packets: link.received,
+        footprint,
+        order,
+        tails_restored,
+    })
+}
+
+fn geometry(args: &OverlayArgs) -> Result<Geometry, Failure> {
+    let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).map_err(|error| Failure::new(chain(&error)))?;
+    let geometry = layout
+        .message(args.message_size.bytes())
+        .map_err(|error| Failure::usage(chain(&error)))?;
+    if geometry.fragment_count() > Content::MAX_FRAGMENTS {
+        return Err(Failure::usage(format!(
+            "a message of {} fragments cannot be shown; --message-size {} is the longest",
+            geometry.fragment_count(),
+            u64::from(Content::MAX_FRAGMENTS) * u64::from(layout.payload_len())
+        )));
+    }
+    Ok(geometry)
+}
+
+/// One message on its way.
+struct Trace {
+    geometry: Geometry,
+    windows: WindowShape,
+    zone: ZoneShape,
+    content: Content,
+    prediction: Prediction,
+    prefix_len: u64,
+}
+
+impl Trace {
+    fn new(
+        link: &Link,
+        geometry: Geometry,
+        windows: WindowShape,
+        footprint: &FootprintReport,
+    ) -> Result<Trace, Failure> {
+        let prefix_len = u8::try_from(footprint.prefix_len)
+            .map_err(|_| Failure::new(format!("a prefix of {} bytes", footprint.prefix_len)))?;
+        let zone = ZoneShape::new(&geometry, CHUNK_LEN, prefix_len);
+        let content = Content::new(geometry, &link.addressing, ZONE + zone.message_start());
+        let prefix = Prefix {
+            len: prefix_len.into(),
+            written: footprint.prefix_written as u64,
+        };
+        let prediction = Prediction::new(geometry, ZONE + zone.message_start(), prefix);
+        Ok(Trace {
+            geometry,
+            windows,
+            zone,
+            content,
+            prediction,
+            prefix_len: prefix_len.into(),
+        })
+    }
+
+    fn run(mut self, link: &mut Link) -> Result<(Vec<u32>, u32), Failure> {
+        let count = self.geometry.fragment_count();
+        let order: Vec<u32> = self.windows.transmit_order(count).collect();
+        link.receiver
+            .umem
+            .copy_to(0, &self.content.painted(link.receiver.umem.len()));
+        link.sender.umem.copy_to(0, &self.content.send_region());
+        let mut rule = TailRule::new(self.windows, count);
+        let (mut posted, mut tails_restored) = (0, 0);
+        self.post(link, &order, &mut posted, &rule);
+        self.look(link, "painting")?;
+        let tail_len = u64::from(self.geometry.layout().header_len()) + self.prefix_len;
+        let mut saved = [Vec::new(), Vec::new()];
+        for &index in &order {
+            let fragment = self.geometry.fragment(index);
+            let len = u32::from(fragment.frame_len());
+            let packet = (self.geometry.tx_frame_offset(index), len);
+            let start = ZONE + self.zone.frame_offset(&self.geometry, index);
+            link.pass(packet, start)?;
+            self.prediction.packet(index);
+            if let Some(window) = rule.tail_to_save(self.windows, index, count) {
+                let end = start + u64::from(len);
+                let tail = &mut saved[TailRule::slot(window)];
+                tail.resize(tail_len as usize, 0);
+                link.receiver.umem.copy_from(end - tail_len, tail);
+                if !rule.tail_saved(window) {
+                    return Err(Failure::new("a window's tail was saved out of turn (I5)"));
+                }
+            }
+            self.look(link, &format!("the packet of fragment {index}"))?;
+            if self.windows.is_lowest(index)
+                && let Some(window) = rule.lowest_arrived(self.windows.window_of(index))
+            {
+                let tail = &saved[TailRule::slot(window)];
+                link.receiver.umem.copy_to(start - self.prefix_len, tail);
+                self.prediction.tail_restored(index);
+                self.look(link, &format!("the tail of window {window}"))?;
+                tails_restored += 1;
+            }
+            self.post(link, &order, &mut posted, &rule);
+        }
+        self.compare_message(link)?;
+        Ok((order, tails_restored))
+    }
+
+    /// Posts entries in the order in which packets come, up to a window's lowest one whose place is still another's (I5).
+    fn post(&self, link: &mut Link, order: &[u32], posted: &mut usize, rule: &TailRule) {
+        while let Some(&index) = order.get(*posted) {
+            if self.windows.is_lowest(index) && !rule.may_post_lowest(self.windows.window_of(index)) {
+                return;
+            }
+            link.post(ZONE + self.zone.frame_offset(&self.geometry, index) - PACKET_HEADROOM);
+            *posted += 1;
+        }
+    }
+
+    /// Looks at all of the registered memory.
+    fn look(&self, link: &Link, what: &str) -> Result<(), Failure> {
+        let mut memory = vec![0; link.receiver.umem.len() as usize];
+        link.receiver.umem.copy_from(0, &mut memory);
+        let seen = Picture::of(&memory, &self.content, self.prefix_len);
+        let expected = self.prediction.picture(memory.len());
+        if let Some((at, seen, expected)) = seen.difference(&expected) {
+            let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
+            return Err(Failure::new(format!(
+                "after {what}, byte {from_message} from the message's start is {seen:?} instead of {expected:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn compare_message(&self, link: &Link) -> Result<(), Failure> {
+        let expected = self.content.message();
+        let mut found = vec![0; expected.len()];
+        link.receiver
+            .umem
+            .copy_from(ZONE + self.zone.message_start(), &mut found);
+        match (0..found.len()).find(|&at| found[at] != expected[at]) {
+            Some(at) => Err(Failure::new(format!("byte {at} of the message is wrong"))),
+            None => Ok(()),
+        }
+    }
+}
+
+const _: () = assert!(MEMORY_LEN >= ZONE + (32 << 10));

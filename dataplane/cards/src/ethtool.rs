@@ -1,0 +1,388 @@
+//! What ethtool(8) reads and sets of a network card, through the same ioctl (`SIOCETHTOOL`, `linux/ethtool.h`).
+//!
+//! An [`Ethtool`] belongs to the network namespace of the thread that opened it, wherever it is used later.
+
+mod features;
+mod rss;
+pub(crate) mod uapi;
+
+use std::cell::OnceCell;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::pci::PciDevice;
+
+pub use features::{Feature, FeatureState};
+pub(crate) use rss::{HASH_ADDRESSES_AND_PORTS, hash_input};
+pub use rss::{HashProblem, RssSettings, system_key};
+
+/// Most rules that are listed.
+const MAX_RULES: usize = 1 << 16;
+/// The card behind an interface, for questions and settings.
+#[derive(Debug)]
+pub struct Ethtool {
+    socket: OwnedFd,
+    interface_index: u32,
+    /// The card's place on the bus, once it was asked for; `None` inside for what has none.
+    pub(crate) pci: OnceCell<Option<PciDevice>>,
+}
+
+/// A driver, and what it drives (`ETHTOOL_GDRVINFO`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Its name, such as "igb".
+    pub name: String,
+    /// Where the card sits, such as "0000:01:00.0"; empty for devices without hardware.
+    pub bus: String,
+}
+
+/// Queues in use and the most there can be (`ETHTOOL_GCHANNELS`). A combined channel has a receive and a transmit queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channels {
+    /// Receive queues.
+    pub rx: u32,
+    /// Transmit queues.
+    pub tx: u32,
+    /// Most receive queues.
+    pub max_rx: u32,
+    /// Most transmit queues.
+    pub max_tx: u32,
+}
+
+/// Lengths of the card's own rings (`ETHTOOL_GRINGPARAM`), in descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingLens {
+    /// Of each receive queue.
+    pub rx: u32,
+    /// The longest for receiving.
+    pub rx_max: u32,
+    /// Of each transmit queue.
+    pub tx: u32,
+    /// The longest for sending.
+    pub tx_max: u32,
+}
+
+impl Ethtool {
+    /// For the interface of that index, in the calling thread's network namespace. Whether there is one shows at the first
+    /// question.
+    ///
+    /// # Errors
+    ///
+    /// What socket(2) says.
+    pub fn open(interface_index: u32) -> io::Result<Ethtool> {
+        // SAFETY: socket(2) takes no pointers.
+        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Ethtool {
+            // SAFETY: the descriptor was just opened and nobody else owns it.
+            socket: unsafe { OwnedFd::from_raw_fd(fd) },
+            interface_index,
+            pci: OnceCell::new(),
+        })
+    }
+
+    /// For the interface of that name, likewise.
+    ///
+    /// # Errors
+    ///
+    /// What socket(2) says; `ENODEV` where there is none.
+    pub fn named(interface: &str) -> io::Result<Ethtool> {
+        let mut ethtool = Ethtool::open(0)?;
+        ethtool.interface_index = rustix::net::netdevice::name_to_index(&ethtool.socket, interface)?;
+        Ok(ethtool)
+    }
+
+    /// A request that names the interface, by whatever name it has now.
+    fn request(&self, what: &'static str) -> Result<libc::ifreq, EthtoolError> {
+        // SAFETY: integers and a pointer, for which zeros are values.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_ifru.ifru_ifindex = self.interface_index.cast_signed();
+        // SAFETY: the request is live and exclusive; the kernel reads the index and writes the name.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME, &raw mut request) };
+        if result < 0 {
+            return Err(EthtoolError::new(what, io::Error::last_os_error()));
+        }
+        Ok(request)
+    }
+
+    /// Puts the command at the start of `data` to the driver; its answer takes its place. Gives what ioctl(2) returned.
+    ///
+    /// # Safety
+    ///
+    /// `data` begins with a command's number and has room for all that the kernel writes as that command's answer.
+    unsafe fn ask(&self, what: &'static str, data: &mut [u8]) -> Result<i32, EthtoolError> {
+        let mut request = self.request(what)?;
+        request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
+        // SAFETY: the request is live; the kernel reads the command from the exclusive `data` and writes the answer there,
+        // for which there is room by the caller's promise. The kernel is trusted not to write more, and copies byte by byte,
+        // so that alignment does not matter.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+        if result < 0 {
+            Err(EthtoolError::new(what, io::Error::last_os_error()))
+        } else {
+            Ok(result)
+        }
+    }
+
+    /// The driver.
+    ///
+    /// # Errors
+    ///
+    /// [`EthtoolError`], as for all questions here.
+    pub fn driver(&self) -> Result<Driver, EthtoolError> {
+        let mut info = uapi::DriverInfo::new_zeroed();
+        info.command = uapi::GET_DRIVER_INFO;
+        // SAFETY: the command's struct, which has a fixed size.
+        unsafe { self.ask("driver's name", info.as_mut_bytes())? };
+        Ok(Driver {
+            name: text(&info.driver),
+            bus: text(&info.bus),
+        })
+    }
+
+    /// Queues.
+    ///
+    /// # Errors
+    ///
+    /// [`EthtoolError`].
+    pub fn channels(&self) -> Result<Channels, EthtoolError> {
+        let mut channels = uapi::Channels::new_zeroed();
+        channels.command = uapi::GET_CHANNELS;
+        // SAFETY: the command's struct, which has a fixed size.
+        unsafe { self.ask("number of queues", channels.as_mut_bytes())? };
+        Ok(Channels {
+            rx: channels.rx.saturating_add(channels.combined),
+            tx: channels.tx.saturating_add(channels.combined),
+            max_rx: channels.max_rx.max(channels.max_combined),
+            max_tx: channels.max_tx.max(channels.max_combined),
+        })
+    }
+
+    /// Lengths of the card's rings.
+    ///
+    /// # Errors
+    ///
+    /// [`EthtoolError`].
+    pub fn ring_lens(&self) -> Result<RingLens, EthtoolError> {
+        let mut rings = uapi::RingParam::new_zeroed();
+        rings.command = uapi::GET_RINGS;
+        // SAFETY: the command's struct, which has a fixed size.
+        unsafe { self.ask("ring lengths", rings.as_mut_bytes())? };
+        Ok(RingLens {
+            rx: rings.rx,
+            rx_max: rings.rx_max,
+            tx: rings.tx,
+            tx_max: rings.tx_max,
+        })
+    }
+
+    /// How many receive queues RSS spreads over, as the kernel counts them for a table of its own making.
+    pub(crate) fn spread_queues(&self) -> Result<u32, EthtoolError> {
+        let answer = self.rule_command("receive queues for RSS", uapi::GET_RX_RINGS, |_| {})?;
+        Ok(u32::try_from(answer.data).unwrap_or(u32::MAX))
+    }
+
+    /// One of the commands with a `struct ethtool_rxnfc`.
+    pub(crate) fn rule_command(
+        &self,
+        what: &'static str,
+        command: u32,
+        fill: impl FnOnce(&mut uapi::Rxnfc),
+    ) -> Result<uapi::Rxnfc, EthtoolError> {
+        let mut data = uapi::Rxnfc::new_zeroed();
+        data.command = command;
+        fill(&mut data);
+        assert_ne!(command, uapi::GET_RULES, "its answer is longer");
+        // SAFETY: the command's struct, which has a fixed size; what GET_RULES writes behind it is excluded above.
+        unsafe { self.ask(what, data.as_mut_bytes())? };
+        Ok(data)
+    }
+
+    /// The card's table of flow rules.
+    pub(crate) fn rules(&self) -> Result<RuleTable, EthtoolError> {
+        const WHAT: &str = "flow rules";
+        let count = self.rule_command(WHAT, uapi::GET_RULE_COUNT, |_| {})?;
+        let room = count.rule_count as usize;
+        if room > MAX_RULES {
+            return Err(EthtoolError::new(
+                WHAT,
+                io::Error::from(io::ErrorKind::InvalidData),
+            ));
+        }
+        let mut head = uapi::Rxnfc::new_zeroed();
+        head.command = uapi::GET_RULES;
+        head.rule_count = count.rule_count;
+        let mut data = head.as_bytes().to_vec();
+        data.resize(size_of::<uapi::Rxnfc>() + room * 4, 0);
+        // SAFETY: from RULE_LOCATIONS on, inside of the struct, there is room for as many locations as it asks for.
+        unsafe { self.ask(WHAT, &mut data)? };
+        let (answer, _) = uapi::Rxnfc::read_from_prefix(&data).expect("longer than the struct");
+        let mut taken: Vec<u32> = data[uapi::RULE_LOCATIONS..]
+            .chunks_exact(4)
+            .take((answer.rule_count as usize).min(room))
+            .map(|location| u32::from_ne_bytes(location.try_into().expect("4 bytes")))
+            .collect();
+        taken.sort_unstable();
+        Ok(RuleTable {
+            len: u32::try_from(answer.data).unwrap_or(u32::MAX),
+            driver_picks: count.data & u64::from(uapi::LOCATION_SPECIAL) != 0,
+            taken,
+        })
+    }
+}
+
+/// A card's table of flow rules.
+pub(crate) struct RuleTable {
+    /// How many places it has.
+    pub(crate) len: u32,
+    /// Whether the driver picks a rule's place itself.
+    pub(crate) driver_picks: bool,
+    /// The places in use, ascending.
+    pub(crate) taken: Vec<u32>,
+}
+
+impl RuleTable {
+    /// Where to put one more rule. Where the driver does not pick, the last free place: rules of the administrator,
+    /// usually at the front, go first.
+    pub(crate) fn free_place(&self) -> Option<u32> {
+        if self.driver_picks {
+            return Some(uapi::LOCATION_ANY);
+        }
+        (0..self.len)
+            .rev()
+            .find(|place| self.taken.binary_search(place).is_err())
+    }
+}
+
+/// A string of C's.
+fn text(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// Why a card did not answer, or does not do what was asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum EthtoolError {
+    /// The driver cannot do that.
+    Unsupported {
+        /// What was asked.
+        what: &'static str,
+    },
+    /// It takes CAP_NET_ADMIN.
+    NotPermitted {
+        /// What was asked.
+        what: &'static str,
+    },
+    /// There is no such interface (any more).
+    Gone,
+    /// Anything else.
+    System {
+        /// What was asked.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl EthtoolError {
+    pub(crate) fn new(what: &'static str, source: io::Error) -> EthtoolError {
+        match source.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => EthtoolError::Unsupported { what },
+            Some(libc::EPERM) => EthtoolError::NotPermitted { what },
+            Some(libc::ENODEV) => EthtoolError::Gone,
+            _ => EthtoolError::System { what, source },
+        }
+    }
+}
+
+impl fmt::Display for EthtoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EthtoolError::Unsupported { what } => write!(f, "the driver does not support this: {what}"),
+            EthtoolError::NotPermitted { what } => {
+                write!(f, "not permitted: {what}; run as root or with CAP_NET_ADMIN")
+            }
+            EthtoolError::Gone => f.write_str("the interface is gone; see ip link"),
+            EthtoolError::System { what, source } => write!(f, "{what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for EthtoolError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            EthtoolError::System { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_take_the_last_free_place() {
+        let place = |len, driver_picks, taken: &[u32]| {
+            let taken = taken.to_vec();
+            RuleTable {
+                len,
+                driver_picks,
+                taken,
+            }
+            .free_place()
+        };
+        assert_eq!(place(8, false, &[]), Some(7));
+        assert_eq!(place(8, false, &[0, 1, 7]), Some(6));
+        assert_eq!(place(2, false, &[0, 1]), None);
+        assert_eq!(place(0, false, &[]), None);
+        assert_eq!(place(8, true, &[7]), Some(uapi::LOCATION_ANY));
+    }
+
+    #[test]
+    fn errors_of_the_kernel_have_their_kind() {
+        let error = |code| EthtoolError::new("a thing", io::Error::from_raw_os_error(code));
+        assert!(matches!(
+            error(libc::EOPNOTSUPP),
+            EthtoolError::Unsupported { what: "a thing" }
+        ));
+        assert!(matches!(
+            error(libc::EPERM),
+            EthtoolError::NotPermitted { what: "a thing" }
+        ));
+        assert!(matches!(error(libc::ENODEV), EthtoolError::Gone));
+        assert!(matches!(
+            error(libc::EINVAL),
+            EthtoolError::System { what: "a thing", .. }
+        ));
+    }
+
+    /// Index 1 is the loopback device of every namespace; it has no driver at all.
+    #[test]
+    fn loopback_supports_nothing_and_says_so() {
+        let ethtool = Ethtool::open(1).expect("a socket");
+        macro_rules! unsupported {
+            ($($question:expr),*) => {
+                $(match $question {
+                    Err(EthtoolError::Unsupported { .. }) => {}
+                    other => panic!("{}: {other:?}", stringify!($question)),
+                })*
+            };
+        }
+        unsupported!(
+            ethtool.channels(),
+            ethtool.ring_lens(),
+            ethtool.rss(),
+            ethtool.hash_input(),
+            ethtool.rules().map(|table| table.len)
+        );
+        let gone = Ethtool::open(i32::MAX as u32).expect("a socket");
+        assert!(matches!(gone.driver(), Err(EthtoolError::Gone)));
+    }
+}

@@ -1,0 +1,474 @@
+//! Network interfaces as the kernel describes them, and whether LM can run on one.
+//!
+//! Links and addresses come over rtnetlink(7), driver and queue numbers over the ethtool ioctl; both see the network
+//! namespace of the calling thread, unlike sysfs, which shows the namespace in which it was mounted.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp};
+
+use crate::ethtool::Ethtool;
+use crate::netlink;
+
+/// An IPv4 address of an interface with its network's prefix length in bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub ip: Ipv4Addr,
+    /// Prefix length, 0 to 32.
+    pub prefix_len: u8,
+}
+
+/// A network interface, as it was when asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address; zero where it has none.
+    pub mac: [u8; 6],
+    /// Longest IP packet in bytes.
+    pub mtu: u32,
+    /// Its IPv4 addresses in the kernel's order: the first is the primary one.
+    pub addresses: Vec<InterfaceAddress>,
+    /// What kind of virtual device it is ("veth", "bond", "bridge", "vlan" …); `None` for hardware.
+    pub kind: Option<String>,
+    /// Its driver's name, where it tells (`ETHTOOL_GDRVINFO`).
+    pub driver: Option<String>,
+    /// Receive queues in use (`ETHTOOL_GCHANNELS`), or, where the driver does not tell, those that exist.
+    pub rx_queues: u32,
+    /// Transmit queues, likewise.
+    pub tx_queues: u32,
+    /// The XDP program attached in native or, if there is none, generic mode: its id.
+    pub xdp_program: Option<u32>,
+    /// Whether it is set up and its link is there (`IFF_UP` and `IFF_LOWER_UP`).
+    pub up: bool,
+    /// Whether its frames are Ethernet frames of this host to another.
+    pub ethernet: bool,
+    /// For a bond, team or bridge its ports, for a VLAN or macvlan its lower device, down to devices that are neither.
+    pub ports: Vec<String>,
+}
+
+impl Interface {
+    /// The interface of that name.
+    ///
+    /// # Errors
+    ///
+    /// [`InterfaceError::Unknown`], with the names that come near, or [`InterfaceError::System`].
+    pub fn by_name(name: &str) -> Result<Interface, InterfaceError> {
+        let links = Links::read()?;
+        match links.0.iter().find(|link| link.name == name) {
+            Some(link) => links.describe(link),
+            None => Err(InterfaceError::Unknown {
+                name: name.to_owned(),
+                near: near_names(name, links.0.iter().map(|link| link.name.as_str())),
+            }),
+        }
+    }
+
+    /// The interface with that index.
+    ///
+    /// # Errors
+    ///
+    /// [`InterfaceError::Unknown`] or [`InterfaceError::System`].
+    pub fn by_index(index: u32) -> Result<Interface, InterfaceError> {
+        let links = Links::read()?;
+        match links.0.iter().find(|link| link.index == index) {
+            Some(link) => links.describe(link),
+            None => Err(InterfaceError::Unknown {
+                name: format!("number {index}"),
+                near: Vec::new(),
+            }),
+        }
+    }
+
+    /// All interfaces of the thread's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`InterfaceError::System`].
+    pub fn all() -> Result<Vec<Interface>, InterfaceError> {
+        let links = Links::read()?;
+        links.0.iter().map(|link| links.describe(link)).collect()
+    }
+
+    /// Its primary IPv4 address.
+    pub fn primary_address(&self) -> Option<Ipv4Addr> {
+        self.addresses.first().map(|address| address.ip)
+    }
+
+    /// Whether LM can run on it with packets of up to `min_mtu` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The first reason why not.
+    pub fn check(&self, min_mtu: u32) -> Result<(), InterfaceError> {
+        let name = || self.name.clone();
+        if let Some(kind) = self.kind.as_deref().filter(|kind| is_stacked(kind)) {
+            return Err(InterfaceError::Stacked {
+                name: name(),
+                kind: kind.to_owned(),
+                ports: self.ports.clone(),
+            });
+        }
+        if !self.ethernet {
+            return Err(InterfaceError::NotEthernet { name: name() });
+        }
+        if !self.up {
+            return Err(InterfaceError::Down { name: name() });
+        }
+        if self.mtu < min_mtu {
+            return Err(InterfaceError::MtuTooSmall {
+                name: name(),
+                mtu: self.mtu,
+                min: min_mtu,
+            });
+        }
+        if self.addresses.is_empty() {
+            return Err(InterfaceError::NoAddress { name: name() });
+        }
+        Ok(())
+    }
+}
+
+/// Devices whose packets belong to another device's driver: XDP on them sees too little, or nothing at all.
+fn is_stacked(kind: &str) -> bool {
+    matches!(
+        kind,
+        "bond" | "team" | "bridge" | "vlan" | "macvlan" | "macvtap" | "ipvlan" | "ipvtap"
+    )
+}
+
+/// What a link dump says of one link.
+struct Link {
+    index: u32,
+    name: String,
+    mac: [u8; 6],
+    mtu: u32,
+    kind: Option<String>,
+    rx_queues: u32,
+    tx_queues: u32,
+    xdp_program: Option<u32>,
+    flags: LinkFlags,
+    layer: LinkLayerType,
+    /// The bond, team or bridge that it is a port of.
+    controller: Option<u32>,
+    /// The device that it stands on, if that is in this namespace.
+    lower: Option<u32>,
+}
+
+impl Link {
+    fn from_message(message: &LinkMessage) -> Link {
+        let mut link = Link {
+            index: message.header.index,
+            name: String::new(),
+            mac: [0; 6],
+            mtu: 0,
+            kind: None,
+            rx_queues: 1,
+            tx_queues: 1,
+            xdp_program: None,
+            flags: message.header.flags,
+            layer: message.header.link_layer_type,
+            controller: None,
+            lower: None,
+        };
+        let mut foreign_lower = false;
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().unwrap_or_default(),
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::NumRxQueues(count) => link.rx_queues = *count,
+                LinkAttribute::NumTxQueues(count) => link.tx_queues = *count,
+                LinkAttribute::Controller(index) => link.controller = Some(*index),
+                LinkAttribute::Link(index) => link.lower = Some(*index),
+                LinkAttribute::LinkNetNsId(_) => foreign_lower = true,
+                LinkAttribute::LinkInfo(infos) => {
+                    link.kind = infos.iter().find_map(|info| match info {
+                        LinkInfo::Kind(kind) => Some(kind.to_string()),
+                        _ => None,
+                    });
+                }
+                LinkAttribute::Xdp(parts) => {
+                    link.xdp_program = parts.iter().find_map(|part| match part {
+                        LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) => Some(*id),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        if foreign_lower {
+            link.lower = None;
+        }
+        link
+    }
+}
+
+struct Links(Vec<Link>);
+
+impl Links {
+    fn read() -> Result<Links, InterfaceError> {
+        let links =
+            netlink::dump(&RouteNetlinkMessage::GetLink(LinkMessage::default())).map_err(|source| {
+                InterfaceError::System {
+                    call: "list of interfaces (RTM_GETLINK)",
+                    source,
+                }
+            })?;
+        Ok(Links(
+            links
+                .iter()
+                .filter_map(|message| match message {
+                    RouteNetlinkMessage::NewLink(link) => Some(Link::from_message(link)),
+                    _ => None,
+                })
+                .collect(),
+        ))
+    }
+
+    fn describe(&self, link: &Link) -> Result<Interface, InterfaceError> {
+        let mut ports = Vec::new();
+        if link.kind.as_deref().is_some_and(is_stacked) {
+            self.collect_ports(link, 0, &mut ports);
+        }
+        let ethtool = Ethtool::open(link.index).map_err(|source| InterfaceError::System {
+            call: "socket for ethtool",
+            source,
+        })?;
+        let channels = ethtool.channels().map(|channels| (channels.rx, channels.tx));
+        let driver = ethtool.driver().map(|driver| driver.name).ok();
+        let (rx_queues, tx_queues) = channels.unwrap_or((link.rx_queues, link.tx_queues));
+        Ok(Interface {
+            index: link.index,
+            name: link.name.clone(),
+            mac: link.mac,
+            mtu: link.mtu,
+            addresses: addresses(link.index)?,
+            kind: link.kind.clone(),
+            driver: driver.filter(|driver| !driver.is_empty()),
+            rx_queues: if rx_queues > 0 { rx_queues } else { link.rx_queues },
+            tx_queues: if tx_queues > 0 { tx_queues } else { link.tx_queues },
+            xdp_program: link.xdp_program,
+            up: link.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+            ethernet: link.layer == LinkLayerType::Ether,
+            ports,
+        })
+    }
+
+    /// The devices under a stacked one, down to those that are not stacked themselves.
+    fn collect_ports(&self, stacked: &Link, depth: u32, ports: &mut Vec<String>) {
+        for link in &self.0 {
+            let below = link.controller == Some(stacked.index) || stacked.lower == Some(link.index);
+            if !below || link.index == stacked.index {
+                continue;
+            }
+            // The kernel itself allows 8 levels (`MAX_NEST_DEV`).
+            if link.kind.as_deref().is_some_and(is_stacked) && depth < 8 {
+                self.collect_ports(link, depth + 1, ports);
+            } else if !ports.contains(&link.name) {
+                ports.push(link.name.clone());
+            }
+        }
+    }
+}
+
+fn addresses(index: u32) -> Result<Vec<InterfaceAddress>, InterfaceError> {
+    let answers =
+        netlink::dump(&RouteNetlinkMessage::GetAddress(AddressMessage::default())).map_err(|source| {
+            InterfaceError::System {
+                call: "list of addresses (RTM_GETADDR)",
+                source,
+            }
+        })?;
+    let of_message = |message: &RouteNetlinkMessage| {
+        let RouteNetlinkMessage::NewAddress(address) = message else {
+            return None;
+        };
+        if address.header.index != index {
+            return None;
+        }
+        // IFA_LOCAL is the own address, IFA_ADDRESS the peer's on a point-to-point link.
+        let local = address.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(IpAddr::V4(ip)) => Some(*ip),
+            _ => None,
+        });
+        let plain = address.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(IpAddr::V4(ip)) => Some(*ip),
+            _ => None,
+        });
+        local.or(plain).map(|ip| InterfaceAddress {
+            ip,
+            prefix_len: address.header.prefix_len,
+        })
+    };
+    Ok(answers.iter().filter_map(of_message).collect())
+}
+
+/// Up to four names that are one or two edits away, or that begin alike; all if there are few.
+fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut names: Vec<(usize, &str)> = names
+        .filter(|name| *name != "lo")
+        .map(|name| (edit_distance(wanted.as_bytes(), name.as_bytes()), name))
+        .collect();
+    names.sort();
+    let few = names.len() <= 4;
+    names
+        .into_iter()
+        .filter(|(distance, name)| few || *distance <= 2 || name.starts_with(wanted))
+        .take(4)
+        .map(|(_, name)| name.to_owned())
+        .collect()
+}
+
+/// Levenshtein's distance.
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Why LM cannot run on an interface; one line each, with what to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum InterfaceError {
+    /// There is none of that name.
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Names that come near.
+        near: Vec<String>,
+    },
+    /// It stands on other devices, whose drivers the packets belong to.
+    Stacked {
+        /// Its name.
+        name: String,
+        /// "bond", "bridge", "vlan" …
+        kind: String,
+        /// The devices to use instead.
+        ports: Vec<String>,
+    },
+    /// Loopback, a tunnel, or anything else without Ethernet frames.
+    NotEthernet {
+        /// Its name.
+        name: String,
+    },
+    /// It is not set up, or has no link.
+    Down {
+        /// Its name.
+        name: String,
+    },
+    /// Packets would be too short.
+    MtuTooSmall {
+        /// Its name.
+        name: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// The least that is needed, in bytes.
+        min: u32,
+    },
+    /// It has no IPv4 address.
+    NoAddress {
+        /// Its name.
+        name: String,
+    },
+    /// The kernel could not be asked.
+    System {
+        /// The question.
+        call: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for InterfaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InterfaceError::Unknown { name, near } if near.is_empty() => {
+                write!(f, "no interface {name}; see ip link")
+            }
+            InterfaceError::Unknown { name, near } => {
+                write!(f, "no interface {name}; did you mean {}?", near.join(" or "))
+            }
+            InterfaceError::Stacked { name, kind, ports } if ports.is_empty() => {
+                write!(
+                    f,
+                    "{name} is a {kind} device, without a device below it here; use a physical interface"
+                )
+            }
+            InterfaceError::Stacked { name, kind, ports } => write!(
+                f,
+                "{name} is a {kind} device; use the device below it: --interface {}",
+                ports.join(" or ")
+            ),
+            InterfaceError::NotEthernet { name } => {
+                write!(
+                    f,
+                    "{name} is no Ethernet interface; choose another (ip -brief link)"
+                )
+            }
+            InterfaceError::Down { name } => {
+                write!(
+                    f,
+                    "{name} is down or has no link; set it up (ip link set {name} up) or check the cable"
+                )
+            }
+            InterfaceError::MtuTooSmall { name, mtu, min } => write!(
+                f,
+                "{name} has MTU {mtu}, but at least {min} is needed; raise it (ip link set {name} mtu {min})"
+            ),
+            InterfaceError::NoAddress { name } => {
+                write!(
+                    f,
+                    "{name} has no IPv4 address; give it one (ip address add ADDRESS/LENGTH dev {name})"
+                )
+            }
+            InterfaceError::System { call, source } => write!(f, "{call}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for InterfaceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            InterfaceError::System { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_names_are_near() {
+        let names = ["lo", "eth0", "eth1", "enp3s0", "wlan0", "docker0", "br-lan"];
+        assert_eq!(near_names("eht0", names.into_iter()), ["eth0"]);
+        assert_eq!(near_names("eth", names.into_iter()), ["eth0", "eth1"]);
+        assert_eq!(near_names("tap7", names.into_iter()), [""; 0]);
+        assert_eq!(near_names("x", ["lo", "eth0"].into_iter()), ["eth0"]);
+        assert_eq!(edit_distance(b"kitten", b"sitting"), 3);
+    }
+
+    #[test]
+    fn loopback_is_refused() {
+        let lo = Interface::by_name("lo").expect("every namespace has a loopback");
+        assert!(matches!(lo.check(576), Err(InterfaceError::NotEthernet { .. })));
+        assert_eq!(Interface::by_index(lo.index).expect("the same by its index"), lo);
+    }
+}

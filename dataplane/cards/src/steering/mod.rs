@@ -1,0 +1,623 @@
+//! Steering: which packets a network card puts on a landing queue, for zero-copy mode.
+//!
+//! In zero-copy mode the card writes a packet into the landing zone before any program sees it, so that a landing queue
+//! must carry its sessions alone. [`Steering::apply`] takes landing queues out of the card's general spread (the RSS
+//! indirection table) and lets the card hash UDP ports. [`Steering::lead`] brings a session's packets to its queue then:
+//!
+//! - *By hash*: the queue has one entry of the table while it has a session, and the sender's fragments have a source port whose
+//!   hash leads there. Every card with an indirection table can do that; on `igb` and `virtio-net` (in a virtual machine, Linux
+//!   7.3) each of 400 packets came to the queue that was computed for it. Of other traffic the queue gets, while the session
+//!   lasts, what happens to have such a hash: one flow in as many as the table has entries.
+//! - *By rule*, where the hash cannot be computed: a flow rule names the session's addresses and ports. *Untested on hardware.*
+//!
+//! Whatever is changed is written down in `/run/lm/steering` first and undone when the [`Steering`] is dropped; after a crash,
+//! by the next [`Steering::apply`] or [`Steering::recover`] for the same interface.
+//!
+//! Steering changes a card for everybody who uses it and takes CAP_NET_ADMIN.
+
+mod card;
+mod error;
+mod rules;
+mod spread;
+mod state;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(
+    not(test),
+    allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
+)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
+
+use crate::ethtool::{self, Ethtool, EthtoolError, Feature, HashProblem, RssSettings, system_key};
+use crate::interface::Interface;
+use card::Card;
+pub use error::SteeringError;
+use rules::{FlowPorts, FlowRule};
+use spread::spread;
+use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tests::journal::recover_from;
+
+/// Length of the key that is assumed where a driver does not show its own, in bytes.
+const USUAL_KEY_LEN: usize = 40;
+
+/// A card whose landing queues are kept for LM. Dropping it restores the card.
+pub struct Steering {
+    card: Box<dyn Card>,
+    interface: String,
+    store: Store,
+    path: PathBuf,
+    record: Record,
+    rx_queues: u32,
+    rss: RssSettings,
+    hash_input: Option<HashInput>,
+    /// The table without what [`Steering::lead`] put there.
+    spread: Vec<u32>,
+    /// Entries that [`Steering::keep`] gave to a queue.
+    kept: BTreeSet<usize>,
+    /// What it did by rule instead.
+    led_by: Vec<FlowRule>,
+    restored: bool,
+}
+
+/// Packets that have to come to a queue, or only must not come to the landing queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Neighbouring {
+    /// The packets.
+    pub flow: Flow,
+    /// Their queue; `None`: whichever it is now.
+    pub queue: Option<u32>,
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steering")
+            .field("interface", &self.interface)
+            .field("changes", &self.record.changes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Steering {
+    /// Keeps `landing_queues` of an interface of the calling thread's network namespace out of the general spread, and lets
+    /// the card hash ports of UDP where it can. What a dead process left is undone first.
+    ///
+    /// The other queues that the table names share its entries; those that an administrator left out of it stay out.
+    ///
+    /// # Errors
+    ///
+    /// See [`SteeringError`]; the card is as before then.
+    pub fn apply(interface: &Interface, landing_queues: &[u32]) -> Result<Steering, SteeringError> {
+        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
+            call: "socket(2)",
+            source,
+        })?;
+        let store = Store::new(FOLDER);
+        let queues = interface.rx_queues;
+        Steering::apply_to(Box::new(card), &store, interface, queues, landing_queues)
+    }
+
+    fn apply_to(
+        card: Box<dyn Card>,
+        store: &Store,
+        interface: &Interface,
+        rx_queues: u32,
+        landing_queues: &[u32],
+    ) -> Result<Steering, SteeringError> {
+        let name = &interface.name;
+        let driver = card.driver()?;
+        let unsupported = || SteeringError::Unsupported {
+            interface: name.clone(),
+            driver: driver.name.clone(),
+        };
+        let before = card.rss().map_err(|error| match error {
+            EthtoolError::Unsupported { .. } => unsupported(),
+            error => SteeringError::Card(error),
+        })?;
+        if before.table.is_empty() {
+            return Err(unsupported());
+        }
+        let rx_queues = card.channels().map_or(rx_queues, |channels| channels.rx);
+        for &queue in landing_queues {
+            if queue == 0 {
+                return Err(SteeringError::QueueZero);
+            }
+            check_queue(name, queue, rx_queues)?;
+        }
+
+        let (path, lock) = find(store, interface.index)?;
+        let recovered = recover(&*card, store, &path, &lock)?;
+        let rss = if recovered { card.rss()? } else { before };
+        let table = spread(&rss.table, landing_queues, rx_queues);
+
+        let owner = Owner::this().map_err(|source| SteeringError::System {
+            call: "start time of this process",
+            source,
+        })?;
+        let mut steering = Steering {
+            card,
+            interface: name.clone(),
+            store: store.clone(),
+            path,
+            record: Record::new(owner, driver.name, driver.bus),
+            rx_queues,
+            rss,
+            hash_input: None,
+            spread: Vec::new(),
+            kept: BTreeSet::new(),
+            led_by: Vec::new(),
+            restored: false,
+        };
+        // From here on dropping it restores the card, which needs the lock: whoever gives up lets go of it first.
+        match steering.settle(table, &lock) {
+            Ok(()) => Ok(steering),
+            Err(error) => {
+                drop(lock);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the card ours, and the first changes.
+    fn settle(&mut self, table: Vec<u32>, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.write(lock)?;
+        if table != self.rss.table {
+            let change = Change::Table {
+                before: std::mem::take(&mut self.rss.table),
+                after: table,
+                transform: self.rss.transform,
+            };
+            self.change(change, lock)?;
+            self.rss = self.card.rss()?;
+        }
+        match self.card.hash_fields() {
+            Ok(before) if before != ethtool::HASH_ADDRESSES_AND_PORTS => {
+                let after = ethtool::HASH_ADDRESSES_AND_PORTS;
+                match self.change(Change::HashFields { before, after }, lock) {
+                    // Then it goes on hashing what it does.
+                    Err(SteeringError::Card(
+                        EthtoolError::Unsupported { .. } | EthtoolError::System { .. },
+                    )) => self.hash_input = ethtool::hash_input(before),
+                    other => {
+                        other?;
+                        self.hash_input = ethtool::hash_input(self.card.hash_fields()?);
+                    }
+                }
+            }
+            Ok(fields) => self.hash_input = ethtool::hash_input(fields),
+            Err(EthtoolError::Unsupported { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.spread.clone_from(&self.rss.table);
+        Ok(())
+    }
+
+    /// Leads one sender's fragments to a landing queue: gives an entry of the table to the queue, and a source port with which
+    /// packets of `fragments` (whose own source port does not matter) meet it. What else comes from the sender, `others`, does
+    /// not meet it, and comes to the queue it should. `alone` says that no other
+    /// sender is led there any more. `seed` chooses among the entries and ports that will do.
+    ///
+    /// One landing queue has one entry at a time, so that little of other traffic comes there, and none before this was called
+    /// or after [`Steering::unlead`]. Where no port can be computed, a rule names any port. The port is not tried: check where
+    /// the first packet arrives.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where no port can be computed and the card takes
+    /// no rule; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    pub fn lead(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+        alone: bool,
+        seed: u32,
+    ) -> Result<u16, SteeringError> {
+        check_queue(&self.interface, landing, self.rx_queues)?;
+        match self.lead_by_hash(landing, fragments, others, alone, seed) {
+            Err(error @ (SteeringError::Hash(_) | SteeringError::Fields | SteeringError::Rss(_))) => {
+                let source_port = FIRST_SOURCE_PORT | seed as u16;
+                let rule = FlowRule {
+                    destination: fragments.destination,
+                    source: Some(fragments.source),
+                    ports: FlowPorts::Udp {
+                        destination: fragments.destination_port,
+                        source: Some(source_port),
+                    },
+                    queue: landing,
+                };
+                self.add_rule(&rule).map_err(|_| error)?;
+                self.led_by.push(rule);
+                Ok(source_port)
+            }
+            led => led,
+        }
+    }
+
+    fn lead_by_hash(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+        alone: bool,
+        seed: u32,
+    ) -> Result<u16, SteeringError> {
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let rss = Rss::new(&key, &self.spread, input)?;
+        let len = self.spread.len();
+        let taken: Vec<usize> = others
+            .iter()
+            .map(|other| rss.hash(&other.flow) as usize % len)
+            .collect();
+        // The queue has an entry while it has senders, which go on using it. What of a further sender meets it, too, only a gate
+        // that reads packets lets through: copy mode.
+        let own = (self.rss.table.iter()).position(|queue| !alone && *queue == landing);
+        let (at, mut table) = match own {
+            Some(at) => (at, self.rss.table.clone()),
+            None => {
+                let mut entries = (0..len).map(|step| (seed as usize % len + step) % len);
+                // Some cards put packets that they do not hash where entry 0 says.
+                let free = entries.find(|at| *at > 0 && !taken.contains(at) && !self.kept.contains(at));
+                let none = RssError::QueueNotInTable { queue: landing };
+                (free.ok_or(none)?, self.spread.clone())
+            }
+        };
+        for (other, taken) in others.iter().zip(taken) {
+            if let Some(queue) = other.queue.filter(|_| taken != at) {
+                table[taken] = queue;
+            }
+        }
+        table[at] = landing;
+        let port = Rss::new(&key, &table, input)?.source_port_for(landing, fragments, seed)?;
+        self.set_table(table)?;
+        Ok(port)
+    }
+
+    /// Leads one sender's IP fragments to a landing queue, instead of what [`Steering::lead`] led: gives the queue the entry of
+    /// the table that the addresses of `fragments` meet, which every card looks up for fragments. With them comes whatever
+    /// else the card hashes by these addresses alone. What else LM sends between the two, `others`, does not meet that entry,
+    /// and comes to the queue it should.
+    ///
+    /// There is no rule for it: one that names ports misses all fragments but the first, one that does not takes `others`, too.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::SharedEntry`] where `others` meet the same entry; [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`],
+    /// [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known where packets come; [`SteeringError::Card`] or
+    /// [`SteeringError::State`] where the table cannot be written.
+    pub fn lead_addresses(
+        &mut self,
+        landing: u32,
+        fragments: &Flow,
+        others: &[Neighbouring],
+    ) -> Result<(), SteeringError> {
+        check_queue(&self.interface, landing, self.rx_queues)?;
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let (len, mut table) = (self.spread.len(), self.spread.clone());
+        let entry = |input, flow: &Flow| -> Result<usize, RssError> {
+            Ok(Rss::new(&key, &self.spread, input)?.hash(flow) as usize % len)
+        };
+        let at = entry(HashInput::Addresses, fragments)?;
+        for other in others {
+            let taken = entry(input, &other.flow)?;
+            if taken == at {
+                return Err(SteeringError::SharedEntry {
+                    source: fragments.source,
+                });
+            }
+            if let Some(queue) = other.queue {
+                table[taken] = queue;
+            }
+        }
+        table[at] = landing;
+        self.set_table(table)
+    }
+
+    /// Has packets of `flow` come to `queue`, for as long as this lives, if the card can: for LM's small packets, which any other queue
+    /// would bring to the kernel's socket.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where it is not known
+    /// where packets come; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    pub fn keep(&mut self, flow: &Flow, queue: u32) -> Result<(), SteeringError> {
+        check_queue(&self.interface, queue, self.rx_queues)?;
+        let key = key(&self.rss, system_key)?;
+        let input = self.hash_input.ok_or(SteeringError::Fields)?;
+        let at = Rss::new(&key, &self.spread, input)?.hash(flow) as usize % self.spread.len();
+        let mut table = self.rss.table.clone();
+        if table[at] == self.spread[at] {
+            table[at] = queue;
+        } else {
+            tracing::warn!(
+                interface = self.interface,
+                "small packets of {} come to the landing queue while its session lasts",
+                flow.source
+            );
+        }
+        self.spread[at] = queue;
+        self.kept.insert(at);
+        self.set_table(table)
+    }
+
+    /// Takes back what [`Steering::lead`] did: no packet comes to a landing queue any more.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written, or a rule not deleted.
+    pub fn unlead(&mut self) -> Result<(), SteeringError> {
+        while let Some(rule) = self.led_by.pop() {
+            self.remove_rule(&rule)?;
+        }
+        self.set_table(self.spread.clone())
+    }
+
+    /// Writes another table. The record says at every moment how to get back from what the card may have.
+    fn set_table(&mut self, table: Vec<u32>) -> Result<(), SteeringError> {
+        if table == self.rss.table {
+            return Ok(());
+        }
+        let lock = self.lock()?;
+        let change = Change::Table {
+            before: self.rss.table.clone(),
+            after: table.clone(),
+            transform: self.rss.transform,
+        };
+        self.change(change, &lock)?;
+        self.rss.table = table;
+        if self.record.join_tables() {
+            self.write(&lock)?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what a dead process left on an interface of the calling thread's network namespace; tells whether there was
+    /// anything.
+    ///
+    /// # Errors
+    ///
+    /// See [`SteeringError`]: [`SteeringError::InUse`] while the process lives.
+    pub fn recover(interface: &Interface) -> Result<bool, SteeringError> {
+        let card = Ethtool::open(interface.index).map_err(|source| SteeringError::System {
+            call: "socket(2)",
+            source,
+        })?;
+        let store = Store::new(FOLDER);
+        let (path, lock) = find(&store, interface.index)?;
+        recover(&card, &store, &path, &lock)
+    }
+
+    /// Has the card put packets on a queue by a rule, and switches rules on if they are off. A rule that is there already is
+    /// somebody else's, and stays when this is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::NoSuchQueue`]; [`SteeringError::Card`] for a driver without rules, or that does not take this one.
+    fn add_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+        check_queue(&self.interface, rule.queue, self.rx_queues)?;
+        let lock = self.lock()?;
+        if self.card.find_rule(rule)?.is_some() {
+            return Ok(());
+        }
+        self.switch_locked(Feature::Ntuple, true, &lock)?;
+        self.change(Change::Rule(*rule), &lock)
+    }
+
+    /// Takes a rule of [`Steering::add_rule`] away again; nothing for any other.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Card`].
+    fn remove_rule(&mut self, rule: &FlowRule) -> Result<(), SteeringError> {
+        let change = Change::Rule(*rule);
+        let Some(at) = self.record.changes.iter().position(|made| *made == change) else {
+            return Ok(());
+        };
+        let lock = self.lock()?;
+        change.undo(&*self.card)?;
+        self.record.changes.remove(at);
+        self.write(&lock)
+    }
+
+    fn switch_locked(&mut self, feature: Feature, on: bool, lock: &StoreLock) -> Result<(), SteeringError> {
+        let before = self.card.feature(feature)?.on;
+        if before == on {
+            return Ok(());
+        }
+        // Switched there and back: what the first change says to restore is right again.
+        let first = self.record.changes.iter().position(
+            |change| matches!(change, Change::Feature { feature: switched, .. } if *switched == feature),
+        );
+        match first {
+            Some(at) => {
+                self.card.set_feature(feature, on)?;
+                self.record.changes.remove(at);
+                self.write(lock)
+            }
+            None => self.change(Change::Feature { feature, before }, lock),
+        }
+    }
+
+    /// Forbids the card PCI Express relaxed ordering, with which a later packet's headers might overtake an earlier packet's
+    /// payload on the way to memory. Nothing for a device that has it off or is not on PCI Express.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::RelaxedOrdering`] where it cannot be read or does not go off; [`SteeringError::State`].
+    pub fn forbid_relaxed_ordering(&mut self) -> Result<(), SteeringError> {
+        let lock = self.lock()?;
+        let off = match self.card.relaxed_ordering() {
+            Ok(Some(true)) => self.change(Change::RelaxedOrderingOff, &lock),
+            told => told.map(|_| ()).map_err(SteeringError::Card),
+        };
+        let bus = self.record.bus.clone();
+        off.map_err(|error| match error {
+            SteeringError::Card(source) => SteeringError::RelaxedOrdering { bus, source },
+            error => error,
+        })
+    }
+
+    /// Restores the card, if it is not yet.
+    ///
+    /// # Errors
+    ///
+    /// [`SteeringError::Undo`]; the rest is left to the next [`Steering::recover`].
+    fn restore_once(&mut self) -> Result<(), SteeringError> {
+        if std::mem::replace(&mut self.restored, true) {
+            return Ok(());
+        }
+        let lock = self.lock()?;
+        undo_all(&*self.card, &self.store, &self.path, &mut self.record, &lock)
+    }
+
+    fn lock(&self) -> Result<StoreLock, SteeringError> {
+        self.store.lock().map_err(|source| SteeringError::State {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    fn write(&self, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.store
+            .write(&self.path, &self.record, lock)
+            .map_err(|source| SteeringError::State {
+                path: self.path.clone(),
+                source,
+            })
+    }
+
+    /// Writes a change down, then makes it. One that fails is not written down any more.
+    fn change(&mut self, change: Change, lock: &StoreLock) -> Result<(), SteeringError> {
+        self.record.changes.push(change.clone());
+        let made = match self.write(lock) {
+            Ok(()) => change.make(&*self.card).map_err(SteeringError::Card),
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            self.record.changes.pop();
+            self.write(lock)?;
+        }
+        made
+    }
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        if let Err(error) = self.restore_once() {
+            tracing::warn!(interface = self.interface, "{error}");
+        }
+    }
+}
+
+/// The file of an interface, and the lock on all of them.
+fn find(store: &Store, interface_index: u32) -> Result<(PathBuf, StoreLock), SteeringError> {
+    let failed = |source| SteeringError::State {
+        path: PathBuf::from(FOLDER),
+        source,
+    };
+    let path = store.path(interface_index).map_err(failed)?;
+    let lock = store.lock().map_err(failed)?;
+    Ok((path, lock))
+}
+
+/// Undoes what a dead process left; tells whether there was anything.
+fn recover(card: &dyn Card, store: &Store, path: &Path, lock: &StoreLock) -> Result<bool, SteeringError> {
+    let state = |source| SteeringError::State {
+        path: path.to_owned(),
+        source,
+    };
+    let Some(mut record) = store.read(path, lock).map_err(state)? else {
+        return Ok(false);
+    };
+    if record.owner.is_alive() {
+        return Err(SteeringError::InUse {
+            pid: record.owner.pid,
+        });
+    }
+    let driver = card.driver()?;
+    if (&driver.name, &driver.bus) != (&record.driver, &record.bus) {
+        // The card that it speaks of is gone, with its settings.
+        store.remove(path, lock).map_err(state)?;
+        return Ok(false);
+    }
+    undo_all(card, store, path, &mut record, lock)?;
+    Ok(true)
+}
+
+/// Undoes a record's changes, the last one first, and removes the file. What fails stays in it.
+fn undo_all(
+    card: &dyn Card,
+    store: &Store,
+    path: &Path,
+    record: &mut Record,
+    lock: &StoreLock,
+) -> Result<(), SteeringError> {
+    let state = |source| SteeringError::State {
+        path: path.to_owned(),
+        source,
+    };
+    let mut failed = None;
+    let mut rest = Vec::new();
+    while let Some(change) = record.changes.pop() {
+        match change.undo(card) {
+            Ok(Undoing::Undone) => {}
+            // What looks like others' may be what failed just now (a rule that needs the feature): it is asked again.
+            Ok(Undoing::Others) if failed.is_some() => rest.push(change),
+            Ok(Undoing::Others) => {
+                tracing::warn!(
+                    ?change,
+                    "somebody else has changed this setting since; it is left as it is"
+                );
+            }
+            // With the device its settings are gone.
+            Err(EthtoolError::Gone) => {}
+            Err(error) => {
+                failed = Some(error);
+                rest.push(change);
+            }
+        }
+    }
+    let Some(source) = failed else {
+        return store.remove(path, lock).map_err(state);
+    };
+    rest.reverse();
+    record.changes = rest;
+    store.write(path, record, lock).map_err(state)?;
+    Err(SteeringError::Undo {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn check_queue(interface: &str, queue: u32, rx_queues: u32) -> Result<(), SteeringError> {
+    if queue < rx_queues {
+        return Ok(());
+    }
+    Err(SteeringError::NoSuchQueue {
+        interface: interface.to_owned(),
+        queue,
+        rx_queues,
+    })
+}
+
+/// The card's key, or what `system` gives where the driver keeps it to itself.
+fn key(
+    rss: &RssSettings,
+    system: impl FnOnce(usize) -> io::Result<Vec<u8>>,
+) -> Result<RssKey, SteeringError> {
+    match rss.key() {
+        Err(HashProblem::Hidden) => match system(USUAL_KEY_LEN) {
+            Ok(key) => Ok(RssKey::new(&key)?),
+            Err(_) => Err(SteeringError::Hash(HashProblem::Hidden)),
+        },
+        key => key.map_err(SteeringError::Hash),
+    }
+}

@@ -1,0 +1,242 @@
+//! How the committed objects are made from their sources, and how to tell that one is stale.
+//!
+//! The same clang gives the same bytes anywhere: the sources include nothing, no path enters the object, and DWARF, which
+//! would carry the compiler's name, is stripped (BTF stays). `NAME.sum` records the hashes of sources and object and the
+//! compiler, so that a machine without clang can still see that one was changed without the other.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::bed::leftovers::temporary_folder;
+use crate::workspace::{root, run};
+
+/// Rebuild the committed objects of the gate and the impairment box from their C sources.
+///
+/// Needs clang. The objects are committed, so only who changes a program of the kernel runs this.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Change nothing; fail if an object is stale
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs `cargo xtask gate`.
+pub fn gate(arguments: &Arguments) -> Result<()> {
+    match arguments.check {
+        true => check(),
+        false => ALL.iter().try_for_each(|object| {
+            let compiler = object.build(&root().join(object.folder))?;
+            println!("{}.o built by {compiler}", object.name);
+            Ok(())
+        }),
+    }
+}
+
+/// Whether each object was made from its sources.
+///
+/// # Errors
+/// Which one was not.
+pub(crate) fn check() -> Result<()> {
+    ALL.iter().try_for_each(|object| {
+        let name = object.name;
+        match object.check(&root().join(object.folder))? {
+            None => println!("{name}.o is fresh: rebuilt to the same bytes"),
+            Some(compiler) => {
+                println!("{name}.o matches its sources by hash (not rebuilt: {compiler} is not installed)");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// One committed object: `NAME.o` and `NAME.sum` in its crate's folder, its sources in `src`.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    name: &'static str,
+    folder: &'static str,
+    /// Every file that it is made from; the first one is compiled.
+    sources: &'static [&'static str],
+}
+
+const GATE: Object = Object {
+    name: "gate",
+    folder: "ebpf",
+    sources: &["gate.c", "gate.h"],
+};
+
+/// The impairment box's forwarder.
+const IMPAIR: Object = Object {
+    name: "impair",
+    folder: "bench/box",
+    sources: &["impair.c"],
+};
+
+const ALL: [Object; 2] = [GATE, IMPAIR];
+
+const FLAGS: [&str; 8] = [
+    "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
+];
+const TOOLS: [(&str, &str); 8] = [
+    ("clang-14", "llvm-strip-14"),
+    ("clang", "llvm-strip"),
+    ("clang-15", "llvm-strip-15"),
+    ("clang-16", "llvm-strip-16"),
+    ("clang-17", "llvm-strip-17"),
+    ("clang-18", "llvm-strip-18"),
+    ("clang-19", "llvm-strip-19"),
+    ("clang-20", "llvm-strip-20"),
+];
+
+impl Object {
+    /// Rebuilds `NAME.o` and `NAME.sum` in `root`. Gives the compiler's name.
+    fn build(&self, root: &Path) -> Result<String> {
+        let (compiler, object) = self
+            .compile(root, None)?
+            .context("no clang with a matching llvm-strip is installed")?;
+        fs::write(self.object(root), &object)?;
+        fs::write(self.sums(root), self.sum(root, &object, &compiler)?)?;
+        Ok(compiler)
+    }
+
+    /// Whether `NAME.o` in `root` was made from the sources beside it. Gives the recorded compiler where it is not here, so that hashes
+    /// alone were compared.
+    fn check(&self, root: &Path) -> Result<Option<String>> {
+        let name = self.name;
+        let object = read(&self.object(root))?;
+        let recorded = String::from_utf8(read(&self.sums(root))?)?;
+        let mut lines = recorded.lines();
+        let compiler = lines.find_map(|line| line.strip_prefix("compiler "));
+        let compiler =
+            compiler.with_context(|| format!("{name}.sum names no compiler: run `cargo xtask gate`"))?;
+        ensure!(
+            recorded == self.sum(root, &object, compiler)?,
+            "the sources or the object of {name} changed without each other: run `cargo xtask gate`"
+        );
+        let Some((_, rebuilt)) = self.compile(root, Some(compiler))? else {
+            return Ok(Some(compiler.to_owned()));
+        };
+        ensure!(
+            rebuilt == object,
+            "{compiler} makes another {name}.o: run `cargo xtask gate`"
+        );
+        Ok(None)
+    }
+
+    fn object(&self, root: &Path) -> PathBuf {
+        root.join(format!("{}.o", self.name))
+    }
+
+    fn sums(&self, root: &Path) -> PathBuf {
+        root.join(format!("{}.sum", self.name))
+    }
+
+    /// Compiles with the first clang found, or with the one whose version is `wanted`; `None` if there is none.
+    fn compile(&self, root: &Path, wanted: Option<&str>) -> Result<Option<(String, Vec<u8>)>> {
+        for (clang, strip) in TOOLS {
+            let Some(version) = version(clang) else { continue };
+            if wanted.is_some_and(|wanted| wanted != version) || self::version(strip).is_none() {
+                continue;
+            }
+            let (folder, _folder) = temporary_folder(&std::env::temp_dir(), self.name)?;
+            let output = folder.join(self.object(Path::new("")));
+            let source = root.join("src").canonicalize()?;
+            run(Command::new(clang)
+                .args(FLAGS)
+                .arg("-fdebug-compilation-dir=.")
+                .arg(format!("-ffile-prefix-map={}=.", source.display()))
+                .args(["-c", self.sources[0], "-o"])
+                .arg(&output)
+                .current_dir(&source))?;
+            run(Command::new(strip).arg("-g").arg(&output))?;
+            return Ok(Some((version, read(&output)?)));
+        }
+        Ok(None)
+    }
+
+    fn sum(&self, root: &Path, object: &[u8], compiler: &str) -> Result<String> {
+        let mut text = String::new();
+        for name in self.sources {
+            let hash = hash(&read(&root.join("src").join(name))?);
+            let _ = writeln!(text, "source {name} {hash}");
+        }
+        let _ = writeln!(text, "object {}.o {}", self.name, hash(object));
+        let _ = writeln!(text, "flags {}", FLAGS.join(" "));
+        let _ = writeln!(text, "compiler {compiler}");
+        Ok(text)
+    }
+}
+
+/// First line of what a tool says about itself.
+fn version(tool: &str) -> Option<String> {
+    let output = Command::new(tool)
+        .arg("--version")
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    Some(
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+    )
+}
+
+fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_objects_are_fresh() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn a_stale_object_is_noticed() {
+        let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "stale").unwrap();
+        let copy = |name: &str| {
+            let from = root().join(GATE.folder).join(name);
+            std::fs::copy(from, folder.join(name)).unwrap();
+        };
+        std::fs::create_dir_all(folder.join("src")).unwrap();
+        for name in ["gate.o", "gate.sum", "src/gate.c", "src/gate.h"] {
+            copy(name);
+        }
+        // In another folder the same compiler makes the same bytes.
+        let fresh = GATE.check(&folder);
+        let mut stale = Vec::new();
+        for name in ["gate.o", "src/gate.c", "src/gate.h"] {
+            let mut bytes = std::fs::read(folder.join(name)).unwrap();
+            bytes.push(b'\n');
+            std::fs::write(folder.join(name), bytes).unwrap();
+            stale.push(GATE.check(&folder));
+            copy(name);
+        }
+        fresh.unwrap();
+        assert!(
+            stale.iter().all(|outcome| outcome
+                .as_ref()
+                .is_err_and(|why| why.to_string().contains("cargo xtask gate"))),
+            "{stale:?}"
+        );
+    }
+}
