@@ -23,7 +23,6 @@ pub mod meter;
 pub mod output;
 pub mod overlay;
 pub mod page;
-pub mod peer;
 pub mod privileges;
 pub mod recv;
 pub mod report;

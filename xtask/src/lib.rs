@@ -8,6 +8,7 @@ pub mod bench;
 pub mod cli;
 pub mod content;
 pub mod dist;
+pub mod ends;
 pub mod figures;
 pub mod fuzz;
 pub mod hold;

@@ -98,7 +98,7 @@ fn every_host_sends_to_every_other_one_without_privileges() {
     let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
     let start = |host: &Host| {
         let line = format!(
-            "lm-exchange --interface {INTERFACE} --idle default --peers {} --seconds 0.5 --admission {}",
+            "exchange --interface {INTERFACE} --idle default --peers {} --seconds 0.5 --admission {}",
             peers.join(","),
             ground.socket(host)
         );

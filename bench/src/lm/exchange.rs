@@ -38,7 +38,7 @@ const IDLE_MAX: Duration = Duration::from_millis(1);
 /// Faults that a report names; all are counted.
 const FAULTS_NAMED: usize = 20;
 
-/// Arguments of `lm-exchange`. It goes on receiving after its last message, until SIGTERM or Ctrl-C.
+/// Arguments of `exchange`. It goes on receiving after its last message, until SIGTERM or Ctrl-C.
 #[derive(Debug, Clone, Args)]
 pub struct ExchangeArgs {
     /// All hosts; the program's own address may be among them
@@ -70,11 +70,9 @@ pub struct ExchangeArgs {
     pub life: u32,
 }
 
-/// What `lm-exchange` prints.
+/// What `exchange` prints.
 #[derive(Debug, Serialize)]
 pub struct ExchangeReport {
-    /// Name of the program.
-    pub program: &'static str,
     /// This host.
     pub address: Ipv4Addr,
     /// From the first message on until the last confirmation, by the program's own clock.
@@ -185,7 +183,7 @@ struct Exchange<'a> {
     last_confirmed: Option<Instant>,
 }
 
-/// Runs `lm-exchange`.
+/// Runs `exchange`.
 ///
 /// # Errors
 ///
@@ -518,7 +516,6 @@ impl Exchange<'_> {
             ..received
         });
         ExchangeReport {
-            program: "lm-exchange",
             address: self.own,
             seconds: (self.last_confirmed.unwrap_or_else(Instant::now) - started).as_secs_f64(),
             to: self.targets.iter().map(|target| target.sent).collect(),

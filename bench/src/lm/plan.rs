@@ -1,4 +1,4 @@
-//! What `lm-check-send` and `lm-check-recv` both know: lengths and contents of all messages, from a seed.
+//! What both sides of `check` know: lengths and contents of all messages, from a seed.
 
 use clap::Args;
 use lm_ebpf::impair::split_mix;

@@ -225,10 +225,6 @@ impl Bench {
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
                 let [here, there] = self.run(&Launch::End(spec), &near, limit, stop)?;
-                let outcome = |text: &str| -> Result<Outcome, Failure> {
-                    serde_json::from_str(text)
-                        .map_err(|error| Failure::new(format!("an end's report: {error}")))
-                };
                 let here = outcome(&here)?;
                 let there = if stop {
                     Outcome::default()
@@ -260,7 +256,10 @@ impl Bench {
                 if zero_copy {
                     self.modes.insert("native zero-copy".to_owned());
                 }
-                Ok((spec.round(at, &here, Some(&there))?, None))
+                match count {
+                    Some(_) => Ok(self.round(what, at, &outcome(&here)?, &Outcome::default())),
+                    None => Ok((spec.round(at, &here, &there)?, None)),
+                }
             }
             How::Tool(tool) => {
                 let spec = ToolSpec {
@@ -399,6 +398,10 @@ impl Bench {
             .copied()
             .unwrap_or(Recipe::NativePolled)
     }
+}
+
+fn outcome(text: &str) -> Result<Outcome, Failure> {
+    serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))
 }
 
 fn port(transport: Transport) -> u16 {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::bed::daemons::{Daemons, NOBODY};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
+use crate::ends::Ends;
 use crate::machine::{ResultFile, describe, keep_cores_awake, two_cores};
 use crate::table::Table;
 use crate::workspace::Programs;
@@ -57,7 +58,7 @@ const REQUESTS_IN_TRAINS_A_ROUND: u32 = 36;
 /// Requests of a train: as many as a queue has places in the gate. Twelve of them count.
 const TRAIN: u32 = 16;
 /// Length of a request in bytes, for the round trips of UDP.
-const REQUEST_LEN: u32 = 128;
+const REQUEST_LEN: u64 = 128;
 /// LM_REQ to LM_ACQ_OK, 99 of 100: with a sleeping daemon, and with one that spins, in microseconds.
 const P99_MAX_US: [f64; 2] = [300.0, 60.0];
 /// What a flood may make of honest requests' p99.
@@ -65,7 +66,6 @@ const FLOOD_MAX: f64 = 2.0;
 const RECEIVER_PORT: u16 = 7168;
 const CONTROL_PORT: u16 = 7169;
 const HOP_PORT: u16 = 9000;
-const ECHO_PORT: u16 = 7400;
 
 /// A daemon on the right host, and a program that receives there.
 struct Ground {
@@ -213,24 +213,18 @@ fn echo(
 ) -> Result<Latency> {
     let bed = Bed::new(&BedConfig::default())?;
     let [asking, answering] = two_cores();
-    let to = format!("{}:{ECHO_PORT}", bed.right().address());
-    let launch = |program: &str, core| {
-        let launch = Launch::new(programs.path("lm-bench")).arg(program).core(core);
-        let launch = launch.time_limit(Duration::from_secs(3600));
-        if spin { launch.arg("--spin") } else { launch }
-    };
-    let pong = launch("udp-pong", answering).args(["--bind", &to, "--time-limit", "3600"]);
-    // As a daemon: only one that sleeps goes first.
-    let pong = if spin { pong } else { pong.goes_first() };
-    let mut pong = bed.right().spawn(pong)?;
-    pong.await_text("ready")?;
+    let transport = if spin { "udp-spinning" } else { "udp-blocking" };
+    let launch = |words, core| Launch::new(programs.path("lm-bench")).args(words).core(core);
     rounds(requests, REQUESTS_A_ROUND, distances, |requests| {
-        let ping = launch("udp-ping", asking)
-            .goes_first()
-            .args(["--to", &to, "--histogram"])
-            .args(["--message-size", &REQUEST_LEN.to_string()])
-            .args(["--count", &requests.to_string(), "--rate", &rate.to_string()]);
-        bed.left().spawn(ping)?.finish()?.json()
+        let ends = Ends::round_trips(transport, REQUEST_LEN, requests, Some(rate));
+        let far = launch(ends.far(), answering);
+        // As a daemon: only one that sleeps goes first.
+        let mut far = bed.right().spawn(if spin { far } else { far.goes_first() })?;
+        far.await_text("ready")?;
+        let near = launch(ends.near(), asking).goes_first();
+        let report = bed.left().spawn(near)?.finish()?.json()?;
+        far.stop()?;
+        Ok(report)
     })
 }
 
@@ -351,7 +345,7 @@ impl Latency {
 /// The latencies of some rounds, in microseconds, in order.
 fn latencies<'a>(reports: impl Iterator<Item = &'a Value>) -> Vec<f64> {
     let counts = |report: &Value| -> Vec<(u64, u64)> {
-        let counts = report.get("latency_counts").or_else(|| report.get("rtt_counts"));
+        let counts = report.get("latency_counts").or_else(|| report.get("round_trips"));
         serde_json::from_value(counts.cloned().unwrap_or_default()).unwrap_or_default()
     };
     let mut all: Vec<f64> = reports
@@ -587,7 +581,7 @@ mod tests {
         let latency = Latency {
             rounds: vec![
                 (round(&[(3000, 1), (9000, 1)]), Some(near)),
-                (json!({"rtt_counts": [(5000, 2)]}), None),
+                (json!({"round_trips": [(5000, 2)]}), None),
                 (json!({}), Some(near)),
             ],
         };

@@ -15,12 +15,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::congestion::Congestion;
-use super::recipes::{
-    self, BARE, FULL_PACKET, LM, NO_DIGESTS, PORT, bare_addresses, check_name, messages_in_flight,
-    receive_and_send, receiver_address, words,
-};
+use super::recipes::{self, BARE, FULL_PACKET, LM, NO_DIGESTS, SECONDS, bare_addresses, words};
 use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit, plot};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
+use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
 use crate::stats::Summary;
 use crate::workspace::Programs;
@@ -89,26 +87,21 @@ const BOX: &str = "the box";
 const NO_BOX: &str = "the link without it";
 /// What the box shall forward of what either side reaches through it.
 const BOX_RATIO: f64 = 2.0;
-/// What LM is here: name and options of `lm-stream-send`, its defaults first. TCP's checksums are left to the interfaces, so nobody computes
+/// What LM is here: name, transport and delivery, its defaults first. TCP's checksums are left to the interfaces, so nobody computes
 /// one; LM stands beside it with digests, as its tools have it, and without.
-const LM_STREAMS: [(&str, &str); 4] = [
-    (LM, ""),
-    ("LM, no digests", NO_DIGESTS),
-    ("LM partial, no digests", "--delivery partial --integrity none"),
-    (
-        "LM unreliable, no digests",
-        "--delivery unreliable --integrity none",
-    ),
+const LM_STREAMS: [(&str, &str, Option<&str>); 4] = [
+    (LM, "lm", None),
+    ("LM, no digests", NO_DIGESTS, None),
+    ("LM partial, no digests", NO_DIGESTS, Some("partial")),
+    ("LM unreliable, no digests", NO_DIGESTS, Some("unreliable")),
 ];
 /// Of these something is asked.
 const LM_WITH_TARGETS: usize = 3;
 
-/// How long one sample lasts, in seconds of the receiver's clock.
-const SECONDS: f64 = 1.0;
-/// A sender goes on until its receiver has measured, but not for longer.
+/// Seconds before those that count.
+const WARM_UP: f64 = 0.2;
+/// TCP's sender goes on until its receiver has measured, but not for longer.
 const SENDING_SECONDS: f64 = 12.0;
-/// LM's sender does not wait for its receiver.
-const LM_SENDING_SECONDS: f64 = SECONDS + 1.0;
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
@@ -173,11 +166,11 @@ fn comparisons(tcps: &[Tcp]) -> Vec<Comparison> {
         let (len, loss) = (point.message_len, point.loss);
         let lm = LM_STREAMS
             .iter()
-            .map(|&(name, options)| lm_stream(name, len, loss, options));
+            .map(|&(name, transport, delivery)| lm_stream(name, len, loss, transport, delivery));
         let tcp = tcps
             .iter()
             .map(|&(name, congestion)| tcp_stream(name, len, loss, congestion));
-        let targets = LM_STREAMS[..LM_WITH_TARGETS].iter().flat_map(|&(lm, _)| {
+        let targets = LM_STREAMS[..LM_WITH_TARGETS].iter().flat_map(|&(lm, ..)| {
             let target = move |&(tcp, _): &Tcp| Target::RatioOfAtLeast(lm, tcp, point.least);
             tcps.iter().map(target)
         });
@@ -194,7 +187,7 @@ fn comparisons(tcps: &[Tcp]) -> Vec<Comparison> {
     let mut through_the_box = vec![
         forwarding(BOX, bed_with_box()),
         forwarding(NO_BOX, BedConfig::default()),
-        lm_stream(LM, 65_536, "0%", ""),
+        lm_stream(LM, 65_536, "0%", "lm", None),
     ];
     through_the_box.extend(tcps.iter().map(tcp));
     through_the_box.push(bare_stream());
@@ -235,50 +228,39 @@ fn through_box(
     Ok(sample)
 }
 
-fn lm_stream(name: &'static str, message_len: u32, loss: &'static str, options: &str) -> Contender {
-    check_name(name, options);
-    let to = receiver_address();
-    let in_flight = messages_in_flight(message_len);
-    let receiver = words(&format!(
-        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
-         --in-flight {}",
-        2 * in_flight
-    ));
-    let sender = words(&format!(
-        "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {LM_SENDING_SECONDS} --in-flight {in_flight} {options}"
-    ));
-    let seed = Cell::new(0);
-    Contender {
-        name,
-        bed: bed_with_box(),
-        measure: Box::new(move |bed, programs| {
-            seed.set(seed.get() + 1);
-            let impairments = Impairments::loss(loss, seed.get());
-            through_box(bed, programs, &impairments, || {
-                let sample = receive_and_send(bed, programs, &receiver, &sender, false)
-                    .and_then(recipes::stream_sample);
-                match sample {
-                    // A stream that does not survive the loss delivers nothing: that is a result.
-                    Err(error) if loss != "0%" => Ok(Sample {
-                        value: 0.0,
-                        report: json!({"error": format!("{error:#}")}),
-                    }),
-                    other => other,
-                }
-            })
+fn lm_stream(
+    name: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    transport: &'static str,
+    delivery: Option<&str>,
+) -> Contender {
+    let ends = recipes::lm_stream_ends(name, message_len, transport, delivery);
+    lossy_stream(name, ends, loss, |sample| match sample {
+        // A stream that does not survive the loss delivers nothing: that is a result.
+        Err(error) => Ok(Sample {
+            value: 0.0,
+            report: json!({"error": format!("{error:#}")}),
         }),
-    }
+        other => other,
+    })
 }
 
 fn tcp_stream(name: &'static str, message_len: u32, loss: &'static str, congestion: &str) -> Contender {
-    let to = receiver_address();
-    let receiver = words(&format!(
-        "tcp-stream-recv --bind {to} --message-size {message_len} --seconds {SECONDS}"
-    ));
-    let sender = words(&format!(
-        "tcp-stream-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS} --congestion {congestion}"
-    ));
+    let ends = Ends::stream("tcp", message_len.into(), [WARM_UP, SECONDS]);
+    let ends = ends
+        .sending(SENDING_SECONDS)
+        .options(&format!("--congestion {congestion}"), "");
+    lossy_stream(name, ends, loss, |sample| sample)
+}
+
+/// A stream through the box; what of it is a result where packets are lost.
+fn lossy_stream(
+    name: &'static str,
+    ends: Ends,
+    loss: &'static str,
+    result: impl Fn(Result<Sample>) -> Result<Sample> + 'static,
+) -> Contender {
     let seed = Cell::new(0);
     Contender {
         name,
@@ -287,7 +269,8 @@ fn tcp_stream(name: &'static str, message_len: u32, loss: &'static str, congesti
             seed.set(seed.get() + 1);
             let impairments = Impairments::loss(loss, seed.get());
             through_box(bed, programs, &impairments, || {
-                recipes::stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+                let sample = recipes::stream(bed, programs, &ends);
+                if loss == "0%" { sample } else { result(sample) }
             })
         }),
     }

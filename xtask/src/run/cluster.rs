@@ -90,7 +90,7 @@ impl Exchange {
         let limit = Duration::from_secs_f64(self.seconds) + 3 * PATIENCE;
         let launch = Launch::new(tool)
             .args(["--time-limit", &limit.as_secs_f64().to_string()])
-            .args(["lm-exchange", "--interface", INTERFACE, "--idle", "default"])
+            .args(["exchange", "--interface", INTERFACE, "--idle", "default"])
             .args(["--peers", &peers.join(",")])
             .args(["--message-size", &self.message_len.to_string()])
             .args(["--seconds", &self.seconds.to_string()])
@@ -163,7 +163,7 @@ fn exchange_all(ground: &Ground, programs: &Programs, exchange: &Exchange) -> Re
         let output = program.stop()?;
         output.json().with_context(|| {
             let last = output.stderr.lines().last().unwrap_or("nothing").to_owned();
-            format!("lm-exchange ended without a report and said {last}")
+            format!("exchange ended without a report and said {last}")
         })
     });
     ended.collect()
@@ -276,15 +276,13 @@ pub(crate) fn sum(reports: &[Value], way: &str, name: &str) -> u64 {
 }
 
 fn address(value: &Value) -> Result<&str> {
-    value["address"]
-        .as_str()
-        .context("lm-exchange reported no address")
+    value["address"].as_str().context("exchange reported no address")
 }
 
 fn array<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
     value[name]
         .as_array()
-        .with_context(|| format!("lm-exchange reported no {name}"))
+        .with_context(|| format!("exchange reported no {name}"))
 }
 
 /// Seconds that a run may last.

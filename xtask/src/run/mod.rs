@@ -11,7 +11,7 @@ pub use interoperate::{UdpReceiveArguments, udp_receive};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
@@ -206,12 +206,4 @@ fn print_table(measured: &[bench::Measured], rounds: u32) {
     let mut table = bench::table(bench::Headings::LM);
     measured.iter().for_each(|one| one.add_to(&mut table));
     println!("\nMedians of {rounds} rounds in turns; spread: half the distance of the quartiles.\n\n{table}");
-}
-
-/// The value that `report` has under `path`, or an error that names the program.
-fn number(report: &Value, path: &[&str], program: &str) -> Result<f64> {
-    let value = path.iter().fold(report, |value, name| &value[*name]);
-    value
-        .as_f64()
-        .with_context(|| format!("{program} reported no {}", path.join(".")))
 }

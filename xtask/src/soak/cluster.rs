@@ -195,7 +195,7 @@ impl Life<'_> {
         for program in std::mem::take(&mut self.exchanges) {
             let output = program.stop()?;
             self.hear(&output.stderr);
-            reports.push(output.json().context("lm-exchange ended without a report")?);
+            reports.push(output.json().context("exchange ended without a report")?);
         }
         Ok(reports)
     }
