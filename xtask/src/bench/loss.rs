@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::congestion::Congestion;
 use super::recipes::{self, BARE, FULL_PACKET, LM, NO_DIGESTS, SECONDS, bare_addresses, words};
-use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit, plot};
+use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
@@ -33,18 +33,15 @@ pub struct Arguments {
     /// Rounds: how often every contender is measured.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
-    /// Also keep everything, with every single sample, in this file.
+    /// Also keep everything, with every single sample, in this file; `lm-bench report FILE --html PAGE` draws goodput against loss.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw goodput against loss into this file (SVG).
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
     /// Only comparisons whose key contains this text: box, 64k, 1m, 64k_1, …
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
 
-/// One point of the plot: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
+/// A message length and a loss: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
 struct Point {
     key: &'static str,
     title: &'static str,
@@ -106,19 +103,6 @@ const SENDING_SECONDS: f64 = 12.0;
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    // That there is no place for the plot is better learnt before an hour of measuring.
-    if let Some(path) = &arguments.plot {
-        std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .with_context(|| {
-                format!(
-                    "cannot write {}; name a file in a folder that exists",
-                    path.display()
-                )
-            })?;
-    }
     let programs = Programs::build()?;
     let tcps = tcps(&Congestion::of_this_system()?)?;
     let comparisons = super::selected(comparisons(&tcps), arguments.only.as_deref())?;
@@ -131,10 +115,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
     }
     println!("{}", super::ABOUT_VETH);
-    if let Some(path) = &arguments.plot {
-        plot::goodput(path, &charts(&measured))?;
-        eprintln!("drawn in {}", path.display());
-    }
     super::keep("loss", arguments.pairs, &measured, file)
 }
 
@@ -363,43 +343,6 @@ fn dropped_by_box(measured: &[Measured]) -> Vec<(String, u64)> {
         })
     });
     rows.filter(|(_, sum)| *sum > 0).collect()
-}
-
-/// The plot's charts: one for each message length, a line for each contender.
-fn charts(measured: &[Measured]) -> Vec<plot::Chart> {
-    let lens = [(65_536, "messages of 64 KiB"), (1 << 20, "messages of 1 MiB")];
-    let chart = |(message_len, title): (u32, &str)| {
-        let points: Vec<(&Point, &Measured)> = POINTS
-            .iter()
-            .filter(|point| point.message_len == message_len)
-            .filter_map(|point| Some((point, measured.iter().find(|one| one.key == point.key)?)))
-            .collect();
-        let mut lines: Vec<plot::Line> = Vec::new();
-        for (place, (_, one)) in points.iter().enumerate() {
-            for (name, summary, _) in &one.results {
-                let at = (place, summary.lower, summary.median, summary.upper);
-                match lines.iter_mut().find(|line| line.name == *name) {
-                    Some(line) => line.points.push(at),
-                    None => lines.push(plot::Line {
-                        name,
-                        points: vec![at],
-                    }),
-                }
-            }
-        }
-        plot::Chart {
-            title: title.to_owned(),
-            places: points
-                .iter()
-                .map(|(point, _)| point.loss.replace('%', " %"))
-                .collect(),
-            lines,
-        }
-    };
-    lens.map(chart)
-        .into_iter()
-        .filter(|chart| !chart.places.is_empty())
-        .collect()
 }
 
 #[cfg(test)]

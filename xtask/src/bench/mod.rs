@@ -13,7 +13,6 @@ pub mod delivery;
 mod instructions;
 pub mod loss;
 mod memory;
-mod plot;
 pub mod recipes;
 pub mod share;
 
