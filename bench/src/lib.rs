@@ -30,6 +30,7 @@ pub mod report;
 mod scratch;
 pub mod send;
 pub mod signals;
-pub mod size;
 pub mod suite;
 pub mod transfer;
+
+pub use lm_measure::size;

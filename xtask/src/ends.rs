@@ -2,6 +2,7 @@
 //! print what they have measured.
 
 use anyhow::{Context, Result};
+use lm_measure::statistics::Quantile;
 use serde_json::{Value, json};
 
 use crate::bed::{INTERFACE, Side};
@@ -125,23 +126,23 @@ pub fn gbit_per_s(report: &Value) -> Result<f64> {
     Ok(number("bytes")? * 8.0 / number("seconds")? / 1e9)
 }
 
-/// Round trips in nanoseconds, and how many had this time, of what a near end printed: shortest first.
-pub fn round_trips(report: &Value) -> Result<Vec<(u64, u64)>> {
-    serde_json::from_value(report["round_trips"].clone())
-        .with_context(|| format!("no round trips in {report}"))
+/// Median of the round trips in microseconds, of what a near end printed.
+pub fn median_us(report: &Value) -> Result<f64> {
+    let all = latencies_us([&report["round_trips"]]);
+    let median = Quantile::of(&all, 0.5).with_context(|| format!("no round trips in {report}"))?;
+    Ok(median.value)
 }
 
-/// Median of the round trips in microseconds.
-pub fn median_us(report: &Value) -> Result<f64> {
-    let counts = round_trips(report)?;
-    let all: u64 = counts.iter().map(|(_, count)| count).sum();
-    let mut below = 0;
-    let middle = counts.iter().find(|(_, count)| {
-        below += count;
-        2 * below >= all
-    });
-    let (nanoseconds, _) = middle.with_context(|| format!("no round trips in {report}"))?;
-    Ok(*nanoseconds as f64 / 1e3)
+/// Latencies in microseconds, shortest first, of lists of nanoseconds and how many took so long.
+pub fn latencies_us<'a>(counts: impl IntoIterator<Item = &'a Value>) -> Vec<f64> {
+    let counts = counts
+        .into_iter()
+        .flat_map(|counts| serde_json::from_value::<Vec<(u64, u64)>>(counts.clone()).unwrap_or_default());
+    let mut all: Vec<f64> = counts
+        .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
+        .collect();
+    all.sort_by(f64::total_cmp);
+    all
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use lm_measure::statistics::Summary;
+
 use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
@@ -11,7 +13,6 @@ use super::end::{Outcome, Spec, Task, Transport};
 use super::host::{LINK, LinkEnd};
 use super::schema::{LatencyRound, Link, Round, TransferRound, What};
 use super::serve::{Far, Hello};
-use super::statistics::Median;
 use super::tools::ToolSpec;
 use crate::cli::{Failure, Mode};
 use crate::histogram::LatencyHistogram;
@@ -375,7 +376,7 @@ impl Bench {
                 }
             }
         }
-        let medians = speeds.map(|speeds| Median::of(&speeds).map(|median| median.median));
+        let medians = speeds.map(|speeds| Summary::of_finite(speeds).map(|speeds| speeds.median));
         let tried: Vec<_> = Recipe::ALL.into_iter().zip(medians).collect();
         let best = tried
             .iter()

@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::congestion::Congestion;
@@ -20,7 +21,6 @@ use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
-use crate::stats::Summary;
 use crate::workspace::Programs;
 
 /// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.

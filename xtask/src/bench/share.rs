@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::recipes::{self, SECONDS};
@@ -24,7 +25,6 @@ use super::{Comparison, Contender, Headings, Measured, Target, Unit, congestion:
 use crate::bed::{Bed, BedConfig, Launch, Program};
 use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
-use crate::stats::Summary;
 use crate::workspace::Programs;
 
 /// Many LM senders into one receiver, and kernel TCP beside LM, at 64 KiB and 1 MiB messages.

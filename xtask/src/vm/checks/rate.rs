@@ -1,10 +1,10 @@
 //! Packets a second in zero-copy mode and in copy mode, on the same driver, in turns.
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::pair::Pair;
-use crate::stats::Summary;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
