@@ -162,7 +162,7 @@ impl From<DeliveryOption> for Delivery {
 }
 
 /// `--integrity`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IntegrityOption {
     /// Each hop's checksums must do.

@@ -20,7 +20,6 @@ pub mod log;
 pub mod meter;
 pub mod output;
 pub mod page;
-pub mod peer;
 pub mod privileges;
 pub mod recv;
 pub mod report;
@@ -28,6 +27,7 @@ pub mod report;
 mod scratch;
 pub mod send;
 pub mod signals;
-pub mod size;
 pub mod suite;
 pub mod transfer;
+
+pub use lm_measure::size;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::size;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
-use crate::size;
 use crate::workspace::{cargo, root, run, target_dir};
 
 /// What is in the tarball beside the programs.
@@ -85,7 +85,7 @@ pub fn dist(arguments: &Arguments) -> Result<()> {
     try_out(&partial, &staging, &name)?;
     // Not a rename: the output may lie on another file system.
     let len = copy(&partial, &tarball)?;
-    println!("{} ({})", tarball.display(), size::show(len));
+    println!("{} ({})", tarball.display(), size::exact(len));
     Ok(())
 }
 

@@ -319,7 +319,7 @@ impl Measured {
                 what: format!("{}, {what}, {} B", text(&row["device"]), row["size"]),
                 who: format!("{}{mode}", text(&row["system"])),
                 unit: unit.to_owned(),
-                figure: crate::stats::Summary::of(&rounds)?.median,
+                figure: lm_measure::statistics::Summary::of(&rounds)?.median,
                 rounds,
                 cores: Vec::new(),
             })
@@ -359,7 +359,7 @@ impl Measured {
                     name => Some(round[name].as_f64()? / scale),
                 };
                 let rounds: Vec<f64> = list(&row["rounds"]).iter().filter_map(value).collect();
-                let Some(summary) = crate::stats::Summary::of(&rounds) else {
+                let Some(summary) = lm_measure::statistics::Summary::of(&rounds) else {
                     continue;
                 };
                 let what = format!(

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 
-use crate::table::Table;
 use crate::workspace::{cargo, root, run, target_dir};
 
 /// Fuzz every parser, the receiver's state machine on the simulated NIC, the gate, and the daemon.

@@ -11,12 +11,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 
 use crate::bed::daemons::{self, Daemons, NOBODY};
 use crate::bed::{self, Cluster, ClusterConfig, Host, leftovers};
-use crate::table::Table;
 use crate::workspace::Programs;
 
 /// Folders of test beds, named by their keepers' process ids.

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 
 use crate::bench;
 use crate::gate;
-use crate::table::Table;
 use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::protocol::{Mode, Spoil};

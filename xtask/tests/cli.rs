@@ -96,16 +96,10 @@ fn an_unwritable_result_file_is_refused_before_anything_runs() {
     if skipped() {
         return;
     }
-    let json = ["--json", "/no/such/folder/result"];
-    for (command, file) in [
-        (&["run"][..], json),
-        (&["bench", "core"], json),
-        (&["bench", "loss"], json),
-        (&["bench", "loss"], ["--plot", "/no/such/folder/result"]),
-    ] {
+    for command in [&["run"][..], &["bench", "core"], &["bench", "loss"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
             .args(command)
-            .args(file)
+            .args(["--json", "/no/such/folder/result"])
             .output()
             .unwrap();
         let (line, code) = refusal(&output);

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use xtask::bed::{Bed, BedConfig, INTERFACE, Launch, Side};
+use xtask::bed::{Bed, BedConfig, Launch};
+use xtask::ends::Ends;
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
 fn skipped(why: &str) {
@@ -35,8 +36,8 @@ fn lm_bench() -> Option<PathBuf> {
     Some(path)
 }
 
-fn launch(lm_bench: &Path, line: &str) -> Launch {
-    Launch::new(lm_bench).args(line.split_whitespace())
+fn launch(lm_bench: &Path, words: Vec<String>) -> Launch {
+    Launch::new(lm_bench).args(words)
 }
 
 #[test]
@@ -82,17 +83,14 @@ fn data_comes_in_on_the_landing_queue() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(2)) else {
         return;
     };
-    let both = format!("--interface {INTERFACE} --idle default --message-size 64K");
-    let receive = format!("lm-stream-recv {both} --warmup 0.05 --seconds 0.2");
-    let mut receiver = bed.right().spawn(launch(&lm_bench, &receive)).unwrap();
+    let ends = Ends::stream("lm-sleeping", 64 << 10, [0.05, 0.2]);
+    let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
-    let send = format!("lm-stream-send {both} --to {} --seconds 1", Side::Right.address());
-    let sender = bed.senders()[1].spawn(launch(&lm_bench, &send)).unwrap();
+    let sender = bed.senders()[1].spawn(launch(&lm_bench, ends.near())).unwrap();
     let received = receiver.finish().unwrap().json().unwrap();
     assert!(received["messages"].as_u64().unwrap() > 0, "{received}");
     assert_eq!(received["user_copied_bytes"], 0, "{received}");
-    let sent = sender.finish().unwrap().json().unwrap();
-    assert_eq!(sent["receiver"], received);
+    sender.finish().unwrap();
 }
 
 /// Messages of one packet need no session: any number of senders at once.
@@ -101,13 +99,12 @@ fn a_receiver_counts_each_sender_apart() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(3)) else {
         return;
     };
-    let both = format!("--interface {INTERFACE} --idle default --message-size 1000");
-    let receive = format!("lm-stream-recv {both} --senders 3 --warmup 0.05 --seconds 0.3");
-    let mut receiver = bed.right().spawn(launch(&lm_bench, &receive)).unwrap();
+    let ends = Ends::stream("lm-sleeping", 1000, [0.05, 0.3]).sending(1.5);
+    let ends = ends.options("", "--senders 3");
+    let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
-    let send = format!("lm-stream-send {both} --to {} --seconds 2", Side::Right.address());
     let senders: Vec<_> = (bed.senders().iter())
-        .map(|host| host.spawn(launch(&lm_bench, &send)).unwrap())
+        .map(|host| host.spawn(launch(&lm_bench, ends.near())).unwrap())
         .collect();
     let received = receiver.finish().unwrap().json().unwrap();
     let each = received["senders"].as_array().unwrap();
@@ -129,8 +126,7 @@ fn a_receiver_counts_each_sender_apart() {
     assert_eq!(sum("messages"), received["messages"].as_u64().unwrap());
     assert_eq!(sum("bytes"), 1000 * sum("messages"));
     for sender in senders {
-        let sent = sender.finish().unwrap().json().unwrap();
-        assert_eq!(sent["receiver"]["bytes"], received["bytes"]);
+        sender.finish().unwrap();
     }
 }
 
@@ -139,16 +135,12 @@ fn a_receiver_that_waits_in_vain_says_who_is_missing() {
     let (Some(lm_bench), Some(bed)) = (lm_bench(), switch(2)) else {
         return;
     };
-    let both = format!("--interface {INTERFACE} --idle default --message-size 1000");
-    let receive = format!("lm-stream-recv {both} --senders 2");
-    let mut receiver = bed.right().spawn(launch(&lm_bench, &receive)).unwrap();
+    let ends = Ends::stream("lm-sleeping", 1000, [0.05, 1.0]).sending(0.1);
+    let ends = ends.options("", "--senders 2");
+    let mut receiver = bed.right().spawn(launch(&lm_bench, ends.far())).unwrap();
     receiver.await_text("ready").unwrap();
-    let send = format!(
-        "lm-stream-send {both} --to {} --seconds 0.1",
-        Side::Right.address()
-    );
     bed.left()
-        .spawn(launch(&lm_bench, &send))
+        .spawn(launch(&lm_bench, ends.near()))
         .unwrap()
         .finish()
         .unwrap();

@@ -10,7 +10,8 @@ use super::socket::is_last;
 use super::{Port, PortArgs, ToArgs};
 #[cfg(feature = "xsk-rs")]
 use super::{Sockets, xsk_rs};
-use crate::peer::latency::{RoundTripReport, RoundTrips};
+use crate::histogram::LatencyHistogram;
+use crate::suite::Outcome;
 
 /// Arguments of `bare-ping`.
 #[derive(Debug, Clone, Args)]
@@ -95,7 +96,7 @@ impl Port {
 /// # Errors
 ///
 /// Set-up errors of the kernel, and a round trip that took more than a second.
-pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
+pub fn ping(args: &PingArgs) -> io::Result<Outcome> {
     #[cfg(feature = "xsk-rs")]
     if args.port.sockets != Sockets::Own {
         return xsk_rs::ping(args);
@@ -104,7 +105,7 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
     let mut port = Port::open(&args.port)?;
     let headers = args.to.ends(args.port.port).headers(args.payload);
     let len = (HEADER_LEN + args.payload) as u32;
-    let mut round_trips = RoundTrips::new();
+    let mut round_trips = LatencyHistogram::new();
     let warm_up = args.count / 10;
     for number in 0..args.count + warm_up {
         port.prepare(&headers, &number.to_be_bytes());
@@ -130,10 +131,10 @@ pub fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
             ));
         }
         if number >= warm_up {
-            round_trips.record(elapsed);
+            round_trips.record_ns(elapsed.as_nanos() as u64);
         }
     }
-    Ok(round_trips.report("bare-ping"))
+    Ok(Outcome::of_round_trips(&round_trips))
 }
 
 /// Runs `bare-pong` until the process is ended.

@@ -20,8 +20,8 @@ use super::socket::{CHUNKS_EACH_WAY, patiently, raise_send_buffer};
 use super::stream::{ReceiveArgs, ReceiveReport, Room, SendArgs, SendReport};
 use super::sys::Redirect;
 use super::{PortArgs, Waiting, ifindex};
-use crate::peer::latency::{RoundTripReport, RoundTrips};
-use crate::suite::Meter;
+use crate::histogram::LatencyHistogram;
+use crate::suite::{Meter, Outcome};
 
 /// A socket, its rings and its frames.
 struct Port {
@@ -332,7 +332,7 @@ pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<Re
 }
 
 /// [`super::ping`] by these sockets.
-pub(super) fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
+pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     args.port.check_payload(args.payload)?;
     let mut port = Port::open(&args.port)?;
     let _redirect = port.attach(&args.port)?;
@@ -341,7 +341,7 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
     port.prepare(&packet(&args.port, &args.to, &payload))?;
     let mut out = vec![0; XDP_UMEM_MIN_CHUNK_SIZE as usize];
     let copies = port.copies;
-    let mut round_trips = RoundTrips::new();
+    let mut round_trips = LatencyHistogram::new();
     let warm_up = args.count / 10;
     for number in 0..args.count + warm_up {
         port.reap();
@@ -371,10 +371,10 @@ pub(super) fn ping(args: &PingArgs) -> io::Result<RoundTripReport> {
             ));
         }
         if number >= warm_up {
-            round_trips.record(elapsed);
+            round_trips.record_ns(elapsed.as_nanos() as u64);
         }
     }
-    Ok(round_trips.report("bare-ping"))
+    Ok(Outcome::of_round_trips(&round_trips))
 }
 
 /// [`super::pong`] by these sockets.

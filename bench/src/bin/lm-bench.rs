@@ -8,13 +8,12 @@ use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure, end_after, print, ready};
 use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, lm, log, page, peer};
+use lm_bench::{admission, bare, log, page};
 
 /// Measures LM and what it is compared with
 ///
 /// Start `lm-bench serve` on one host, then latency, throughput, cpu, limit or compare on the other. Throughput is payload that arrived, by
-/// the receiver's clock; round trips are whole ones. The other programs are single ends for measurements by hand: start the receiving
-/// side first. `cargo xtask bench compare` does it all on this machine.
+/// the receiver's clock; round trips are whole ones. `cargo xtask bench compare` does it all on this machine.
 #[derive(Parser)]
 #[command(name = "lm-bench", version)]
 struct Arguments {
@@ -47,41 +46,29 @@ enum Program {
     /// One end of a measurement; the commands above start it
     #[command(hide = true)]
     End(suite::EndArgs),
-    /// Kernel UDP: send messages as fast as the socket takes them
-    UdpSend(peer::SendArgs),
-    /// Kernel UDP: receive and count
-    UdpRecv(peer::ReceiveArgs),
-    /// Kernel UDP: measure round trips
-    UdpPing(peer::PingArgs),
-    /// Kernel UDP: answer until ended
-    UdpPong(peer::PongArgs),
-    /// Kernel TCP: send messages as fast as the socket takes them
-    TcpStreamSend(peer::tcp::SendArgs),
-    /// Kernel TCP: receive messages and count whole ones
-    TcpStreamRecv(peer::tcp::ReceiveArgs),
-    /// LM: send messages as fast as the receiver's credit allows
-    LmStreamSend(lm::SendArgs),
-    /// LM: receive messages and count
-    LmStreamRecv(lm::ReceiveArgs),
-    /// LM: measure round trips
-    LmPing(lm::PingArgs),
-    /// LM: answer until ended
-    LmPong(lm::PongArgs),
     /// Admission: ask a host's daemon for sessions, as a daemon does, and measure how long grants take
+    #[command(hide = true)]
     AdmissionAsk(admission::AskArgs),
     /// Admission: receive nothing, so that a daemon has somebody to grant sessions for
+    #[command(hide = true)]
     AdmissionReceive(admission::ReceiveArgs),
     /// Admission: ask this host's daemon for sessions, and measure how long grants take
+    #[command(hide = true)]
     AdmissionHop(admission::HopArgs),
     /// Admission: send a daemon what it must not believe
+    #[command(hide = true)]
     AdmissionFlood(admission::FloodArgs),
     /// Bare AF_XDP: send packets
+    #[command(hide = true)]
     BareSend(bare::SendArgs),
     /// Bare AF_XDP: receive packets and count
+    #[command(hide = true)]
     BareRecv(bare::ReceiveArgs),
     /// Bare AF_XDP: measure round trips
+    #[command(hide = true)]
     BarePing(bare::PingArgs),
     /// Bare AF_XDP: answer until ended
+    #[command(hide = true)]
     BarePong(bare::PongArgs),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
@@ -131,17 +118,7 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::Cpu(args) => suite::measure(Measuring::Cpu, &args)?,
         Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,
         Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
-        Program::End(args) => print(&suite::run(&args, ready)?),
-        Program::UdpSend(args) => print(&peer::send(&args).map_err(system)?),
-        Program::UdpRecv(args) => print(&peer::receive(&args, ready).map_err(system)?),
-        Program::UdpPing(args) => print(&peer::ping(&args).map_err(system)?),
-        Program::UdpPong(args) => peer::pong(&args, ready).map_err(system)?,
-        Program::TcpStreamSend(args) => print(&peer::tcp::send(&args).map_err(system)?),
-        Program::TcpStreamRecv(args) => print(&peer::tcp::receive(&args, ready).map_err(system)?),
-        Program::LmStreamSend(args) => print(&lm::send(&args)?),
-        Program::LmStreamRecv(args) => print(&lm::receive(&args, ready)?),
-        Program::LmPing(args) => print(&lm::ping(&args)?),
-        Program::LmPong(args) => lm::pong(&args, ready)?,
+        Program::End(args) => suite::run(&args, ready, print)?,
         Program::AdmissionAsk(args) => print(&admission::ask(&args)?),
         Program::AdmissionReceive(args) => admission::receive(&args, ready)?,
         Program::AdmissionHop(args) => print(&admission::hop(&args)?),

@@ -1,11 +1,6 @@
-//! LM itself, measured as its users would use it: through [`lm_dataplane::Endpoint`] alone.
+//! LM itself, used as its users would use it: through [`lm_dataplane::Endpoint`] alone.
 //!
-//! A stream of messages of one length with several in flight, each written into loaned memory, and a ping-pong of one
-//! message. The counterparts over kernel UDP ([`crate::peer`]) do exactly as much with the payload: a sequence number at
-//! its start, nothing else.
-
-mod pingpong;
-mod stream;
+//! What is measured of it is in [`crate::suite`]; here are programs that know every byte of what they send, and an endpoint's options.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
@@ -15,9 +10,6 @@ use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStra
 
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
-
-pub use pingpong::{PingArgs, PongArgs, ping, pong};
-pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 
 /// Send and landing memory that a program takes at least, and for how many messages of the length measured.
 const MEMORY_LEN: u64 = 4 << 20;
@@ -44,12 +36,6 @@ pub struct EndpointArgs {
     /// How to wait
     #[arg(long, value_enum, default_value_t = Idle::Spin)]
     pub idle: Idle,
-    /// Leave the receive queues to the kernel's softirq instead of polling them
-    #[arg(long)]
-    pub no_queue_polling: bool,
-    /// Packets handed to the driver and not yet completed
-    #[arg(long, default_value_t = EndpointConfig::default().tx_in_flight)]
-    pub tx_in_flight: u32,
     /// Fragments in a window
     #[arg(long, default_value_t = EndpointConfig::default().window_fragments)]
     pub window: u32,
@@ -94,8 +80,6 @@ impl EndpointArgs {
             max_message_len: message_len.max(1 << 20),
             landing_len: memory.max(MEMORY_LEN),
             send_len: memory.max(MEMORY_LEN),
-            tx_in_flight: self.tx_in_flight,
-            poll_queues: !self.no_queue_polling,
             integrity: integrity.into(),
             exclusive: self.exclusive,
             admission: self.admission.clone(),

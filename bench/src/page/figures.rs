@@ -1,6 +1,7 @@
 //! Numbers out of reports: medians and quartiles of rounds, systems by the link they ran on, and how numbers are written.
 
-use crate::size::ByteSize;
+use lm_measure::statistics::Summary;
+
 use crate::suite::schema::{LatencyRound, Link, Report, Round, Row, System, TransferRound, What};
 
 /// Systems of a report that ran on links of one kind and can be drawn side by side.
@@ -70,49 +71,22 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The middle of repeated measurements and their quartiles.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
-    pub(super) lower: f64,
-    pub(super) median: f64,
-    pub(super) upper: f64,
-}
-
-/// `None` for no values. Quantiles by linear interpolation between the closest ranks.
-pub(super) fn spread(mut values: Vec<f64>) -> Option<Spread> {
-    values.retain(|value| value.is_finite());
-    if values.is_empty() {
-        return None;
-    }
-    values.sort_by(f64::total_cmp);
-    let at = |fraction: f64| {
-        let rank = fraction * (values.len() - 1) as f64;
-        let (below, above) = (values[rank.floor() as usize], values[rank.ceil() as usize]);
-        below + (above - below) * rank.fract()
-    };
-    Some(Spread {
-        lower: at(0.25),
-        median: at(0.5),
-        upper: at(0.75),
-    })
-}
-
 /// A figure of every latency round.
-pub(super) fn of_latency(row: &Row, figure: impl Fn(&LatencyRound) -> Option<f64>) -> Option<Spread> {
+pub(super) fn of_latency(row: &Row, figure: impl Fn(&LatencyRound) -> Option<f64>) -> Option<Summary> {
     let rounds = row.rounds.iter().filter_map(|round| match round {
         Round::Latency(round) => figure(round),
         Round::Transfer(_) => None,
     });
-    spread(rounds.collect())
+    Summary::of_finite(rounds)
 }
 
 /// A figure of every transfer.
-pub(super) fn of_transfer(row: &Row, figure: impl Fn(&TransferRound) -> f64) -> Option<Spread> {
+pub(super) fn of_transfer(row: &Row, figure: impl Fn(&TransferRound) -> f64) -> Option<Summary> {
     let rounds = row.rounds.iter().filter_map(|round| match round {
         Round::Transfer(round) => Some(figure(round)),
         Round::Latency(_) => None,
     });
-    spread(rounds.collect())
+    Summary::of_finite(rounds)
 }
 
 /// Points of an `.hgrm` text: quantile and microseconds; of those with many more nines than samples only the first.
@@ -148,34 +122,14 @@ pub(super) fn times(value: f64) -> String {
     format!("{} ×", number(value))
 }
 
-/// `64 KiB`, `1 MiB`, `7168 B`.
-pub(super) fn size_name(bytes: u64) -> String {
-    let short = ByteSize::new(bytes).to_string();
-    match short.strip_suffix(['K', 'M', 'G', 'T']) {
-        Some(number) => format!("{number} {}iB", &short[number.len()..]),
-        None => format!("{short} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn quartiles_leave_out_what_is_no_number() {
-        let spread = spread(vec![4.0, f64::NAN, 1.0, 3.0, 2.0, 5.0]).unwrap();
-        assert_eq!((spread.lower, spread.median, spread.upper), (2.0, 3.0, 4.0));
-        assert_eq!(super::spread(vec![f64::INFINITY]), None);
-    }
-
-    #[test]
     fn numbers_have_three_digits() {
         let texts = [0.0, 0.0123, 0.42, 1.684, 28.94, 398.6].map(number);
         assert_eq!(texts, ["0", "0.012", "0.420", "1.68", "28.9", "399"]);
-        assert_eq!(
-            [64, 7168, 65_536, 1 << 20].map(size_name),
-            ["64 B", "7 KiB", "64 KiB", "1 MiB"]
-        );
     }
 
     #[test]

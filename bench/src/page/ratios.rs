@@ -1,8 +1,9 @@
 //! Ratios with their intervals against what is asked of them: a table with a forest plot in one of its columns.
 
+use lm_measure::size::exact;
 use maud::{Markup, html};
 
-use super::figures::{number, size_name, times};
+use super::figures::{number, times};
 use crate::suite::schema::{Ratio, Report, Target, Verdict, What};
 
 /// Units of the drawing in a row; the page scales it.
@@ -155,7 +156,7 @@ fn forest(report: &Report, ratios: &[&Ratio]) -> Markup {
                     @let (class, verdict) = verdict_name(ratio.verdict);
                     tr {
                         td.what { (what_name(ratio)) }
-                        td.size { (size_name(ratio.size)) }
+                        td.size { (exact(ratio.size)) }
                         td.pair { (title(&ratio.system)) span.note { " over " } (title(&ratio.against)) }
                         td.plot { (interval(ratio, &span)) }
                         td.n { strong { (times(ratio.median)) } }

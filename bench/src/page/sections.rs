@@ -2,9 +2,11 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use lm_measure::size::exact;
+use lm_measure::statistics::Summary;
 use maud::{Markup, html};
 
-use super::figures::{Group, Spread, number, of_histogram, of_latency, of_transfer, size_name};
+use super::figures::{Group, number, of_histogram, of_latency, of_transfer};
 use super::input::Input;
 use super::plot::{Axis, Chart, Line, Point, family};
 use crate::suite::schema::{Host, LatencyRound, Link, Report, Row, TransferRound, What};
@@ -169,7 +171,7 @@ fn lines<'a>(
     group: &Group<'a>,
     rows: impl Fn(&str) -> Vec<&'a Row>,
     unit: &str,
-    figure: impl Fn(&Row) -> Option<Spread>,
+    figure: impl Fn(&Row) -> Option<Summary>,
 ) -> Vec<Line> {
     let point = |row: &Row| {
         let spread = figure(row)?;
@@ -177,7 +179,7 @@ fn lines<'a>(
             x: row.size as f64,
             y: spread.median,
             range: Some((spread.lower, spread.upper)),
-            says: format!("{} {unit} at {}", number(spread.median), size_name(row.size)),
+            says: format!("{} {unit} at {}", number(spread.median), exact(row.size)),
         })
     };
     let line = |id: &String| Line {
@@ -270,8 +272,8 @@ fn percentiles(group: &Group<'_>, what: What) -> Chart {
     let tick = |quantile: f64, name: &str| (nines(quantile), name.to_owned());
     Chart {
         title: match what {
-            What::LatencyUnderLoad => format!("Round trips of {} beside a bulk transfer", size_name(size)),
-            _ => format!("Round trips of {} by percentile", size_name(size)),
+            What::LatencyUnderLoad => format!("Round trips of {} beside a bulk transfer", exact(size)),
+            _ => format!("Round trips of {} by percentile", exact(size)),
         },
         note: "µs; of all rounds".to_owned(),
         x: Axis {
@@ -348,7 +350,7 @@ fn transfer_table(group: &Group<'_>) -> Markup {
                     th.n { "sender" } th.n { "receiver" } th.n { "spare cycles" } th.n { "messages lost" }
                 } }
                 tbody { @for row in rows { tr {
-                    td { (swatch(&row.system)) } td.n { (size_name(row.size)) } td.n { (row.rounds.len()) }
+                    td { (swatch(&row.system)) } td.n { (exact(row.size)) } td.n { (row.rounds.len()) }
                     td.n { (of(row, |round| round.bits_per_s() / 1e9)) }
                     td.n { @if let Some(spread) = of_transfer(row, |round| round.bits_per_s() / 1e9) { (number(spread.lower)) " – " (number(spread.upper)) } }
                     td.n { (of(row, TransferRound::cpu_s_per_gb)) }
@@ -390,7 +392,7 @@ fn latency_table(group: &Group<'_>, what: What, title: &str) -> Markup {
                     @if what == What::LatencyUnderLoad { th.n { "load, Gbit/s" } }
                 } }
                 tbody { @for row in rows { tr {
-                    td { (swatch(&row.system)) } td.n { (size_name(row.size)) } td.n { (row.rounds.len()) }
+                    td { (swatch(&row.system)) } td.n { (exact(row.size)) } td.n { (row.rounds.len()) }
                     td.n { (us(row, |round| round.min_ns)) } td.n { (us(row, |round| Some(round.p50_ns))) } td.n { (us(row, |round| round.p90_ns)) }
                     td.n { (us(row, |round| round.p99_ns)) } td.n { (us(row, |round| round.p999_ns)) } td.n { (us(row, |round| round.max_ns)) }
                     td.n { (us(row, |round| Some(round.mean_ns))) }
@@ -435,7 +437,7 @@ pub(super) fn systems(reports: &[Report]) -> Markup {
                     table.cards {
                         thead { tr { th { "system" } th { "size" } th { "round" } th { "why" } } }
                         tbody { @for failed in &report.failures { tr {
-                            td { (failed.system) } td { (size_name(failed.size)) } td.n { (failed.at + 1) } td { (failed.why) }
+                            td { (failed.system) } td { (exact(failed.size)) } td.n { (failed.at + 1) } td { (failed.why) }
                         } } }
                     }
                 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child::Place;
 use super::host::LinkEnd;
-use super::schema::{LatencyRound, Round, TransferRound};
+use super::schema::{Round, TransferRound};
 use crate::bare::{self, Sockets};
 use crate::cli::Failure;
 
@@ -238,27 +238,11 @@ impl BareSpec {
         line.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// The two reports as a round.
-    pub(super) fn round(&self, at: u32, near: &str, far: Option<&str>) -> Result<Round, Failure> {
+    /// The two reports of a stream as a round.
+    pub(super) fn round(&self, at: u32, near: &str, far: &str) -> Result<Round, Failure> {
         let unread = |error: serde_json::Error| Failure::new(format!("a bare program's report: {error}"));
-        if self.round_trips.is_some() {
-            let report: PingReport = serde_json::from_str(near).map_err(unread)?;
-            let at_us = report.rtt_us;
-            return Ok(Round::Latency(LatencyRound {
-                at,
-                count: report.count,
-                min_ns: Some(at_us.min * 1e3),
-                p50_ns: at_us.p50 * 1e3,
-                p90_ns: Some(at_us.p90 * 1e3),
-                p99_ns: Some(at_us.p99 * 1e3),
-                p999_ns: Some(at_us.p999 * 1e3),
-                max_ns: Some(at_us.max * 1e3),
-                mean_ns: at_us.mean * 1e3,
-                load_bits_per_s: None,
-            }));
-        }
         let send: bare::SendReport = serde_json::from_str(near).map_err(unread)?;
-        let receive: bare::ReceiveReport = serde_json::from_str(far.unwrap_or_default()).map_err(unread)?;
+        let receive: bare::ReceiveReport = serde_json::from_str(far).map_err(unread)?;
         Ok(Round::Transfer(TransferRound {
             at,
             bytes: receive.bytes,
@@ -275,24 +259,6 @@ impl BareSpec {
             spare_fraction: Vec::new(),
         }))
     }
-}
-
-/// What `bare-ping` prints.
-#[derive(Deserialize)]
-struct PingReport {
-    count: u64,
-    rtt_us: Microseconds,
-}
-
-#[derive(Deserialize)]
-struct Microseconds {
-    min: f64,
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    p999: f64,
-    max: f64,
-    mean: f64,
 }
 
 /// Where the files by which receivers pace senders are: nobody but this user can make it.

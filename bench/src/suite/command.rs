@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use lm_core_distance::{Apart, Distances, PATIENCE};
+use lm_measure::distance::{Apart, Distances, PATIENCE};
 
 use super::bare::{self, Recipe};
 use super::catalogue::{self, Entry, How, On};

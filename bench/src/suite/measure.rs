@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use lm_measure::statistics::Summary;
+
 use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
@@ -11,7 +13,6 @@ use super::end::{Outcome, Spec, Task, Transport};
 use super::host::{LINK, LinkEnd};
 use super::schema::{LatencyRound, Link, Round, TransferRound, What};
 use super::serve::{Far, Hello};
-use super::statistics::Median;
 use super::tools::ToolSpec;
 use crate::cli::{Failure, Mode};
 use crate::histogram::LatencyHistogram;
@@ -225,10 +226,6 @@ impl Bench {
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
                 let [here, there] = self.run(&Launch::End(spec), &near, limit, stop)?;
-                let outcome = |text: &str| -> Result<Outcome, Failure> {
-                    serde_json::from_str(text)
-                        .map_err(|error| Failure::new(format!("an end's report: {error}")))
-                };
                 let here = outcome(&here)?;
                 let there = if stop {
                     Outcome::default()
@@ -260,7 +257,10 @@ impl Bench {
                 if zero_copy {
                     self.modes.insert("native zero-copy".to_owned());
                 }
-                Ok((spec.round(at, &here, Some(&there))?, None))
+                match count {
+                    Some(_) => Ok(self.round(what, at, &outcome(&here)?, &Outcome::default())),
+                    None => Ok((spec.round(at, &here, &there)?, None)),
+                }
             }
             How::Tool(tool) => {
                 let spec = ToolSpec {
@@ -376,7 +376,7 @@ impl Bench {
                 }
             }
         }
-        let medians = speeds.map(|speeds| Median::of(&speeds).map(|median| median.median));
+        let medians = speeds.map(|speeds| Summary::of_finite(speeds).map(|speeds| speeds.median));
         let tried: Vec<_> = Recipe::ALL.into_iter().zip(medians).collect();
         let best = tried
             .iter()
@@ -399,6 +399,10 @@ impl Bench {
             .copied()
             .unwrap_or(Recipe::NativePolled)
     }
+}
+
+fn outcome(text: &str) -> Result<Outcome, Failure> {
+    serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))
 }
 
 fn port(transport: Transport) -> u16 {

@@ -22,7 +22,6 @@ mod measure;
 mod output;
 pub mod schema;
 mod serve;
-mod statistics;
 mod targets;
 mod tools;
 

@@ -5,6 +5,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
+use lm_measure::statistics::Summary;
+
 use super::schema::{Failed, LatencyRound, Ratio, Report, Round, Row, Target, Verdict, What};
 use super::targets::{at, median};
 use crate::cli::Failure;
@@ -86,12 +88,8 @@ fn name(what: What) -> &'static str {
     }
 }
 
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        len => (values[(len - 1) / 2] + values[len / 2]) / 2.0,
-    }
+fn middle(values: Vec<f64>) -> f64 {
+    Summary::of(&values).map_or(0.0, |values| values.median)
 }
 
 fn latency_line(out: &mut String, row: &Row) {

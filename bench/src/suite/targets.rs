@@ -1,7 +1,8 @@
 //! What is compared with what, and what is asked.
 
+use lm_measure::statistics::Summary;
+
 use super::schema::{Near, Ratio, Round, Row, Target, Verdict, What};
-use super::statistics::Median;
 
 /// Kernel UDP without segmentation by the kernel.
 const UDP: [&str; 6] = [
@@ -49,12 +50,8 @@ pub(super) fn at(round: &Round) -> u32 {
 
 /// Median of a metric over a row's rounds.
 pub(super) fn median(row: &Row, metric: &str) -> Option<f64> {
-    let values: Vec<f64> = row
-        .rounds
-        .iter()
-        .filter_map(|round| value(round, metric))
-        .collect();
-    Some(Median::of(&values)?.median)
+    let values = row.rounds.iter().filter_map(|round| value(round, metric));
+    Some(Summary::of_finite(values)?.median)
 }
 
 fn find<'a>(rows: &'a [Row], what: What, size: u64, system: &str) -> Option<&'a Row> {
@@ -73,7 +70,8 @@ fn ratio(one: &Row, other: &Row, metric: &str, target: Option<Target>) -> Option
         .filter(|(_, ratio)| ratio.is_finite())
         .collect();
     let ratios: Vec<f64> = pairs.iter().map(|(_, ratio)| *ratio).collect();
-    let median = Median::of(&ratios)?;
+    let summary = Summary::of(&ratios)?;
+    let [low, high] = summary.interval;
     Some(Ratio {
         what: one.what,
         size: one.size,
@@ -81,17 +79,32 @@ fn ratio(one: &Row, other: &Row, metric: &str, target: Option<Target>) -> Option
         system: one.system.clone(),
         against: other.system.clone(),
         rounds: ratios.len() as u32,
-        median: median.median,
-        low: median.low,
-        high: median.high,
+        median: summary.median,
+        low,
+        high,
         near: near(one, other, &pairs),
         target,
         verdict: match target {
             // No interval of so few is sure by 95 %.
             Some(_) if ratios.len() < ROUNDS_LEAST => Verdict::Unclear,
-            _ => median.verdict(target),
+            _ => verdict(&summary, target),
         },
     })
+}
+
+/// Whether the median's interval is clear of a target.
+fn verdict(ratios: &Summary, target: Option<Target>) -> Verdict {
+    let [low, high] = ratios.interval;
+    let (inside, outside) = match target {
+        None => return Verdict::None,
+        Some(Target::AtLeast(least)) => (low >= least, high < least),
+        Some(Target::AtMost(most)) => (high <= most, low > most),
+    };
+    match (inside, outside) {
+        (true, _) => Verdict::Met,
+        (_, true) => Verdict::Missed,
+        _ => Verdict::Unclear,
+    }
 }
 
 /// What is left of the ratios where both systems had near cores.
@@ -106,7 +119,7 @@ fn near(one: &Row, other: &Row, pairs: &[(u32, f64)]) -> Option<Near> {
     Some(Near {
         rounds: near.len() as u32,
         left_out: (pairs.len() - near.len()) as u32,
-        median_low_high: Median::of(&near).map(|median| [median.median, median.low, median.high]),
+        median_low_high: Summary::of(&near).map(|near| [near.median, near.interval[0], near.interval[1]]),
     })
 }
 
@@ -286,5 +299,20 @@ mod tests {
             ("iperf3", Verdict::Unclear),
             "five rounds say nothing"
         );
+    }
+    #[test]
+    fn verdicts_are_clear_or_unclear() {
+        let median = Summary::of(&[1.1, 0.9, 1.0]).unwrap();
+        for (target, expected) in [
+            (Target::AtLeast(0.9), Verdict::Met),
+            (Target::AtLeast(1.0), Verdict::Unclear),
+            (Target::AtLeast(1.2), Verdict::Missed),
+            (Target::AtMost(1.1), Verdict::Met),
+            (Target::AtMost(1.0), Verdict::Unclear),
+            (Target::AtMost(0.8), Verdict::Missed),
+        ] {
+            assert_eq!(verdict(&median, Some(target)), expected, "{target:?}");
+        }
+        assert_eq!(verdict(&median, None), Verdict::None);
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
-use crate::measuring::{bare_addresses, lm_bench, number, stream};
+use crate::measuring::{bare_addresses, lm_bench, measured_stream, number, stream};
 
 const PAYLOAD_LEN: usize = 400;
 const SEED: u64 = 2026;
@@ -379,22 +379,12 @@ fn queues_are_kept() {
 fn lm_and_tcp_pass() {
     let Some(bed) = Bed::with_box() else { return };
     let running = start_box(&bed, "");
-    let both = format!("--interface {INTERFACE} --message-size 64K");
-    let (received, _) = stream(
-        &bed,
-        &format!("lm-stream-recv {both}"),
-        &format!("lm-stream-send {both} --to {RECEIVER}"),
-    );
+    let (received, _) = measured_stream(&bed, "lm", 64 << 10);
     assert!(number(&received, "messages") > 0, "{received}");
     assert_eq!(number(&received, "lost_messages"), 0, "{received}");
     stop(running);
     let running = start_box(&bed, "--loss 1%");
-    let to = format!("{RECEIVER}:7500");
-    let (received, _) = stream(
-        &bed,
-        &format!("tcp-stream-recv --bind {to}"),
-        &format!("tcp-stream-send --to {to}"),
-    );
+    let (received, _) = measured_stream(&bed, "tcp", 64 << 10);
     assert!(number(&received, "messages") > 0, "{received}");
     running.signal(Signal::INT);
     let report = running.end().expect_code(0).json();

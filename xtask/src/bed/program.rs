@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{
     CpuSet, Gid, Uid, sched_setaffinity, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -252,6 +252,21 @@ impl Program {
         Ok(output)
     }
 
+    /// Like [`Self::finish`]; what the program says on standard error is repeated there meanwhile.
+    pub fn finish_aloud(mut self) -> Result<Output> {
+        let mut shown = 0;
+        while !self.has_ended()? {
+            ensure!(Instant::now() < self.deadline, "{} runs for too long", self.name);
+            let said = self.said();
+            if let Some(new) = said.get(shown..) {
+                eprint!("{new}");
+                shown = said.len();
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.finish()
+    }
+
     /// Like [`Self::finish`], but any exit status is fine.
     pub fn outcome(mut self) -> Result<Output> {
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -284,6 +299,11 @@ impl Program {
     /// What it has written to standard error so far.
     pub fn said(&self) -> String {
         self.stderr.text()
+    }
+
+    /// Whether it has written anything to standard output.
+    pub fn has_printed(&self) -> bool {
+        self.stdout.as_ref().is_some_and(|out| !out.text().is_empty())
     }
 
     /// Whether the program has ended by itself.

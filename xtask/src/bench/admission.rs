@@ -9,13 +9,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::{Apart, Distances};
+use lm_measure::distance::{Apart, Distances};
+use lm_measure::statistics::{Quantile, Summary};
+use lm_measure::table::Table;
 use serde_json::{Value, json};
 
 use crate::bed::daemons::{Daemons, NOBODY};
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
+use crate::ends::{self, Ends};
 use crate::machine::{ResultFile, describe, keep_cores_awake, two_cores};
-use crate::table::Table;
 use crate::workspace::Programs;
 
 /// LM_REQ to LM_ACQ_OK between two daemons on a veth pair, the gate opened for each.
@@ -57,7 +59,7 @@ const REQUESTS_IN_TRAINS_A_ROUND: u32 = 36;
 /// Requests of a train: as many as a queue has places in the gate. Twelve of them count.
 const TRAIN: u32 = 16;
 /// Length of a request in bytes, for the round trips of UDP.
-const REQUEST_LEN: u32 = 128;
+const REQUEST_LEN: u64 = 128;
 /// LM_REQ to LM_ACQ_OK, 99 of 100: with a sleeping daemon, and with one that spins, in microseconds.
 const P99_MAX_US: [f64; 2] = [300.0, 60.0];
 /// What a flood may make of honest requests' p99.
@@ -65,7 +67,6 @@ const FLOOD_MAX: f64 = 2.0;
 const RECEIVER_PORT: u16 = 7168;
 const CONTROL_PORT: u16 = 7169;
 const HOP_PORT: u16 = 9000;
-const ECHO_PORT: u16 = 7400;
 
 /// A daemon on the right host, and a program that receives there.
 struct Ground {
@@ -213,24 +214,18 @@ fn echo(
 ) -> Result<Latency> {
     let bed = Bed::new(&BedConfig::default())?;
     let [asking, answering] = two_cores();
-    let to = format!("{}:{ECHO_PORT}", bed.right().address());
-    let launch = |program: &str, core| {
-        let launch = Launch::new(programs.path("lm-bench")).arg(program).core(core);
-        let launch = launch.time_limit(Duration::from_secs(3600));
-        if spin { launch.arg("--spin") } else { launch }
-    };
-    let pong = launch("udp-pong", answering).args(["--bind", &to, "--time-limit", "3600"]);
-    // As a daemon: only one that sleeps goes first.
-    let pong = if spin { pong } else { pong.goes_first() };
-    let mut pong = bed.right().spawn(pong)?;
-    pong.await_text("ready")?;
+    let transport = if spin { "udp-spinning" } else { "udp-blocking" };
+    let launch = |words, core| Launch::new(programs.path("lm-bench")).args(words).core(core);
     rounds(requests, REQUESTS_A_ROUND, distances, |requests| {
-        let ping = launch("udp-ping", asking)
-            .goes_first()
-            .args(["--to", &to, "--histogram"])
-            .args(["--message-size", &REQUEST_LEN.to_string()])
-            .args(["--count", &requests.to_string(), "--rate", &rate.to_string()]);
-        bed.left().spawn(ping)?.finish()?.json()
+        let ends = Ends::round_trips(transport, REQUEST_LEN, requests, Some(rate));
+        let far = launch(ends.far(), answering);
+        // As a daemon: only one that sleeps goes first.
+        let mut far = bed.right().spawn(if spin { far } else { far.goes_first() })?;
+        far.await_text("ready")?;
+        let near = launch(ends.near(), asking).goes_first();
+        let report = bed.left().spawn(near)?.finish()?.json()?;
+        far.stop()?;
+        Ok(report)
     })
 }
 
@@ -253,29 +248,6 @@ struct Latency {
     rounds: Vec<(Value, Option<Apart>)>,
 }
 
-/// A quantile of many values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Quantile {
-    value: f64,
-    /// 95 % interval.
-    interval: [f64; 2],
-}
-
-/// The value of which `part` of all `values` (in order) are at most as large, and the two that the true one lies between in 95 of 100
-/// cases: how many of `values` lie below that is distributed binomially, here as a normal distribution.
-fn quantile_of(values: &[f64], part: f64) -> Option<Quantile> {
-    let count = values.len() as f64;
-    let at = |rank: f64| {
-        let last = values.len().checked_sub(1)?;
-        values.get((rank.ceil().max(1.0) as usize - 1).min(last)).copied()
-    };
-    let spread = 1.96 * (count * part * (1.0 - part)).sqrt();
-    Some(Quantile {
-        value: at(count * part)?,
-        interval: [at(count * part - spread)?, at(count * part + spread)?],
-    })
-}
-
 impl Latency {
     /// The latencies of all rounds, in microseconds, in order.
     fn all(&self) -> Vec<f64> {
@@ -291,7 +263,7 @@ impl Latency {
     /// A line of the table.
     fn row(&self, what: &str, target_us: Option<f64>) -> [String; 8] {
         let all = self.all();
-        let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| quantile_of(&all, part));
+        let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| Quantile::of(&all, part));
         let of = |quantile: Option<Quantile>| micros(quantile.map(|quantile| quantile.value));
         [
             what.to_owned(),
@@ -302,7 +274,7 @@ impl Latency {
             p99.map_or_else(String::new, |p99| {
                 format!("{:.0}..{:.0}", p99.interval[0], p99.interval[1])
             }),
-            of(quantile_of(&self.near(), 0.99)),
+            of(Quantile::of(&self.near(), 0.99)),
             target_us.map_or_else(String::new, |target| {
                 let met = p99.is_some_and(|p99| p99.value <= target);
                 verdict(met, &format!("p99 ≤ {target} µs"))
@@ -312,7 +284,7 @@ impl Latency {
 
     /// As other suites keep a comparison with one contender: each round's p99, and that of all requests together.
     fn comparison(&self, daemons: &str, key: &str, what: &str, target_us: Option<f64>) -> Value {
-        let p99 = |latencies: &[f64]| quantile_of(latencies, 0.99).map(|quantile| quantile.value);
+        let p99 = |latencies: &[f64]| Quantile::of(latencies, 0.99).map(|quantile| quantile.value);
         let (figure, near) = (p99(&self.all()), p99(&self.near()));
         let of_rounds = self
             .rounds
@@ -336,7 +308,7 @@ impl Latency {
     fn to_json(&self) -> Value {
         let (all, near) = (self.all(), self.near());
         let quantile = |of: &[f64], part: f64| {
-            let found = quantile_of(of, part);
+            let found = Quantile::of(of, part);
             found.map(|found| json!({"value": found.value, "interval": found.interval}))
         };
         json!({
@@ -350,16 +322,8 @@ impl Latency {
 
 /// The latencies of some rounds, in microseconds, in order.
 fn latencies<'a>(reports: impl Iterator<Item = &'a Value>) -> Vec<f64> {
-    let counts = |report: &Value| -> Vec<(u64, u64)> {
-        let counts = report.get("latency_counts").or_else(|| report.get("rtt_counts"));
-        serde_json::from_value(counts.cloned().unwrap_or_default()).unwrap_or_default()
-    };
-    let mut all: Vec<f64> = reports
-        .flat_map(counts)
-        .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
-        .collect();
-    all.sort_by(f64::total_cmp);
-    all
+    let counts = |report: &'a Value| report.get("latency_counts").or_else(|| report.get("round_trips"));
+    ends::latencies_us(reports.filter_map(counts))
 }
 
 /// User's and system's time in a line of `/proc/PID/stat`.
@@ -490,15 +454,13 @@ fn flood(ground: &Ground, arguments: &Arguments) -> Result<Value> {
         floods.push(flooding.finish()?.json()?);
         rounds.push(json!({"alone": alone, "beside": beside}));
     }
-    let mut ratios: Vec<f64> = rounds
-        .iter()
+    let ratios: Vec<f64> = (rounds.iter())
         .filter_map(|round| Some(p99(&round["beside"])? / p99(&round["alone"])?))
         .collect();
-    ratios.sort_by(f64::total_cmp);
     Ok(json!({
         "rounds": rounds,
         "floods": floods,
-        "p99_ratio": ratios.get(ratios.len() / 2),
+        "p99_ratio": Summary::of(&ratios).map(|ratios| ratios.median),
         "daemon_datagrams_before": before,
         "daemon_datagrams_after": ground.datagrams()?,
     }))
@@ -565,17 +527,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_have_an_interval_that_more_values_narrow() {
-        let values: Vec<f64> = (1..=10_000).map(f64::from).collect();
-        let found = quantile_of(&values, 0.99).expect("there are values");
-        // sqrt(10,000 * 0.99 * 0.01) = 9.95 ranks to each side, 1.96 times.
-        assert_eq!((found.value, found.interval), (9900.0, [9881.0, 9920.0]));
-        let few = quantile_of(&values[..10], 0.99).expect("there are values");
-        assert_eq!((few.value, few.interval), (10.0, [10.0, 10.0]));
-        assert_eq!(quantile_of(&[], 0.5), None);
-    }
-
-    #[test]
     fn rounds_are_put_together() {
         let round = |counts: &[(u64, u64)]| json!({"granted": 2, "latency_counts": counts});
         let near = Apart {
@@ -587,7 +538,7 @@ mod tests {
         let latency = Latency {
             rounds: vec![
                 (round(&[(3000, 1), (9000, 1)]), Some(near)),
-                (json!({"rtt_counts": [(5000, 2)]}), None),
+                (json!({"round_trips": [(5000, 2)]}), None),
                 (json!({}), Some(near)),
             ],
         };

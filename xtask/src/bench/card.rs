@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::statistics::Summary;
+use lm_measure::table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::machine::{self, ResultFile};
-use crate::stats::Summary;
-use crate::table::Table;
 use crate::vm::checks::card::{RX_USECS, Row, What};
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Ended, Mode, Outcome};

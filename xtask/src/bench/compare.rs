@@ -92,17 +92,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     for (option, address) in links {
         measure = measure.arg(option).arg(address.to_string());
     }
-    let mut measuring = bed.left().spawn(measure.args(&arguments.options))?;
-    let mut shown = 0;
-    while !measuring.has_ended()? {
-        let said = measuring.said();
-        if let Some(new) = said.get(shown..) {
-            eprint!("{new}");
-            shown = said.len();
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    print!("{}", measuring.finish()?.stdout);
+    let measuring = bed.left().spawn(measure.args(&arguments.options))?;
+    print!("{}", measuring.finish_aloud()?.stdout);
     server.stop()?;
     Ok(())
 }

@@ -55,19 +55,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 /// Everything of `cargo xtask bench delivery`.
 pub(super) fn comparisons() -> Vec<Comparison> {
     let one = |&(key, title, message_len): &(&'static str, &'static str, u32)| {
-        let stream = |name, options: &str| lm_stream_with(name, message_len, options);
+        let stream = |name, transport, delivery| lm_stream_with(name, message_len, transport, delivery);
         Comparison {
             key,
             title,
             unit: Unit::GbitPerSecond,
             contenders: vec![
-                stream(LM, ""),
-                stream(UNRELIABLE, "--delivery unreliable"),
-                stream(NO_DIGESTS_RELIABLE, NO_DIGESTS),
-                stream(
-                    NO_DIGESTS_UNRELIABLE,
-                    &format!("--delivery unreliable {NO_DIGESTS}"),
-                ),
+                stream(LM, "lm", None),
+                stream(UNRELIABLE, "lm", Some("unreliable")),
+                stream(NO_DIGESTS_RELIABLE, NO_DIGESTS, None),
+                stream(NO_DIGESTS_UNRELIABLE, NO_DIGESTS, Some("unreliable")),
             ],
             targets: vec![
                 Target::RatioAtLeast(UNRELIABLE, KEPT),

@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bed::leftovers;
 use crate::fuzz::{answers, lacking};
-use crate::table::Table;
 use crate::workspace::{cargo, command_line, root};
 
 /// Instructions per fragment, and per answer to a small message, in user space, counted by callgrind on the simulated NIC.

@@ -12,17 +12,15 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::congestion::Congestion;
-use super::recipes::{
-    self, BARE, FULL_PACKET, LM, NO_DIGESTS, PORT, bare_addresses, check_name, messages_in_flight,
-    receive_and_send, receiver_address, words,
-};
-use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit, plot};
+use super::recipes::{self, BARE, FULL_PACKET, LM, NO_DIGESTS, SECONDS, bare_addresses, words};
+use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
+use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
-use crate::stats::Summary;
 use crate::workspace::Programs;
 
 /// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
@@ -35,18 +33,15 @@ pub struct Arguments {
     /// Rounds: how often every contender is measured.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
-    /// Also keep everything, with every single sample, in this file.
+    /// Also keep everything, with every single sample, in this file; `lm-bench report FILE --html PAGE` draws goodput against loss.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw goodput against loss into this file (SVG).
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
     /// Only comparisons whose key contains this text: box, 64k, 1m, 64k_1, …
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
 
-/// One point of the plot: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
+/// A message length and a loss: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
 struct Point {
     key: &'static str,
     title: &'static str,
@@ -89,43 +84,25 @@ const BOX: &str = "the box";
 const NO_BOX: &str = "the link without it";
 /// What the box shall forward of what either side reaches through it.
 const BOX_RATIO: f64 = 2.0;
-/// What LM is here: name and options of `lm-stream-send`, its defaults first. TCP's checksums are left to the interfaces, so nobody computes
+/// What LM is here: name, transport and delivery, its defaults first. TCP's checksums are left to the interfaces, so nobody computes
 /// one; LM stands beside it with digests, as its tools have it, and without.
-const LM_STREAMS: [(&str, &str); 4] = [
-    (LM, ""),
-    ("LM, no digests", NO_DIGESTS),
-    ("LM partial, no digests", "--delivery partial --integrity none"),
-    (
-        "LM unreliable, no digests",
-        "--delivery unreliable --integrity none",
-    ),
+const LM_STREAMS: [(&str, &str, Option<&str>); 4] = [
+    (LM, "lm", None),
+    ("LM, no digests", NO_DIGESTS, None),
+    ("LM partial, no digests", NO_DIGESTS, Some("partial")),
+    ("LM unreliable, no digests", NO_DIGESTS, Some("unreliable")),
 ];
 /// Of these something is asked.
 const LM_WITH_TARGETS: usize = 3;
 
-/// How long one sample lasts, in seconds of the receiver's clock.
-const SECONDS: f64 = 1.0;
-/// A sender goes on until its receiver has measured, but not for longer.
+/// Seconds before those that count.
+const WARM_UP: f64 = 0.2;
+/// TCP's sender goes on until its receiver has measured, but not for longer.
 const SENDING_SECONDS: f64 = 12.0;
-/// LM's sender does not wait for its receiver.
-const LM_SENDING_SECONDS: f64 = SECONDS + 1.0;
 
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    // That there is no place for the plot is better learnt before an hour of measuring.
-    if let Some(path) = &arguments.plot {
-        std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .with_context(|| {
-                format!(
-                    "cannot write {}; name a file in a folder that exists",
-                    path.display()
-                )
-            })?;
-    }
     let programs = Programs::build()?;
     let tcps = tcps(&Congestion::of_this_system()?)?;
     let comparisons = super::selected(comparisons(&tcps), arguments.only.as_deref())?;
@@ -138,10 +115,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
     }
     println!("{}", super::ABOUT_VETH);
-    if let Some(path) = &arguments.plot {
-        plot::goodput(path, &charts(&measured))?;
-        eprintln!("drawn in {}", path.display());
-    }
     super::keep("loss", arguments.pairs, &measured, file)
 }
 
@@ -173,11 +146,11 @@ fn comparisons(tcps: &[Tcp]) -> Vec<Comparison> {
         let (len, loss) = (point.message_len, point.loss);
         let lm = LM_STREAMS
             .iter()
-            .map(|&(name, options)| lm_stream(name, len, loss, options));
+            .map(|&(name, transport, delivery)| lm_stream(name, len, loss, transport, delivery));
         let tcp = tcps
             .iter()
             .map(|&(name, congestion)| tcp_stream(name, len, loss, congestion));
-        let targets = LM_STREAMS[..LM_WITH_TARGETS].iter().flat_map(|&(lm, _)| {
+        let targets = LM_STREAMS[..LM_WITH_TARGETS].iter().flat_map(|&(lm, ..)| {
             let target = move |&(tcp, _): &Tcp| Target::RatioOfAtLeast(lm, tcp, point.least);
             tcps.iter().map(target)
         });
@@ -194,7 +167,7 @@ fn comparisons(tcps: &[Tcp]) -> Vec<Comparison> {
     let mut through_the_box = vec![
         forwarding(BOX, bed_with_box()),
         forwarding(NO_BOX, BedConfig::default()),
-        lm_stream(LM, 65_536, "0%", ""),
+        lm_stream(LM, 65_536, "0%", "lm", None),
     ];
     through_the_box.extend(tcps.iter().map(tcp));
     through_the_box.push(bare_stream());
@@ -235,50 +208,39 @@ fn through_box(
     Ok(sample)
 }
 
-fn lm_stream(name: &'static str, message_len: u32, loss: &'static str, options: &str) -> Contender {
-    check_name(name, options);
-    let to = receiver_address();
-    let in_flight = messages_in_flight(message_len);
-    let receiver = words(&format!(
-        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
-         --in-flight {}",
-        2 * in_flight
-    ));
-    let sender = words(&format!(
-        "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {LM_SENDING_SECONDS} --in-flight {in_flight} {options}"
-    ));
-    let seed = Cell::new(0);
-    Contender {
-        name,
-        bed: bed_with_box(),
-        measure: Box::new(move |bed, programs| {
-            seed.set(seed.get() + 1);
-            let impairments = Impairments::loss(loss, seed.get());
-            through_box(bed, programs, &impairments, || {
-                let sample = receive_and_send(bed, programs, &receiver, &sender, false)
-                    .and_then(recipes::stream_sample);
-                match sample {
-                    // A stream that does not survive the loss delivers nothing: that is a result.
-                    Err(error) if loss != "0%" => Ok(Sample {
-                        value: 0.0,
-                        report: json!({"error": format!("{error:#}")}),
-                    }),
-                    other => other,
-                }
-            })
+fn lm_stream(
+    name: &'static str,
+    message_len: u32,
+    loss: &'static str,
+    transport: &'static str,
+    delivery: Option<&str>,
+) -> Contender {
+    let ends = recipes::lm_stream_ends(name, message_len, transport, delivery);
+    lossy_stream(name, ends, loss, |sample| match sample {
+        // A stream that does not survive the loss delivers nothing: that is a result.
+        Err(error) => Ok(Sample {
+            value: 0.0,
+            report: json!({"error": format!("{error:#}")}),
         }),
-    }
+        other => other,
+    })
 }
 
 fn tcp_stream(name: &'static str, message_len: u32, loss: &'static str, congestion: &str) -> Contender {
-    let to = receiver_address();
-    let receiver = words(&format!(
-        "tcp-stream-recv --bind {to} --message-size {message_len} --seconds {SECONDS}"
-    ));
-    let sender = words(&format!(
-        "tcp-stream-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS} --congestion {congestion}"
-    ));
+    let ends = Ends::stream("tcp", message_len.into(), [WARM_UP, SECONDS]);
+    let ends = ends
+        .sending(SENDING_SECONDS)
+        .options(&format!("--congestion {congestion}"), "");
+    lossy_stream(name, ends, loss, |sample| sample)
+}
+
+/// A stream through the box; what of it is a result where packets are lost.
+fn lossy_stream(
+    name: &'static str,
+    ends: Ends,
+    loss: &'static str,
+    result: impl Fn(Result<Sample>) -> Result<Sample> + 'static,
+) -> Contender {
     let seed = Cell::new(0);
     Contender {
         name,
@@ -287,7 +249,8 @@ fn tcp_stream(name: &'static str, message_len: u32, loss: &'static str, congesti
             seed.set(seed.get() + 1);
             let impairments = Impairments::loss(loss, seed.get());
             through_box(bed, programs, &impairments, || {
-                recipes::stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+                let sample = recipes::stream(bed, programs, &ends);
+                if loss == "0%" { sample } else { result(sample) }
             })
         }),
     }
@@ -380,43 +343,6 @@ fn dropped_by_box(measured: &[Measured]) -> Vec<(String, u64)> {
         })
     });
     rows.filter(|(_, sum)| *sum > 0).collect()
-}
-
-/// The plot's charts: one for each message length, a line for each contender.
-fn charts(measured: &[Measured]) -> Vec<plot::Chart> {
-    let lens = [(65_536, "messages of 64 KiB"), (1 << 20, "messages of 1 MiB")];
-    let chart = |(message_len, title): (u32, &str)| {
-        let points: Vec<(&Point, &Measured)> = POINTS
-            .iter()
-            .filter(|point| point.message_len == message_len)
-            .filter_map(|point| Some((point, measured.iter().find(|one| one.key == point.key)?)))
-            .collect();
-        let mut lines: Vec<plot::Line> = Vec::new();
-        for (place, (_, one)) in points.iter().enumerate() {
-            for (name, summary, _) in &one.results {
-                let at = (place, summary.lower, summary.median, summary.upper);
-                match lines.iter_mut().find(|line| line.name == *name) {
-                    Some(line) => line.points.push(at),
-                    None => lines.push(plot::Line {
-                        name,
-                        points: vec![at],
-                    }),
-                }
-            }
-        }
-        plot::Chart {
-            title: title.to_owned(),
-            places: points
-                .iter()
-                .map(|(point, _)| point.loss.replace('%', " %"))
-                .collect(),
-            lines,
-        }
-    };
-    lens.map(chart)
-        .into_iter()
-        .filter(|chart| !chart.places.is_empty())
-        .collect()
 }
 
 #[cfg(test)]

@@ -13,20 +13,19 @@ pub mod delivery;
 mod instructions;
 pub mod loss;
 mod memory;
-mod plot;
 pub mod recipes;
 pub mod share;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use lm_core_distance::{Apart, Distances, PATIENCE};
+use lm_measure::distance::{Apart, Distances, PATIENCE};
+use lm_measure::statistics::Summary;
+use lm_measure::table::Table;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
-use crate::stats::Summary;
-use crate::table::Table;
 use crate::vm::{self, Purpose};
 use crate::workspace::Programs;
 

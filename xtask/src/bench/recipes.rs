@@ -18,36 +18,25 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
 
 use super::{Comparison, Contender, Sample, Target, Unit, memory};
-use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Side};
+use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program};
+use crate::ends::{self, Ends};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
 
 /// How long one throughput sample lasts, in seconds of the receiver's clock.
 pub(super) const SECONDS: f64 = 1.0;
-/// How long the sender goes on: its start, the receiver's warm-up, and some to spare.
+/// Seconds before them that do not count.
+const WARM_UP: f64 = 0.2;
+/// How long a bare sender goes on: its start, the receiver's warm-up, and some to spare.
 const SENDING_SECONDS: f64 = SECONDS + 1.0;
 /// Round trips of one sample.
 const ROUND_TRIPS: u32 = 20_000;
-/// Messages that LM's sender has under way. A window of packets is shared by them, so short messages need many; but what
-/// is under way should stay in the core's cache. At 64 KiB 16 and 64 were within 1 % of each other (8 rounds).
-pub(super) const fn messages_in_flight(message_len: u32) -> u32 {
-    const TOGETHER: u32 = 1 << 20;
-    let count = TOGETHER / message_len;
-    if count < 4 {
-        4
-    } else if count > 256 {
-        256
-    } else {
-        count
-    }
-}
 /// Payload of a full UDP datagram that fits one packet of 1500 bytes.
 pub(super) const FULL_PACKET: u32 = 1472;
-pub(super) const PORT: u16 = 7168;
 /// Names that several comparisons share.
 const UDP_BLOCKING: &str = "kernel UDP, blocking";
 const UDP_SPINNING: &str = "kernel UDP, spinning";
@@ -70,19 +59,29 @@ const PART_OF_BARE: f64 = 0.85;
 #[derive(Debug)]
 pub(super) struct Reports {
     /// The sender's, or the pinging side's.
-    pub(super) sender: serde_json::Value,
+    pub(super) sender: Value,
     /// The receiver's; `null` for one that was stopped.
-    pub(super) receiver: serde_json::Value,
+    pub(super) receiver: Value,
 }
 
-/// Starts `receiver` on the right host, waits until it is ready, runs `sender` on the left host to its end.
-/// A receiver with an end of its own is waited for; otherwise (`stop`) it is stopped.
+/// How a measurement by two programs ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Both end by themselves.
+    Both,
+    /// The sender does, and then the receiver is asked to.
+    Sender,
+    /// The receiver has measured, and then the sender is asked to.
+    Receiver,
+}
+
+/// Starts `receiver` on the right host, waits until it is ready, and runs `sender` on the left host.
 pub(super) fn receive_and_send(
     bed: &Bed,
     programs: &Programs,
     receiver: &[String],
     sender: &[String],
-    stop: bool,
+    ending: Ending,
 ) -> Result<Reports> {
     let [sending, receiving] = two_cores();
     let lm_bench = programs.path("lm-bench");
@@ -90,40 +89,61 @@ pub(super) fn receive_and_send(
     let launch = |words: &[String], core| Launch::new(&lm_bench).args(words).core(core).time_limit(limit);
     let mut receiver = bed.right().spawn(launch(receiver, receiving))?;
     receiver.await_text("ready")?;
-    let sender = bed.left().spawn(launch(sender, sending))?.finish()?.json()?;
-    let receiver = if stop {
+    let sender = bed.left().spawn(launch(sender, sending))?;
+    let sender = match ending {
+        Ending::Receiver => finish_sender(sender, &mut receiver)?,
+        _ => sender.finish()?.json()?,
+    };
+    let receiver = if ending == Ending::Sender {
         receiver.stop()?;
-        serde_json::Value::Null
+        Value::Null
     } else {
         receiver.finish()?.json()?
     };
     Ok(Reports { sender, receiver })
 }
 
+/// What a sender reports that ends by itself, or is asked to when the receiver has measured; nothing of one that does not listen then,
+/// since it waits for what was lost.
+pub(super) fn finish_sender(mut sender: Program, receiver: &mut Program) -> Result<Value> {
+    while !sender.has_ended()? {
+        if receiver.has_printed() || receiver.has_ended()? {
+            let output = sender.stop()?;
+            return if output.status.success() {
+                output.json()
+            } else {
+                Ok(Value::Null)
+            };
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    sender.finish()?.json()
+}
+
 pub(super) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The receiver's `gbit_per_s` counts.
+/// What the receiver has received counts.
 pub(super) fn stream_sample(reports: Reports) -> Result<Sample> {
-    let value = reports.receiver["gbit_per_s"].as_f64();
     Ok(Sample {
-        value: value.context("the receiver reported no gbit_per_s")?,
+        value: ends::gbit_per_s(&reports.receiver)?,
         report: json!({"sender": reports.sender, "receiver": reports.receiver}),
     })
 }
 
 /// The pinging side's median counts.
 fn round_trip_sample(reports: Reports) -> Result<Sample> {
-    let value = reports.sender["rtt_us"]["p50"].as_f64();
     Ok(Sample {
-        value: value.context("the sender reported no rtt_us.p50")?,
+        value: ends::median_us(&reports.sender)?,
         report: reports.sender,
     })
 }
 
-pub(super) fn receiver_address() -> String {
-    format!("{}:{PORT}", Side::Right.address())
+/// A stream between two ends, on a bed that has been made for it.
+pub(super) fn stream(bed: &Bed, programs: &Programs, ends: &Ends) -> Result<Sample> {
+    let (far, near) = (ends.far(), ends.near());
+    stream_sample(receive_and_send(bed, programs, &far, &near, Ending::Receiver)?)
 }
 
 /// The kernel's rows mean nothing where an XDP program looks at every packet.
@@ -135,93 +155,87 @@ fn require_plain(bed: &Bed) -> Result<()> {
 
 /// Kernel UDP as any program uses it: blocking calls, the kernel's own settings.
 fn udp_stream(message_len: u32) -> Contender {
-    let to = receiver_address();
-    let receiver = words(&format!("udp-recv --bind {to} --seconds {SECONDS}"));
-    let sender = words(&format!(
-        "udp-send --to {to} --message-size {message_len} --seconds {SENDING_SECONDS}"
-    ));
+    let ends = Ends::stream("udp-blocking", message_len.into(), [WARM_UP, SECONDS]);
     Contender {
         name: UDP_BLOCKING,
         bed: BedConfig::default(),
         measure: Box::new(move |bed, programs| {
             require_plain(bed)?;
-            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+            stream(bed, programs, &ends)
         }),
     }
 }
 
 fn udp_round_trip(spin: bool) -> Contender {
-    let to = receiver_address();
-    let flag = if spin { " --spin" } else { "" };
-    let count = if spin { ROUND_TRIPS } else { ROUND_TRIPS / 4 };
-    let answering = words(&format!("udp-pong --bind {to}{flag}"));
-    let asking = words(&format!(
-        "udp-ping --to {to} --message-size 64 --count {count}{flag}"
-    ));
+    let (name, transport, count) = match spin {
+        true => (UDP_SPINNING, "udp-spinning", ROUND_TRIPS),
+        false => (UDP_BLOCKING, "udp-blocking", ROUND_TRIPS / 4),
+    };
+    let ends = Ends::round_trips(transport, 64, count, None);
     Contender {
-        name: if spin { UDP_SPINNING } else { UDP_BLOCKING },
+        name,
         bed: BedConfig::default(),
         measure: Box::new(move |bed, programs| {
             require_plain(bed)?;
-            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
+            round_trip(bed, programs, &ends)
         }),
     }
+}
+
+fn round_trip(bed: &Bed, programs: &Programs, ends: &Ends) -> Result<Sample> {
+    let (far, near) = (ends.far(), ends.near());
+    round_trip_sample(receive_and_send(bed, programs, &far, &near, Ending::Sender)?)
 }
 
 /// LM as its tools have it by default comes first wherever it is measured, under this name; whatever is set otherwise is named so.
 pub(super) const LM: &str = "LM";
 /// Kernel UDP has no digests either, but a checksum that a veth pair never computes.
 const LM_NO_DIGESTS: &str = "LM, no digests";
-pub(super) const NO_DIGESTS: &str = "--integrity none";
+pub(super) const NO_DIGESTS: &str = "lm-no-integrity";
 
-/// A name alone promises the tools' defaults.
-pub(super) fn check_name(name: &str, options: &str) {
-    assert_eq!(
-        name == LM,
-        options.is_empty(),
-        "{name} is measured with {options:?}"
-    );
+/// A stream of LM by its tools' defaults under its own name, or by what `delivery` and `transport` change of them.
+pub(super) fn lm_stream_ends(
+    name: &str,
+    message_len: u32,
+    transport: &'static str,
+    delivery: Option<&str>,
+) -> Ends {
+    let ends = Ends::stream(transport, message_len.into(), [WARM_UP, SECONDS]);
+    let ends = match delivery {
+        Some(delivery) => ends.options(&format!("--delivery {delivery}"), ""),
+        None => ends,
+    };
+    check_name(name, &ends);
+    ends
 }
 
-/// A stream with options of the sender beside the tools' defaults.
-pub(super) fn lm_stream_with(name: &'static str, message_len: u32, options: &str) -> Contender {
-    check_name(name, options);
-    let to = receiver_address();
-    let in_flight = messages_in_flight(message_len);
-    let receiver = words(&format!(
-        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {SECONDS} \
-         --in-flight {}",
-        2 * in_flight
-    ));
-    let sender = words(&format!(
-        "lm-stream-send --interface {INTERFACE} --to {to} --message-size {message_len} \
-         --seconds {SENDING_SECONDS} --in-flight {in_flight} {options}"
-    ));
+/// A name alone promises the tools' defaults.
+fn check_name(name: &str, ends: &Ends) {
+    assert_eq!(name == LM, ends.is_default(), "{name} is measured with {ends:?}");
+}
+
+/// A stream with something set otherwise than the tools have it.
+pub(super) fn lm_stream_with(
+    name: &'static str,
+    message_len: u32,
+    transport: &'static str,
+    delivery: Option<&str>,
+) -> Contender {
+    let ends = lm_stream_ends(name, message_len, transport, delivery);
     Contender {
         name,
         bed: BedConfig::default(),
-        measure: Box::new(move |bed, programs| {
-            stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
-        }),
+        measure: Box::new(move |bed, programs| stream(bed, programs, &ends)),
     }
 }
 
-/// Round trips with options of both sides beside the tools' defaults.
-fn lm_round_trip(name: &'static str, options: &str) -> Contender {
-    check_name(name, options);
-    let to = receiver_address();
-    let answering = words(&format!(
-        "lm-pong --interface {INTERFACE} --port {PORT} {options}"
-    ));
-    let asking = words(&format!(
-        "lm-ping --interface {INTERFACE} --to {to} --message-size 64 --count {ROUND_TRIPS} {options}"
-    ));
+fn lm_round_trip(name: &'static str, transport: &'static str) -> Contender {
+    let ends = Ends::round_trips(transport, 64, ROUND_TRIPS, None);
+    check_name(name, &ends);
     Contender {
         name,
         bed: BedConfig::default(),
-        measure: Box::new(move |bed, programs| {
-            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
-        }),
+        measure: Box::new(move |bed, programs| round_trip(bed, programs, &ends)),
     }
 }
 
@@ -259,7 +273,7 @@ fn bare_stream(bed: &Bed, programs: &Programs, both: &str, sending: &str, payloa
         "bare-send {both} {sending} --payload {payload} --seconds {SENDING_SECONDS}"
     ));
     sender.extend(bare_addresses(bed)?);
-    stream_sample(receive_and_send(bed, programs, &receiver, &sender, false)?)
+    stream_sample(receive_and_send(bed, programs, &receiver, &sender, Ending::Both)?)
 }
 
 /// The same on a bed that somebody else has made: through the impairment box, for example.
@@ -277,7 +291,13 @@ fn bare_round_trip() -> Contender {
             let answering = words(&format!("bare-pong {both}"));
             let mut asking = words(&format!("bare-ping {both} --payload 64 --count {ROUND_TRIPS}"));
             asking.extend(bare_addresses(bed)?);
-            round_trip_sample(receive_and_send(bed, programs, &answering, &asking, true)?)
+            round_trip_sample(receive_and_send(
+                bed,
+                programs,
+                &answering,
+                &asking,
+                Ending::Sender,
+            )?)
         }),
     }
 }
@@ -311,8 +331,8 @@ fn streams(key: &'static str, title: &'static str, message_len: u32, ratio: f64)
         title,
         unit: Unit::GbitPerSecond,
         contenders: vec![
-            lm_stream_with(LM, message_len, ""),
-            lm_stream_with(LM_NO_DIGESTS, message_len, NO_DIGESTS),
+            lm_stream_with(LM, message_len, "lm", None),
+            lm_stream_with(LM_NO_DIGESTS, message_len, NO_DIGESTS, None),
             udp_stream(message_len),
         ],
         targets: vec![Target::RatioAtLeast(UDP_BLOCKING, ratio)],
@@ -342,7 +362,7 @@ pub fn round_trip_64() -> Comparison {
         title: "round trip, 64 B, p50",
         unit: Unit::Microseconds,
         contenders: vec![
-            lm_round_trip(LM, ""),
+            lm_round_trip(LM, "lm"),
             lm_round_trip(LM_NO_DIGESTS, NO_DIGESTS),
             udp_round_trip(true),
             udp_round_trip(false),

@@ -17,13 +17,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
-use super::recipes::{PORT, messages_in_flight, receive_and_send, receiver_address, stream_sample, words};
+use super::recipes::{self, SECONDS};
 use super::{Comparison, Contender, Headings, Measured, Target, Unit, congestion::Congestion};
-use crate::bed::{Bed, BedConfig, INTERFACE, Launch, Program};
+use crate::bed::{Bed, BedConfig, Launch, Program};
+use crate::ends::Ends;
 use crate::machine::{ResultFile, two_cores};
-use crate::stats::Summary;
 use crate::workspace::Programs;
 
 /// Many LM senders into one receiver, and kernel TCP beside LM, at 64 KiB and 1 MiB messages.
@@ -57,6 +58,8 @@ const TCP_ALONE: &str = "TCP alone";
 const LM_BESIDE: &str = "LM beside TCP";
 const LM_ALONE: &str = "LM alone";
 
+/// LM as it waits by default.
+const LM_TRANSPORT: &str = "lm-sleeping";
 const LM_BUSY: &str = "LM beside busy loops";
 const TCP_BUSY: &str = "TCP beside busy loops";
 /// What LM shall reach of TCP there.
@@ -69,15 +72,16 @@ const SHARE_LEAST: f64 = 0.5;
 /// What TCP shall keep of what it reaches alone.
 const TCP_KEPT: f64 = 0.25;
 
-/// How long one sample lasts, in seconds of the receiver's clock.
-const SECONDS: f64 = 1.0;
-/// How long a sender goes on: its start beside the others', the receiver's warm-up, and some to spare.
+/// Seconds before those that count.
+const WARM_UP: f64 = 0.2;
+/// How long each of many senders goes on: its start beside the others', the receiver's time, and some to spare.
 const SENDING_SECONDS: f64 = SECONDS + 4.0;
+/// How long a stream in the background lasts, unless it is stopped when the other one has been measured.
+const BACKGROUND_SECONDS: f64 = 20.0;
 /// The stream in the background has run for so long when the other one starts.
 const HEAD_START: Duration = Duration::from_millis(400);
 /// No program runs for longer.
 const LIMIT: Duration = Duration::from_secs(30);
-const TCP_PORT: u16 = 7500;
 
 const LENS: [(&str, u32); 2] = [("64k", 65_536), ("1m", 1 << 20)];
 
@@ -205,13 +209,11 @@ fn least_share(report: &Value) -> Option<f64> {
 /// Each sender's goodput over a fair share of the sum.
 fn shares(report: &Value) -> Option<Vec<f64>> {
     let senders = report["receiver"]["senders"].as_array()?;
-    let sum = report["receiver"]["gbit_per_s"]
-        .as_f64()
-        .filter(|&sum| sum > 0.0)?;
+    let sum = report["receiver"]["bytes"].as_f64().filter(|&sum| sum > 0.0)?;
     let fair = sum / senders.len() as f64;
     senders
         .iter()
-        .map(|sender| Some(sender["gbit_per_s"].as_f64()? / fair))
+        .map(|sender| Some(sender["bytes"].as_f64()? / fair))
         .collect()
 }
 
@@ -222,37 +224,11 @@ fn shares_of_all(measured: &Measured) -> Option<(&'static str, Summary)> {
     Some((measured.title, Summary::of(&all)?))
 }
 
-fn lm_receiver(message_len: u32, senders: u32, seconds: f64) -> String {
-    format!(
-        "lm-stream-recv --interface {INTERFACE} --port {PORT} --message-size {message_len} --seconds {seconds} --idle default \
-         --senders {senders} --in-flight {}",
-        2 * senders * messages_in_flight(message_len)
-    )
-}
-
-fn lm_sender(message_len: u32, seconds: f64) -> String {
-    format!(
-        "lm-stream-send --interface {INTERFACE} --to {} --message-size {message_len} --seconds {seconds} --idle default \
-         --in-flight {}",
-        receiver_address(),
-        messages_in_flight(message_len)
-    )
-}
-
-fn tcp_receiver(message_len: u32, seconds: f64) -> String {
-    format!("tcp-stream-recv --bind 0.0.0.0:{TCP_PORT} --message-size {message_len} --seconds {seconds}")
-}
-
-fn tcp_sender(message_len: u32, seconds: f64, congestion: Option<&str>) -> String {
-    let to = crate::bed::Side::Right.address();
-    let option = congestion.map_or_else(String::new, |name| format!("--congestion {name}"));
-    format!("tcp-stream-send --to {to}:{TCP_PORT} --message-size {message_len} --seconds {seconds} {option}")
-}
-
 /// So many senders at once through a switch.
 fn lm_senders(name: &'static str, senders: u32, message_len: u32) -> Contender {
-    let receiver = words(&lm_receiver(message_len, senders, SECONDS));
-    let sender = words(&lm_sender(message_len, SENDING_SECONDS));
+    let ends = Ends::stream(LM_TRANSPORT, message_len.into(), [WARM_UP, SECONDS])
+        .sending(SENDING_SECONDS)
+        .options("", &format!("--senders {senders}"));
     Contender {
         name,
         bed: BedConfig {
@@ -260,14 +236,14 @@ fn lm_senders(name: &'static str, senders: u32, message_len: u32) -> Contender {
             ..BedConfig::default()
         },
         measure: Box::new(move |bed, programs| {
-            let receiving = start_receiver(bed, programs, &receiver)?;
+            let mut receiving = start_receiver(bed, programs, &ends)?;
             let senders = bed.senders();
             let sending: Vec<Program> = (senders.iter())
-                .map(|&host| host.spawn(launch(programs, &sender, two_cores()[0])))
+                .map(|&host| host.spawn(launch(programs, ends.near(), two_cores()[0])))
                 .collect::<Result<_>>()?;
             let mut reports = Vec::new();
             for program in sending {
-                reports.push(program.finish()?.json()?);
+                reports.push(recipes::finish_sender(program, &mut receiving)?);
             }
             let receiver = receiving.finish()?.json()?;
             let heard = receiver["senders"].as_array().map_or(0, Vec::len);
@@ -276,19 +252,12 @@ fn lm_senders(name: &'static str, senders: u32, message_len: u32) -> Contender {
                 "the receiver heard {heard} of {} senders",
                 senders.len()
             );
-            stream_sample(super::recipes::Reports {
+            recipes::stream_sample(recipes::Reports {
                 sender: json!(reports),
                 receiver,
             })
         }),
     }
-}
-
-/// A stream's receiver and sender, as `lm-bench` takes them.
-#[derive(Clone)]
-struct Stream {
-    receiver: Vec<String>,
-    sender: Vec<String>,
 }
 
 /// How long a stream lasts: as a sample, or around one.
@@ -300,28 +269,21 @@ enum Place {
 
 impl Place {
     fn seconds(self) -> [f64; 2] {
-        match self {
-            Place::Foreground => [SECONDS, SECONDS + 2.0],
-            // It is stopped when the other one has been measured.
-            Place::Background => [20.0, 20.0],
-        }
+        let seconds = match self {
+            Place::Foreground => SECONDS,
+            Place::Background => BACKGROUND_SECONDS,
+        };
+        [WARM_UP, seconds]
     }
 }
 
-fn lm(message_len: u32, place: Place) -> Stream {
-    let [receiving, sending] = place.seconds();
-    Stream {
-        receiver: words(&lm_receiver(message_len, 1, receiving)),
-        sender: words(&lm_sender(message_len, sending)),
-    }
+fn lm(message_len: u32, place: Place) -> Ends {
+    Ends::stream(LM_TRANSPORT, message_len.into(), place.seconds())
 }
 
-fn tcp(message_len: u32, congestion: Option<&str>, place: Place) -> Stream {
-    let [receiving, sending] = place.seconds();
-    Stream {
-        receiver: words(&tcp_receiver(message_len, receiving)),
-        sender: words(&tcp_sender(message_len, sending, congestion)),
-    }
+fn tcp(message_len: u32, congestion: Option<&str>, place: Place) -> Ends {
+    let option = congestion.map_or_else(String::new, |name| format!("--congestion {name}"));
+    Ends::stream("tcp", message_len.into(), place.seconds()).options(&option, "")
 }
 
 /// TCP and LM beside each other, and each alone.
@@ -350,17 +312,15 @@ fn beside_tcp(
 }
 
 /// A stream, beside another one if there is one in the background, and beside so many busy loops.
-fn stream(name: &'static str, measured: Stream, background: Option<Stream>, loops: u32) -> Contender {
+fn stream(name: &'static str, measured: Ends, background: Option<Ends>, loops: u32) -> Contender {
     Contender {
         name,
         bed: BedConfig::default(),
         measure: Box::new(move |bed, programs| {
             let running = match &background {
-                Some(stream) => {
-                    let receiving = start_receiver(bed, programs, &stream.receiver)?;
-                    let sending = bed
-                        .left()
-                        .spawn(launch(programs, &stream.sender, two_cores()[0]))?;
+                Some(ends) => {
+                    let receiving = start_receiver(bed, programs, ends)?;
+                    let sending = bed.left().spawn(launch(programs, ends.near(), two_cores()[0]))?;
                     std::thread::sleep(HEAD_START);
                     Some([sending, receiving])
                 }
@@ -371,13 +331,7 @@ fn stream(name: &'static str, measured: Stream, background: Option<Stream>, loop
                 let busy = Launch::new("sh").args(["-c", "while :; do :; done"]);
                 looping.push(bed.left().spawn(busy.core(core).time_limit(LIMIT))?);
             }
-            let sample = stream_sample(receive_and_send(
-                bed,
-                programs,
-                &measured.receiver,
-                &measured.sender,
-                false,
-            )?);
+            let sample = recipes::stream(bed, programs, &measured)?;
             for busy in &mut looping {
                 ensure!(
                     !busy.has_ended()?,
@@ -392,7 +346,7 @@ fn stream(name: &'static str, measured: Stream, background: Option<Stream>, loop
             for program in running {
                 program.stop()?;
             }
-            sample
+            Ok(sample)
         }),
     }
 }
@@ -405,7 +359,7 @@ fn ensure_running(program: &mut Program) -> Result<()> {
     Ok(())
 }
 
-fn launch(programs: &Programs, words: &[String], core: usize) -> Launch {
+fn launch(programs: &Programs, words: Vec<String>, core: usize) -> Launch {
     Launch::new(programs.path("lm-bench"))
         .args(words)
         .core(core)
@@ -413,8 +367,8 @@ fn launch(programs: &Programs, words: &[String], core: usize) -> Launch {
 }
 
 /// A receiver on the right host that is ready.
-fn start_receiver(bed: &Bed, programs: &Programs, words: &[String]) -> Result<Program> {
-    let mut receiver = bed.right().spawn(launch(programs, words, two_cores()[1]))?;
+fn start_receiver(bed: &Bed, programs: &Programs, ends: &Ends) -> Result<Program> {
+    let mut receiver = bed.right().spawn(launch(programs, ends.far(), two_cores()[1]))?;
     receiver.await_text("ready")?;
     Ok(receiver)
 }
@@ -425,15 +379,15 @@ mod tests {
 
     #[test]
     fn a_share_is_what_one_has_of_an_equal_part() {
-        let sender = |gbit_per_s: f64| json!({"gbit_per_s": gbit_per_s});
+        let sender = |bytes: f64| json!({"bytes": bytes});
         let report = json!({"receiver": {
-            "gbit_per_s": 8.0,
+            "bytes": 8.0,
             "senders": [sender(1.0), sender(2.0), sender(3.0), sender(2.0)],
         }});
         assert_eq!(shares(&report).unwrap(), [0.5, 1.0, 1.5, 1.0]);
         assert_eq!(least_share(&report), Some(0.5));
         assert_eq!(
-            least_share(&json!({"receiver": {"gbit_per_s": 0.0, "senders": []}})),
+            least_share(&json!({"receiver": {"bytes": 0.0, "senders": []}})),
             None
         );
     }

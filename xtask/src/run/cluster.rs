@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::size::{self, ByteSize};
+use lm_measure::table::Table;
 use serde_json::{Value, json};
 
 use super::Arguments;
 use crate::bed::daemons::{Daemons, NOBODY};
 use crate::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
 use crate::machine::{cores, describe};
-use crate::size;
-use crate::table::Table;
 use crate::workspace::Programs;
 
 /// Length of messages unless another one is wanted.
@@ -110,7 +110,7 @@ impl Exchange {
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Result<Value> {
     let exchange = Exchange {
-        message_len: arguments.message_size.unwrap_or(MESSAGE_LEN),
+        message_len: arguments.message_size.map_or(MESSAGE_LEN, ByteSize::bytes),
         seconds: arguments.seconds,
         seed: 1,
         life: 0,
@@ -126,7 +126,7 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
     );
     println!(
         "messages   {} each, for {} s from every host to every other one",
-        size::show(exchange.message_len),
+        size::exact(exchange.message_len),
         exchange.seconds
     );
     println!("programs   {}", ground.describe());

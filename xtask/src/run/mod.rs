@@ -11,12 +11,13 @@ pub use interoperate::{UdpReceiveArguments, udp_receive};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use lm_measure::size::{self, ByteSize};
 use serde_json::{Value, json};
 
 use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
 use crate::machine::{self, ResultFile};
-use crate::{bench, content, size, workspace};
+use crate::{bench, content, workspace};
 
 /// Send a real file through LM, check it, and show LM and kernel UDP beside each other.
 ///
@@ -33,14 +34,14 @@ use crate::{bench, content, size, workspace};
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Length of the file [default: 256M, with --wire ipfrag 64M]
-    #[arg(long, value_parser = size::parse)]
-    size: Option<u64>,
+    #[arg(long)]
+    size: Option<ByteSize>,
     /// Packets on the wire: LM's own, or IP fragments as in the paper.
     #[arg(long, value_enum, default_value_t = Wire::Lm)]
     wire: Wire,
     /// Length of the messages that carry the file [default: what lm-send takes], or that the hosts of a cluster send [default: 64K]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    message_size: Option<u64>,
+    #[arg(long)]
+    message_size: Option<ByteSize>,
     /// How often each figure of the table is measured.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -121,13 +122,13 @@ impl Content {
         } else {
             256 << 20
         };
-        let len = arguments.size.unwrap_or(default_len);
+        let len = arguments.size.map_or(default_len, ByteSize::bytes);
         let (folder, registered) = temporary_folder(&workspace::target_dir()?, "xtask-run")?;
         let path = folder.join("content.tar");
         let sha256 = content::write(&path, len)?;
         println!(
             "file       {}, sources and toolchain of this workspace, SHA-256 {}…",
-            size::show(len),
+            size::exact(len),
             &sha256[..16]
         );
         Ok(Content {
@@ -206,12 +207,4 @@ fn print_table(measured: &[bench::Measured], rounds: u32) {
     let mut table = bench::table(bench::Headings::LM);
     measured.iter().for_each(|one| one.add_to(&mut table));
     println!("\nMedians of {rounds} rounds in turns; spread: half the distance of the quartiles.\n\n{table}");
-}
-
-/// The value that `report` has under `path`, or an error that names the program.
-fn number(report: &Value, path: &[&str], program: &str) -> Result<f64> {
-    let value = path.iter().fold(report, |value, name| &value[*name]);
-    value
-        .as_f64()
-        .with_context(|| format!("{program} reported no {}", path.join(".")))
 }

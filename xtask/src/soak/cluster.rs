@@ -7,13 +7,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::kernel::Dice;
 use crate::bed::{Host, Program, require_root};
 use crate::run::cluster::{Exchange, Ground, PATIENCE, sum};
-use crate::table::Table;
 use crate::workspace::Programs;
 
 /// Length of messages.

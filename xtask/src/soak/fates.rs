@@ -1,4 +1,4 @@
-//! What `lm-check send` and `lm-check recv` say of each message, one letter each, and what of it fits together.
+//! What sender and receiver of `lm-check messages` say of each message, one letter each, and what of it fits together.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

@@ -2,10 +2,10 @@
 //! gate, rings and sockets.
 //!
 //! ```text
-//!   lm-check send ── lm0 ═══ impairment box ═══ lm0 ── lm-check recv
-//!        │ fates, counters      │ counters              │ fates, faults, counters, gate
-//!        └──────────────────────┴───────────┬───────────┘
-//!                                         judge
+//!   lm-check messages --to ── lm0 ═══ impairment box ═══ lm0 ── lm-check messages
+//!        │ fates, counters              │ counters              │ fates, faults, counters, gate
+//!        └──────────────────────────────┴───────────┬───────────┘
+//!                                                 judge
 //! ```
 //!
 //! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here only their
@@ -113,9 +113,9 @@ impl Plan {
         }
     }
 
-    fn arguments(&self, program: &str, seed: u64) -> Vec<String> {
+    fn arguments(&self, seed: u64) -> Vec<String> {
         let line = format!(
-            "{program} --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
+            "check --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
              --in-flight {} --mode {}",
             self.message_size, self.messages, self.in_flight, self.mode
         );
@@ -223,32 +223,31 @@ fn one_core_each(bed: &Bed) -> Result<()> {
 fn run(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, total: &mut Total) -> Result<()> {
     let [sending, receiving] = two_cores();
     let program = programs.path("lm-check");
-    let launch = |name: &str, core: usize| {
+    let launch = |core: usize| {
         Launch::new(&program)
-            .args(plan.arguments(name, seed))
+            .args(plan.arguments(seed))
             .core(core)
             .time_limit(TIME_LIMIT)
     };
     let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
-    let mut receiver = bed.right().spawn(launch("recv", receiving))?;
+    let mut receiver = bed.right().spawn(launch(receiving))?;
     receiver.await_text("ready")?;
     let patience = PATIENCE.as_secs().to_string();
     let to = bed.right().address().to_string();
-    let sender =
-        launch("send", sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
+    let sender = launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
     let sent = bed.left().spawn(sender)?.finish();
     // The link first: after it nothing passes, so what the box sent is what the gate saw.
     let forwarded = running.stop()?;
     let received = receiver.stop()?;
     ensure!(
         received.status.success(),
-        "lm-check recv ended with {}: {}",
+        "the receiver ended with {}: {}",
         received.status,
         received.stderr.trim()
     );
-    let received = received.json().context("lm-check recv")?;
+    let received = received.json().context("the receiver")?;
     let sent = match sent {
-        Ok(output) => output.json().context("lm-check send")?,
+        Ok(output) => output.json().context("the sender")?,
         Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
     };
     let judged = judge(plan, &sent, &received, &forwarded, total);

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use lm_measure::table::Table;
 use serde_json::{Value, json};
 
 use checks::card::Row;
@@ -45,7 +46,6 @@ pub use userland::Build;
 use crate::bed::leftovers::{temporary_folder, watch_signals};
 use crate::content;
 use crate::machine::ResultFile;
-use crate::table::Table;
 use crate::workspace::target_dir;
 
 /// Run checks on emulated network cards, in a virtual machine with a kernel of Debian's.

@@ -74,6 +74,14 @@ impl Mode {
             Mode::Copy => "copy-native",
         }
     }
+
+    /// The same, as the ends of measurements report it.
+    pub const fn of_ends(self) -> &'static str {
+        match self {
+            Mode::ZeroCopy | Mode::Auto => "native zero-copy",
+            Mode::Copy => "native copy",
+        }
+    }
 }
 
 /// One thing to run in the guest, in a process of its own.

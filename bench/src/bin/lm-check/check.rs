@@ -14,6 +14,7 @@
 //! |---|---|---|---|
 //! | delivered whole | delivered in part, with a map | reported incomplete | nothing was heard of it |
 
+use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -40,67 +41,56 @@ const QUIET: Duration = Duration::from_millis(50);
 /// How long either side sleeps at most.
 const IDLE_MAX: Duration = Duration::from_millis(1);
 
-/// Arguments of `lm-check send`.
+/// Arguments of `lm-check messages`. A receiver ends with Ctrl-C or SIGTERM.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct CheckSendArgs {
-    /// The receiving endpoint
+pub(crate) struct CheckArgs {
+    /// Send to this endpoint [default: receive]
     #[arg(long, value_name = "HOST[:PORT]")]
-    pub(crate) to: String,
-    /// Options of the endpoint
-    #[command(flatten)]
-    pub(crate) endpoint: EndpointArgs,
-    /// What to send
-    #[command(flatten)]
-    pub(crate) plan: PlanArgs,
-    /// Messages that may be unconfirmed
-    #[arg(long, default_value_t = 16)]
-    pub(crate) in_flight: u32,
-    /// What becomes of messages that lose fragments
-    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
-    pub(crate) delivery: DeliveryOption,
-    /// Send plain IP fragments, always unreliably
-    #[arg(long)]
-    pub(crate) ipfrag: bool,
-    /// Seconds that everything may take, until each message is confirmed or reported
-    #[arg(long, default_value_t = 20.0)]
-    pub(crate) patience: f64,
-}
-
-impl CheckSendArgs {
-    /// What to ask the receiver for.
-    fn session_options(&self) -> ConnectOptions {
-        ConnectOptions {
-            wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
-            ..session_options(self.plan.longest(), self.in_flight, self.delivery)
-        }
-    }
-}
-
-/// Arguments of `lm-check recv`. It ends with Ctrl-C or SIGTERM.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct CheckReceiveArgs {
-    /// UDP port for data; control has the next one
+    pub(crate) to: Option<String>,
+    /// UDP port that a receiver takes data on; control has the next one
     #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
     pub(crate) port: u16,
     /// Options of the endpoint
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
-    /// What to expect
+    /// What to send, and to expect
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// Messages to have landing memory for
-    #[arg(long, default_value_t = 32)]
-    pub(crate) in_flight: u32,
-    /// Bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
+    /// Sender: messages that may be unconfirmed [default: 16]. Receiver: messages to have landing memory for [default: 32]
+    #[arg(long)]
+    pub(crate) in_flight: Option<u32>,
+    /// Sender: what becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    pub(crate) delivery: DeliveryOption,
+    /// Sender: send plain IP fragments, always unreliably
+    #[arg(long)]
+    pub(crate) ipfrag: bool,
+    /// Sender: seconds that everything may take, until each message is confirmed or reported
+    #[arg(long, default_value_t = 20.0)]
+    pub(crate) patience: f64,
+    /// Receiver: bytes of delivered messages to keep, the latest ones, and to look at again and again: they must not change
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub(crate) hold: ByteSize,
 }
 
-/// What `lm-check send` and `lm-check recv` print.
+impl CheckArgs {
+    /// Messages that a sender may have unconfirmed.
+    fn unconfirmed(&self) -> u32 {
+        self.in_flight.unwrap_or(16)
+    }
+
+    /// What to ask the receiver for.
+    fn session_options(&self) -> ConnectOptions {
+        ConnectOptions {
+            wire: if self.ipfrag { Wire::IpFrag } else { Wire::Lm },
+            ..session_options(self.plan.longest(), self.unconfirmed(), self.delivery)
+        }
+    }
+}
+
+/// What `lm-check messages` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckReport {
-    /// Name of the program.
-    pub(crate) program: &'static str,
     /// A letter for each message, see the table in this module's head.
     pub(crate) fates: String,
     /// The receiver's: what was wrong with messages that it was given. Must be empty.
@@ -122,7 +112,7 @@ pub(crate) struct CheckReport {
 }
 
 impl CheckReport {
-    fn new(program: &'static str, endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
+    fn new(endpoint: &Endpoint, fates: &[u8], started: Instant) -> CheckReport {
         let counters = endpoint.counters();
         let object = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
             pairs
@@ -130,7 +120,6 @@ impl CheckReport {
                 .collect()
         };
         CheckReport {
-            program,
             fates: fates.iter().map(|&fate| char::from(fate)).collect(),
             faults: Vec::new(),
             sessions: 0,
@@ -167,20 +156,26 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
     ]
 }
 
-/// Runs `lm-check send`.
+/// Runs `lm-check messages`: sends everything, or receives until it is told to end.
 ///
 /// # Errors
 ///
-/// A one-line reason when the endpoint cannot be opened, the receiver not be reached, or messages are still open when the time
-/// is over.
-pub(crate) fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
-    let to = link::resolve(&args.to)?;
+/// A one-line reason when the endpoint cannot be opened, the interface goes away, the receiver cannot be reached, or messages are still
+/// open when the time is over.
+pub(crate) fn check(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
+    match &args.to {
+        Some(to) => send(args, link::resolve(to)?),
+        None => receive(args, ready),
+    }
+}
+
+fn send(args: &CheckArgs, to: SocketAddrV4) -> Result<CheckReport, Failure> {
     let longest = args.plan.longest();
     let mut endpoint = args.endpoint.open(
         Some(*to.ip()),
         0,
         longest,
-        2 * args.in_flight,
+        2 * args.unconfirmed(),
         IntegrityOption::Manifest,
     )?;
     let started = Instant::now();
@@ -209,14 +204,14 @@ pub(crate) fn check_send(args: &CheckSendArgs) -> Result<CheckReport, Failure> {
     }
     Ok(CheckReport {
         sessions: sender.sessions,
-        ..CheckReport::new("send", &sender.endpoint, &sender.fates, started)
+        ..CheckReport::new(&sender.endpoint, &sender.fates, started)
     })
 }
 
 struct Sender<'a> {
     endpoint: Endpoint,
-    args: &'a CheckSendArgs,
-    to: std::net::SocketAddrV4,
+    args: &'a CheckArgs,
+    to: SocketAddrV4,
     peer: PeerId,
     sessions: u32,
     deadline: Instant,
@@ -315,12 +310,7 @@ impl Sender<'_> {
     }
 }
 
-/// Runs `lm-check recv` until it is told to end.
-///
-/// # Errors
-///
-/// A one-line reason when the endpoint cannot be opened or the interface goes away.
-pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
+fn receive(args: &CheckArgs, ready: impl FnOnce()) -> Result<CheckReport, Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let longest = args.plan.longest();
     let kept = args.hold.bytes().div_ceil(longest);
@@ -328,8 +318,7 @@ pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Re
         None,
         args.port,
         longest,
-        args.in_flight
-            .saturating_add(u32::try_from(kept).unwrap_or(u32::MAX)),
+        (args.in_flight.unwrap_or(32)).saturating_add(u32::try_from(kept).unwrap_or(u32::MAX)),
         IntegrityOption::default(),
     )?;
     ready();
@@ -342,7 +331,7 @@ pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Re
         match endpoint.try_recv() {
             Ok(Some(message)) => {
                 heard = Instant::now();
-                faults.extend(check(&args.plan, &message, &mut fates).err());
+                faults.extend(compare(&args.plan, &message, &mut fates).err());
                 faults.extend(held.keep(message).err());
             }
             Ok(None) if interrupt.is_set() && heard.elapsed() > QUIET => break,
@@ -369,12 +358,12 @@ pub(crate) fn check_receive(args: &CheckReceiveArgs, ready: impl FnOnce()) -> Re
     Ok(CheckReport {
         faults,
         held: held.report(),
-        ..CheckReport::new("recv", &endpoint, &fates, started)
+        ..CheckReport::new(&endpoint, &fates, started)
     })
 }
 
 /// The message is what must have been sent, with zeros where its map has gaps.
-fn check(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
+fn compare(plan: &PlanArgs, message: &Message, fates: &mut [u8]) -> Result<(), String> {
     let tag = message.tag();
     let Some(fate) = fates.get_mut(tag as usize) else {
         return Err(format!("message {tag} was delivered and never sent"));

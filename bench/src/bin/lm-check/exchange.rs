@@ -73,8 +73,6 @@ pub(crate) struct ExchangeArgs {
 /// What `lm-check exchange` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExchangeReport {
-    /// Name of the program.
-    pub(crate) program: &'static str,
     /// This host.
     pub(crate) address: Ipv4Addr,
     /// From the first message on until the last confirmation, by the program's own clock.
@@ -518,7 +516,6 @@ impl Exchange<'_> {
             ..received
         });
         ExchangeReport {
-            program: "exchange",
             address: self.own,
             seconds: (self.last_confirmed.unwrap_or_else(Instant::now) - started).as_secs_f64(),
             to: self.targets.iter().map(|target| target.sent).collect(),

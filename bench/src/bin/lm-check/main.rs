@@ -32,10 +32,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Program {
-    /// Send messages that are known from a seed
-    Send(check::CheckSendArgs),
-    /// Receive messages that are known from a seed, compare every byte, and tell of each what became of it
-    Recv(check::CheckReceiveArgs),
+    /// Send messages whose every byte is known from a seed, or receive them and compare; tell of each what became of it
+    Messages(check::CheckArgs),
     /// Send to and receive from all hosts of a cluster at once, and compare every byte
     Exchange(exchange::ExchangeArgs),
     /// Send packets that no session knows to where a stream's fragments land
@@ -64,8 +62,7 @@ fn main() -> ExitCode {
 
 fn run(program: &Program) -> Result<(), Failure> {
     match program {
-        Program::Send(args) => print(&check::check_send(args)?),
-        Program::Recv(args) => print(&check::check_receive(args, ready)?),
+        Program::Messages(args) => print(&check::check(args, ready)?),
         Program::Exchange(args) => print(&exchange::exchange(args, ready)?),
         Program::Flood(args) => print(&flood::flood(args, ready)?),
         Program::Bind(args) => print(&bind::bind(args)?),

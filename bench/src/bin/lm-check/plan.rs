@@ -1,4 +1,4 @@
-//! What `lm-check send` and `lm-check recv` both know: lengths and contents of all messages, from a seed.
+//! What both sides of `lm-check messages` know: lengths and contents of all messages, from a seed.
 
 use clap::Args;
 use lm_box::split_mix;

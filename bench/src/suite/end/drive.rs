@@ -1,14 +1,17 @@
 //! What is done with an [`End`]: round trips, or a stream.
 
 use std::io;
+use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
-use super::{End, Spec, cut_number};
+use super::watch::Progress;
+use super::{Arrival, End, Spec, Transport, cut_number};
+use crate::cli::IntegrityOption;
 use crate::histogram::LatencyHistogram;
-use crate::peer::watch::Progress;
+use crate::signals::Interrupt;
 
 /// A sender goes on for so long after its time has counted: the receiver's began later, on two busy cores by more than 60 ms.
 const OVERTIME: Duration = Duration::from_millis(300);
@@ -34,6 +37,42 @@ pub struct Outcome {
     /// How AF_XDP moved the packets, as [`super::super::schema::Link::mode`] says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mode: Option<String>,
+    /// LM: whether digests go with what is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) integrity: Option<IntegrityOption>,
+    /// LM: payload bytes that user space copied since the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) user_copied_bytes: Option<u64>,
+    /// TCP: congestion control in effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) congestion: Option<String>,
+    /// What came of each sender, in the order of their first messages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) senders: Vec<Sent>,
+}
+
+impl Outcome {
+    /// Round trips, and nothing else.
+    pub(crate) fn of_round_trips(histogram: &LatencyHistogram) -> Outcome {
+        Outcome {
+            messages: histogram.count(),
+            round_trips: histogram.counts().collect(),
+            ..Outcome::default()
+        }
+    }
+}
+
+/// What one sender's messages came to while the time counted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Sent {
+    /// Its address and data port.
+    pub(crate) address: Option<SocketAddrV4>,
+    /// Payload that arrived.
+    pub(crate) bytes: u64,
+    /// Messages that arrived whole.
+    pub(crate) messages: u64,
+    /// Messages that did not.
+    pub(crate) lost_messages: u64,
 }
 
 /// Asks for round trips: `count` of them, or as many as go in `seconds` after the first answer, which may be late: an address is asked
@@ -52,7 +91,9 @@ pub(super) fn ask(
     let limit = Duration::from_secs_f64(seconds);
     let mut answered = None;
     // By the clock, the next one may be a while off.
-    let progress = rate.is_none().then(|| Progress::watch("an answer is missing"));
+    let progress = rate
+        .is_none()
+        .then(|| Progress::watch("an answer is missing".to_owned()));
     for number in 0..count + warm_up {
         let due = rate.map(|rate| started + Duration::from_secs_f64(number as f64 / rate));
         if let Some(due) = due {
@@ -97,10 +138,8 @@ pub(super) fn ask(
     }
     end.close()?;
     Ok(Outcome {
-        messages: histogram.count(),
-        round_trips: histogram.counts().collect(),
         seconds: started.elapsed().as_secs_f64(),
-        ..Outcome::default()
+        ..Outcome::of_round_trips(&histogram)
     })
 }
 
@@ -132,13 +171,14 @@ pub(super) fn answer(end: &mut dyn End) -> io::Result<Outcome> {
     })
 }
 
-/// Sends for `warm_up` and then `seconds` that count.
+/// Sends for `warm_up` and then `seconds` that count, or until it is asked to end.
 pub(super) fn send(
     end: &mut dyn End,
     spec: &Spec,
     mut meter: Meter,
     [warm_up, seconds]: [f64; 2],
     rate: Option<f64>,
+    interrupt: &Interrupt,
 ) -> io::Result<Outcome> {
     let len = spec.size as usize;
     let begin = Instant::now();
@@ -175,12 +215,14 @@ pub(super) fn send(
                 counted = Some(((now - from).as_secs_f64(), number - before, meter.end()));
             }
             (_, Some(_)) if now >= counts_to + OVERTIME => break,
+            _ if interrupt.is_set() => break,
             _ => {}
         }
     }
     // What is left need not arrive: the receiver has measured.
     let _gone = end.close();
-    let (seconds, messages, cost) = counted.expect("the loop ends after it was set");
+    let so_far = || (begin.elapsed().as_secs_f64(), number, meter.end());
+    let (seconds, messages, cost) = counted.unwrap_or_else(so_far);
     Ok(Outcome {
         bytes: messages * spec.size,
         messages,
@@ -190,57 +232,124 @@ pub(super) fn send(
     })
 }
 
-/// Receives, and counts what comes in `seconds` after `warm_up`, from the first message on.
+/// Receives, and counts what comes in `seconds` after `warm_up`, from the first message of the last of so many `senders` on.
 pub(super) fn receive(
     end: &mut dyn End,
     spec: &Spec,
     mut meter: Meter,
     [warm_up, seconds]: [f64; 2],
+    senders: usize,
 ) -> io::Result<Outcome> {
-    const STOPPED: &str = "the sender stopped before the measurement ended";
-    let stopped = || io::Error::other(STOPPED);
-    let progress = Progress::watch(STOPPED);
+    let mut tallies: Vec<Tally> = Vec::with_capacity(senders);
+    let mut progress = watch(spec, 0, senders);
     let mut arrivals = 0;
     let mut look = Look::new(spec.size as usize);
     let mut started: Option<Instant> = None;
-    let mut counts_from: Option<(Instant, u64)> = None;
-    let (mut bytes, mut messages, mut next) = (0, 0, 0);
-    let outcome = loop {
-        let arrival = end.receive()?.ok_or_else(stopped)?;
-        bytes += arrival.bytes as u64;
-        messages += u64::from(arrival.whole);
+    let mut counts_from: Option<Instant> = None;
+    loop {
+        let arrival = (end.receive()?).ok_or_else(|| io::Error::other(stopped(tallies.len(), senders)))?;
+        if arrival.from == tallies.len() {
+            if tallies.len() == senders {
+                return Err(io::Error::other(format!(
+                    "more than {senders} senders came; say how many with --senders"
+                )));
+            }
+            tallies.push(Tally::default());
+            progress = watch(spec, tallies.len(), senders);
+        }
+        tallies[arrival.from].count(&arrival);
         arrivals += 1;
-        progress.set(arrivals);
-        next = next.max(arrival.number + 1);
-        if started.is_some() && !look.is_due() {
+        if let Some(progress) = &progress {
+            progress.set(arrivals);
+        }
+        if tallies.len() < senders || (started.is_some() && !look.is_due()) {
             continue;
         }
         let now = Instant::now();
         let started = *started.get_or_insert(now);
         match counts_from {
             None if (now - started).as_secs_f64() >= warm_up => {
-                counts_from = Some((now, next));
+                counts_from = Some(now);
                 meter.begin();
-                (bytes, messages) = (0, 0);
+                tallies.iter_mut().for_each(Tally::begin);
             }
-            Some((from, first)) if (now - from).as_secs_f64() >= seconds => {
-                break Outcome {
-                    bytes,
-                    messages,
-                    lost_messages: (next - first).saturating_sub(messages),
+            Some(from) if (now - from).as_secs_f64() >= seconds => {
+                let sum = |part: fn(&Tally) -> u64| tallies.iter().map(part).sum();
+                return Ok(Outcome {
+                    bytes: sum(|one| one.bytes),
+                    messages: sum(|one| one.messages),
+                    lost_messages: sum(Tally::lost),
                     seconds: (now - from).as_secs_f64(),
                     cost: meter.end(),
+                    senders: tallies.iter().map(Tally::sent).collect(),
                     ..Outcome::default()
-                };
+                });
             }
             _ => {}
         }
-    };
-    drop(progress);
-    // The sender's stream goes on for a little: it shall not meet a closed door.
+    }
+}
+
+/// Takes what still comes: the sender's stream goes on for a little, and shall not meet a closed door.
+pub(super) fn drain(end: &mut dyn End) -> io::Result<()> {
     end.end_soon()?;
     while let Ok(Some(_)) = end.receive() {}
-    Ok(outcome)
+    Ok(())
+}
+
+/// Ends the process when nothing arrives any more. TCP itself tells of an end, and repeats what is lost after seconds at times.
+fn watch(spec: &Spec, came: usize, senders: usize) -> Option<Progress> {
+    let is_tcp = matches!(
+        spec.transport,
+        Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy
+    );
+    (!is_tcp).then(|| Progress::watch(stopped(came, senders)))
+}
+
+/// Why a measurement ends without a result.
+fn stopped(came: usize, senders: usize) -> String {
+    if (1..senders).contains(&came) {
+        format!(
+            "{came} of {senders} senders came and none is left; start them all, and let them send for longer"
+        )
+    } else {
+        "the sender stopped before the measurement ended".to_owned()
+    }
+}
+
+/// A sender's messages since the time began to count.
+#[derive(Default)]
+struct Tally {
+    bytes: u64,
+    messages: u64,
+    /// The number after the last one's, now and when the time began to count.
+    next: u64,
+    first: u64,
+}
+
+impl Tally {
+    fn count(&mut self, arrival: &Arrival) {
+        self.bytes += arrival.bytes as u64;
+        self.messages += u64::from(arrival.whole);
+        self.next = self.next.max(arrival.number + 1);
+    }
+
+    fn begin(&mut self) {
+        (self.bytes, self.messages, self.first) = (0, 0, self.next);
+    }
+
+    fn lost(&self) -> u64 {
+        (self.next - self.first).saturating_sub(self.messages)
+    }
+
+    fn sent(&self) -> Sent {
+        Sent {
+            address: None,
+            bytes: self.bytes,
+            messages: self.messages,
+            lost_messages: self.lost(),
+        }
+    }
 }
 
 /// The clock is looked at once in so many bytes: for each small message it would be felt.
@@ -270,7 +379,7 @@ impl Look {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Arrival, Mode, Task, Transport};
+    use super::super::{Mode, Task};
     use super::*;
 
     /// An end whose other end is perfect, and late once.
@@ -291,6 +400,7 @@ mod tests {
                 std::thread::sleep(late);
             }
             Ok(self.sent.pop().map(|(bytes, number)| Arrival {
+                from: 0,
                 number: cut_number(number, bytes),
                 bytes,
                 whole: true,
@@ -363,6 +473,7 @@ mod tests {
 
             fn receive(&mut self) -> io::Result<Option<Arrival>> {
                 Ok(Some(Arrival {
+                    from: 0,
                     number: 77,
                     bytes: 64,
                     whole: true,

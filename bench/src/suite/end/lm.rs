@@ -8,7 +8,7 @@ use lm_dataplane::{
     SendError, Start,
 };
 
-use super::{Arrival, End, EndArgs, SILENCE, Side, Spec, Task, Transport, write_number};
+use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
 use crate::cli::{Failure, IntegrityOption, chain};
 use crate::lm::{EndpointArgs, Idle, connect};
 use crate::suite::host::await_link;
@@ -28,18 +28,11 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         Transport::LmSleeping => Idle::Default,
         _ => Idle::Spin,
     };
-    let integrity = match spec.transport {
-        Transport::LmNoIntegrity => IntegrityOption::None,
-        _ => IntegrityOption::Manifest,
-    };
-    let defaults = EndpointConfig::default();
     let options = EndpointArgs {
         interface: Some(args.interface.clone()),
         mode: spec.mode,
         idle,
-        no_queue_polling: false,
-        tx_in_flight: defaults.tx_in_flight,
-        window: defaults.window_fragments,
+        window: EndpointConfig::default().window_fragments,
         mtu: None,
         exclusive: false,
         admission: lm_dataplane::Admission::Auto,
@@ -48,9 +41,16 @@ pub(super) fn endpoint(args: &EndArgs, spec: &Spec, len: u64, messages: u32) -> 
         Side::Near => (Some(*spec.address.ip()), 0),
         Side::Far => (None, DEFAULT_PORT),
     };
-    let endpoint = options.open(towards, port, len, messages, integrity)?;
+    let endpoint = options.open(towards, port, len, messages, integrity(spec))?;
     await_link(&args.interface)?;
     Ok(endpoint)
+}
+
+fn integrity(spec: &Spec) -> IntegrityOption {
+    match spec.transport {
+        Transport::LmNoIntegrity => IntegrityOption::None,
+        _ => IntegrityOption::Manifest,
+    }
 }
 
 pub(super) fn failed(error: &dyn std::error::Error) -> io::Error {
@@ -82,6 +82,9 @@ pub(super) struct Lm {
     /// The far end learns it from the first message.
     peer: Option<PeerId>,
     options: ConnectOptions,
+    integrity: IntegrityOption,
+    /// Whom messages came from, in the order of their first ones.
+    peers: Vec<PeerId>,
     ending: bool,
 }
 
@@ -91,10 +94,11 @@ impl Lm {
             Task::Stream { .. } => in_flight(spec.size),
             _ => 2,
         };
-        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight)?;
+        let mut endpoint = endpoint(args, spec, spec.size, 2 * in_flight * args.senders)?;
         let options = ConnectOptions {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
+            delivery: args.delivery.into(),
             start: Start::WhenGranted,
             ..ConnectOptions::default()
         };
@@ -109,6 +113,8 @@ impl Lm {
             endpoint,
             peer,
             options,
+            integrity: integrity(spec),
+            peers: Vec::with_capacity(args.senders as usize),
             ending: false,
         })
     }
@@ -144,11 +150,19 @@ impl End for Lm {
         loop {
             match self.endpoint.recv(self.ending.then_some(SILENCE)) {
                 Ok(message) => {
-                    self.peer = Some(message.peer());
+                    let peer = message.peer();
+                    self.peer = Some(peer);
                     while self.endpoint.try_completion().is_some() {}
+                    let known = self.peers.iter().position(|one| *one == peer);
+                    let from = known.unwrap_or_else(|| {
+                        self.peers.push(peer);
+                        self.peers.len() - 1
+                    });
+                    let missing = message.missing().iter().map(|range| range.end - range.start);
                     return Ok(Some(Arrival {
+                        from,
                         number: super::cut_number(message.tag(), message.len()),
-                        bytes: message.len(),
+                        bytes: message.len() - missing.sum::<u64>() as usize,
                         whole: true,
                     }));
                 }
@@ -165,14 +179,19 @@ impl End for Lm {
         Ok(())
     }
 
-    fn mode(&self) -> Option<String> {
+    fn tell(&mut self, outcome: &mut Outcome) {
         let mode = match self.endpoint.mode() {
             EffectiveMode::ZeroCopy => "native zero-copy",
             EffectiveMode::CopyNative => "native copy",
             EffectiveMode::CopyGeneric => "generic copy",
             EffectiveMode::Simulated => "simulated",
         };
-        Some(mode.to_owned())
+        outcome.mode = Some(mode.to_owned());
+        outcome.integrity = Some(self.integrity);
+        outcome.user_copied_bytes = Some(self.endpoint.counters().user_copied_bytes);
+        for (sender, &peer) in outcome.senders.iter_mut().zip(&self.peers) {
+            sender.address = self.endpoint.peer_address(peer);
+        }
     }
 
     fn wait_until(&mut self, time: Instant) {

@@ -14,6 +14,7 @@ mod sys;
 mod tcp;
 mod udp;
 mod under_load;
+mod watch;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -25,7 +26,8 @@ pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::Meter;
 
-use crate::cli::{Failure, Mode};
+use crate::cli::{DeliveryOption, Failure, Mode};
+use crate::signals::Interrupt;
 
 /// How messages are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,11 +130,22 @@ pub struct EndArgs {
     /// Interface of this end
     #[arg(long)]
     interface: String,
+    /// LM, near: what becomes of messages that lose fragments
+    #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
+    delivery: DeliveryOption,
+    /// LM, far: senders to wait for; time counts once each has sent a message
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    senders: u32,
+    /// TCP, near: congestion control [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
 }
 
 /// Something that came.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
+    /// From which sender, in the order of their first messages.
+    from: usize,
     /// The low bytes of its number: as many as the message is long, eight at most.
     number: u64,
     /// Payload.
@@ -166,10 +179,8 @@ trait End {
         }
     }
 
-    /// How AF_XDP moves its packets; `None` where the kernel does.
-    fn mode(&self) -> Option<String> {
-        None
-    }
+    /// Says what only this kind of end knows.
+    fn tell(&mut self, _: &mut Outcome) {}
 
     /// Ends the connection after the last message, which has to arrive.
     fn close(&mut self) -> io::Result<()> {
@@ -199,26 +210,25 @@ fn cut_number(number: u64, len: usize) -> u64 {
     read_number(&number.to_le_bytes()[..len.min(NUMBER_LEN)])
 }
 
-/// Runs one end until what it does is done; a far end that answers round trips, until the other has gone or the process is ended.
+/// Runs one end until what it does is done; a far end that answers round trips, until the other has gone or the process is ended. `print`
+/// has what was measured: a far end of a stream still waits for its end then, and a near one ends when it is asked to (SIGTERM).
 ///
 /// # Errors
 ///
 /// A one-line reason when the end cannot be made, or what comes is not what was sent.
-pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
+pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -> Result<(), Failure> {
     let spec: Spec = serde_json::from_str(&args.spec)
         .map_err(|error| Failure::usage(format!("no end is that: {error}")))?;
     // Who has started it waits for it, and nobody else would end it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::new(error.to_string()))?;
     let failed = |error: io::Error| Failure::new(crate::cli::chain(&error));
-    let told = |outcome: io::Result<Outcome>, end: &dyn End| {
-        let outcome = outcome.map_err(failed)?;
-        Ok(Outcome {
-            mode: end.mode(),
-            ..outcome
-        })
+    let told = |outcome: io::Result<Outcome>, end: &mut dyn End| {
+        let mut outcome = outcome.map_err(failed)?;
+        end.tell(&mut outcome);
+        Ok(outcome)
     };
-    match spec.task {
+    let outcome = match spec.task {
         Task::RoundTrips { count, seconds, rate } => {
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
@@ -226,7 +236,7 @@ pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
                 Side::Near => drive::ask(end, &spec, count, seconds, rate),
                 Side::Far => drive::answer(end),
             };
-            told(outcome, end)
+            told(outcome, end)?
         }
         Task::Stream {
             warm_up,
@@ -237,23 +247,33 @@ pub fn run(args: &EndArgs, ready: impl FnOnce()) -> Result<Outcome, Failure> {
             let meter = meter::Meter::new(spare).map_err(failed)?;
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
-            let outcome = match args.side {
-                Side::Near => drive::send(end, &spec, meter, [warm_up, seconds], rate),
-                Side::Far => drive::receive(end, &spec, meter, [warm_up, seconds]),
-            };
-            told(outcome, end)
+            match args.side {
+                Side::Near => {
+                    let interrupt = Interrupt::install().map_err(failed)?;
+                    let sent = drive::send(end, &spec, meter, [warm_up, seconds], rate, &interrupt);
+                    told(sent, end)?
+                }
+                Side::Far => {
+                    let senders = args.senders as usize;
+                    let received = drive::receive(end, &spec, meter, [warm_up, seconds], senders);
+                    print(&told(received, end)?);
+                    return drive::drain(end).map_err(failed);
+                }
+            }
         }
         Task::RoundTripsUnderLoad { count, seconds } => match (spec.transport, args.side) {
             (Transport::Lm | Transport::LmNoIntegrity, Side::Near) => {
-                under_load::lm_ask(args, &spec, count, seconds)
+                under_load::lm_ask(args, &spec, count, seconds)?
             }
             (Transport::Lm | Transport::LmNoIntegrity, Side::Far) => {
-                under_load::lm_answer(args, &spec, ready)
+                under_load::lm_answer(args, &spec, ready)?
             }
-            (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed),
-            (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed),
+            (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
+            (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
         },
-    }
+    };
+    print(&outcome);
+    Ok(())
 }
 
 /// Connects the near end; waits for a connection at the far one, after saying that it is ready.
@@ -282,7 +302,7 @@ fn open(args: &EndArgs, spec: &Spec, ready: impl FnOnce()) -> Result<Box<dyn End
             Box::new(udp::Segmented::new(socket, spec).map_err(failed)?)
         }
         Transport::Tcp | Transport::TcpPolled | Transport::TcpZerocopy => {
-            Box::new(tcp::Tcp::open(near, any, spec, ready).map_err(failed)?)
+            Box::new(tcp::Tcp::open(near, any, spec, args.congestion.as_deref(), ready).map_err(failed)?)
         }
         #[cfg(feature = "peers")]
         Transport::Quic => Box::new(quic::Quic::open(near, any, spec, ready).map_err(failed)?),

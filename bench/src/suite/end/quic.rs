@@ -128,6 +128,7 @@ impl End for Quic {
         };
         match read {
             Ok(()) => Ok(Some(Arrival {
+                from: 0,
                 number: read_number(&self.incoming),
                 bytes: self.incoming.len(),
                 whole: true,

@@ -9,9 +9,11 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
+use rustix::net::sockopt;
+
 use super::polling::Polling;
 use super::sys;
-use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, Transport, read_number, write_number};
+use super::{Arrival, End, NUMBER_LEN, Outcome, SILENCE, Spec, Task, Transport, read_number, write_number};
 
 /// Bytes for one `write` of short messages, and for one `read`.
 const GATHERED: usize = 128 << 10;
@@ -51,7 +53,14 @@ struct Sends {
 }
 
 impl Tcp {
-    pub(super) fn open(near: bool, any: SocketAddrV4, spec: &Spec, ready: impl FnOnce()) -> io::Result<Tcp> {
+    /// A near end takes the congestion control of this name, else the system's.
+    pub(super) fn open(
+        near: bool,
+        any: SocketAddrV4,
+        spec: &Spec,
+        congestion: Option<&str>,
+        ready: impl FnOnce(),
+    ) -> io::Result<Tcp> {
         let zerocopy = spec.transport == Transport::TcpZerocopy;
         let connection = if near {
             TcpStream::connect(spec.address)?
@@ -64,6 +73,9 @@ impl Tcp {
         let polls = spec.transport == Transport::TcpPolled && (round_trips || !near);
         let spin = polls || round_trips && spec.size <= u64::from(spec.mtu) / 2;
         connection.set_nodelay(true)?;
+        if let Some(name) = congestion {
+            sockopt::set_tcp_congestion(&connection, name)?;
+        }
         connection.set_nonblocking(spin)?;
         let sends = zerocopy.then(|| Sends {
             ends: vec![0; ZEROCOPY_BUFFERS],
@@ -149,6 +161,7 @@ impl End for Tcp {
                 let number = read_number(&self.message.start[..self.message_len.min(NUMBER_LEN)]);
                 self.message.bytes = 0;
                 return Ok(Some(Arrival {
+                    from: 0,
                     number,
                     bytes,
                     whole: true,
@@ -174,6 +187,10 @@ impl End for Tcp {
         self.spin = false;
         self.connection.set_nonblocking(false)?;
         self.connection.set_read_timeout(Some(SILENCE))
+    }
+
+    fn tell(&mut self, outcome: &mut Outcome) {
+        outcome.congestion = sockopt::tcp_congestion(&self.connection).ok();
     }
 
     fn close(&mut self) -> io::Result<()> {

@@ -4,12 +4,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::polling::Polling;
 use super::sys::{self, Batch};
-use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Transport, read_number, write_number};
-use crate::peer::train;
+use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, Transport, read_number, write_number};
 
 /// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
 /// batch; more than this was no faster.
@@ -20,11 +19,15 @@ const BATCH: usize = 32;
 const BATCH_BYTES: usize = 256 << 10;
 /// How long the far end waits for the first datagram: the near one may wait for its link before.
 const FIRST: Duration = Duration::from_secs(10);
+/// Longest UDP payload over IPv4.
+pub(super) const MAX_DATAGRAM: u64 = 65_507;
+/// How long before a round trip that waits for its time the near end is awake.
+const AWAKE: Duration = Duration::from_millis(1);
 /// Headers of a datagram over IPv4.
 const HEADERS_LEN: usize = 28;
 /// The kernel's bounds of a segmented send (`UDP_MAX_SEGMENTS` was 64 for long, and an IP packet's length).
 const SEGMENTS_MAX: usize = 64;
-const SEGMENTED_LEN_MAX: usize = 65_507;
+const SEGMENTED_LEN_MAX: usize = MAX_DATAGRAM as usize;
 
 /// A socket that talks to the other end alone. The far one learns from the first datagram to whom.
 pub(super) fn socket(near: bool, spec: &Spec, ready: impl FnOnce()) -> io::Result<UdpSocket> {
@@ -51,6 +54,18 @@ fn await_first(spec: &Spec, limit: Duration, ready: impl FnOnce()) -> io::Result
     Ok(socket)
 }
 
+/// Lengths of the datagrams that carry a message.
+fn train(message_len: u64) -> Vec<usize> {
+    if message_len <= 65_536 {
+        return vec![message_len.min(MAX_DATAGRAM) as usize];
+    }
+    let count = message_len.div_ceil(MAX_DATAGRAM);
+    let (each, longer) = (message_len / count, message_len % count);
+    (0..count)
+        .map(|n| (each + u64::from(n < longer)) as usize)
+        .collect()
+}
+
 /// Puts datagrams together: those of one message carry its number, and come one after the other or not at all.
 struct Trains {
     message_len: usize,
@@ -75,6 +90,7 @@ impl Trains {
         }
         self.bytes += datagram.len();
         Arrival {
+            from: 0,
             number,
             bytes: datagram.len(),
             whole: self.bytes == self.message_len,
@@ -99,6 +115,8 @@ pub(super) struct Single {
     polling: Polling,
     socket: UdpSocket,
     spin: bool,
+    /// Whether it has to be awake at the time that it waits for, and not only soon after.
+    on_time: bool,
     ending: bool,
     train: Vec<usize>,
     trains: Trains,
@@ -115,6 +133,7 @@ impl Single {
             polling: Polling::new(spec.transport == Transport::UdpPolled),
             socket,
             spin,
+            on_time: matches!(spec.task, Task::RoundTrips { .. }),
             ending: false,
             payload: vec![0x5a; train[0]],
             train,
@@ -161,6 +180,16 @@ impl End for Single {
     fn end_soon(&mut self) -> io::Result<()> {
         self.ending = true;
         begin_silence(&self.socket)
+    }
+
+    fn wait_until(&mut self, time: Instant) {
+        while let Some(left) = time.checked_duration_since(Instant::now()) {
+            match left.checked_sub(AWAKE) {
+                Some(left) => std::thread::sleep(left),
+                None if self.on_time => std::hint::spin_loop(),
+                None => std::thread::sleep(left),
+            }
+        }
     }
 }
 
@@ -345,7 +374,6 @@ impl End for Segmented {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Task;
     use super::*;
     use crate::cli::Mode;
 
@@ -364,6 +392,18 @@ mod tests {
         };
         let error = await_first(&spec, Duration::from_millis(20), || ()).unwrap_err();
         assert!(error.to_string().contains("no datagram came within"), "{error}");
+    }
+
+    #[test]
+    fn a_message_is_one_datagram_or_a_train_of_equal_ones() {
+        assert_eq!(train(1024), [1024]);
+        assert_eq!(train(65_507), [65_507]);
+        assert_eq!(train(65_536), [65_507]);
+        let mebibyte = train(1 << 20);
+        assert_eq!(mebibyte.len(), 17);
+        assert_eq!(mebibyte.iter().sum::<usize>(), 1 << 20);
+        assert_eq!(mebibyte[0], 61_681);
+        assert!(mebibyte.iter().all(|&len| len.abs_diff(mebibyte[0]) <= 1));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendRegion, Star
 
 use super::drive::Outcome;
 use super::lm::{failed, try_loan};
+use super::udp::MAX_DATAGRAM;
 use super::{EndArgs, Spec, cut_number, read_number, write_number};
 use crate::cli::{Failure, chain};
 use crate::histogram::LatencyHistogram;
@@ -21,8 +22,6 @@ use crate::lm::connect;
 const SHORT: usize = 64;
 /// A short message that tells the far end that this was all.
 const END: u64 = u64::MAX;
-/// Longest UDP payload over IPv4: a long message of UDP.
-const MAX_DATAGRAM: usize = 65_507;
 /// Long messages that are handed over at least.
 const LONG_LEAST: u64 = 16;
 /// A UDP round trip without an answer for so long is begun again; its time goes on.
@@ -74,11 +73,7 @@ impl Asking {
         if self.histogram.count() == 0 {
             return Err(io::Error::other("no round trip came to its end beside the load"));
         }
-        Ok(Outcome {
-            messages: self.histogram.count(),
-            round_trips: self.histogram.counts().collect(),
-            ..Outcome::default()
-        })
+        Ok(Outcome::of_round_trips(&self.histogram))
     }
 }
 
@@ -223,7 +218,7 @@ pub(super) fn udp_ask(spec: &Spec, count: u64, seconds: f64) -> io::Result<Outco
     let mut asking = Asking::new(count, seconds);
     let mut question = [0x5a; SHORT];
     let mut answer = [0; SHORT];
-    let message = vec![0x5a; (spec.size as usize).min(MAX_DATAGRAM)];
+    let message = vec![0x5a; spec.size.min(MAX_DATAGRAM) as usize];
     let mut asked = Instant::now();
     let mut sent = 0;
     while !asking.is_done(sent) {

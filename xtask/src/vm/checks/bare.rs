@@ -41,7 +41,7 @@ fn measure(pair: &Pair) -> Result<Value> {
             &format!("bare-ping {near} --port 7302 --count {ROUND_TRIPS}"),
         )?;
         pong.stop()?;
-        ensure!(round_trips["count"] == ROUND_TRIPS, "{round_trips}");
+        ensure!(round_trips["messages"] == ROUND_TRIPS, "{round_trips}");
         let receiver = start_far(pair, &format!("bare-recv {both} --warmup 0.05 --seconds 0.2"))?;
         run_near(pair, &format!("bare-send {near} --seconds 1"))?;
         let received = receiver.finish()?.json().context("bare-recv")?;

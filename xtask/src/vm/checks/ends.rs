@@ -153,9 +153,9 @@ pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// A receiver, a sender and a message between them.
 fn one_message(pair: &Pair, seed: u64) -> Result<()> {
     let plan = format!("--seed {seed} --lens 100000 --messages 1 --in-flight 1");
-    let receiver = pair.receiving(&format!("lm-check recv {plan}"));
+    let receiver = pair.receiving(&format!("lm-check messages {plan}"));
     let receiver = pair.start_receiver(receiver, "ready")?;
-    let sender = pair.sending(&format!("lm-check send {plan}"));
+    let sender = pair.sending(&format!("lm-check messages {plan}"));
     let sent = pair.start_sender(sender)?.finish();
     let received = receiver.stop()?;
     let received = received.json().with_context(|| received.stderr.clone())?;
@@ -175,7 +175,7 @@ pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let mut notes = Vec::new();
     let rounds = if plan.short { 1 } else { 5 };
     for round in 0..rounds {
-        let receiver = pair.receiving("lm-check recv --lens 100000 --messages 1");
+        let receiver = pair.receiving("lm-check messages --lens 100000 --messages 1");
         kill(pair.start_receiver(receiver, "ready")?).context("the receiver")?;
         notes = steering_notes();
         ensure!(
@@ -191,10 +191,7 @@ pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// Address resolution, ping and TCP of the kernel go on between the same interfaces while a stream lands.
 pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
-    let receiver = pair.receiving("lm-bench lm-stream-recv --message-size 1M --in-flight 4 --seconds 14");
-    let receiver = pair.start_receiver(receiver, "ready")?;
-    let sender = pair.sending("lm-bench lm-stream-send --message-size 1M --in-flight 4 --seconds 30");
-    let mut sender = pair.start_sender(sender)?;
+    let (receiver, mut sender) = pair.start_stream(1 << 20, [0.2, 14.0])?;
     await_stream(&pair, &mut sender)?;
     let (left, right) = (pair.bed.left(), pair.bed.right());
     let ping = crate::bed::Launch::new("/bin/busybox").args([
@@ -216,8 +213,8 @@ pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Valu
         !sender.has_ended()?,
         "the stream ended before ping and TCP did, so they were not beside it"
     );
-    let received = receiver.finish()?.json().context("lm-stream-recv")?;
-    let sent = sender.finish()?.json().context("lm-stream-send")?;
+    let received = receiver.finish()?.json().context("the far end")?;
+    let sent = sender.finish()?.json().context("the near end")?;
     pair.prove_mode(&sent, &received)?;
     ensure!(
         received["lost_messages"] == 0 && received["messages"].as_u64() > Some(0),

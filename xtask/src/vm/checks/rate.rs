@@ -1,10 +1,10 @@
 //! Packets a second in zero-copy mode and in copy mode, on the same driver, in turns.
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::pair::Pair;
-use crate::stats::Summary;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
 
@@ -68,16 +68,9 @@ pub(super) fn packets_per_second(plan: &Plan, device: Option<Device>) -> Result<
 
 /// A stream; full packets that arrived in a second.
 fn measure(pair: &Pair) -> Result<f64> {
-    let receiver = pair.receiving(&format!(
-        "lm-bench lm-stream-recv --message-size {MESSAGE_LEN} --in-flight 8 --warmup 0.5 --seconds 3"
-    ));
-    let receiver = pair.start_receiver(receiver, "ready")?;
-    let sender = pair.sending(&format!(
-        "lm-bench lm-stream-send --message-size {MESSAGE_LEN} --in-flight 8 --seconds 15"
-    ));
-    let sender = pair.start_sender(sender)?;
-    let received = receiver.finish()?.json().context("lm-stream-recv")?;
-    let sent = sender.finish()?.json().context("lm-stream-send")?;
+    let (receiver, sender) = pair.start_stream(MESSAGE_LEN, [0.5, 3.0])?;
+    let received = receiver.finish()?.json().context("the far end")?;
+    let sent = sender.finish()?.json().context("the near end")?;
     pair.prove_mode(&sent, &received)?;
     ensure!(received["lost_messages"] == 0, "messages were lost: {received}");
     let number = |name: &str| {

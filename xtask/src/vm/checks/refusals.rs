@@ -66,7 +66,7 @@ fn ethtool(host: &Host, arguments: &[&str]) -> Result<()> {
 /// works, and says so where the driver has zero-copy.
 fn refused_and_copied(bed: &Bed, word: &str, has_driver: bool) -> Result<Value> {
     let mut refusals = Vec::new();
-    for line in ["lm-recv --from-anyone --output /tmp", "lm-check recv"] {
+    for line in ["lm-recv --from-anyone --output /tmp", "lm-check messages"] {
         let program = bed.right().spawn(launch(line, Mode::ZeroCopy))?;
         let output = program.outcome()?;
         let said = output.stderr.trim().to_owned();
@@ -89,17 +89,12 @@ fn refused_and_copied(bed: &Bed, word: &str, has_driver: bool) -> Result<Value> 
     let plan = "--seed 3 --lens 100000 --messages 4";
     let mut receiver = bed
         .right()
-        .spawn(launch(&format!("lm-check recv {plan}"), Mode::Auto))?;
+        .spawn(launch(&format!("lm-check messages {plan}"), Mode::Auto))?;
     receiver.await_text("ready")?;
     await_link(bed)?;
     let to = bed.right().address().to_string();
-    let sender = launch(&format!("lm-check send {plan} --to {to}"), Mode::Copy);
-    let sent = bed
-        .left()
-        .spawn(sender)?
-        .finish()?
-        .json()
-        .context("lm-check send")?;
+    let sender = launch(&format!("lm-check messages {plan} --to {to}"), Mode::Copy);
+    let sent = bed.left().spawn(sender)?.finish()?.json().context("the sender")?;
     let output = receiver.stop()?;
     let received = output.json().with_context(|| output.stderr.clone())?;
     fates::compare("reliable", 4, &sent, &received)

@@ -80,10 +80,10 @@ impl Stream {
         }
     }
 
-    fn arguments(&self, program: &str) -> String {
+    fn arguments(&self) -> String {
         let lens: Vec<String> = self.lens.iter().map(u64::to_string).collect();
         format!(
-            "lm-check {program} --time-limit 110 --seed {} --lens {} --messages {} --in-flight {} --window {} --mtu {}",
+            "lm-check messages --time-limit 110 --seed {} --lens {} --messages {} --in-flight {} --window {} --mtu {}",
             self.seed,
             lens.join(","),
             self.messages,
@@ -96,12 +96,12 @@ impl Stream {
     /// Sends everything from left to right and compares what both sides say. In a bed with a box that is to be running.
     pub(super) fn run(&self, pair: &Pair) -> Result<Value> {
         let exclusive = if self.exclusive { " --exclusive" } else { "" };
-        let line = format!("{} --hold {}{exclusive}", self.arguments("recv"), self.hold);
+        let line = format!("{} --hold {}{exclusive}", self.arguments(), self.hold);
         let receiver = pair.start_receiver(pair.receiving(&line), "ready")?;
         let ipfrag = if self.ipfrag { " --ipfrag" } else { "" };
         let line = format!(
             "{} --patience 90 --delivery {}{ipfrag}",
-            self.arguments("send"),
+            self.arguments(),
             self.delivery
         );
         // The receiver ends by itself in any case: killed, it would leave its changes of the card to the next check.
@@ -109,11 +109,11 @@ impl Stream {
         let received = receiver.stop()?;
         ensure!(
             received.status.success(),
-            "lm-check recv ended with {}: {}",
+            "the receiver ended with {}: {}",
             received.status,
             received.stderr.trim()
         );
-        let received = received.json().context("lm-check recv")?;
+        let received = received.json().context("the receiver")?;
         // Whatever became of the sender: what it sent before was wrong.
         fates::ensure_no_fault(&received)?;
         let (sent, flood) = sent.with_context(|| format!("the receiver: {received}"))?;
@@ -139,7 +139,7 @@ impl Stream {
             await_stream(pair, &mut sender)?;
             spoil::messages(&pair.spoil, receiver)?;
         }
-        let sent = sender.finish()?.json().context("lm-check send")?;
+        let sent = sender.finish()?.json().context("the sender")?;
         let flood = flood.map(|flood| {
             let output = flood.stop()?;
             output

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// A number of bytes given on a command line.
 ///
 /// ```
-/// use lm_bench::size::ByteSize;
+/// use lm_measure::size::ByteSize;
 /// assert_eq!("64K".parse::<ByteSize>().unwrap().bytes(), 65_536);
 /// assert_eq!(ByteSize::new(1 << 30).to_string(), "1G");
 /// assert_eq!(ByteSize::new(65_507).to_string(), "65507");
@@ -60,12 +60,27 @@ impl FromStr for ByteSize {
 impl fmt::Display for ByteSize {
     /// The shortest exact form: `1M`, `1500`; what [`FromStr`] reads back to the same number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, shift) in SUFFIXES {
-            if self.0 != 0 && self.0.trailing_zeros() >= shift {
-                return write!(f, "{}{name}", self.0 >> shift);
-            }
+        match shortest(self.0) {
+            (number, Some(name)) => write!(f, "{number}{name}"),
+            (number, None) => write!(f, "{number}"),
         }
-        write!(f, "{}", self.0)
+    }
+}
+
+fn shortest(bytes: u64) -> (u64, Option<char>) {
+    let fits = |&&(_, shift): &&(char, u32)| bytes != 0 && bytes.trailing_zeros() >= shift;
+    match SUFFIXES.iter().find(fits) {
+        Some((name, shift)) => (bytes >> shift, Some(*name)),
+        None => (bytes, None),
+    }
+}
+
+/// `bytes` for people, exactly: `64 KiB`, `1500 B`.
+#[must_use]
+pub fn exact(bytes: u64) -> String {
+    match shortest(bytes) {
+        (number, Some(name)) => format!("{number} {name}iB"),
+        (number, None) => format!("{number} B"),
     }
 }
 
@@ -160,6 +175,14 @@ mod tests {
         ] {
             assert_eq!(approximate(bytes), text);
         }
+    }
+
+    #[test]
+    fn exact_sizes_have_the_largest_unit_that_they_are_whole_numbers_of() {
+        assert_eq!(
+            [65_536, 7168, 1 << 20, 1000, 0].map(exact),
+            ["64 KiB", "7 KiB", "1 MiB", "1000 B", "0 B"]
+        );
     }
 
     proptest! {

@@ -19,7 +19,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Watches; when nothing has arrived for a while after something had, complains and ends the process with exit code 1.
-    pub(crate) fn watch(what_is_wrong: &'static str) -> Progress {
+    pub(crate) fn watch(what_is_wrong: String) -> Progress {
         let count = Arc::new(AtomicU64::new(0));
         let seen = Arc::downgrade(&count);
         thread::spawn(move || {

@@ -7,15 +7,13 @@
 //! meanwhile, and is kept with how far apart they were before and after it:
 //!
 //! ```
-//! # use lm_core_distance::Distances;
+//! # use lm_measure::distance::Distances;
 //! # let measure = || Ok::<u32, ()>(1);
 //! let mut distances = Distances::between([0, 1]);
 //! # distances = Distances::default();
 //! let kept = distances.around(|| measure());
 //! # assert_eq!(kept, Ok((1, None)));
 //! ```
-#![forbid(unsafe_code)]
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};

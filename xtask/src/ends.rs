@@ -1,0 +1,159 @@
+//! Measurements by `lm-bench end`: a far end, which listens, and a near one, which asks or sends. Both are told what is done, as JSON, and
+//! print what they have measured.
+
+use anyhow::{Context, Result};
+use lm_measure::statistics::Quantile;
+use serde_json::{Value, json};
+
+use crate::bed::{INTERFACE, Side};
+
+/// Port that far ends listen on.
+const PORT: u16 = 7168;
+
+/// What both ends of a measurement are told.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    transport: &'static str,
+    size: u64,
+    mode: &'static str,
+    task: Task,
+    options: [String; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    RoundTrips { count: u32, rate: Option<u32> },
+    Stream { warm_up: f64, seconds: [f64; 2] },
+}
+
+impl Ends {
+    /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first one. `transport` is one of
+    /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
+    pub fn stream(transport: &'static str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
+        let seconds = [seconds; 2];
+        Ends::new(transport, size, Task::Stream { warm_up, seconds })
+    }
+
+    /// So many round trips of one message, and a tenth more before them as a warm-up; `rate` of them a second, or one after the other.
+    pub fn round_trips(transport: &'static str, size: u64, count: u32, rate: Option<u32>) -> Ends {
+        Ends::new(transport, size, Task::RoundTrips { count, rate })
+    }
+
+    fn new(transport: &'static str, size: u64, task: Task) -> Ends {
+        Ends {
+            transport,
+            size,
+            mode: "auto",
+            task,
+            options: [String::new(), String::new()],
+        }
+    }
+
+    /// A stream whose near end sends for `seconds` in all: the far end's time begins later where it waits for other senders.
+    #[must_use]
+    pub fn sending(mut self, seconds: f64) -> Ends {
+        if let Task::Stream {
+            seconds: [near, _], ..
+        } = &mut self.task
+        {
+            *near = seconds;
+        }
+        self
+    }
+
+    /// LM's mode, as `--mode` of its tools takes it.
+    #[must_use]
+    pub fn mode(mut self, mode: &'static str) -> Ends {
+        self.mode = mode;
+        self
+    }
+
+    /// Options of the near and of the far end: `--delivery partial`, `--senders 8`.
+    #[must_use]
+    pub fn options(mut self, near: &str, far: &str) -> Ends {
+        self.options = [near, far].map(str::to_owned);
+        self
+    }
+
+    /// Whether nothing is set that could be left as the tools have it.
+    pub fn is_default(&self) -> bool {
+        self.transport == "lm" && self.options.iter().all(String::is_empty)
+    }
+
+    /// Arguments of `lm-bench` for the end that asks or sends, on the left host.
+    pub fn near(&self) -> Vec<String> {
+        self.words("near", 0)
+    }
+
+    /// Arguments of `lm-bench` for the end that answers or receives, on the right host.
+    pub fn far(&self) -> Vec<String> {
+        self.words("far", 1)
+    }
+
+    fn words(&self, side: &str, at: usize) -> Vec<String> {
+        let task = match self.task {
+            // It ends by its count.
+            Task::RoundTrips { count, rate } => {
+                json!({"round-trips": {"count": count, "seconds": 3600.0, "rate": rate}})
+            }
+            Task::Stream { warm_up, seconds } => {
+                json!({"stream": {"warm_up": warm_up, "seconds": seconds[at], "rate": null, "spare": false}})
+            }
+        };
+        let spec = json!({
+            "transport": self.transport,
+            "task": task,
+            "size": self.size,
+            "address": format!("{}:{PORT}", Side::Right.address()),
+            "mtu": 1500,
+            "mode": self.mode,
+        });
+        let mut words = ["end", side, &spec.to_string(), "--interface", INTERFACE]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend(self.options[at].split_whitespace().map(str::to_owned));
+        words
+    }
+}
+
+/// Payload over time, of what a receiver printed.
+pub fn gbit_per_s(report: &Value) -> Result<f64> {
+    let number = |name: &str| {
+        report[name]
+            .as_f64()
+            .with_context(|| format!("no {name} in {report}"))
+    };
+    Ok(number("bytes")? * 8.0 / number("seconds")? / 1e9)
+}
+
+/// Median of the round trips in microseconds, of what a near end printed.
+pub fn median_us(report: &Value) -> Result<f64> {
+    let all = latencies_us([&report["round_trips"]]);
+    let median = Quantile::of(&all, 0.5).with_context(|| format!("no round trips in {report}"))?;
+    Ok(median.value)
+}
+
+/// Latencies in microseconds, shortest first, of lists of nanoseconds and how many took so long.
+pub fn latencies_us<'a>(counts: impl IntoIterator<Item = &'a Value>) -> Vec<f64> {
+    let counts = counts
+        .into_iter()
+        .flat_map(|counts| serde_json::from_value::<Vec<(u64, u64)>>(counts.clone()).unwrap_or_default());
+    let mut all: Vec<f64> = counts
+        .flat_map(|(nanoseconds, count)| vec![nanoseconds as f64 / 1e3; count as usize])
+        .collect();
+    all.sort_by(f64::total_cmp);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_round_trips_are_not_longer_than_the_median() {
+        let of = |counts: &[(u64, u64)]| median_us(&json!({"round_trips": counts}));
+        assert_eq!(of(&[(1000, 2), (3000, 1), (9000, 1)]).unwrap(), 1.0);
+        assert_eq!(of(&[(1000, 1), (3000, 1), (9000, 1)]).unwrap(), 3.0);
+        assert!(of(&[]).is_err());
+    }
+}
