@@ -5,6 +5,15 @@ use crate::bounds::TRANSMIT_BURST;
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 
+/// Whose fragments come first in the next round: a session that was cut short because the queue took no more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// The peer's index.
+    pub(crate) peer: u16,
+    /// Packets left of its quantum.
+    pub(crate) left: u32,
+}
+
 /// One queue's transmit side.
 #[derive(Debug)]
 pub(crate) struct Transmit<T> {
@@ -18,6 +27,7 @@ pub(crate) struct Transmit<T> {
     written: u32,
     /// Visible to the kernel, not yet known to be taken.
     unsent: bool,
+    pub(crate) turn: Option<Turn>,
     pub(crate) packets: u64,
     pub(crate) wakeups: u64,
 }
@@ -32,6 +42,7 @@ impl<T: TxQueue> Transmit<T> {
             in_flight: 0,
             written: 0,
             unsent: false,
+            turn: None,
             packets: 0,
             wakeups: 0,
         }

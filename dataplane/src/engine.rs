@@ -31,7 +31,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use crate::arena::Arena;
 use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, TRANSMIT_BURST};
 use crate::capture::Capture;
-use crate::channel::Transmit;
+use crate::channel::{Transmit, Turn};
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
@@ -613,55 +613,96 @@ impl<P: Port> Engine<P> {
 
     /// Stage 8.
     fn send_fragments(&mut self, now_ns: u64) -> usize {
-        let mut count = 0;
         // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
         let (bursts, burst) = match self.stream.is_exchange(now_ns) {
             true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
             true => (1, EXCHANGE_BURST),
             false => (2, TRANSMIT_BURST),
         };
-        for &index in &self.senders {
-            let peer = self.peers.at(index);
-            let Some(outbound) = &mut peer.outbound else {
-                continue;
+        let quantum = bursts * burst;
+        let sent = match self.senders[..] {
+            [] => return 0,
+            // It takes turns with nobody.
+            [only] => self.send_of(only, None, quantum, burst, now_ns).0,
+            _ => (0..self.transmit.len())
+                .map(|channel| self.send_on(channel, quantum, burst, now_ns))
+                .sum(),
+        };
+        self.counters.data_packets_sent += u64::from(sent);
+        sent as usize
+    }
+
+    /// Sends fragments of the sessions of a queue, up to `quantum` of each: deficit round robin. Where the queue takes no more, the next
+    /// round goes on with the session that was cut short, and with what is left of its quantum.
+    fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
+        let turn = self.transmit[channel].turn.take();
+        let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
+        let first = turn.and_then(|_| self.senders.iter().position(|index| is_next(index)));
+        let senders = self.senders.len();
+        let mut count = 0;
+        for step in 0..senders {
+            let index = self.senders[(first.unwrap_or(0) + step) % senders];
+            let left = match turn {
+                Some(turn) if step == 0 && turn.peer == index => turn.left.min(quantum),
+                _ => quantum,
             };
-            let mut way = Way {
-                channel: &mut self.transmit[outbound.terms.channel],
-                umem: &self.umem,
-                piece_len: self.fixed.chunk_len,
-                more_pieces: 0,
-                frames: &mut self.transmit_frames,
-                device_reads: self.fixed.device_moves,
-                copied: Copied::default(),
-            };
-            let capture = &mut self.capture;
-            let resent = outbound.resent;
-            for _ in 0..bursts {
-                let sent = outbound.transmit(
-                    &mut self.outgoing,
-                    &mut way,
-                    burst,
-                    now_ns,
-                    |umem, address, len| {
-                        if let Some(capture) = capture {
-                            capture.sent(umem, address, len);
-                        }
-                    },
-                );
-                if sent == 0 {
-                    break;
-                }
-                count += sent;
-                if let Err(error) = way.channel.flush() {
-                    self.link.failed(error);
-                }
+            let (sent, is_full) = self.send_of(index, Some(channel), left, burst, now_ns);
+            count += sent;
+            if is_full {
+                let left = left - sent;
+                self.transmit[channel].turn = Some(Turn { peer: index, left });
+                break;
             }
-            self.counters.user_copied_bytes += way.copied.bytes;
-            self.counters.page_end_fragments += way.copied.fragments;
-            self.counters.fragments_resent += outbound.resent - resent;
         }
-        self.counters.data_packets_sent += u64::from(count);
-        count as usize
+        count
+    }
+
+    /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on. Gives how many there were, and
+    /// whether the queue had no room for more of them.
+    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> (u32, bool) {
+        let outbound = self.peers.at(index).outbound.as_mut();
+        let is_it = |channel: usize| on.is_none_or(|on| on == channel);
+        let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
+            return (0, false);
+        };
+        let mut way = Way {
+            channel: &mut self.transmit[outbound.terms.channel],
+            umem: &self.umem,
+            piece_len: self.fixed.chunk_len,
+            more_pieces: 0,
+            frames: &mut self.transmit_frames,
+            device_reads: self.fixed.device_moves,
+            copied: Copied::default(),
+        };
+        let capture = &mut self.capture;
+        let resent = outbound.resent;
+        let mut count = 0;
+        while count < most {
+            let sent = outbound.transmit(
+                &mut self.outgoing,
+                &mut way,
+                burst.min(most - count),
+                now_ns,
+                |umem, address, len| {
+                    if let Some(capture) = capture {
+                        capture.sent(umem, address, len);
+                    }
+                },
+            );
+            if sent == 0 {
+                break;
+            }
+            count += sent;
+            if let Err(error) = way.channel.flush() {
+                self.link.failed(error);
+            }
+        }
+        self.counters.user_copied_bytes += way.copied.bytes;
+        self.counters.page_end_fragments += way.copied.fragments;
+        self.counters.fragments_resent += outbound.resent - resent;
+        let frame_len = u32::from(outbound.terms.layout.max_frame_len());
+        let is_full = count < most && way.channel.room() < frame_len.div_ceil(self.fixed.chunk_len);
+        (count, is_full)
     }
 
     /// When the rate limit of a session lets its next packet go; `None` where none holds one back.

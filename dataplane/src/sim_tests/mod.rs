@@ -8,6 +8,7 @@ mod beside;
 mod copies;
 mod delivery;
 mod failures;
+mod fairness;
 mod flood;
 mod growing;
 mod guard;
