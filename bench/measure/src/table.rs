@@ -14,6 +14,11 @@ impl Table {
         }
     }
 
+    /// Whether it has no rows but its headings.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
     /// Adds a row. Cells beyond the headings are dropped, missing ones stay empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();

@@ -1,4 +1,4 @@
-//! What a run prints and keeps: columns as perftest's users know them, tables of ratios, CSV, `.hgrm` files, JSON.
+//! What a run prints and keeps: tables whose columns have the names that perftest gives them, of ratios too, CSV, `.hgrm` files, JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,9 +6,10 @@ use std::io::Write as _;
 use std::path::Path;
 
 use lm_measure::statistics::Summary;
+use lm_measure::table::Table;
 
-use super::schema::{Failed, LatencyRound, Ratio, Report, Round, Row, Target, Verdict, What};
-use super::targets::{at, median};
+use super::schema::{Failed, LatencyRound, Ratio, Report, Round, Row, Target, TransferRound, Verdict, What};
+use super::targets::at;
 use crate::cli::Failure;
 use crate::files;
 use crate::size::ByteSize;
@@ -16,44 +17,66 @@ use crate::size::ByteSize;
 /// The tables of a report.
 pub(super) fn text(report: &Report) -> String {
     let mut out = String::new();
-    let latency = report
-        .rows
-        .iter()
-        .filter(|row| matches!(row.what, What::Latency | What::LatencyUnderLoad));
-    let latency: Vec<&Row> = latency.collect();
-    if !latency.is_empty() {
-        out.push_str("\nWhole round trips in microseconds: the rounds' medians, least and most.\n");
-        out.push_str(&format!(
-            "{:<22} {:>9} {:>11} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
-            "#system", "bytes", "iterations", "t_min", "t_typical", "t_avg", "t_max", "99%", "99.9%"
-        ));
-        for row in latency {
-            latency_line(&mut out, row);
+    let mut latency = Table::new(&[
+        "system",
+        "bytes",
+        "iterations",
+        "t_min",
+        "t_typical",
+        "t_avg",
+        "t_max",
+        "99%",
+        "99.9%",
+        "beside Gbit/s",
+    ]);
+    let mut transfers = Table::new(&[
+        "system",
+        "bytes",
+        "messages",
+        "Gbit/s",
+        "messages/s",
+        "lost",
+        "s/GB",
+        "s/GB all",
+        "spare",
+    ]);
+    for row in &report.rows {
+        match row.what {
+            What::Latency | What::LatencyUnderLoad => latency.row(latency_line(row)),
+            What::Throughput | What::Cpu => transfers.row(transfer_line(row)),
         }
     }
-    let transfers = report
-        .rows
+    let mut ratios = Table::new(&[
+        "what",
+        "metric",
+        "bytes",
+        "system",
+        "against",
+        "ratio",
+        "interval",
+        "near cores",
+        "target",
+    ]);
+    report
+        .ratios
         .iter()
-        .filter(|row| matches!(row.what, What::Throughput | What::Cpu));
-    let transfers: Vec<&Row> = transfers.collect();
-    if !transfers.is_empty() {
-        out.push_str("\nReceived payload, one way; medians of the rounds. Processor time: of both processes, and of the machine.\n");
-        out.push_str(&format!(
-            "{:<22} {:>9} {:>11} {:>11} {:>11} {:>9} {:>9} {:>9} {}\n",
-            "#system", "bytes", "messages", "Gbit/s", "messages/s", "lost", "s/GB", "s/GB all", "spare"
-        ));
-        for row in transfers {
-            transfer_line(&mut out, row);
-        }
-    }
-    if !report.ratios.is_empty() {
-        out.push_str("\nRatios within the rounds, all of them: median and its 95 % interval. Beside them those over near cores.\n");
-        out.push_str(&format!(
-            "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8} {:>17} {:>24}  {}\n",
-            "#what", "metric", "bytes", "system", "against", "ratio", "interval", "near cores", "target"
-        ));
-        for ratio in &report.ratios {
-            ratio_line(&mut out, ratio);
+        .for_each(|ratio| ratios.row(ratio_line(ratio)));
+    for (heading, table) in [
+        (
+            "Whole round trips in microseconds: the rounds' medians, least and most.",
+            latency,
+        ),
+        (
+            "Received payload, one way; medians of the rounds. Processor time: of both processes, and of the machine.",
+            transfers,
+        ),
+        (
+            "Ratios within the rounds, all of them: median and its 95 % interval. Beside them those over near cores.",
+            ratios,
+        ),
+    ] {
+        if !table.is_empty() {
+            let _ = write!(out, "\n{heading}\n{table}");
         }
     }
     if !report.absent.is_empty() {
@@ -88,11 +111,11 @@ fn name(what: What) -> &'static str {
     }
 }
 
-fn middle(values: Vec<f64>) -> f64 {
-    Summary::of(&values).map_or(0.0, |values| values.median)
+fn middle(values: impl Iterator<Item = f64>) -> Option<f64> {
+    Summary::of_finite(values).map(|values| values.median)
 }
 
-fn latency_line(out: &mut String, row: &Row) {
+fn latency_line(row: &Row) -> [String; 10] {
     let rounds = || {
         row.rounds.iter().filter_map(|round| match round {
             Round::Latency(round) => Some(round),
@@ -101,76 +124,55 @@ fn latency_line(out: &mut String, row: &Row) {
     };
     // A tool may not print it.
     let us = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.2}", ns / 1e3));
-    let of = |figure: fn(&LatencyRound) -> Option<f64>| {
-        let values: Vec<f64> = rounds().filter_map(figure).collect();
-        us((!values.is_empty()).then(|| middle(values)))
-    };
-    let least = us(rounds().filter_map(|round| round.min_ns).reduce(f64::min));
-    let most = us(rounds().filter_map(|round| round.max_ns).reduce(f64::max));
-    let title = match row.what {
-        What::LatencyUnderLoad => format!("{}, under load", row.system),
-        _ => row.system.clone(),
-    };
-    let _ = write!(
-        out,
-        "{title:<22} {:>9} {:>11} {least:>10} {:>10} {:>10} {most:>10} {:>10} {:>10}",
-        row.size,
-        rounds().map(|round| round.count).sum::<u64>(),
+    let of = |figure: fn(&LatencyRound) -> Option<f64>| us(middle(rounds().filter_map(figure)));
+    let load = middle(rounds().filter_map(|round| round.load_bits_per_s));
+    [
+        match row.what {
+            What::LatencyUnderLoad => format!("{}, under load", row.system),
+            _ => row.system.clone(),
+        },
+        row.size.to_string(),
+        rounds().map(|round| round.count).sum::<u64>().to_string(),
+        us(rounds().filter_map(|round| round.min_ns).reduce(f64::min)),
         of(|round| Some(round.p50_ns)),
         of(|round| Some(round.mean_ns)),
+        us(rounds().filter_map(|round| round.max_ns).reduce(f64::max)),
         of(|round| round.p99_ns),
         of(|round| round.p999_ns),
-    );
-    let load: Vec<f64> = rounds().filter_map(|round| round.load_bits_per_s).collect();
-    if !load.is_empty() {
-        let _ = write!(out, "  beside {:.2} Gbit/s", middle(load) / 1e9);
-    }
-    out.push('\n');
+        load.map_or_else(String::new, |load| format!("{:.2}", load / 1e9)),
+    ]
 }
 
-fn transfer_line(out: &mut String, row: &Row) {
+fn transfer_line(row: &Row) -> [String; 9] {
     let rounds = || {
         row.rounds.iter().filter_map(|round| match round {
             Round::Transfer(round) => Some(round),
             Round::Latency(_) => None,
         })
     };
-    let per_gb = |value: fn(&super::schema::TransferRound) -> f64| {
-        let rounds = rounds().filter(|round| round.bytes > 0);
-        middle(
-            rounds
-                .map(|round| value(round) / (round.bytes as f64 / 1e9))
-                .collect(),
-        )
+    let of = |figure: &dyn Fn(&TransferRound) -> f64| middle(rounds().map(figure)).unwrap_or(0.0);
+    let per_gb = |seconds: fn(&TransferRound) -> f64| {
+        // Of a round in which nothing came this is no number.
+        format!("{:.3}", of(&|round| seconds(round) / (round.bytes as f64 / 1e9)))
     };
-    let spare: Vec<String> = (0..2)
-        .filter_map(|core| {
-            let values: Vec<f64> = rounds()
-                .filter_map(|round| round.spare_fraction.get(core).copied())
-                .collect();
-            (!values.is_empty()).then(|| format!("{:.1} %", middle(values) * 100.0))
-        })
-        .collect();
-    let _ = writeln!(
-        out,
-        "{:<22} {:>9} {:>11} {:>11.3} {:>11.0} {:>9} {:>9.3} {:>9.3} {}",
-        row.system,
-        row.size,
-        rounds().map(|round| round.messages).sum::<u64>(),
-        median(row, "bits_per_s").unwrap_or(0.0) / 1e9,
-        middle(
-            rounds()
-                .map(|round| round.messages as f64 / round.seconds)
-                .collect()
-        ),
-        rounds().map(|round| round.lost_messages).sum::<u64>(),
+    let spare = (0..2).filter_map(|core| {
+        let spare = middle(rounds().filter_map(|round| round.spare_fraction.get(core).copied()))?;
+        Some(format!("{:.1} %", spare * 100.0))
+    });
+    [
+        row.system.clone(),
+        row.size.to_string(),
+        rounds().map(|round| round.messages).sum::<u64>().to_string(),
+        format!("{:.3}", of(&TransferRound::bits_per_s) / 1e9),
+        format!("{:.0}", of(&|round| round.messages as f64 / round.seconds)),
+        rounds().map(|round| round.lost_messages).sum::<u64>().to_string(),
         per_gb(|round| round.cpu_seconds_send + round.cpu_seconds_receive),
         per_gb(|round| round.cpu_seconds_machine),
-        spare.join(", "),
-    );
+        spare.collect::<Vec<_>>().join(", "),
+    ]
 }
 
-fn ratio_line(out: &mut String, ratio: &Ratio) {
+fn ratio_line(ratio: &Ratio) -> [String; 9] {
     let asked = match ratio.target {
         None => String::new(),
         Some(Target::AtLeast(least)) => format!(">= {least}"),
@@ -182,7 +184,6 @@ fn ratio_line(out: &mut String, ratio: &Ratio) {
         Verdict::Unclear => " unclear",
         Verdict::None => "",
     };
-    let interval = format!("{:.3}..{:.3}", ratio.low, ratio.high);
     let near = ratio.near.as_ref().map_or_else(String::new, |near| {
         let left_out = near.left_out;
         match near.median_low_high {
@@ -190,17 +191,17 @@ fn ratio_line(out: &mut String, ratio: &Ratio) {
             None => format!("all {left_out} left out"),
         }
     });
-    let line = format!(
-        "{:<19} {:<12} {:>9} {:<14} {:<20} {:>8.3} {interval:>17} {near:>24}  {asked}{verdict}",
-        name(ratio.what),
-        ratio.metric,
-        ratio.size,
-        ratio.system,
-        ratio.against,
-        ratio.median
-    );
-    out.push_str(line.trim_end());
-    out.push('\n');
+    [
+        name(ratio.what).to_owned(),
+        ratio.metric.clone(),
+        ratio.size.to_string(),
+        ratio.system.clone(),
+        ratio.against.clone(),
+        format!("{:.3}", ratio.median),
+        format!("{:.3}..{:.3}", ratio.low, ratio.high),
+        near,
+        format!("{asked}{verdict}"),
+    ]
 }
 
 /// Every round as a line.

@@ -217,7 +217,8 @@ fn echo(
     let transport = if spin { "udp-spinning" } else { "udp-blocking" };
     let launch = |words, core| Launch::new(programs.path("lm-bench")).args(words).core(core);
     rounds(requests, REQUESTS_A_ROUND, distances, |requests| {
-        let ends = Ends::round_trips(transport, REQUEST_LEN, requests, Some(rate));
+        // As requests are: what is sent late is not longer under way.
+        let ends = Ends::round_trips(transport, REQUEST_LEN, requests, Some(rate)).options("--from-sent", "");
         let far = launch(ends.far(), answering);
         // As a daemon: only one that sleeps goes first.
         let mut far = bed.right().spawn(if spin { far } else { far.goes_first() })?;

@@ -9,7 +9,6 @@
 //! LM runs by its tools' defaults, and without digests once for each delivery. A stream that ends because of the loss reaches 0.
 
 use std::cell::Cell;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use lm_measure::statistics::Summary;
@@ -17,29 +16,11 @@ use serde_json::{Value, json};
 
 use super::congestion::Congestion;
 use super::recipes::{self, BARE, FULL_PACKET, LM, NO_DIGESTS, SECONDS, bare_addresses, words};
-use super::{Comparison, Contender, Headings, Measured, Sample, Target, Unit};
+use super::{Comparison, Contender, Headings, Measured, Rounds, Sample, Target, Unit};
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch};
 use crate::ends::Ends;
-use crate::machine::{ResultFile, two_cores};
+use crate::machine::two_cores;
 use crate::workspace::Programs;
-
-/// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
-///
-/// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratios to kernel
-/// TCP with cubic and with bbr, and, with --only box alone, what the box forwards beside the link without it. Takes both of two cores;
-/// leave the machine alone meanwhile. A target that is missed is no error.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// Rounds: how often every contender is measured.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    pairs: u32,
-    /// Also keep everything, with every single sample, in this file; `lm-bench report FILE --html PAGE` draws goodput against loss.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Only comparisons whose key contains this text: box, 64k, 1m, 64k_1, …
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
-}
 
 /// A message length and a loss: key, title, message length, loss as the box takes it, and what LM shall reach of kernel TCP.
 struct Point {
@@ -101,21 +82,18 @@ const WARM_UP: f64 = 0.2;
 const SENDING_SECONDS: f64 = 12.0;
 
 /// Runs the command.
-pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let programs = Programs::build()?;
+pub(super) fn run(rounds: &Rounds) -> Result<()> {
     let tcps = tcps(&Congestion::of_this_system()?)?;
-    let comparisons = super::selected(comparisons(&tcps), arguments.only.as_deref())?;
-    let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
-    super::print_results(&measured, arguments.pairs, Headings::LM);
-    for (name, packets) in measured.iter().flat_map(forwarded) {
-        println!("{name}: {packets:.0} packets of {FULL_PACKET} bytes a second, counted where they arrive");
-    }
-    for (name, packets) in dropped_by_box(&measured) {
-        println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
-    }
-    println!("{}", super::ABOUT_VETH);
-    super::keep("loss", arguments.pairs, &measured, file)
+    rounds.measure("loss", comparisons(&tcps), Headings::LM, |measured| {
+        for (name, packets) in measured.iter().flat_map(forwarded) {
+            println!(
+                "{name}: {packets:.0} packets of {FULL_PACKET} bytes a second, counted where they arrive"
+            );
+        }
+        for (name, packets) in dropped_by_box(measured) {
+            println!("warning: {name}: the box's interfaces dropped {packets} packets of their own");
+        }
+    })
 }
 
 type Tcp = (&'static str, &'static str);

@@ -42,22 +42,21 @@ enum Suite {
     ///
     /// Takes some minutes and both of two cores; leave the machine alone meanwhile. Prints a table of medians with
     /// the quartiles' spread, and whether each target is met. A target that is missed is no error.
-    Core {
-        /// Rounds: how often every contender is measured.
-        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-        pairs: u32,
-        /// Also keep everything, with every single sample, in this file.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Only comparisons whose key contains this text.
-        #[arg(long, value_name = "TEXT")]
-        only: Option<String>,
-    },
+    Core(Rounds),
     Card(card::Arguments),
     Compare(compare::Arguments),
     Admission(admission::Arguments),
-    Loss(loss::Arguments),
-    Delivery(delivery::Arguments),
+    /// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
+    ///
+    /// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratios to kernel
+    /// TCP with cubic and with bbr, and, with --only box alone, what the box forwards beside the link without it. Takes both of two cores;
+    /// leave the machine alone meanwhile. A target that is missed is no error.
+    Loss(Rounds),
+    /// Reliable beside unreliable delivery where nothing is lost, at 7168 B, 64 KiB and 1 MiB messages.
+    ///
+    /// Prints goodput and the ratio. Takes both of two cores; leave the machine alone meanwhile. A target that is missed is
+    /// no error.
+    Delivery(Rounds),
     Share(share::Arguments),
     Instructions(instructions::Arguments),
     /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
@@ -73,6 +72,48 @@ enum Suite {
         #[arg(long, value_name = "FOLDER")]
         paper: Option<PathBuf>,
     },
+}
+
+/// How often what is measured, and where it is kept.
+#[derive(Debug, clap::Args)]
+struct Rounds {
+    /// Rounds: how often every contender is measured.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Also keep everything, with every single sample, in this file. `lm-bench report` draws what bench loss keeps
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only comparisons whose key contains this text: box, 64k, 1m, senders, tcp, …
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+impl Rounds {
+    /// Measures what is asked for of a suite's comparisons, prints tables and what `remarks` has to say, and keeps everything.
+    fn measure(
+        &self,
+        suite: &str,
+        comparisons: Vec<Comparison>,
+        headings: Headings,
+        remarks: impl FnOnce(&[Measured]),
+    ) -> Result<()> {
+        let comparisons = selected(comparisons, self.only.as_deref())?;
+        let file = self.json.as_deref().map(ResultFile::create).transpose()?;
+        let programs = Programs::build()?;
+        let measure =
+            |comparison: Comparison| comparison.measure(self.pairs, &programs, |what| eprintln!("  {what}"));
+        let measured: Vec<Measured> = comparisons.into_iter().map(measure).collect::<Result<_>>()?;
+        print_results(&measured, self.pairs, headings);
+        remarks(&measured);
+        println!("{ABOUT_VETH}");
+        let Some(file) = file else { return Ok(()) };
+        file.write(&json!({
+            "suite": suite,
+            "rounds": self.pairs,
+            "machine": machine::describe(),
+            "comparisons": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
+        }))
+    }
 }
 
 /// What a number means.
@@ -469,20 +510,14 @@ pub fn run(arguments: Arguments) -> Result<()> {
         crate::bed::require_root("make network namespaces")?;
     }
     match arguments.suite {
-        Suite::Core { pairs, json, only } => {
-            let comparisons = selected(recipes::core(), only.as_deref())?;
-            let file = json.as_deref().map(ResultFile::create).transpose()?;
-            let programs = Programs::build()?;
-            let measured = measure_all(comparisons, pairs, &programs)?;
-            print_results(&measured, pairs, Headings::LM);
-            println!("{ABOUT_VETH}");
-            keep("core", pairs, &measured, file)
-        }
+        Suite::Core(rounds) => rounds.measure("core", recipes::core(), Headings::LM, |_| ()),
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
-        Suite::Loss(arguments) => loss::run(&arguments),
-        Suite::Delivery(arguments) => delivery::run(&arguments),
+        Suite::Loss(rounds) => loss::run(&rounds),
+        Suite::Delivery(rounds) => {
+            rounds.measure("delivery", delivery::comparisons(), Headings::FIRST, |_| ())
+        }
         Suite::Share(arguments) => share::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
         Suite::Vm { json, paper } => {
@@ -514,11 +549,6 @@ fn selected(mut comparisons: Vec<Comparison>, only: Option<&str>) -> Result<Vec<
         "no comparison has a key like that; without --only all are measured"
     );
     Ok(comparisons)
-}
-
-fn measure_all(comparisons: Vec<Comparison>, pairs: u32, programs: &Programs) -> Result<Vec<Measured>> {
-    let measure = |comparison: Comparison| comparison.measure(pairs, programs, |what| eprintln!("  {what}"));
-    comparisons.into_iter().map(measure).collect()
 }
 
 /// Prints the table of results and that of targets.
@@ -563,17 +593,6 @@ fn print_distances(measured: &[Measured]) {
             cores.iter().filter(|apart| !apart.is_near).count(),
         );
     }
-}
-
-/// Writes everything to the result file, if there is one.
-fn keep(suite: &str, pairs: u32, measured: &[Measured], file: Option<ResultFile>) -> Result<()> {
-    let Some(file) = file else { return Ok(()) };
-    file.write(&json!({
-        "suite": suite,
-        "rounds": pairs,
-        "machine": machine::describe(),
-        "comparisons": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
-    }))
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@
 //! LM waits here as it does by default, spinning for some 100 µs and then asleep, or asleep at once while it finds that others use its
 //! core: whoever shares a core must give it away.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -21,10 +20,10 @@ use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::recipes::{self, SECONDS};
-use super::{Comparison, Contender, Headings, Measured, Target, Unit, congestion::Congestion};
+use super::{Comparison, Contender, Headings, Measured, Rounds, Target, Unit, congestion::Congestion};
 use crate::bed::{Bed, BedConfig, Launch, Program};
 use crate::ends::Ends;
-use crate::machine::{ResultFile, two_cores};
+use crate::machine::two_cores;
 use crate::workspace::Programs;
 
 /// Many LM senders into one receiver, and kernel TCP beside LM, at 64 KiB and 1 MiB messages.
@@ -34,21 +33,14 @@ use crate::workspace::Programs;
 /// that is missed is no error.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Rounds: how often every contender is measured.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    pairs: u32,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Senders into the one receiver.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
     senders: u32,
     /// Instead: LM and kernel TCP, each beside so many busy loops on the two cores.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     busy: Option<u32>,
-    /// Also keep everything, with every single sample, in this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Only comparisons whose key contains this text: senders, tcp, cubic, 64k, 1m, …
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
 }
 
 const ALL: &str = "LM, all senders";
@@ -92,35 +84,31 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         Some(loops) => beside_loops(loops),
         None => comparisons(arguments.senders, &congestion),
     };
-    let comparisons = super::selected(comparisons, arguments.only.as_deref())?;
-    let file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    let programs = Programs::build()?;
-    let measured = super::measure_all(comparisons, arguments.pairs, &programs)?;
-    super::print_results(&measured, arguments.pairs, Headings::FIRST);
-    for (title, shares) in measured.iter().filter_map(shares_of_all) {
-        println!(
-            "{title}: each of {} senders had {:.2} to {:.2} of its fair share in all rounds, {:.2} in the median.",
-            arguments.senders,
-            shares.samples.iter().copied().fold(f64::INFINITY, f64::min),
-            shares.samples.iter().copied().fold(0.0, f64::max),
-            shares.median,
-        );
-    }
-    for one in &measured {
-        if let Some(kept) = one.ratio(LM_BESIDE, LM_ALONE) {
+    let rounds = &arguments.rounds;
+    rounds.measure("share", comparisons, Headings::FIRST, |measured| {
+        for (title, shares) in measured.iter().filter_map(shares_of_all) {
             println!(
-                "{}: LM kept {:.2} of what it reaches alone.",
-                one.title, kept.median
+                "{title}: each of {} senders had {:.2} to {:.2} of its fair share in all rounds, {:.2} in the median.",
+                arguments.senders,
+                shares.samples.iter().copied().fold(f64::INFINITY, f64::min),
+                shares.samples.iter().copied().fold(0.0, f64::max),
+                shares.median,
             );
         }
-    }
-    println!(
-        "\nkernel TCP's congestion control is {}, this system's default, where none is named. All senders share one core, and all\n\
-         receivers the other: what is shared here is the cores more than the link.",
-        congestion.default
-    );
-    println!("{}", super::ABOUT_VETH);
-    super::keep("share", arguments.pairs, &measured, file)
+        for one in measured {
+            if let Some(kept) = one.ratio(LM_BESIDE, LM_ALONE) {
+                println!(
+                    "{}: LM kept {:.2} of what it reaches alone.",
+                    one.title, kept.median
+                );
+            }
+        }
+        println!(
+            "\nkernel TCP's congestion control is {}, this system's default, where none is named. All senders share one core, and all\n\
+             receivers the other: what is shared here is the cores more than the link.",
+            congestion.default
+        );
+    })
 }
 
 /// Everything, as if all were there.
