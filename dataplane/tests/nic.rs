@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bed::Pair;
 use lm_cards::Interface;
-use lm_dataplane::kernel::{KernelNic, KernelNicConfig};
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::nic::{Channel, ChannelConfig, EffectiveMode, ModeRequest, Nic, NicError};
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
-use lm_dataplane::udp::{Port, UdpEvent};
 use lm_dataplane::xsk::XdpStatistics;
+use lm_dataplane::{KernelNic, KernelNicConfig};
+use lm_dataplane::{Port, UdpEvent};
 use lm_ebpf::{CpuCheck, Role, SessionAdmission, Verdict};
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;

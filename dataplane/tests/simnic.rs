@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use lm_dataplane::Port;
 use lm_dataplane::memory::{HUGE_PAGE_LEN, HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::nic::{Channel, ChannelConfig, Nic};
 use lm_dataplane::ring::Descriptor;
@@ -10,7 +11,6 @@ use lm_dataplane::simnic::{
     self, Delivery, HostConfig, ImpairmentCounters, Impairments, Semantics, SimNic, Wire, WireConfig,
     ZeroCopy,
 };
-use lm_dataplane::udp::Port;
 use lm_ebpf::{Role, SessionAdmission, Verdict};
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;

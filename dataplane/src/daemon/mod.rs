@@ -6,6 +6,6 @@ pub mod ipc;
 #[cfg(test)]
 mod tests;
 
-pub use client::Client;
+pub(crate) use client::Client;
 pub(crate) use client::News;
 pub use error::DaemonError;
