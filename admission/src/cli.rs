@@ -68,7 +68,7 @@ enum Command {
     /// Show interfaces, queues, sessions, the LM_RECV_ADDR list and counters of the running daemon
     Status {
         /// Socket of the daemon
-        #[arg(long, value_name = "PATH", default_value = lm_dataplane::daemon::ipc::SOCKET_PATH)]
+        #[arg(long, value_name = "PATH", default_value = lm_dataplane::ipc::SOCKET_PATH)]
         socket: PathBuf,
 
         /// As one JSON object

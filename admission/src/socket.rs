@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use lm_dataplane::daemon::ipc::{DESCRIPTORS_MAX, MESSAGE_LEN_MAX, Said};
+use lm_dataplane::ipc::{DESCRIPTORS_MAX, MESSAGE_LEN_MAX, Said};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;

@@ -4,7 +4,7 @@
 use std::io;
 
 use lm_cards::Interface;
-use lm_dataplane::napi::{Deferral, Napi, Setting};
+use lm_dataplane::{Deferral, Napi, Setting};
 
 /// A hundred microseconds of polls without a packet, or so long without a poll, and the kernel runs the instance again. LM's own values.
 const KEPT: Deferral = Deferral {

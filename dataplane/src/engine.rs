@@ -637,7 +637,7 @@ impl<P: Port> Engine<P> {
     fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
         let turn = self.transmit[channel].turn.take();
         let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
-        let first = turn.and_then(|_| self.senders.iter().position(|index| is_next(index)));
+        let first = turn.and_then(|_| self.senders.iter().position(is_next));
         let senders = self.senders.len();
         let mut count = 0;
         for step in 0..senders {

@@ -17,7 +17,7 @@ use crate::bounds::LANDING_RING_LEN;
 use crate::daemon::ipc::Offer;
 
 /// Longest window of a session, in fragments: entries of several are posted together.
-pub const WINDOW_FRAGMENTS_MAX: u32 = LANDING_RING_LEN / 4;
+pub(crate) const WINDOW_FRAGMENTS_MAX: u32 = LANDING_RING_LEN / 4;
 
 /// What a landing queue and its program bring to the terms of a session.
 #[derive(Clone, Copy, Debug)]

@@ -33,12 +33,11 @@ struct Bound {
 
 /// A pair of bound sockets: data on port P, control on P + 1.
 #[derive(Debug)]
-pub struct UdpPair {
+pub(crate) struct UdpPair {
     data: Bound,
     /// None where a daemon has the control port.
     control: Option<Bound>,
     local: SocketAddrV4,
-    truncated: Cell<u64>,
 }
 
 impl UdpPair {
@@ -47,7 +46,7 @@ impl UdpPair {
     /// # Errors
     ///
     /// See [`UdpError`].
-    pub fn bind(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+    pub(crate) fn bind(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
         if port == u16::MAX {
             return Err(UdpError::NoControlPort);
         }
@@ -80,19 +79,18 @@ impl UdpPair {
     /// # Errors
     ///
     /// See [`UdpError`].
-    pub fn bind_data(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
+    pub(crate) fn bind_data(local: Ipv4Addr, port: u16) -> Result<UdpPair, UdpError> {
         let data = Bound::bind(SocketAddrV4::new(local, port))?;
         let local = SocketAddrV4::new(local, data.port()?);
         Ok(UdpPair {
             data,
             control: None,
             local,
-            truncated: Cell::new(0),
         })
     }
 
     /// Whether there is a socket on the control port.
-    pub fn has_control(&self) -> bool {
+    pub(crate) fn has_control(&self) -> bool {
         self.control.is_some()
     }
 
@@ -101,28 +99,22 @@ impl UdpPair {
             data,
             control: Some(control),
             local,
-            truncated: Cell::new(0),
         }
     }
 
     /// Address and port of the data socket; the control socket has the next port.
-    pub fn local(&self) -> SocketAddrV4 {
+    pub(crate) fn local(&self) -> SocketAddrV4 {
         self.local
     }
 
     /// Port of the data socket.
-    pub fn data_port(&self) -> u16 {
+    pub(crate) fn data_port(&self) -> u16 {
         self.local.port()
     }
 
     /// Port of the control socket.
-    pub fn control_port(&self) -> u16 {
+    pub(crate) fn control_port(&self) -> u16 {
         self.local.port() + 1
-    }
-
-    /// Datagrams dropped because they were longer than the space given.
-    pub fn truncated(&self) -> u64 {
-        self.truncated.get()
     }
 
     /// Sends one datagram.
@@ -131,7 +123,7 @@ impl UdpPair {
     ///
     /// `WouldBlock` when the socket's allowance is used up: try later. Otherwise what sendto(2) says. An ICMP error about
     /// an earlier datagram is not an error of this one: [`UdpPair::recv`] reports it.
-    pub fn send(&self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         let socket = self.socket(socket);
         let mut result = socket.inner.send_to(payload, to);
         if let Err(error) = &result
@@ -150,7 +142,7 @@ impl UdpPair {
     /// # Errors
     ///
     /// What recvfrom(2) says; that there is nothing is `Ok(None)`.
-    pub fn recv(&self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
+    pub(crate) fn recv(&self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
         // SAFETY: `space` is exclusive and of that length.
         unsafe { self.recv_raw(socket, space.as_mut_ptr(), space.len()) }
     }
@@ -164,7 +156,7 @@ impl UdpPair {
     /// # Panics
     ///
     /// When the range leaves the mapping.
-    pub fn recv_into(
+    pub(crate) fn recv_into(
         &self,
         socket: Socket,
         umem: &Umem,
@@ -189,7 +181,6 @@ impl UdpPair {
                     return Ok(Some(SocketEvent::Datagram { from, len: received }));
                 }
                 Ok((from, _)) => {
-                    self.truncated.set(self.truncated.get() + 1);
                     return Ok(Some(SocketEvent::TooLong(from)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -213,7 +204,7 @@ impl UdpPair {
     }
 
     /// The socket's descriptor, to wait on: readable when [`UdpPair::recv`] has something.
-    pub fn fd(&self, socket: Socket) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self, socket: Socket) -> BorrowedFd<'_> {
         self.socket(socket).inner.as_fd()
     }
 
@@ -550,7 +541,7 @@ mod tests {
                 len: 8
             })
         );
-        assert_eq!((space, a.truncated()), ([2; 8], 1));
+        assert_eq!(space, [2; 8]);
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use bed::Pair;
 use lm_cards::Interface;
-use lm_dataplane::kernel::{KernelNic, KernelNicConfig};
 use lm_dataplane::memory::{HugePages, PACKET_HEADROOM, Umem};
 use lm_dataplane::port::{
     EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue, Socket, SocketEvent,
@@ -15,8 +14,8 @@ use lm_dataplane::port::{
 };
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::simnic::{self, Delivery, HostConfig, SimNic, Wire, WireConfig};
-use lm_dataplane::udp::UdpError;
 use lm_dataplane::xsk::XdpStatistics;
+use lm_dataplane::{KernelNic, KernelNicConfig, UdpError};
 use lm_ebpf::{AttachError, CpuCheck, Verdict};
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::wire::Addressing;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{Asked, Call, MESSAGE_LEN_MAX, Reply, Said, VERSION};
+use lm_dataplane::ipc::{Asked, Call, MESSAGE_LEN_MAX, Reply, Said, VERSION};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{

@@ -333,7 +333,7 @@ impl Config {
     }
 }
 
-const SOCKET: &str = lm_dataplane::daemon::ipc::SOCKET_PATH;
+const SOCKET: &str = lm_dataplane::ipc::SOCKET_PATH;
 
 fn voters(
     policy: Option<PolicyName>,

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{self, Asked, Call, Decision, Event, Offer, Reply, Role};
+use lm_dataplane::ipc::{self, Asked, Call, Decision, Event, Offer, Reply, Role};
 use lm_protocol::admission::{self, Ticket};
 use lm_protocol::control::ControlMessage;
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use lm_dataplane::daemon::ipc::{Reply, Role};
+use lm_dataplane::ipc::{Reply, Role};
 use lm_dataplane::memory::Mapping;
 use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskOptions};
 use rustix::fs::SealFlags;

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{Offer, Progress, Role};
-use lm_dataplane::terms::LandingTerms;
+use lm_dataplane::LandingTerms;
+use lm_dataplane::ipc::{Offer, Progress, Role};
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use lm_dataplane::daemon::ipc::{Joined, Mode, Reply};
+use lm_dataplane::ipc::{Joined, Mode, Reply};
 use lm_ebpf::EffectiveMode;
 use rustix::net::SocketType;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 
-use lm_dataplane::daemon::ipc::{Event, Mode, Reply, Role, Said};
+use lm_dataplane::ipc::{Event, Mode, Reply, Role, Said};
 use lm_protocol::control::{Grant, Request};
 use lm_protocol::time::Time;
 
@@ -15,7 +15,7 @@ use crate::socket::{Broken, Connection, Credentials};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProgramId(pub(crate) usize);
 
-/// What a program got by [`Call::Join`](lm_dataplane::daemon::ipc::Call::Join).
+/// What a program got by [`Call::Join`](lm_dataplane::ipc::Call::Join).
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) token: u64,

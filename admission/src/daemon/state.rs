@@ -11,7 +11,7 @@ use std::net::SocketAddrV4;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use lm_dataplane::daemon::ipc::{Control, Offer, Role};
+use lm_dataplane::ipc::{Control, Offer, Role};
 use serde::{Deserialize, Serialize};
 
 /// Version of the file. Another one's is not read.

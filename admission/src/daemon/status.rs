@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
-use lm_dataplane::daemon::ipc::Role;
+use lm_dataplane::ipc::Role;
 use lm_protocol::admission::Counters;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use super::program::Program;
 use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
 use super::{Attachment, Daemon, attachment};
 use crate::clock;
-use lm_dataplane::daemon::ipc::Control;
+use lm_dataplane::ipc::Control;
 use lm_protocol::control::ControlMessage;
 
 /// A daemon at one moment. Times are seconds.

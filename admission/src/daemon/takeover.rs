@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{Control, Role};
+use lm_dataplane::ipc::{Control, Role};
 use lm_protocol::admission::Ticket;
 use lm_protocol::control::{ControlMessage, Grant, Request};
 use lm_protocol::landing::SessionAdmission;

@@ -1,6 +1,6 @@
 //! What programs are told unasked, and what becomes of what they had when they go.
 
-use lm_dataplane::daemon::ipc::{self, Control, Event};
+use lm_dataplane::ipc::{self, Control, Event};
 use lm_protocol::admission::{self, Ticket};
 use lm_protocol::control::ControlMessage;
 use lm_protocol::time::Time;

@@ -7,7 +7,7 @@ mod program;
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
 
-use lm_dataplane::daemon::ipc::{Asked, Call, Mode, Reply, VERSION};
+use lm_dataplane::ipc::{Asked, Call, Mode, Reply, VERSION};
 
 use crate::daemon::status::Status;
 use host::Host;

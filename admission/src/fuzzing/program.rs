@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use lm_dataplane::daemon::ipc::{Asked, Call, Reply, Said};
+use lm_dataplane::ipc::{Asked, Call, Reply, Said};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use lm_dataplane::memory::Mapping;
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::{BindMode, Rings, Xsk, XskConfig};

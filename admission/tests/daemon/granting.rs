@@ -2,7 +2,7 @@
 
 use std::net::SocketAddrV4;
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use lm_protocol::control::ControlMessage;
 use xtask::bed::{BedConfig, Side};
 

@@ -3,7 +3,7 @@
 use std::net::{SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::daemon::ipc::Event;
+use lm_dataplane::ipc::Event;
 use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Outcome, Policy};
 use lm_protocol::control::{RejectReason, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
@@ -212,12 +212,12 @@ fn another_key() {
     let left = hosts.daemon(Side::Left);
     let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
     let request = sender.request(1 << 20);
-    let call = lm_dataplane::daemon::ipc::Call::Request {
+    let call = lm_dataplane::ipc::Call::Request {
         to: SocketAddrV4::new(hosts.host(Side::Right).address(), 7168),
         request,
         patience_ms: 500,
     };
-    use lm_dataplane::daemon::ipc::{Decision, Outcome, Reply};
+    use lm_dataplane::ipc::{Decision, Outcome, Reply};
     let Reply::Requested(Decision::Requested(ticket)) = sender.call(call) else {
         panic!("not requested")
     };
@@ -255,10 +255,10 @@ fn a_flood_keeps_nobody_out() {
                 let ticket = sender.ask(to, 1 << 20);
                 let session_key = sender.granted(ticket).session_key;
                 assert!(matches!(receiver.event(), Event::Opened { .. }));
-                sender.done(lm_dataplane::daemon::ipc::Call::End { ticket, messages: 0 });
+                sender.done(lm_dataplane::ipc::Call::End { ticket, messages: 0 });
                 assert!(matches!(sender.event(), Event::Told { .. }));
                 assert!(matches!(receiver.event(), Event::Closed { .. }));
-                receiver.done(lm_dataplane::daemon::ipc::Call::Released { session_key });
+                receiver.done(lm_dataplane::ipc::Call::Released { session_key });
             }
         };
         let flooded = || right.datagrams("malformed") + right.datagrams("unauthenticated") > 1000;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use xtask::bed::{BedConfig, INTERFACE, Side};
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use lm_protocol::control::{ControlMessage, Grant, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::window::WindowShape;

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 use std::os::fd::AsFd as _;
 use std::process::Command;
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use xtask::bed::{INTERFACE, Side};
 
 use crate::bed::{Hosts, wait_until};

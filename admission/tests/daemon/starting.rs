@@ -180,18 +180,15 @@ fn a_reload_changes_who_may_come() {
     program.await_text("read again").unwrap();
     let mut client = join();
     let (reply, _) = client.call_beside(Client::join_call(true), &beside);
-    assert!(
-        matches!(reply, lm_dataplane::daemon::ipc::Reply::Joined(_)),
-        "{reply:?}"
-    );
+    assert!(matches!(reply, lm_dataplane::ipc::Reply::Joined(_)), "{reply:?}");
 
     // What is wrong changes nothing.
     std::fs::write(&file, "nonsense").unwrap();
     program.signal(Signal::HUP);
     program.await_text("nothing has changed").unwrap();
     assert_eq!(
-        client.call(lm_dataplane::daemon::ipc::Call::Touched { sessions: Vec::new() }),
-        lm_dataplane::daemon::ipc::Reply::Done
+        client.call(lm_dataplane::ipc::Call::Touched { sessions: Vec::new() }),
+        lm_dataplane::ipc::Reply::Done
     );
 
     // Off the list, and out.

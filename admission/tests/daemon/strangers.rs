@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::*;
+use lm_dataplane::ipc::*;
 use xtask::bed::{BedConfig, Host, Side};
 
 use crate::bed::{Hosts, wait_until};

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lm_dataplane::daemon::ipc::{Call, Reply, Role};
+use lm_dataplane::ipc::{Call, Reply, Role};
 use rustix::process::Signal;
 use xtask::bed::{Launch, Program, Side};
 

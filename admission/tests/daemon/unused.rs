@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use lm_dataplane::daemon::ipc::{Call, Event, Outcome as Told};
+use lm_dataplane::ipc::{Call, Event, Outcome as Told};
 use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError, Start};
 use lm_protocol::landing;
 use lm_protocol::session::UNUSED_MAX;

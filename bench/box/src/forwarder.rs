@@ -42,7 +42,7 @@ pub struct Impairments {
     pub reorder: u32,
     /// Packets of the same queue that overtake a held one: 1 to 63.
     pub reorder_by: u32,
-    /// Packets go to user space ([`Diverted`]) instead of the other interface.
+    /// Packets go to user space instead of the other interface.
     pub divert: bool,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! [`ask`] speaks the sealed protocol with the cluster's key over UDP, as a daemon does: its engine is the daemons' own
 //! ([`lm_protocol::admission::Node`]). [`receive`] and [`hop`] are programs of a daemon and speak to it over its socket
-//! ([`lm_dataplane::daemon::ipc`]); no packet of data is sent in any of them.
+//! ([`lm_dataplane::ipc`]); no packet of data is sent in any of them.
 
 mod ask;
 mod flood;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use lm_dataplane::daemon::ipc::{
+use lm_dataplane::ipc::{
     Asked, Call, Control, DESCRIPTORS_MAX, Decision, Event, Joined, MESSAGE_LEN_MAX, Mode, Offer, Outcome,
     Reply, Role, Said, VERSION,
 };

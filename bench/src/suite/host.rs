@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
 use lm_cards::ethtool::Ethtool;
-use lm_dataplane::napi::Napi;
+use lm_dataplane::Napi;
 use serde::{Deserialize, Serialize};
 
 use super::schema::{Host, Link};

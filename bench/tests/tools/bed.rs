@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
-use lm_dataplane::napi::Napi;
+use lm_dataplane::Napi;
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;
 

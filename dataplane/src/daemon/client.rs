@@ -63,7 +63,7 @@ enum State {
 
 /// A connection to the daemon of this host, and through it an endpoint on one of its interfaces.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     path: PathBuf,
     socket: Option<OwnedFd>,
     state: State,
@@ -90,7 +90,7 @@ impl Client {
     ///
     /// # Errors
     /// [`DaemonError`].
-    pub fn connect(path: &Path) -> Result<Client, DaemonError> {
+    pub(crate) fn connect(path: &Path) -> Result<Client, DaemonError> {
         let socket = open(path)?;
         let mut client = Client {
             path: path.to_owned(),
@@ -116,7 +116,7 @@ impl Client {
     ///
     /// # Errors
     /// [`DaemonError`].
-    pub fn join(
+    pub(crate) fn join(
         &mut self,
         interface: &str,
         landing: bool,
@@ -142,17 +142,12 @@ impl Client {
         Ok(joined)
     }
 
-    /// Where the daemon listens.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Asks, and waits for the reply: two seconds at most, in which a daemon that is away may come back. Descriptors go and come beside
     /// it.
     ///
     /// # Errors
     /// [`DaemonError`].
-    pub fn call(
+    pub(crate) fn call(
         &mut self,
         call: Call,
         beside: &[BorrowedFd<'_>],
@@ -190,7 +185,7 @@ impl Client {
     ///
     /// # Errors
     /// [`DaemonError`].
-    pub fn done(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> Result<(), DaemonError> {
+    pub(crate) fn done(&mut self, call: Call, beside: &[BorrowedFd<'_>]) -> Result<(), DaemonError> {
         match self.call(call, beside)?.0 {
             Reply::Done => Ok(()),
             _ => Err(DaemonError::Nonsense("another reply than was asked for")),

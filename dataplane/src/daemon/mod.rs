@@ -8,7 +8,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use client::Client;
+pub(crate) use client::Client;
 pub(crate) use client::News;
 pub use error::DaemonError;
 

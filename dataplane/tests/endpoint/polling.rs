@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
-use lm_dataplane::napi::{Deferral, Napi};
+use lm_dataplane::{Deferral, Napi};
 use lm_dataplane::{Endpoint, EndpointConfig, IdleStrategy};
 
 use crate::harness::{Bed, PATIENCE, config_a, config_b, connect, content, recv, send, settle};
