@@ -677,7 +677,8 @@ impl<P: Port> Engine<P> {
         let capture = &mut self.capture;
         let resent = outbound.resent;
         let mut count = 0;
-        while count < most {
+        // A burst of long packets, each of several descriptors, has fewer of them.
+        for _ in 0..most.div_ceil(burst) {
             let sent = outbound.transmit(
                 &mut self.outgoing,
                 &mut way,
