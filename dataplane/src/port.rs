@@ -156,23 +156,31 @@ pub trait RxQueue: fmt::Debug + Send {
 
     /// Says of the frames that the packet at `position` will take, before it is allowed: how many there are, and the longest packet
     /// in bytes that may be written there. Only where packets may take several.
-    fn set_slot(&mut self, position: u64, frames: u8, longest: u16);
+    fn set_slot(&mut self, position: u64, frames: u8, longest: u16) {
+        let _ = (position, frames, longest);
+    }
 
     /// Lets messages be accepted up to and including `message` (serial arithmetic) in the session at `place`.
     fn set_message_limit(&mut self, place: u32, message: u32);
 
     /// Entries that the device has not looked at.
-    fn untaken(&mut self) -> u32;
+    fn untaken(&mut self) -> u32 {
+        0
+    }
 
     /// Whether the device has to be woken before it looks at entries.
-    fn needs_wakeup(&self) -> bool;
+    fn needs_wakeup(&self) -> bool {
+        false
+    }
 
     /// Makes the device look at its entries.
     ///
     /// # Errors
     ///
     /// See [`WakeError`].
-    fn wake(&mut self) -> Result<(), WakeError>;
+    fn wake(&mut self) -> Result<(), WakeError> {
+        Ok(())
+    }
 
     /// Descriptors of received packets: at most `max`.
     fn available(&mut self, max: u32) -> u32;

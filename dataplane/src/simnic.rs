@@ -22,7 +22,7 @@
 //! What a host's rings point to is read and written here as the kernel would: the rules of [`crate::memory`] hold, and a posted
 //! address is out of its owner's hands.
 
-mod datagram;
+pub(crate) mod datagram;
 pub mod driver;
 mod faults;
 mod host;

@@ -39,7 +39,7 @@ use crate::simnic::{self, HostConfig, Semantics, SimNic, Wire, WireConfig};
 pub(crate) const PORT: u16 = 7168;
 pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
 
-const fn ip(host: usize) -> Ipv4Addr {
+pub(crate) const fn ip(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, host as u8 + 1)
 }
 
@@ -139,6 +139,100 @@ pub(crate) fn is_busy(connected: &Result<PeerId, ConnectError>) -> bool {
     matches!(connected, Err(ConnectError::Rejected { reason, .. }) if *reason == RejectReason::Busy)
 }
 
+/// What an application of the bed's asks for.
+pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
+    EndpointConfig {
+        mtu: Some(config.mtu),
+        window_fragments: config.window,
+        max_message_len: config.max_message_len,
+        landing_len: config.landing_len,
+        send_len: config.send_len,
+        tx_in_flight: config.tx_in_flight,
+        patience: config.patience,
+        in_order: config.in_order,
+        integrity: config.integrity,
+        exclusive: config.exclusive,
+        mode: config.mode,
+        ..EndpointConfig::default()
+    }
+}
+
+fn layout_of(mtu: u16) -> Layout {
+    Layout::new(WireMode::Lm, mtu, LinkShape::IPV4).expect("an MTU of at least 576")
+}
+
+/// The memory of a host whose device writes packets as `writes` says.
+pub(crate) fn plan(config: &BedConfig, writes: Option<Device>) -> MemoryPlan {
+    let chunk_len = chunk_len_for(None, config.mtu.into());
+    MemoryPlan::new(
+        &endpoint_config(config),
+        &layout_of(config.mtu),
+        chunk_len,
+        writes,
+    )
+    .expect("a plan")
+}
+
+/// An engine on any port.
+pub(crate) fn engine_on<P: Port>(
+    config: &BedConfig,
+    host: usize,
+    mut port: P,
+    umem: Umem,
+    plan: &MemoryPlan,
+) -> Engine<P> {
+    let queues = config.queues[host.min(1)];
+    let mut endpoint = endpoint_config(config);
+    endpoint.general_queue = queues.general.unwrap_or(0);
+    if queues.landing.is_none() {
+        endpoint.landing_len = 0;
+    }
+    let parts = Parts::open(&mut port, &endpoint, plan, queues, config.landing_ring_len).expect("channels");
+    let fixed = Fixed {
+        sender_id: sender_id(host, config.integrity),
+        mac: MacAddr(simnic::mac_of(ip(host))),
+        veth: true,
+        tx_queue_hint: queues
+            .landing
+            .map(|queue| queue as u16 + config.wire.queue_shift as u16),
+        link: LinkShape::IPV4,
+        mtu: config.mtu,
+        layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
+        chunk_len: plan.chunk_len,
+        capacity: plan.capacity,
+        datagram: plan.datagram,
+        window: WindowShape::new(config.window).expect("a power of two"),
+        one_processor: config.one_processor,
+        zero_copy: plan.is_zero_copy(),
+        prefix: plan.prefix,
+        device_moves: port.device().is_some(),
+        kept_frames: plan.kept_frames,
+        lap: plan.lap,
+        paced: config.paced,
+        on_the_way: OnTheWay {
+            paced: config.on_the_way.saturating_mul(2),
+            unpaced: config.on_the_way,
+        },
+        landing_ring_len: config.landing_ring_len,
+        transmit_registered_len: plan.landing_arena,
+    };
+    let permit = Permit {
+        max_message_len: config.max_message_len,
+        lease: config.lease,
+    };
+    let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
+    let mut engine = parts.into_engine(port, endpoint, fixed, umem, plan, Box::new(permit), None, entropy);
+    if config.probing {
+        engine.footprint = Some(Probe::new(
+            "sim0",
+            plan.chunk_len,
+            plan.kept_frames,
+            PREFIX_LEN_MAX,
+        ));
+    }
+    engine
+}
+
 impl Bed {
     pub(crate) fn new(config: &BedConfig) -> Bed {
         Bed::switch(config, 2)
@@ -146,23 +240,6 @@ impl Bed {
 
     /// So many hosts on a switch.
     pub(crate) fn switch(config: &BedConfig, count: usize) -> Bed {
-        let endpoint = EndpointConfig {
-            mtu: Some(config.mtu),
-            window_fragments: config.window,
-            max_message_len: config.max_message_len,
-            landing_len: config.landing_len,
-            send_len: config.send_len,
-            tx_in_flight: config.tx_in_flight,
-            patience: config.patience,
-            in_order: config.in_order,
-            integrity: config.integrity,
-            exclusive: config.exclusive,
-            mode: config.mode,
-            ..EndpointConfig::default()
-        };
-        let link = LinkShape::IPV4;
-        let layout_of = |mtu| Layout::new(WireMode::Lm, mtu, link).expect("an MTU of at least 576");
-        let layout = layout_of(config.mtu);
         // What the hosts' devices write, each has to know before it has a NIC.
         let writes = config.wire.semantics.map(|semantics| match semantics {
             Semantics::Copy => None,
@@ -172,10 +249,7 @@ impl Bed {
                 lap: device.lap,
             }),
         });
-        let plans = writes.map(|writes| {
-            MemoryPlan::new(&endpoint, &layout, chunk_len_for(None, config.mtu.into()), writes)
-                .expect("a plan")
-        });
+        let plans = writes.map(|writes| plan(config, writes));
         let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
@@ -192,62 +266,11 @@ impl Bed {
             ..config.wire
         };
         let (wire, nics) = simnic::switch(wire_config, hosts.collect());
-        let engine = |(host, (mut nic, umem)): (usize, (SimNic, Umem))| {
-            let queues = config.queues[host.min(1)];
-            let plan = plans[host.min(1)];
-            let mut endpoint = endpoint.clone();
-            endpoint.general_queue = queues.general.unwrap_or(0);
-            if queues.landing.is_none() {
-                endpoint.landing_len = 0;
-            }
-            let parts =
-                Parts::open(&mut nic, &endpoint, &plan, queues, config.landing_ring_len).expect("channels");
-            let fixed = Fixed {
-                sender_id: sender_id(host, config.integrity),
-                mac: MacAddr(simnic::mac_of(ip(host))),
-                veth: true,
-                tx_queue_hint: queues
-                    .landing
-                    .map(|queue| queue as u16 + config.wire.queue_shift as u16),
-                link,
-                mtu: config.mtu,
-                layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
-                chunk_len: plan.chunk_len,
-                capacity: plan.capacity,
-                datagram: plan.datagram,
-                window: WindowShape::new(config.window).expect("a power of two"),
-                one_processor: config.one_processor,
-                zero_copy: plan.is_zero_copy(),
-                prefix: plan.prefix,
-                device_moves: nic.device().is_some(),
-                kept_frames: plan.kept_frames,
-                lap: plan.lap,
-                paced: config.paced,
-                on_the_way: OnTheWay {
-                    paced: config.on_the_way.saturating_mul(2),
-                    unpaced: config.on_the_way,
-                },
-                landing_ring_len: config.landing_ring_len,
-                transmit_registered_len: plan.landing_arena,
-            };
-            let permit = Permit {
-                max_message_len: config.max_message_len,
-                lease: config.lease,
-            };
-            let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
-            let mut engine =
-                parts.into_engine(nic, endpoint, fixed, umem, &plan, Box::new(permit), None, entropy);
-            if config.probing {
-                engine.footprint = Some(Probe::new(
-                    "sim0",
-                    plan.chunk_len,
-                    plan.kept_frames,
-                    PREFIX_LEN_MAX,
-                ));
-            }
-            engine
+        let hosts = nics.into_iter().zip(umems).enumerate();
+        let engine = |(host, (nic, umem)): (usize, (SimNic, Umem))| {
+            engine_on(config, host, nic, umem, &plans[host.min(1)])
         };
-        let hosts = nics.into_iter().zip(umems).enumerate().map(engine).collect();
+        let hosts = hosts.map(engine).collect();
         let mut bed = Bed {
             #[cfg(test)]
             trace: Trace::new(&wire, count),

@@ -16,6 +16,7 @@ mod hostile;
 mod instructions;
 mod integrity;
 mod jumbo;
+mod loopback;
 mod one_copy;
 mod pending;
 mod rate;
