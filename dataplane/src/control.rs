@@ -229,8 +229,9 @@ impl<P: Port> Engine<P> {
             let peer = self.peers.at(index);
             let next = peer.successor.as_ref().map(|next| &next.outbound);
             (peer.outbound.iter()).chain(next).any(|outbound| {
-                let asked = peer.admission(outbound.terms.one_copy).0;
-                asked == from && outbound.terms.key == ended.session_key
+                // Its program says it itself, or whoever granted it.
+                let by = [peer.data, peer.admission(outbound.terms.one_copy).0];
+                by.contains(&from) && outbound.terms.key == ended.session_key
             })
         });
         let index = found?;
@@ -239,9 +240,9 @@ impl<P: Port> Engine<P> {
         }
         // The last credit may have been lost, or be behind us.
         let outbound = self.peers.at(index).outbound.as_mut();
-        let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended.delivered).is_ok());
+        let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended).is_ok());
         if is_plausible {
-            self.lose_session(index, now_ns);
+            self.lose_session(index, ended.heard, now_ns);
         } else {
             self.reject(Fault::Ended, from);
             self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
@@ -379,6 +380,7 @@ impl<P: Port> Engine<P> {
             if !self.senders.contains(&index) {
                 self.senders.push(index);
             }
+            self.hand_over_again(index, now_ns);
         }))
     }
 
@@ -537,41 +539,13 @@ impl<P: Port> Engine<P> {
         self.withdraw(index, false, now_ns);
     }
 
-    /// The receiver ended the session that messages to a peer go by. If nothing was under way, its place was wanted by others: it is asked
-    /// for again, and messages go by the one-copy path until it is granted.
-    pub(crate) fn lose_session(&mut self, index: u16, now_ns: u64) {
-        let peer = self.peers.at(index);
-        let was_unused = (peer.outbound.as_ref()).is_some_and(|outbound| outbound.unsettled() == 0);
-        let options = peer.options.filter(|_| was_unused && !peer.applying);
-        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
-        if let Some(options) = options.filter(|_| self.peers.at(index).outbound.is_none()) {
-            self.counters.sessions_lost += 1;
-            self.peers.at(index).reopening = true;
-            self.apply(index, &options, now_ns);
-        }
-    }
-
-    /// Takes the outcome of sessions that are asked for again.
-    pub(crate) fn look_at_reopening(&mut self, now_ns: u64) {
-        let reopening = |applying: &Applying| applying.peer;
-        let mut asked: Vec<u16> = self.applying.iter().map(reopening).collect();
-        asked.retain(|&index| self.peers.at(index).reopening);
-        for index in asked {
-            if let Some(outcome) = self.application_outcome(index, now_ns) {
-                self.peers.at(index).reopening = false;
-                if let Err(error) = outcome {
-                    tracing::warn!(to = %self.peers.at(index).data, "no session any more: {error}");
-                }
-            }
-        }
-    }
-
     /// Tells the receiver that its session is over, until it confirms.
     pub(crate) fn end_session(&mut self, index: u16, now_ns: u64) {
         self.peers.at(index).options = None;
         if std::mem::take(&mut self.peers.at(index).reopening) {
             self.withdraw(index, false, now_ns);
             self.withdraw(index, true, now_ns);
+            self.hand_over_again(index, now_ns);
         }
         self.end_successor(index, now_ns);
         let Some(outbound) = &self.peers.at(index).outbound else {

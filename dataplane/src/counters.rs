@@ -173,7 +173,9 @@ pub struct Counters {
     pub messages_one_copy: u64,
     /// Sessions of ours that began by the one-copy path and land since their request was granted.
     pub sessions_changed_over: u64,
-    /// Sessions of ours that their receiver ended while nothing was under way, because others waited for the place: each was asked for again.
+    /// Messages of which a receiver had not heard when it ended their session, and which were handed over again to the one that followed.
+    pub messages_again: u64,
+    /// Sessions of ours that their receiver ended, mostly because others waited for the place: each was asked for again.
     pub sessions_lost: u64,
     /// Sessions granted to senders.
     pub sessions_granted: u64,

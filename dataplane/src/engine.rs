@@ -40,7 +40,7 @@ use crate::eager::EAGER_CREDIT_PACED;
 use crate::eager::TransmitFrames;
 use crate::entropy::Entropy;
 use crate::frames::FramePool;
-use crate::granting::Grants;
+use crate::granting::{Grants, Past};
 use crate::introductions::Introductions;
 use crate::landing::{Inbound, Sessions, Zone};
 use crate::link::Link;
@@ -102,6 +102,7 @@ pub(crate) struct LandingSide<R> {
     /// Regions that the application chose for its next messages.
     pub(crate) chosen: VecDeque<Zone>,
     pub(crate) sessions: Sessions,
+    pub(crate) past: Past,
     pub(crate) drops: QueueDrops,
     pub(crate) registered_len: u64,
     /// It has a socket. If not, nothing lands until it has one again.

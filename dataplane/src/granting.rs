@@ -1,6 +1,7 @@
 //! Granting: sessions that others have with us, from the decision to their end. The state machine is
 //! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
 
+use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ const PROBE_RETRY: Duration = Duration::from_millis(2);
 /// For so long a landing queue without sessions stays open to the device's spread: a sender may come again.
 const LED_NS: u64 = 1_000_000_000;
 
+/// Sessions that are over and remembered.
+const PAST_MAX: usize = 64;
+
 /// The granting side: taken out of the engine while it acts on the engine.
 pub(crate) struct Grants {
     /// Of sessions that land, unless a daemon grants them.
@@ -63,17 +67,19 @@ impl Grants {
             Socket::Control => self.grantor.as_mut()?,
             Socket::Data => &mut self.one_copy,
         };
-        let reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
+        let mut reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
         let is_busy =
             matches!(&reply, Some(ControlMessage::Reject(reject)) if reject.reason == RejectReason::Busy);
-        if is_busy
-            && socket == Socket::Control
-            && !engine.has_place()
-            && grantor.make_way(now, engine) == 0
-            && let Some((peer, number, ended)) = grantor.displace(now, engine)
-        {
-            // Whoever asked repeats it.
-            engine.send_control(socket, peer, number, &ControlMessage::Ended(ended));
+        if is_busy && socket == Socket::Control && !engine.has_place() {
+            if grantor.make_way(now, engine) == 0
+                && let Some((peer, number, ended)) = grantor.displace(now, engine)
+            {
+                engine.tell_ended(socket, peer, number, ended.session_key);
+            }
+            if engine.has_place() {
+                // At once: whose place it was asks for one as soon as it hears that.
+                reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
+            }
         }
         reply
     }
@@ -87,6 +93,39 @@ impl Grants {
     /// Something was heard of a session.
     pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
         (self.all()).for_each(|(_, grantor)| grantor.touched(session_key, now));
+    }
+}
+
+/// How a session that lands here ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// By our own will: what is on its way does not count.
+    Ours,
+    /// By its sender, or in silence: what has arrived counts, although the end overtook it.
+    Theirs,
+    /// By a daemon that knew of nothing under way: messages that were announced meanwhile and not shown are as good as not announced.
+    Unheard,
+}
+
+/// The last sessions that ended, with the data address of each one's sender: it may not know it.
+#[derive(Debug)]
+pub(crate) struct Past(VecDeque<(SocketAddrV4, Ended)>);
+
+impl Past {
+    pub(crate) fn new() -> Past {
+        Past(VecDeque::with_capacity(PAST_MAX))
+    }
+
+    fn remember(&mut self, from: SocketAddrV4, ended: Ended) {
+        if self.0.len() == PAST_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((from, ended));
+    }
+
+    fn of(&self, session_key: u64) -> Option<(SocketAddrV4, Ended)> {
+        let mut past = self.0.iter().copied();
+        past.find(|(_, ended)| ended.session_key == session_key)
     }
 }
 
@@ -127,7 +166,7 @@ impl<P: Port> Engine<P> {
                 self.notices.tell(fault, from);
             }
             self.abort_at_daemon(session_key, delivered);
-            self.close_landing(session_key, true);
+            self.close_landing(session_key, Closing::Ours);
             return;
         }
         let Some(mut grants) = self.grants.take() else {
@@ -143,11 +182,38 @@ impl<P: Port> Engine<P> {
         }
         self.grants = Some(grants);
         if let Some((socket, peer)) = found {
-            let ended = Ended {
-                session_key,
-                delivered: 0,
-            };
-            self.send_control(socket, peer, 0, &ControlMessage::Ended(ended));
+            self.tell_ended(socket, peer, 0, session_key);
+        }
+    }
+
+    /// What is known of a session that is over, and its sender's data address.
+    fn past(&self, session_key: u64) -> Option<(SocketAddrV4, Ended)> {
+        self.landing.as_ref()?.past.of(session_key)
+    }
+
+    /// Tells the sender of a session that is over, by whom it was granted.
+    fn tell_ended(&mut self, socket: Socket, to: SocketAddrV4, number: u32, session_key: u64) {
+        let unknown = Ended {
+            session_key,
+            delivered: 0,
+            heard: None,
+        };
+        let ended = self.past(session_key).map_or(unknown, |(_, ended)| ended);
+        self.send_control(socket, to, number, &ControlMessage::Ended(ended));
+    }
+
+    /// Somebody announces messages of a session that is over: the word of that was lost, or is on its way.
+    #[cold]
+    pub(crate) fn tell_ended_again(&mut self, from: SocketAddrV4, session_key: u64) {
+        if let Some((_, ended)) = self.past(session_key).filter(|(sender, _)| *sender == from) {
+            self.send_control(Socket::Data, from, 0, &ControlMessage::Ended(ended));
+        }
+    }
+
+    /// Tells a sender itself that its session is over, which a daemon granted.
+    pub(crate) fn tell_sender_ended(&mut self, peer: PeerId, ended: Ended) {
+        if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+            self.send_control(Socket::Data, from, 0, &ControlMessage::Ended(ended));
         }
     }
 
@@ -158,23 +224,13 @@ impl<P: Port> Engine<P> {
         };
         let mut ended = Vec::new();
         for (socket, grantor) in grants.all() {
-            for session in grantor.sessions() {
-                let session_key = session.grant.session_key;
-                let inbound = (self.landing.as_mut()).and_then(|landing| landing.sessions.keyed(session_key));
-                if let Some(inbound) = inbound {
-                    let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                    let what = Ended {
-                        session_key,
-                        delivered,
-                    };
-                    ended.push((socket, session.peer, what));
-                }
-            }
+            let sessions = grantor.sessions();
+            ended.extend(sessions.map(|session| (socket, session.peer, session.grant.session_key)));
             grantor.shut_down(self);
         }
         self.grants = Some(grants);
-        for (socket, peer, ended) in ended {
-            self.send_control(socket, peer, 0, &ControlMessage::Ended(ended));
+        for (socket, peer, session_key) in ended {
+            self.tell_ended(socket, peer, 0, session_key);
         }
     }
 
@@ -203,7 +259,7 @@ impl<P: Port> Engine<P> {
         for (socket, grantor) in grants.all() {
             grantor.expire(Time::from_nanos(now_ns), self);
             while let Some((peer, number, ended)) = grantor.recall(Time::from_nanos(now_ns), self) {
-                self.send_control(socket, peer, number, &ControlMessage::Ended(ended));
+                self.tell_ended(socket, peer, number, ended.session_key);
             }
         }
         self.grants = Some(grants);
@@ -230,21 +286,26 @@ impl<P: Port> Engine<P> {
     }
 
     /// Takes a session out of its channel, which the gate no longer admits.
-    pub(crate) fn retire(&mut self, place: u8) -> Option<Retired> {
+    pub(crate) fn retire(&mut self, place: u8, closing: Closing) -> Option<Retired> {
         let landing = self.landing.as_mut()?;
         let mut inbound = landing.sessions.remove(place)?;
         self.counters.repair(std::mem::take(&mut landing.sessions.repair));
-        self.notices.remember(inbound.terms.key);
+        if closing == Closing::Unheard {
+            inbound.announced = inbound.shown_up_to();
+        }
+        let (ended, heard) = (inbound.ended(), inbound.announced);
+        self.notices.remember(ended.session_key);
         let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
-        self.book_repair(peer, repair);
         if let Some(peer) = self.peers.named(peer) {
             peer.inbound -= 1;
+            landing.past.remember(peer.data, ended);
         }
+        self.book_repair(peer, repair);
         self.counters.sessions_ended += 1;
         Some(Retired {
-            delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
+            delivered: ended.delivered,
             idle: inbound.is_idle(),
-            zones: self.report_given_up(&mut inbound),
+            zones: self.report_given_up(&mut inbound, heard),
         })
     }
 
@@ -409,9 +470,8 @@ impl<P: Port> Engine<P> {
         Ok(())
     }
 
-    /// A session is over: closes the gate, unless somebody did, and frees what it took. `is_ours`: by our own will, so that what is on
-    /// its way does not count. Gives the number of messages that it delivered.
-    pub(crate) fn close_landing(&mut self, key: u64, is_ours: bool) -> u32 {
+    /// A session is over: closes the gate, unless somebody did, and frees what it took. Gives the number of messages that it delivered.
+    pub(crate) fn close_landing(&mut self, key: u64, closing: Closing) -> u32 {
         let Some(landing) = &mut self.landing else {
             return 0;
         };
@@ -420,7 +480,7 @@ impl<P: Port> Engine<P> {
             return 0;
         };
         if inbound.terms.one_copy {
-            return self.close_one_copy(key);
+            return self.close_one_copy(key, closing);
         }
         let place = inbound.place();
         // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
@@ -433,8 +493,7 @@ impl<P: Port> Engine<P> {
         // A daemon that holds the gate may be away: a CPU may be inside the gate still.
         let is_quiet = closed.is_ok();
         self.counters.control_send_errors += u64::from(!is_quiet);
-        // What has arrived counts, although the end of the session overtook it.
-        if !is_ours {
+        if closing != Closing::Ours {
             let violations = self.counters.violations.total();
             while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
         }
@@ -442,7 +501,7 @@ impl<P: Port> Engine<P> {
             delivered,
             idle,
             zones,
-        }) = self.retire(place)
+        }) = self.retire(place, closing)
         else {
             return 0;
         };
@@ -550,6 +609,10 @@ impl<P: Port> Landing for Engine<P> {
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        self.close_landing(session.grant.session_key, reason == CloseReason::Local)
+        let closing = match reason {
+            CloseReason::Local => Closing::Ours,
+            _ => Closing::Theirs,
+        };
+        self.close_landing(session.grant.session_key, closing)
     }
 }

@@ -47,6 +47,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
+use lm_protocol::control::Ended;
 use lm_protocol::delivery::{Arrivals, Delivery, RequestTimer};
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::integrity::Integrity;
@@ -756,6 +757,22 @@ impl Inbound {
             self.broken.pop_front();
         }
         self.broken.push_back(number);
+    }
+
+    /// What its sender is told when it ends.
+    pub(crate) fn ended(&self) -> Ended {
+        let since_first = |number: u32| number.wrapping_sub(self.terms.first_message);
+        Ended {
+            session_key: self.terms.key,
+            delivered: since_first(self.delivered),
+            heard: Some(since_first(self.announced)),
+        }
+    }
+
+    /// All messages from this number on were not shown to the application.
+    pub(crate) fn shown_up_to(&self) -> u32 {
+        let shown = self.messages.iter().rfind(|message| message.shown);
+        shown.map_or(self.delivered, |message| message.number.wrapping_add(1))
     }
 
     /// Whether every posted entry was used and every announced message settled.

@@ -4,6 +4,7 @@ use lm_protocol::landing::SessionAdmission;
 
 use crate::bounds::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
 use crate::engine::Engine;
+use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
@@ -116,7 +117,8 @@ impl<P: Port> Engine<P> {
         if self.fixed.zero_copy {
             let places: Vec<u8> = landing.sessions.admitted().collect();
             for place in places {
-                let zones = self.retire(place).map_or_else(Vec::new, |retired| retired.zones);
+                let retired = self.retire(place, Closing::Ours);
+                let zones = retired.map_or_else(Vec::new, |retired| retired.zones);
                 for Zone { start, len } in zones {
                     self.recover(Released::Zone { start, len });
                 }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
+use lm_protocol::serial;
 use lm_protocol::wire::lm::{LmHeader, MissingRange};
 
 use crate::bounds::RANGES_MAX;
@@ -192,12 +193,13 @@ impl<P: Port> Engine<P> {
         true
     }
 
-    /// Reports messages that were given up, to the application and to their sender.
-    pub(crate) fn report_given_up(&mut self, inbound: &mut Inbound) -> Vec<Zone> {
+    /// Reports messages before number `heard` that were given up, to the application and to their sender.
+    pub(crate) fn report_given_up(&mut self, inbound: &mut Inbound, heard: u32) -> Vec<Zone> {
         let (given_up, zones) = inbound.give_up();
         let (peer, key) = (inbound.terms.peer, inbound.terms.key);
         self.book_repair(peer, std::mem::take(&mut inbound.repair));
-        for message in given_up {
+        let is_heard = |message: &GivenUp| serial::precedes(message.number, heard);
+        for message in given_up.into_iter().filter(is_heard) {
             // To a sender that repeats what is missing this would be a request.
             if inbound.terms.delivery != Delivery::Reliable {
                 self.report_missing(peer, key, &message);

@@ -15,7 +15,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
 use crate::engine::{Engine, LandingSide};
-use crate::granting::Retired;
+use crate::granting::{Closing, Retired};
 use crate::landing::{Inbound, InboundTerms};
 use crate::memory::Umem;
 use crate::notices::Fault;
@@ -176,11 +176,12 @@ impl<P: Port> Engine<P> {
         Aside::Done
     }
 
-    pub(crate) fn close_one_copy(&mut self, key: u64) -> u32 {
+    pub(crate) fn close_one_copy(&mut self, key: u64, closing: Closing) -> u32 {
         let place = (self.landing.as_ref())
             .and_then(|landing| landing.sessions.with_key(key))
             .map(Inbound::place);
-        let Some(Retired { delivered, zones, .. }) = place.and_then(|place| self.retire(place)) else {
+        let retired = place.and_then(|place| self.retire(place, closing));
+        let Some(Retired { delivered, zones, .. }) = retired else {
             return 0;
         };
         // No entry was ever posted there.

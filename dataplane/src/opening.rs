@@ -24,7 +24,7 @@ use crate::engine::{Engine, Fixed, General, LandingSide};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
-use crate::granting::Grants;
+use crate::granting::{Grants, Past};
 use crate::introductions::Introductions;
 use crate::landing::Sessions;
 use crate::landing_channel;
@@ -297,6 +297,7 @@ impl<P: Port> Parts<P> {
             landing = Some(LandingSide {
                 queue,
                 sessions: Sessions::new(rx.accepted(), landing_ring_len, spare, plan.lap),
+                past: Past::new(),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
                 drops: rx.drops(),

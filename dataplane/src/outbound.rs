@@ -7,11 +7,13 @@
 
 mod digests;
 mod run;
+mod unheard;
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::ops::Range;
 
+use lm_protocol::control::Ended;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::integrity::Integrity;
@@ -239,6 +241,27 @@ impl OutgoingTable {
         released
     }
 
+    /// The message in a slot has come to its end: what its application is told, and memory that nobody needs any more.
+    pub(crate) fn settle(
+        &mut self,
+        slot: u16,
+        peer: PeerId,
+        outcome: Outcome,
+        now_ns: u64,
+    ) -> (Completion, Option<Released>) {
+        let outgoing = self.at(slot);
+        outgoing.settled = true;
+        let completion = Completion {
+            token: outgoing.token,
+            peer,
+            tag: outgoing.tag,
+            len: outgoing.len(),
+            latency_ns: now_ns.saturating_sub(outgoing.submitted_ns),
+            outcome,
+        };
+        (completion, self.free_if_done(slot))
+    }
+
     fn free_if_done(&mut self, slot: u16) -> Option<Released> {
         let outgoing = self.at(slot);
         if outgoing.in_flight > 0 || !outgoing.settled {
@@ -308,6 +331,8 @@ pub(crate) struct Outbound {
     asked: u32,
     /// An announcement is due although no message is new (retransmission, keepalive).
     pub(crate) announce_due: bool,
+    /// Since when it is known to be over, and not of how many messages the receiver had heard.
+    pub(crate) over_ns: Option<u64>,
     pub(crate) rate_limit: RateLimit,
 }
 
@@ -336,6 +361,7 @@ impl Outbound {
             last_announce_ns: now_ns,
             heard_ns: now_ns,
             announce_due: false,
+            over_ns: None,
         }
     }
 
@@ -360,25 +386,8 @@ impl Outbound {
         now_ns: u64,
     ) {
         let number = self.next_number;
+        let template = self.template(addressing, &geometry);
         self.next_number = number.wrapping_add(1);
-        let mut addressing = *addressing;
-        if let Some(port) = self.terms.landing_port {
-            addressing.src_port = port.get();
-        }
-        let addressing = &addressing;
-        let template = match self.terms.layout.wire() {
-            Wire::Lm => Template::Lm(DataTemplate::new(
-                addressing,
-                self.terms.key,
-                number,
-                geometry.fragment_count(),
-                self.terms.layout.payload_len(),
-            )),
-            Wire::IpFrag => Template::IpFrag(
-                IpFragTemplate::new(addressing, &geometry, number, 0)
-                    .expect("the session's layout is of this wire and this link"),
-            ),
-        };
         let slot = table.insert(Outgoing {
             released,
             start,
@@ -397,6 +406,27 @@ impl Outbound {
             digest: None,
         });
         self.queue.push_back(slot);
+    }
+
+    /// Of the headers of the next message's packets.
+    fn template(&self, addressing: &Addressing, geometry: &Geometry) -> Template {
+        let mut addressing = *addressing;
+        if let Some(port) = self.terms.landing_port {
+            addressing.src_port = port.get();
+        }
+        match self.terms.layout.wire() {
+            Wire::Lm => Template::Lm(DataTemplate::new(
+                &addressing,
+                self.terms.key,
+                self.next_number,
+                geometry.fragment_count(),
+                self.terms.layout.payload_len(),
+            )),
+            Wire::IpFrag => Template::IpFrag(
+                IpFragTemplate::new(&addressing, geometry, self.next_number, 0)
+                    .expect("the session's layout is of this wire and this link"),
+            ),
+        }
     }
 
     /// Lengths and tags of messages from number `from` on, at most `max`, for an announcement.
@@ -441,6 +471,13 @@ impl Outbound {
         'messages: while packets + way.more_pieces < allowed && self.sending < self.queue.len() {
             let (outgoing, digests) = table.at_with_digests(self.queue[self.sending]);
             let count = outgoing.geometry.fragment_count();
+            if outgoing.position == 0 {
+                if outgoing.in_flight > 0 {
+                    // Handed over again: the kernel may still read headers of the session before.
+                    break;
+                }
+                outgoing.channel = self.terms.channel;
+            }
             while outgoing.position < count && packets + way.more_pieces < allowed {
                 let has_digests = self.terms.integrity.has_digests();
                 let hasher = &self.digests.hasher;
@@ -613,16 +650,24 @@ impl Outbound {
         Ok(())
     }
 
-    /// The receiver ended the session and says how many of its messages it has delivered.
+    /// The receiver ended the session and says how many of its messages it has delivered, and of how many it has heard.
     ///
     /// # Errors
-    /// It confirms what was not sent; nothing changed.
-    pub(crate) fn ended(&mut self, delivered: u32) -> Result<(), ImplausibleCredit> {
+    /// It confirms what was not sent, or heard of what was not announced, or of less than it confirmed; nothing changed.
+    pub(crate) fn ended(&mut self, ended: &Ended) -> Result<(), ImplausibleCredit> {
+        let heard = ended
+            .heard
+            .map(|heard| self.terms.first_message.wrapping_add(heard));
+        if heard.is_some_and(|heard| {
+            serial::precedes(self.announced, heard) || serial::precedes(heard, self.delivered)
+        }) {
+            return Err(ImplausibleCredit);
+        }
         if self.terms.delivery != Delivery::Reliable {
             // Settled, which need not mean whole.
             return Ok(());
         }
-        let delivered = self.terms.first_message.wrapping_add(delivered);
+        let delivered = self.terms.first_message.wrapping_add(ended.delivered);
         if serial::precedes(self.settled_at_most(), delivered) {
             return Err(ImplausibleCredit);
         }
@@ -722,22 +767,12 @@ impl Outbound {
                 return None;
             }
         };
-        outgoing.settled = true;
         // The receiver counts the packets that need not be sent any more as if they had been.
         let left = outgoing.geometry.fragment_count() - outgoing.position;
         self.sent_packets = self.sent_packets.wrapping_add(left);
-        let completion = Completion {
-            token: outgoing.token,
-            peer,
-            tag: outgoing.tag,
-            len: outgoing.len(),
-            latency_ns: now_ns.saturating_sub(outgoing.submitted_ns),
-            outcome,
-        };
         self.queue.pop_front();
         self.sending = self.sending.saturating_sub(1);
-        let released = table.free_if_done(slot);
-        Some((completion, released))
+        Some(table.settle(slot, peer, outcome, now_ns))
     }
 
     /// Whether every message is sent as far as the credit allows and nothing new waits: the next move is the

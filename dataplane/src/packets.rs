@@ -14,6 +14,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages,
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
+use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::{Engine, send_by_socket};
 use crate::frames::Frame;
@@ -556,6 +557,7 @@ impl<P: Port> Engine<P> {
                 .is_some_and(|inbound| peers.named(inbound.terms.peer).map(|peer| peer.data) == Some(from))
         });
         let Some(landing) = landing else {
+            self.tell_ended_again(from, key);
             self.reject_for(key, Fault::Key, from);
             return;
         };
@@ -670,14 +672,18 @@ impl<P: Port> Engine<P> {
     ) {
         let id = self.peers.id_of(index);
         while let Some(outbound) = &mut self.peers.at(index).outbound {
-            let Some((completion, released)) = outbound.settle_next(&mut self.outgoing, id, ended, now_ns)
-            else {
+            let Some(settled) = outbound.settle_next(&mut self.outgoing, id, ended, now_ns) else {
                 break;
             };
-            self.told.ended(completion, &mut self.counters);
-            if let Some(released) = released {
-                self.recover(released);
-            }
+            self.settled(settled);
+        }
+    }
+
+    /// A message of many fragments has come to its end, and nobody needs this memory any more.
+    pub(crate) fn settled(&mut self, (completion, released): (Completion, Option<Released>)) {
+        self.told.ended(completion, &mut self.counters);
+        if let Some(released) = released {
+            self.recover(released);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A peer is known by the address of its data port. It is made by `connect`, or when a sender has proved its address
 //! ([`crate::introductions`]). The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddrV4;
 
 use lm_protocol::serial;
@@ -49,8 +49,10 @@ pub(crate) struct Peer {
     pub(crate) applying: bool,
     /// The session that the application asked for.
     pub(crate) options: Option<ConnectOptions>,
-    /// That session was ended by the peer with nothing under way, and is being asked for again.
+    /// That session was ended by the peer, and is being asked for again.
     pub(crate) reopening: bool,
+    /// Messages that the receiver of the session before had not heard of, for the next one: slots of the table of outgoing ones.
+    pub(crate) unheard: VecDeque<u16>,
     /// Its sessions that land here.
     pub(crate) inbound: u32,
 }
@@ -84,6 +86,7 @@ impl Peer {
             applying: false,
             options: None,
             reopening: false,
+            unheard: VecDeque::new(),
             inbound: 0,
         }
     }

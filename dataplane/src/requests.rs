@@ -10,6 +10,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
+use crate::control::Applying;
 use crate::engine::{Engine, send_by_socket};
 use crate::error::ConnectError;
 use crate::landing::Zone;
@@ -450,6 +451,12 @@ impl<P: Port> Engine<P> {
                 .outbound
                 .as_ref()
                 .map_or(0, |outbound| outbound.unsettled() as u64);
+        }
+        for (position, applying) in self.applying.iter().enumerate() {
+            let is_it = |other: &Applying| other.peer == applying.peer;
+            if !self.applying[..position].iter().any(is_it) {
+                count += self.peers.at(applying.peer).unheard.len() as u64;
+            }
         }
         for position in 0..self.unconfirmed.len() {
             let index = self.unconfirmed[position];

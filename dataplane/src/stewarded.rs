@@ -11,11 +11,11 @@ use lm_protocol::control::{
 use lm_protocol::session::{Aside, Terms};
 use lm_protocol::time::Time;
 
-use crate::completion::Outcome;
 use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Progress, Reply};
 use crate::daemon::{Client, Daemon, DaemonError, News};
 use crate::engine::Engine;
 use crate::error::ConnectError;
+use crate::granting::Closing;
 use crate::landing::Inbound;
 use crate::notices::Fault;
 use crate::port::{Port, WakeError};
@@ -174,10 +174,18 @@ impl<P: Port> Engine<P> {
                     }
                     _ => tracing::warn!(%from, "the admission daemon granted what is no session"),
                 },
-                News::Event(Event::Closed { session_key, .. }) => {
+                News::Event(Event::Closed {
+                    session_key,
+                    was_idle,
+                    ..
+                }) => {
                     self.gate_closed(session_key);
                     let was_aside = self.is_aside(session_key);
-                    self.close_landing(session_key, false);
+                    let closing = match was_idle {
+                        true => Closing::Unheard,
+                        false => Closing::Theirs,
+                    };
+                    self.close_landing(session_key, closing);
                     if was_aside != Some(true) {
                         self.tell_daemon(Call::Released { session_key });
                     }
@@ -396,18 +404,17 @@ impl<P: Port> Engine<P> {
     /// The endpoint goes: the daemon tells the senders how much was delivered.
     pub(crate) fn shut_down_at_daemon(&mut self) {
         let Some(landing) = &self.landing else { return };
-        let sessions: Vec<(u64, u32)> = (landing.sessions.iter())
-            .filter(|inbound| inbound.was_to_land())
-            .map(|inbound| {
-                let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
-                (inbound.terms.key, delivered)
-            })
+        let granted = (landing.sessions.iter()).filter(|inbound| inbound.was_to_land());
+        let sessions: Vec<_> = { granted }
+            .map(|inbound| (inbound.terms.peer, inbound.ended()))
             .collect();
-        for (key, delivered) in sessions {
+        for (peer, ended) in sessions {
             self.tell_daemon(Call::Abort {
-                session_key: key,
-                delivered,
+                session_key: ended.session_key,
+                delivered: ended.delivered,
             });
+            // Nobody is left to be asked of how many messages it has heard.
+            self.tell_sender_ended(peer, ended);
         }
     }
 
@@ -533,18 +540,10 @@ impl<P: Port> Engine<P> {
         if self.lost_successor(peer, key, now_ns) {
             return;
         }
-        let outbound = self.peers.at(peer).outbound.as_mut();
-        let Some(outbound) = outbound.filter(|outbound| outbound.terms.key == key) else {
-            return;
-        };
-        if let Told::Ended { delivered } = outcome
-            && outbound.ended(delivered).is_err()
-        {
-            let from = self.peers.at(peer).data;
-            self.reject(Fault::Ended, from);
-            return self.drop_outbound(peer, &Outcome::SessionEnded, now_ns);
+        let outbound = self.peers.at(peer).outbound.as_ref();
+        if outbound.is_some_and(|outbound| outbound.terms.key == key) {
+            self.lose_session(peer, None, now_ns);
         }
-        self.lose_session(peer, now_ns);
     }
 
     /// A request is not wanted any more, or the session that it was granted.

@@ -101,8 +101,20 @@ impl<P: Port> Engine<P> {
             self.drop_outbound(index, &Outcome::TimedOut, now_ns);
             return;
         }
+        if let Some(over_ns) = outbound.over_ns {
+            if outbound.unsettled() == 0 {
+                self.lose_session(index, None, now_ns);
+                return;
+            }
+            // Its program is silent, or gone.
+            if now_ns.saturating_sub(over_ns) > outbound.terms.lease_ns || peer.refused_ns > over_ns {
+                self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+                return;
+            }
+        }
         let since_announcement = now_ns.saturating_sub(outbound.last_announce_ns);
         let unanswered = outbound.announced != outbound.announced_confirmed
+            || outbound.over_ns.is_some()
             || (outbound.waits_for_receiver() && unanswered_ns > REPEAT_AFTER_NS);
         let asks = outbound.should_ask(now_ns);
         if asks {

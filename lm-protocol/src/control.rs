@@ -255,13 +255,16 @@ impl End {
     };
 }
 
-/// LM_ENDME_OK: the session is over on the receiver's side too. Body: session key u64, delivered u32, 0 u32.
+/// LM_ENDME_OK: the session is over on the receiver's side too. Body: session key u64, delivered u32, u32: 0, or one more than were heard of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// The session.
     pub session_key: u64,
     /// Messages that were delivered in it.
     pub delivered: u32,
+    /// Messages of which the receiver had heard (their announcements) when the session ended: those behind were not delivered in it, and
+    /// never will be. `None`: not known here.
+    pub heard: Option<u32>,
 }
 
 /// CHALLENGE: an endpoint was heard that is not known, and is asked for the proof that it receives at its address.
@@ -461,7 +464,8 @@ struct RawReject {
 struct RawEnd {
     session_key: U64,
     messages: U32,
-    reserved: U32,
+    /// Of LM_ENDME: reserved.
+    heard: U32,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -553,15 +557,23 @@ impl ControlMessage {
             ControlMessage::End(End {
                 session_key,
                 messages,
-            })
-            | ControlMessage::Ended(Ended {
-                session_key,
-                delivered: messages,
             }) => {
                 let raw = RawEnd {
                     session_key: U64::new(session_key),
                     messages: U32::new(messages),
-                    reserved: U32::ZERO,
+                    heard: U32::ZERO,
+                };
+                self.finish(request_id, out, &raw)
+            }
+            ControlMessage::Ended(Ended {
+                session_key,
+                delivered,
+                heard,
+            }) => {
+                let raw = RawEnd {
+                    session_key: U64::new(session_key),
+                    messages: U32::new(delivered),
+                    heard: U32::new(heard.map_or(0, |heard| heard.wrapping_add(1))),
                 };
                 self.finish(request_id, out, &raw)
             }
@@ -628,6 +640,7 @@ impl ControlMessage {
                 ControlMessage::Ended(Ended {
                     session_key: raw.session_key.get(),
                     delivered: raw.messages.get(),
+                    heard: raw.heard.get().checked_sub(1),
                 })
             }
             KIND_CHALLENGE => ControlMessage::Challenge(read::<RawChallenge>(body)?.try_into()?),

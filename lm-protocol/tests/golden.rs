@@ -486,9 +486,19 @@ fn bytes_of_every_control_message() {
             ControlMessage::Ended(Ended {
                 session_key: 0x1112_1314_1516_1718,
                 delivered: 8,
+                heard: None,
             }),
             "1f 00 00 10 aa bb cc dd 05 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
              11 12 13 14 15 16 17 18 00 00 00 08 00 00 00 00",
+        ),
+        (
+            ControlMessage::Ended(Ended {
+                session_key: 0x1112_1314_1516_1718,
+                delivered: 8,
+                heard: Some(10),
+            }),
+            "1f 00 00 10 aa bb cc dd 05 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
+             11 12 13 14 15 16 17 18 00 00 00 08 00 00 00 0b",
         ),
     ];
     for (message, dump) in cases {

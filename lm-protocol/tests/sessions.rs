@@ -282,6 +282,7 @@ fn a_farewell_is_repeated_until_confirmed() {
         &ControlMessage::Ended(Ended {
             session_key: 76,
             delivered: 1,
+            heard: None,
         }),
     );
     farewell.handle(
@@ -289,6 +290,7 @@ fn a_farewell_is_repeated_until_confirmed() {
         &ControlMessage::Ended(Ended {
             session_key: 77,
             delivered: 1,
+            heard: None,
         }),
     );
     assert_eq!(*farewell.state(), FarewellState::Pending);
@@ -297,6 +299,7 @@ fn a_farewell_is_repeated_until_confirmed() {
         &ControlMessage::Ended(Ended {
             session_key: 77,
             delivered: 3,
+            heard: None,
         }),
     );
     assert_eq!(*farewell.state(), FarewellState::Ended { delivered: 3 });
@@ -396,6 +399,7 @@ fn the_end_is_confirmed_as_often_as_asked() {
     let ended = Some(ControlMessage::Ended(Ended {
         session_key: key,
         delivered: 5,
+        heard: None,
     }));
     assert_eq!(receiver.end(1, key, ms(2)), ended);
     assert_eq!(
@@ -407,6 +411,7 @@ fn the_end_is_confirmed_as_often_as_asked() {
     let unknown = Some(ControlMessage::Ended(Ended {
         session_key: 5,
         delivered: 0,
+        heard: None,
     }));
     assert_eq!(receiver.end(1, 5, ms(3)), unknown, "of an earlier life");
 
@@ -437,6 +442,7 @@ fn a_lease_runs_out_unless_something_is_heard() {
     let ended = Some(ControlMessage::Ended(Ended {
         session_key: key,
         delivered: 5,
+        heard: None,
     }));
     assert_eq!(receiver.end(1, key, ms(8001)), ended);
     assert_eq!(receiver.queues.open.len(), 2);
@@ -512,6 +518,7 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     let ended = |session_key| Ended {
         session_key,
         delivered: 5,
+        heard: None,
     };
     // As many as there are places: then they end.
     let fourth = grant_of(receiver.ask(4, 9, request(4), ms(20_000))).session_key;
@@ -668,6 +675,7 @@ fn another_version_is_told_ours_and_replies_are_not_answered() {
         ControlMessage::Ended(Ended {
             session_key: 1,
             delivered: 1,
+            heard: None,
         }),
     ] {
         let Receiver {

@@ -47,6 +47,7 @@ pub(crate) enum News {
         program: ProgramId,
         session_key: u64,
         messages: Option<u32>,
+        was_idle: bool,
     },
 }
 
@@ -611,7 +612,7 @@ impl Landing for Ground {
         let program = holder.program;
         // Nobody is there who could say that it has done with it; its new life is told which sessions it still has.
         let released = by_program || holder.away;
-        let Some(Granted { delivered, .. }) = holder.sessions.remove(&session_key) else {
+        let Some(granted) = holder.sessions.remove(&session_key) else {
             return 0;
         };
         match holder.place_of(session_key) {
@@ -627,13 +628,15 @@ impl Landing for Ground {
                 CloseReason::Ended { messages } => Some(messages),
                 _ => None,
             };
+            let is_idle = granted.unused.is_some_and(|unused| unused.is_idle);
             self.news.push(News::Closed {
                 program,
                 session_key,
                 messages,
+                was_idle: messages.is_none() && is_idle,
             });
         }
-        delivered
+        granted.delivered
     }
 }
 

@@ -53,11 +53,13 @@ impl Daemon {
                         program,
                         session_key,
                         messages,
+                        was_idle,
                     } => {
                         if !unheard_of.contains(&session_key) {
                             let event = Event::Closed {
                                 session_key,
                                 messages,
+                                was_idle,
                             };
                             telling.push((program, event));
                         }

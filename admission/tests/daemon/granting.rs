@@ -80,7 +80,8 @@ fn a_session_from_request_to_end() {
         receiver.event(),
         Event::Closed {
             session_key,
-            messages
+            messages,
+            was_idle: false,
         }
     );
     assert_eq!(right.interface().queues[1].open_places, 0);

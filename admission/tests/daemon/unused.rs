@@ -282,6 +282,43 @@ fn an_unused_place_goes_to_another_host() {
     });
 }
 
+/// A sender hands a message over before it hears that its session has ended: it arrives by the next one.
+#[test]
+fn what_was_handed_over_while_a_session_ended_arrives() {
+    beside_receiver("crossing", &[(2, 1), (2, 2), (3, 4)], |three| {
+        let (to, daemon) = (three.receiver(), &three.daemons[0]);
+        let (tell, told) = channel();
+        let (wake, woken) = channel();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(move || {
+                three.with_endpoint(1, 0, move |mut endpoint| {
+                    let peer = connect(&mut endpoint, to);
+                    deliver(&mut endpoint, peer, 1);
+                    tell.send(()).unwrap();
+                    woken.recv().expect("its session has ended");
+                    deliver(&mut endpoint, peer, 2);
+                    let counters = endpoint.counters();
+                    assert_eq!((counters.messages_again, counters.sessions_lost), (1, 1));
+                })
+            });
+            told.recv_timeout(PATIENCE).expect("the first one has its place");
+            wait_until("its daemon knows", || {
+                daemon.interface().sessions[0].delivered == 1
+            });
+            let mut others: Vec<Client> = (1..PLACES)
+                .map(|number| Client::sender(&three.socket(1), three.host(1), 9000 + number))
+                .collect();
+            for other in &mut others {
+                let ticket = other.ask(to, LEN as u64);
+                other.granted(ticket);
+            }
+            come_later(three, 4);
+            wake.send(()).unwrap();
+            first.join().unwrap();
+        });
+    });
+}
+
 /// Of places for which messages are announced, again and again, and of which nothing comes, one goes to whoever waits. A program that was
 /// stopped behind its announcement goes on without, loses nothing, and lands again.
 #[test]
@@ -402,10 +439,10 @@ fn who_does_not_let_go_of_a_place_harms_itself_alone() {
     receiver.tell_progress(session_key, 2, Some((4000, true)));
     assert!(receiver.hears_nothing(Duration::from_millis(100)));
     receiver.tell_progress(session_key, 2, Some((5000, true)));
-    let messages = None;
     let closed = Event::Closed {
         session_key,
-        messages,
+        messages: None,
+        was_idle: true,
     };
     assert_eq!(receiver.event(), closed);
     assert_eq!(sender.outcome(ticket), Told::Lost);

@@ -524,10 +524,10 @@ impl Client {
     fn end_all_but(&mut self, received: &[u64], sent: &[u32]) {
         for session_key in self.received.clone() {
             if !received.contains(&session_key) {
-                let messages = None;
                 self.note(Event::Closed {
                     session_key,
-                    messages,
+                    messages: None,
+                    was_idle: false,
                 });
             }
         }

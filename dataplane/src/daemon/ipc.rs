@@ -26,7 +26,7 @@ use lm_protocol::control::{ControlError, ControlMessage, MAX_CONTROL_LEN, WORD_L
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages. Both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// No message is longer, in bytes.
 pub const MESSAGE_LEN_MAX: usize = 4096;
@@ -330,6 +330,8 @@ pub enum Event {
         session_key: u64,
         /// Messages that its sender says it sent; `None`: it was not its sender that ended it.
         messages: Option<u32>,
+        /// It was not its sender that ended it, and as far as the program had said nothing of it was under way.
+        was_idle: bool,
     },
     /// Others wait for the place of a session of which nothing lands: the gate is closed to it, and it goes on by the one-copy path.
     /// [`Call::Released`] is expected.

@@ -72,7 +72,7 @@ impl Outgoing {
 }
 
 impl Outbound {
-    fn first_queued(&self) -> u32 {
+    pub(super) fn first_queued(&self) -> u32 {
         self.next_number.wrapping_sub(self.queue.len() as u32)
     }
 

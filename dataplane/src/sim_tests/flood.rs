@@ -326,6 +326,7 @@ fn a_peer_that_ends_the_session_early_is_believed_once() {
     let ended = ControlMessage::Ended(Ended {
         session_key: scene.key,
         delivered: 1 << 20,
+        heard: None,
     });
     let before = scene.bed.hosts[0].counters.drops;
     let mut end = None;

@@ -19,7 +19,7 @@ use crate::config::ConnectOptions;
 use crate::simnic;
 
 /// Ethernet, IPv4 and UDP header.
-const UDP_HEADERS_LEN: usize = 42;
+pub(super) const UDP_HEADERS_LEN: usize = 42;
 /// All headers of a fragment.
 const HEADERS_LEN: usize = UDP_HEADERS_LEN + HEADER_LEN;
 const MESSAGE_LEN: usize = 100 * 1448;

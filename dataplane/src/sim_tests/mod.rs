@@ -6,6 +6,7 @@ mod astray;
 mod bed;
 mod beside;
 mod copies;
+mod crossing;
 mod delivery;
 mod failures;
 mod fairness;

@@ -10,6 +10,7 @@ use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
 use crate::completion::{Outcome, SendError};
+use crate::granting::Past;
 use crate::notices::Fault;
 use crate::port::Port;
 use crate::port::Socket;
@@ -222,9 +223,16 @@ fn a_lost_credit_is_asked_for_although_the_peer_talks() {
     }
 }
 
-/// The receiver ends a session, its word of that is lost, and it says other things all the time.
+/// The receiver ends a session, its word of that is lost, and it says other things all the time. It says it again when it hears of the
+/// session, and if it has forgotten that it had one, its silence is an answer as well.
 #[test]
 fn an_end_that_is_lost_is_noticed_although_the_peer_talks() {
+    for forgets in [false, true] {
+        lose_the_end(forgets);
+    }
+}
+
+fn lose_the_end(forgets: bool) {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = bed.session(0, WireMode::Lm, 1 << 20);
     bed.exchange(0, peer, &noise(1, 50_000));
@@ -237,6 +245,9 @@ fn an_end_that_is_lost_is_noticed_although_the_peer_talks() {
     bed.wire.drop_next(1, 1);
     bed.hosts[1].abort_session(key, Fault::Stalled);
     assert_eq!(bed.wire.counters().lost, 1);
+    if forgets {
+        bed.hosts[1].landing.as_mut().expect("landing").past = Past::new();
+    }
     bed.send(0, peer, &noise(2, 200_000), 2);
     let begin_ns = bed.now_ns;
     while bed.hosts[0].told.completions().iter().all(|c| c.len != 200_000) {
@@ -246,8 +257,14 @@ fn an_end_that_is_lost_is_noticed_although_the_peer_talks() {
         drop(bed.hosts[0].take_message().expect("no failure"));
         assert!(bed.now_ns - begin_ns < lease_ns + 1_000_000_000, "stuck");
     }
-    assert_eq!(bed.completion(0).outcome, Outcome::TimedOut);
-    assert!(bed.hosts[0].peers.at(peer.index).outbound.is_none());
+    let ended = match forgets {
+        false => Outcome::Delivered,
+        true => Outcome::TimedOut,
+    };
+    assert_eq!(bed.completion(0).outcome, ended);
+    assert_eq!(bed.hosts[0].peers.at(peer.index).outbound.is_none(), forgets);
+    let took_ns = bed.now_ns - begin_ns;
+    assert!(forgets || took_ns < 100_000_000, "{took_ns} ns");
 }
 
 /// A receiver whose application did not poll for longer than its own time limit does not blame the sender, who

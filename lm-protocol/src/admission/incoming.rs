@@ -127,6 +127,7 @@ impl Receiver {
                 let what = Ended {
                     session_key,
                     delivered,
+                    heard: None,
                 };
                 replies.push(ended((peer, request_id, what)));
             }

@@ -441,6 +441,7 @@ impl Node {
                     None => Some(ControlMessage::Ended(Ended {
                         session_key: end.session_key,
                         delivered: 0,
+                        heard: None,
                     })),
                 };
                 if let Some(message) = reply {

@@ -547,6 +547,7 @@ impl Grantor {
         let ended = Ended {
             session_key,
             delivered,
+            heard: None,
         };
         Some((session.peer, session.request_id, ended))
     }
@@ -772,6 +773,7 @@ impl Grantor {
         Some(ControlMessage::Ended(Ended {
             session_key: end.session_key,
             delivered,
+            heard: None,
         }))
     }
 

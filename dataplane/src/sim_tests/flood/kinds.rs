@@ -460,6 +460,7 @@ pub(super) const FLOODS: &[Flood] = &[
             let ended = Ended {
                 session_key: scene.key ^ (1 + n),
                 delivered: u32::MAX,
+                heard: Some(0),
             };
             control(to, from, n as u32, &ControlMessage::Ended(ended))
         },

@@ -174,10 +174,14 @@ pub(super) fn control(dice: &mut Choices, key: u64) -> ControlMessage {
             session_key: key,
             messages: number(dice) as u32,
         }),
-        3 => ControlMessage::Ended(Ended {
-            session_key: key,
-            delivered: number(dice) as u32,
-        }),
+        3 => {
+            let delivered = number(dice) as u32;
+            ControlMessage::Ended(Ended {
+                session_key: key,
+                delivered,
+                heard: (delivered & 1 == 0).then_some(delivered / 2),
+            })
+        }
         _ => ControlMessage::Request(Request {
             sender_id: number(dice),
             data_port: if dice.roll(2) == 0 {

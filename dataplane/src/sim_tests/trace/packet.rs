@@ -180,7 +180,11 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
         ControlMessage::Ended(Ended {
             session_key,
             delivered,
-        }) => write!(line, "ended {session_key:x} {delivered}"),
+            heard,
+        }) => {
+            let heard = heard.map(|heard| format!(" of {heard}")).unwrap_or_default();
+            write!(line, "ended {session_key:x} {delivered}{heard}")
+        }
         ControlMessage::Challenge(Challenge {
             sender_id,
             cookie,
