@@ -19,7 +19,7 @@ use crate::ring::Descriptor;
 /// How packets are to be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeRequest {
-    /// Zero-copy where nothing forbids it ([`crate::platform`]), else native copy mode, else generic.
+    /// Zero-copy where nothing forbids it ([`lm_cards`]), else native copy mode, else generic.
     #[default]
     Auto,
     /// Zero-copy or an error.

@@ -29,8 +29,6 @@ pub(crate) const STATISTIC_NAMES: u32 = 1;
 pub(crate) const FEATURE_NAMES: u32 = 4;
 /// `ETH_GSTRING_LEN`: bytes that a name takes.
 pub(crate) const STRING_LEN: usize = 32;
-/// `ETHTOOL_F_UNSUPPORTED`: the feature cannot be changed.
-pub(crate) const FEATURE_UNSUPPORTED: i32 = 1;
 /// `UDP_V4_FLOW`.
 pub(crate) const UDP_V4_FLOW: u32 = 2;
 /// `ETH_RSS_HASH_TOP`, a bit of [`Rxfh::function`].
@@ -304,7 +302,6 @@ mod tests {
             ("ETH_SS_STATS", STATISTIC_NAMES),
             ("ETH_SS_FEATURES", FEATURE_NAMES),
             ("ETH_GSTRING_LEN", STRING_LEN as u32),
-            ("ETHTOOL_F_UNSUPPORTED", FEATURE_UNSUPPORTED as u32),
             ("UDP_V4_FLOW", UDP_V4_FLOW),
             ("RX_CLS_LOC_SPECIAL", LOCATION_SPECIAL),
             ("RX_CLS_LOC_ANY", LOCATION_ANY),
