@@ -72,7 +72,7 @@ impl Grants {
             matches!(&reply, Some(ControlMessage::Reject(reject)) if reject.reason == RejectReason::Busy);
         if is_busy && socket == Socket::Control && !engine.has_place() {
             if grantor.make_way(now, engine) == 0
-                && let Some((peer, number, ended)) = grantor.displace(now, engine)
+                && let Some((peer, number, ended)) = grantor.displace(*from.ip(), now, engine)
             {
                 engine.tell_ended(socket, peer, number, ended.session_key);
             }

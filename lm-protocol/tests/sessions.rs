@@ -493,11 +493,21 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     for key in keys {
         receiver.grantor.touched(key, ms(5000));
     }
-    assert_eq!(receiver.grantor.displace(ms(5099), &mut receiver.queues), None);
+    assert_eq!(
+        receiver
+            .grantor
+            .displace(*peer(9).ip(), ms(5099), &mut receiver.queues),
+        None
+    );
     assert_eq!(receiver.grantor.free_places(), 0);
     // The first one cannot, so that it is the second one's turn.
     receiver.queues.fixed.push(keys[0]);
-    assert_eq!(receiver.grantor.displace(ms(5200), &mut receiver.queues), None);
+    assert_eq!(
+        receiver
+            .grantor
+            .displace(*peer(9).ip(), ms(5200), &mut receiver.queues),
+        None
+    );
     assert_eq!(
         (receiver.grantor.free_places(), &receiver.queues.aside[..]),
         (1, &keys[1..])
@@ -523,8 +533,15 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     // As many as there are places: then they end.
     let fourth = grant_of(receiver.ask(4, 9, request(4), ms(20_000))).session_key;
     receiver.queues.unused.insert(fourth, unused(20_000, false));
-    assert_eq!(receiver.grantor.displace(ms(24_999), &mut receiver.queues), None);
-    let told = receiver.grantor.displace(ms(25_000), &mut receiver.queues);
+    assert_eq!(
+        receiver
+            .grantor
+            .displace(*peer(9).ip(), ms(24_999), &mut receiver.queues),
+        None
+    );
+    let told = receiver
+        .grantor
+        .displace(*peer(9).ip(), ms(25_000), &mut receiver.queues);
     assert_eq!(told, Some((peer(4), 9, ended(fourth))));
     assert_eq!(receiver.grantor.free_places(), 2);
     // What is under way is here: its sender is to ask again, but not before it was idle for as long.
@@ -541,6 +558,31 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     assert!(receiver.queues.aside.is_empty());
 }
 
+/// A host that has as many sessions as it may takes no place from others, however long they have not used theirs.
+#[test]
+fn who_has_enough_displaces_nobody_else() {
+    let mut receiver = Receiver::new(&[1, 2]);
+    receiver.grantor = Grantor::new(&[1, 2]).with_address_max(1);
+    let keys =
+        [1, 2].map(|host| grant_of(receiver.ask(host, 9, request(host.into()), Time::ZERO)).session_key);
+    for (key, since) in keys.into_iter().zip([100, 200]) {
+        let since = ms(since);
+        receiver
+            .queues
+            .unused
+            .insert(key, Unused { since, is_idle: true });
+    }
+    // The first one's has been unused for longer, and the second host has one.
+    let told = receiver
+        .grantor
+        .displace(*peer(2).ip(), ms(6000), &mut receiver.queues);
+    assert_eq!(told.map(|(peer, ..)| peer), Some(peer(2)));
+    let told = receiver
+        .grantor
+        .displace(*peer(2).ip(), ms(6000), &mut receiver.queues);
+    assert_eq!(told.map(|(peer, ..)| peer), Some(peer(1)));
+}
+
 /// An address with more sessions aside than half as many as there are places gets no further one.
 #[test]
 fn who_has_sessions_aside_leaves_places_to_others() {
@@ -555,7 +597,12 @@ fn who_has_sessions_aside_leaves_places_to_others() {
                 is_idle: false,
             },
         );
-        assert_eq!(receiver.grantor.displace(ms(5000), &mut receiver.queues), None);
+        assert_eq!(
+            receiver
+                .grantor
+                .displace(*peer(9).ip(), ms(5000), &mut receiver.queues),
+            None
+        );
     }
     assert_eq!(receiver.grantor.free_places(), 2);
     assert_eq!(

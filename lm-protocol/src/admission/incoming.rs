@@ -59,7 +59,7 @@ impl Receiver {
         }
         self.waiting.add(now, from, request_id, request);
         if self.grantor.free_places() == 0 {
-            replies.extend(self.grantor.displace(now, local.landing).map(ended));
+            replies.extend(self.grantor.displace(*from.ip(), now, local.landing).map(ended));
         }
         self.serve(now, local, replies);
         if !self.grantor.is_decided(from, request_id, request) {

@@ -6,7 +6,7 @@ use crate::time::Time;
 use crate::window::WindowShape;
 use crate::wire::lm::VERSION;
 use alloc::vec::Vec;
-use core::net::SocketAddrV4;
+use core::net::{Ipv4Addr, SocketAddrV4};
 use core::num::NonZeroU16;
 use core::time::Duration;
 
@@ -488,15 +488,23 @@ impl Grantor {
         }) > 0
     }
 
-    /// Somebody waits for a place: the session that has not used its own for longest gives it up, if that is [`UNUSED_MAX`]. One of which a
+    /// A host waits for a place: the session that has not used its own for longest gives it up, if that is [`UNUSED_MAX`]; where the host
+    /// has as many sessions as it may, one of its own. One of which a
     /// message is under way goes on without. Any other ends, and so does the first where none can go on without: what is to be told to its
     /// sender, under the number of its request; it asks again when it has something to send.
-    pub fn displace(&mut self, now: Time, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
+    pub fn displace(
+        &mut self,
+        host: Ipv4Addr,
+        now: Time,
+        landing: &mut dyn Landing,
+    ) -> Option<(SocketAddrV4, u32, Ended)> {
+        let its_own = self.has_enough(host);
+        let may_go = |session: &&Session| !its_own || *session.peer.ip() == host;
         let unused = |session: &Session| {
             let unused = landing.unused(session)?;
             (now.since(unused.since) >= UNUSED_MAX).then_some((unused, *session))
         };
-        let mut unused: Vec<(Unused, Session)> = self.placed().filter_map(unused).collect();
+        let mut unused: Vec<(Unused, Session)> = self.placed().filter(may_go).filter_map(unused).collect();
         unused.sort_by_key(|(unused, session)| (*unused, session.grant.session_key));
         let mut ending = None;
         for (unused, session) in unused {
@@ -509,6 +517,13 @@ impl Grantor {
             }
         }
         self.end(&ending?, landing)
+    }
+
+    /// Whether a host has as many sessions as it may: others are to find a place, whatever it asks for.
+    fn has_enough(&self, host: Ipv4Addr) -> bool {
+        let is_its = |session: &&Session| *session.peer.ip() == host;
+        let aside = self.aside.iter().flatten().filter(is_its).count();
+        self.sessions().filter(is_its).count() >= self.address_max || 2 * aside > self.aside.len()
     }
 
     /// Ends a session that is aside and has had nothing under way for [`UNUSED_MAX`], so that its sender asks for a place again. What is to
@@ -697,10 +712,7 @@ impl Grantor {
         if application.request.max_message_len > permit.max_message_len {
             return Err(Refusal::too_large(permit.max_message_len));
         }
-        // Others are to find a place, whatever one host asks for.
-        let is_its = |session: &&Session| session.peer.ip() == application.from.ip();
-        let aside = self.aside.iter().flatten().filter(is_its).count();
-        if self.sessions().filter(is_its).count() >= self.address_max || 2 * aside > self.aside.len() {
+        if self.has_enough(*application.from.ip()) {
             return Err(Refusal::busy(BUSY_RETRY));
         }
         let (queue, free) = self
