@@ -11,7 +11,7 @@
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
 //!                general frames
 //!              7 acknowledgements and credits that are due, announcements         (telling.rs)
-//!              8 fragments within credit                                          (outbound.rs)
+//!              8 fragments within credit                                          (sending.rs)
 //!              9 flush: one wake-up per channel
 //!             10 timers
 //! ```
@@ -21,17 +21,16 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
-use lm_cards::{Obstacle, Probe};
+use lm_cards::Probe;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::Arena;
-use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, TRANSMIT_BURST};
+use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
 use crate::capture::Capture;
-use crate::channel::{Transmit, Turn};
+use crate::channel::Transmit;
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
@@ -48,11 +47,11 @@ use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
 use crate::notices::{Fault, Notices};
-use crate::outbound::{Copied, Outbound, OutgoingTable, Way};
+use crate::outbound::OutgoingTable;
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
 use crate::polling::Flow;
-use crate::port::{Datagrams, ModeRequest, Port, QueueDrops, RxQueue, Socket};
+use crate::port::{Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
@@ -64,12 +63,6 @@ const GENERAL_FRAMES_SPARE: u32 = 128;
 
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
 const RECEIVE_BURST: u32 = 256;
-
-/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
-const EXCHANGE_BURST_VETH: u32 = 2;
-
-/// Packets of one wake-up while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
-pub(crate) const EXCHANGE_BURST: u32 = 8;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.
@@ -362,51 +355,6 @@ impl<P: Port> Engine<P> {
         packets as usize
     }
 
-    /// Nothing may land on this device in zero-copy mode.
-    pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
-        self.footprint = None;
-        let may_copy = self.config.mode == ModeRequest::Auto;
-        match may_copy && self.land_in_copy_mode().is_ok() {
-            true => tracing::warn!("long messages are received in copy mode: {obstacle}"),
-            false => {
-                tracing::warn!("no session in zero-copy mode: {obstacle}");
-                self.unfit = true;
-            }
-        }
-    }
-
-    /// While it is not known what the device writes: makes a peer send a packet that shows it.
-    #[cold]
-    pub(crate) fn ask_for_footprint(&mut self, peer: PeerId) {
-        let Some(probe) = &mut self.footprint else { return };
-        if let Err(obstacle) = probe.ask(peer) {
-            self.refuse_device(&obstacle);
-        } else if self.peers.named(peer).is_some() {
-            let now_ns = self.now_ns;
-            self.ask_where(peer.index, now_ns);
-        }
-    }
-
-    /// While it is not known what the device writes: looks at a packet that has just come.
-    #[cold]
-    fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
-        let found = (self.footprint.as_mut())
-            .and_then(|probe| probe.look(frame, packet, |chunk| self.umem.copy_from(frame, chunk)));
-        match found {
-            // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
-            None => {
-                if let Some(peer) = self.footprint.as_ref().and_then(Probe::peer) {
-                    self.ask_for_footprint(peer);
-                }
-            }
-            Some(Ok(prefix)) => {
-                self.fixed.prefix = prefix;
-                self.footprint = None;
-            }
-            Some(Err(obstacle)) => self.refuse_device(&obstacle),
-        }
-    }
-
     /// Stage 4: takes fragments, checks what I3 asks for, and makes messages of what is whole.
     pub(crate) fn receive_landing(&mut self, now_ns: u64) -> usize {
         let Some(landing) = &mut self.landing else {
@@ -612,184 +560,6 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Stage 8.
-    fn send_fragments(&mut self, now_ns: u64) -> usize {
-        // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
-        let (bursts, burst) = match self.stream.is_exchange(now_ns) {
-            true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
-            true => (1, EXCHANGE_BURST),
-            false => (2, TRANSMIT_BURST),
-        };
-        let quantum = bursts * burst;
-        let sent = match self.senders[..] {
-            [] => return 0,
-            // It takes turns with nobody.
-            [only] => self.send_of(only, None, quantum, burst, now_ns).0,
-            _ => (0..self.transmit.len())
-                .map(|channel| self.send_on(channel, quantum, burst, now_ns))
-                .sum(),
-        };
-        self.counters.data_packets_sent += u64::from(sent);
-        sent as usize
-    }
-
-    /// Sends fragments of the sessions of a queue, up to `quantum` of each: deficit round robin. Where the queue takes no more, the next
-    /// round goes on with the session that was cut short, and with what is left of its quantum.
-    fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
-        let turn = self.transmit[channel].turn.take();
-        let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
-        let first = turn.and_then(|_| self.senders.iter().position(is_next));
-        let senders = self.senders.len();
-        let mut count = 0;
-        for step in 0..senders {
-            let index = self.senders[(first.unwrap_or(0) + step) % senders];
-            let left = match turn {
-                Some(turn) if step == 0 && turn.peer == index => turn.left.min(quantum),
-                _ => quantum,
-            };
-            let (sent, is_full) = self.send_of(index, Some(channel), left, burst, now_ns);
-            count += sent;
-            if is_full {
-                let left = left - sent;
-                self.transmit[channel].turn = Some(Turn { peer: index, left });
-                break;
-            }
-        }
-        count
-    }
-
-    /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on. Gives how many there were, and
-    /// whether the queue had no room for more of them.
-    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> (u32, bool) {
-        let outbound = self.peers.at(index).outbound.as_mut();
-        let is_it = |channel: usize| on.is_none_or(|on| on == channel);
-        let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
-            return (0, false);
-        };
-        let mut way = Way {
-            channel: &mut self.transmit[outbound.terms.channel],
-            umem: &self.umem,
-            piece_len: self.fixed.chunk_len,
-            more_pieces: 0,
-            frames: &mut self.transmit_frames,
-            device_reads: self.fixed.device_moves,
-            copied: Copied::default(),
-        };
-        let capture = &mut self.capture;
-        let resent = outbound.resent;
-        let mut count = 0;
-        // A burst of long packets, each of several descriptors, has fewer of them.
-        for _ in 0..most.div_ceil(burst) {
-            let sent = outbound.transmit(
-                &mut self.outgoing,
-                &mut way,
-                burst.min(most - count),
-                now_ns,
-                |umem, address, len| {
-                    if let Some(capture) = capture {
-                        capture.sent(umem, address, len);
-                    }
-                },
-            );
-            if sent == 0 {
-                break;
-            }
-            count += sent;
-            if let Err(error) = way.channel.flush() {
-                self.link.failed(error);
-            }
-        }
-        self.counters.user_copied_bytes += way.copied.bytes;
-        self.counters.page_end_fragments += way.copied.fragments;
-        self.counters.fragments_resent += outbound.resent - resent;
-        let frame_len = u32::from(outbound.terms.layout.max_frame_len());
-        let is_full = count < most && way.channel.room() < frame_len.div_ceil(self.fixed.chunk_len);
-        (count, is_full)
-    }
-
-    /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
-    pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next: Option<u64> = None;
-        for &index in &self.senders {
-            let outbound = self.peers.at(index).outbound.as_ref();
-            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns) {
-                next = Some(next.map_or(departure, |next| next.min(departure)));
-            }
-        }
-        next
-    }
-
-    /// Stage 9.
-    pub(crate) fn flush(&mut self) {
-        for channel in &mut self.transmit {
-            if let Err(error) = channel.flush() {
-                self.link.failed(error);
-            }
-        }
-    }
-
-    /// Sends one LM packet that is not a fragment: on the general channel, or through the kernel's socket where
-    /// there is none. `false`: no room now; try again in a later round.
-    pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
-        let peer = self.peers.at(peer);
-        let (addressing, data) = (peer.addressing, peer.data);
-        self.send_packet_to(&addressing, data, header, payload)
-    }
-
-    /// The same to an address that no peer need have.
-    pub(crate) fn send_packet_to(
-        &mut self,
-        addressing: &Addressing,
-        data: SocketAddrV4,
-        header: &LmHeader,
-        payload: &[u8],
-    ) -> bool {
-        let general = self.general.as_ref().map(|general| general.transmit);
-        if let Some(general) = general
-            && self.transmit[general].room() == 0
-        {
-            return false;
-        }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
-            return false;
-        };
-        let mut headers = [0u8; 128];
-        let header_len = addressing
-            .write_headers(&mut headers, header, payload.len())
-            .expect("128 bytes hold any header");
-        let trailer = Trailer::new(header, payload, self.port.local());
-        let parts = [&headers[..header_len], payload, trailer.as_bytes()];
-        let len = parts.iter().map(|part| part.len() as u32).sum();
-        // The frame behind this one is somebody else's.
-        assert!(
-            len <= self.fixed.chunk_len,
-            "control packets are shorter than a frame"
-        );
-        let address = frame.address();
-        let mut at = address;
-        for part in parts {
-            self.umem.copy_to(at, part);
-            at += part.len() as u64;
-        }
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, address, len);
-        }
-        match general {
-            Some(general) => {
-                self.transmit[general].push(address, len);
-                self.transmit_frames.control_sent(frame);
-                true
-            }
-            None => {
-                let skip = (header_len - HEADER_LEN) as u32;
-                let datagram = (address + u64::from(skip), len - skip);
-                let sent = send_by_socket(self.port.side(), &self.umem, data, datagram);
-                self.transmit_frames.put(frame);
-                sent
-            }
-        }
-    }
-
     /// Addressing of packets to `data`, whose next hop has the address `mac`.
     pub(crate) fn addressing_to(&self, data: std::net::SocketAddrV4, mac: [u8; 6]) -> Addressing {
         let local = self.port.local();
@@ -803,19 +573,6 @@ impl<P: Port> Engine<P> {
             dst_port: data.port(),
         }
     }
-}
-
-/// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
-/// socket, which copies it before it returns. `false`: it did not go.
-pub(crate) fn send_by_socket(
-    side: &mut dyn Datagrams,
-    umem: &Umem,
-    to: SocketAddrV4,
-    (address, len): (u64, u32),
-) -> bool {
-    // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
-    let bytes = unsafe { umem.mapping().slice(address, len.into()) };
-    side.send(Socket::Data, to, bytes).is_ok()
 }
 
 /// Where a general packet begins when its frame is posted at `frame`.

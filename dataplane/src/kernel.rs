@@ -1,6 +1,9 @@
 //! The real interface: AF_XDP sockets, the gate and two UDP sockets of the kernel.
 
 mod authority;
+mod errors;
+mod side;
+mod steer;
 
 use std::fmt;
 use std::io;
@@ -10,25 +13,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lm_cards::{Interface, Neighbouring, Steering, SteeringError};
-use lm_ebpf::{AttachError, AttachMode, CpuCheck, Gate, GateConfig, GateError, Log, Verdict};
+use lm_cards::Steering;
+use lm_ebpf::{AttachMode, CpuCheck, Gate, GateConfig, Log, Verdict};
 use lm_protocol::landing::SessionAdmission;
 
-use lm_protocol::rss::{Flow, HashInput};
-
+use crate::daemon::Daemon;
 use crate::daemon::ipc::Joined;
-use crate::daemon::{Daemon, DaemonError};
-use crate::entropy::Entropy;
-use crate::memory::{Mapping, Umem};
+use crate::memory::Mapping;
 use crate::port::{
     Attend, Datagrams, Device, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
-    RxQueue as _, Socket, SocketEvent, Steer, WakeError,
+    RxQueue as _, Socket, Steer, WakeError,
 };
 use crate::queue_poll::QueuePoller;
 use crate::ring_queue::{Bell, RingRx, RingTx};
-use crate::udp::{UdpError, UdpPair};
-use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskError, XskOptions};
+use crate::udp::UdpPair;
+use crate::xsk::{BindMode, Prepared, Xsk, XskConfig, XskOptions};
 use authority::{Authority, Steward};
+use side::Side;
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -157,25 +158,6 @@ impl KernelNic {
         };
         nic.list_descriptors();
         nic
-    }
-
-    /// Keeps packets off landing queues until [`Port::steer`] says which may come. After the channels were opened: attaching a program
-    /// and binding sockets makes some drivers set their queues up anew.
-    ///
-    /// # Errors
-    ///
-    /// See [`SteeringError`]; the device is as before then.
-    pub fn begin_steering(
-        &mut self,
-        interface: &Interface,
-        landing_queues: &[u32],
-    ) -> Result<(), SteeringError> {
-        let mut steering = Steering::apply(interface, landing_queues)?;
-        if self.mode == ModeRequest::ZeroCopy {
-            steering.forbid_relaxed_ordering()?;
-        }
-        self.steering = Some(steering);
-        Ok(())
     }
 
     /// Things that the user should know, one line each.
@@ -349,56 +331,6 @@ impl KernelNic {
     pub fn close(&mut self, queue: u32) -> Result<(), PortError> {
         self.detach(queue)
     }
-
-    fn lead(&mut self, wish: &Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let (
-            Some(steering),
-            Steer::Landing {
-                queue,
-                general,
-                from,
-                hashed,
-                elsewhere,
-                alone,
-            },
-        ) = (&mut self.steering, *wish)
-        else {
-            return Ok(None);
-        };
-        let local = self.side.udp.local();
-        let flow = |source_port: u16, destination_port: u16| Flow {
-            source: *from.ip(),
-            destination: *local.ip(),
-            source_port,
-            destination_port,
-        };
-        let (theirs, ours) = (from.port(), local.port());
-        let other = |source, destination, queue| Neighbouring {
-            flow: flow(source, destination),
-            queue,
-        };
-        let mut others = vec![
-            other(theirs, ours, general),
-            other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
-            other(theirs, ours.wrapping_add(1), None),
-            other(theirs.wrapping_add(1), ours, None),
-        ];
-        if hashed == HashInput::Addresses {
-            steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
-            return Ok(None);
-        }
-        others.extend(elsewhere.iter().map(|from| Neighbouring {
-            flow: Flow {
-                source: *from.ip(),
-                source_port: from.port(),
-                ..flow(0, ours)
-            },
-            queue: None,
-        }));
-        let seed = Entropy::Kernel.draw() as u32;
-        let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
-        Ok(NonZeroU16::new(port))
-    }
 }
 
 impl AsFd for KernelNic {
@@ -420,33 +352,6 @@ fn attach_mode(mode: ModeRequest) -> AttachMode {
         ModeRequest::Auto => AttachMode::Auto,
         ModeRequest::ZeroCopy | ModeRequest::Copy => AttachMode::Native,
         ModeRequest::Generic => AttachMode::Generic,
-    }
-}
-
-macro_rules! other {
-    ($($error:ty),*) => {
-        $(impl From<$error> for PortError {
-            fn from(error: $error) -> PortError {
-                PortError::Other(error.into())
-            }
-        })*
-    };
-}
-
-other!(AttachError, GateError, SteeringError, UdpError);
-
-impl From<XskError> for PortError {
-    fn from(error: XskError) -> PortError {
-        match error {
-            XskError::Busy { .. } => PortError::Busy(error.into()),
-            error => PortError::Other(error.into()),
-        }
-    }
-}
-
-impl From<DaemonError> for PortError {
-    fn from(error: DaemonError) -> PortError {
-        PortError::Denied(error.into())
     }
 }
 
@@ -473,42 +378,6 @@ impl Bell for Arc<Xsk> {
 
     fn drops(&self) -> QueueDrops {
         self.statistics().unwrap_or_default().into()
-    }
-}
-
-/// The kernel's sockets and its table of neighbours.
-struct Side {
-    udp: UdpPair,
-    interface_index: u32,
-}
-
-impl Datagrams for Side {
-    fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        if socket == Socket::Control && !self.udp.has_control() {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        self.udp.send(socket, to, payload)
-    }
-
-    fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
-        if socket == Socket::Control && !self.udp.has_control() {
-            return Ok(None);
-        }
-        self.udp.recv(socket, space)
-    }
-
-    fn recv_into(
-        &mut self,
-        socket: Socket,
-        umem: &Umem,
-        addr: u64,
-        len: u64,
-    ) -> io::Result<Option<SocketEvent>> {
-        self.udp.recv_into(socket, umem, addr, len)
-    }
-
-    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
-        crate::route::known(ip, self.interface_index)
     }
 }
 
@@ -586,24 +455,7 @@ impl Port for KernelNic {
     }
 
     fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let local = self.side.udp.local();
-        let Some(steering) = &mut self.steering else {
-            return Ok(None);
-        };
-        match wish {
-            Steer::Landing { .. } => return self.lead(&wish),
-            Steer::General { queue, from } => {
-                let flow = Flow {
-                    source: *from.ip(),
-                    destination: *local.ip(),
-                    source_port: from.port(),
-                    destination_port: local.port(),
-                };
-                steering.keep(&flow, queue)?;
-            }
-            Steer::Nothing => steering.unlead()?,
-        }
-        Ok(None)
+        self.steer_as(&wish)
     }
 
     fn side(&mut self) -> &mut dyn Datagrams {

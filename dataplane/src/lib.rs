@@ -14,6 +14,7 @@ mod endpoint;
 mod engine;
 mod entropy;
 mod error;
+mod footprint;
 mod fragment_digests;
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -53,6 +54,7 @@ pub mod ring;
 mod ring_memory;
 mod ring_queue;
 pub mod route;
+mod sending;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(

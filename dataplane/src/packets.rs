@@ -16,7 +16,7 @@ use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
-use crate::engine::{Engine, send_by_socket};
+use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::introductions::Back;
 use crate::landing::Untaken;
@@ -24,6 +24,7 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
+use crate::sending::send_by_socket;
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;

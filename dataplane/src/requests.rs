@@ -11,7 +11,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::control::Applying;
-use crate::engine::{Engine, send_by_socket};
+use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::landing::Zone;
 use crate::memory::PACKET_HEADROOM;
@@ -21,6 +21,7 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
+use crate::sending::send_by_socket;
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.

@@ -9,7 +9,7 @@ use super::bed::{Bed, BedConfig, noise};
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{LoanError, Outcome, PeerId, SendError};
-use crate::engine::EXCHANGE_BURST;
+use crate::sending::EXCHANGE_BURST;
 
 const LONG: usize = 60_000;
 

@@ -1,0 +1,44 @@
+//! The kernel's two datagram sockets and its table of neighbours.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use crate::memory::Umem;
+use crate::port::{Datagrams, Socket, SocketEvent};
+use crate::udp::UdpPair;
+
+/// The kernel's sockets and its table of neighbours.
+pub(super) struct Side {
+    pub(super) udp: UdpPair,
+    pub(super) interface_index: u32,
+}
+
+impl Datagrams for Side {
+    fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
+        if socket == Socket::Control && !self.udp.has_control() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.udp.send(socket, to, payload)
+    }
+
+    fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
+        if socket == Socket::Control && !self.udp.has_control() {
+            return Ok(None);
+        }
+        self.udp.recv(socket, space)
+    }
+
+    fn recv_into(
+        &mut self,
+        socket: Socket,
+        umem: &Umem,
+        addr: u64,
+        len: u64,
+    ) -> io::Result<Option<SocketEvent>> {
+        self.udp.recv_into(socket, umem, addr, len)
+    }
+
+    fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
+        crate::route::known(ip, self.interface_index)
+    }
+}

@@ -1,0 +1,211 @@
+//! Sending: fragments within credit, session by session (stage 8), one wake-up for each queue (stage 9), and packets that are no fragments.
+
+use std::net::SocketAddrV4;
+
+use lm_protocol::wire::Addressing;
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
+
+use crate::bounds::TRANSMIT_BURST;
+use crate::channel::Turn;
+use crate::engine::Engine;
+use crate::memory::Umem;
+use crate::outbound::{Copied, Outbound, Way};
+use crate::port::{Datagrams, Port, Socket};
+
+/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
+const EXCHANGE_BURST_VETH: u32 = 2;
+/// Packets of one wake-up while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
+pub(crate) const EXCHANGE_BURST: u32 = 8;
+
+impl<P: Port> Engine<P> {
+    /// Stage 8.
+    pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
+        // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
+        let (bursts, burst) = match self.stream.is_exchange(now_ns) {
+            true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
+            true => (1, EXCHANGE_BURST),
+            false => (2, TRANSMIT_BURST),
+        };
+        let quantum = bursts * burst;
+        let sent = match self.senders[..] {
+            [] => return 0,
+            // It takes turns with nobody.
+            [only] => self.send_of(only, None, quantum, burst, now_ns).0,
+            _ => (0..self.transmit.len())
+                .map(|channel| self.send_on(channel, quantum, burst, now_ns))
+                .sum(),
+        };
+        self.counters.data_packets_sent += u64::from(sent);
+        sent as usize
+    }
+
+    /// Sends fragments of the sessions of a queue, up to `quantum` of each: deficit round robin. Where the queue takes no more, the next
+    /// round goes on with the session that was cut short, and with what is left of its quantum.
+    fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
+        let turn = self.transmit[channel].turn.take();
+        let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
+        let first = turn.and_then(|_| self.senders.iter().position(is_next));
+        let senders = self.senders.len();
+        let mut count = 0;
+        for step in 0..senders {
+            let index = self.senders[(first.unwrap_or(0) + step) % senders];
+            let left = match turn {
+                Some(turn) if step == 0 && turn.peer == index => turn.left.min(quantum),
+                _ => quantum,
+            };
+            let (sent, is_full) = self.send_of(index, Some(channel), left, burst, now_ns);
+            count += sent;
+            if is_full {
+                let left = left - sent;
+                self.transmit[channel].turn = Some(Turn { peer: index, left });
+                break;
+            }
+        }
+        count
+    }
+
+    /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on. Gives how many there were, and
+    /// whether the queue had no room for more of them.
+    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> (u32, bool) {
+        let outbound = self.peers.at(index).outbound.as_mut();
+        let is_it = |channel: usize| on.is_none_or(|on| on == channel);
+        let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
+            return (0, false);
+        };
+        let mut way = Way {
+            channel: &mut self.transmit[outbound.terms.channel],
+            umem: &self.umem,
+            piece_len: self.fixed.chunk_len,
+            more_pieces: 0,
+            frames: &mut self.transmit_frames,
+            device_reads: self.fixed.device_moves,
+            copied: Copied::default(),
+        };
+        let capture = &mut self.capture;
+        let resent = outbound.resent;
+        let mut count = 0;
+        // A burst of long packets, each of several descriptors, has fewer of them.
+        for _ in 0..most.div_ceil(burst) {
+            let sent = outbound.transmit(
+                &mut self.outgoing,
+                &mut way,
+                burst.min(most - count),
+                now_ns,
+                |umem, address, len| {
+                    if let Some(capture) = capture {
+                        capture.sent(umem, address, len);
+                    }
+                },
+            );
+            if sent == 0 {
+                break;
+            }
+            count += sent;
+            if let Err(error) = way.channel.flush() {
+                self.link.failed(error);
+            }
+        }
+        self.counters.user_copied_bytes += way.copied.bytes;
+        self.counters.page_end_fragments += way.copied.fragments;
+        self.counters.fragments_resent += outbound.resent - resent;
+        let frame_len = u32::from(outbound.terms.layout.max_frame_len());
+        let is_full = count < most && way.channel.room() < frame_len.div_ceil(self.fixed.chunk_len);
+        (count, is_full)
+    }
+
+    /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
+    pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for &index in &self.senders {
+            let outbound = self.peers.at(index).outbound.as_ref();
+            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns) {
+                next = Some(next.map_or(departure, |next| next.min(departure)));
+            }
+        }
+        next
+    }
+
+    /// Stage 9.
+    pub(crate) fn flush(&mut self) {
+        for channel in &mut self.transmit {
+            if let Err(error) = channel.flush() {
+                self.link.failed(error);
+            }
+        }
+    }
+
+    /// Sends one LM packet that is not a fragment: on the general channel, or through the kernel's socket where
+    /// there is none. `false`: no room now; try again in a later round.
+    pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
+        let peer = self.peers.at(peer);
+        let (addressing, data) = (peer.addressing, peer.data);
+        self.send_packet_to(&addressing, data, header, payload)
+    }
+
+    /// The same to an address that no peer need have.
+    pub(crate) fn send_packet_to(
+        &mut self,
+        addressing: &Addressing,
+        data: SocketAddrV4,
+        header: &LmHeader,
+        payload: &[u8],
+    ) -> bool {
+        let general = self.general.as_ref().map(|general| general.transmit);
+        if let Some(general) = general
+            && self.transmit[general].room() == 0
+        {
+            return false;
+        }
+        let Some(frame) = self.transmit_frames.take_for_control() else {
+            return false;
+        };
+        let mut headers = [0u8; 128];
+        let header_len = addressing
+            .write_headers(&mut headers, header, payload.len())
+            .expect("128 bytes hold any header");
+        let trailer = Trailer::new(header, payload, self.port.local());
+        let parts = [&headers[..header_len], payload, trailer.as_bytes()];
+        let len = parts.iter().map(|part| part.len() as u32).sum();
+        // The frame behind this one is somebody else's.
+        assert!(
+            len <= self.fixed.chunk_len,
+            "control packets are shorter than a frame"
+        );
+        let address = frame.address();
+        let mut at = address;
+        for part in parts {
+            self.umem.copy_to(at, part);
+            at += part.len() as u64;
+        }
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, address, len);
+        }
+        match general {
+            Some(general) => {
+                self.transmit[general].push(address, len);
+                self.transmit_frames.control_sent(frame);
+                true
+            }
+            None => {
+                let skip = (header_len - HEADER_LEN) as u32;
+                let datagram = (address + u64::from(skip), len - skip);
+                let sent = send_by_socket(self.port.side(), &self.umem, data, datagram);
+                self.transmit_frames.put(frame);
+                sent
+            }
+        }
+    }
+}
+
+/// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
+/// socket, which copies it before it returns. `false`: it did not go.
+pub(crate) fn send_by_socket(
+    side: &mut dyn Datagrams,
+    umem: &Umem,
+    to: SocketAddrV4,
+    (address, len): (u64, u32),
+) -> bool {
+    // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
+    let bytes = unsafe { umem.mapping().slice(address, len.into()) };
+    side.send(Socket::Data, to, bytes).is_ok()
+}
