@@ -10,7 +10,7 @@ use crate::entropy::Entropy;
 use crate::port::{ModeRequest, PortError, Steer};
 
 impl KernelNic {
-    /// Keeps packets off landing queues until [`Port::steer`] says which may come. After the channels were opened: attaching a program
+    /// Keeps packets off landing queues until [`Port::steer`](crate::port::Port::steer) says which may come. After the channels were opened: attaching a program
     /// and binding sockets makes some drivers set their queues up anew.
     ///
     /// # Errors
