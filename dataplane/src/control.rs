@@ -1,63 +1,90 @@
 //! Control: admission messages on the control port, and the sessions that we ask for. The state machines are
-//! `lm_protocol::session`; what others have with us is `granting.rs`.
+//! `lm_protocol::admission`, run in `nodes.rs` or by the daemon; what others have with us is `granting.rs`.
 
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use lm_protocol::control::{ControlError, ControlMessage, End, Ended, Grant, MAX_CONTROL_LEN, Request};
+use lm_protocol::admission::{Decision, Fallback, Outcome as Admitted, Taken, Ticket};
+use lm_protocol::control::{ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
-use lm_protocol::session::{Applicant, ApplicantState, Farewell, FarewellState};
-use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::LmError;
 
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::channel::Transmit;
 use crate::completion::Outcome;
 use crate::config::ConnectOptions;
+use crate::daemon::DaemonError;
 use crate::engine::{Engine, LandingSide};
 use crate::error::ConnectError;
 use crate::introductions::Back;
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms};
 use crate::port::{Port, PortError, QueueSpec, Role, Socket, SocketEvent};
-use crate::stewarded::Asking;
 
 /// A control datagram is shorter than this.
 const CONTROL_LEN_MAX: usize = 512;
+/// A request that cannot be made now is made again after this time.
+const ASK_AGAIN_NS: u64 = 50_000_000;
+/// The daemon may say so much later than the deadline that a request is over.
+const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
 /// Control datagrams taken in one round.
 pub(crate) const CONTROL_PER_LOOK: usize = 64;
 
-/// A request for a session, and the end of one, on their way.
+/// A request for a session, on its way.
 #[derive(Debug)]
 pub(crate) struct Applying {
     pub(crate) peer: u16,
-    /// Where it is asked, and by which port.
-    pub(crate) to: SocketAddrV4,
+    /// By which port: of sessions that land, or of those by the one-copy path.
     pub(crate) socket: Socket,
-    /// Who asks: we, or the daemon of this host.
-    pub(crate) applicant: Option<Applicant>,
-    pub(crate) asking: Option<Asking>,
+    /// The address that is asked.
+    to: SocketAddrV4,
     pub(crate) options: ConnectOptions,
-    pub(crate) begun_ns: u64,
-    /// A session by the one-copy path was asked for meanwhile.
+    request: Request,
+    begun_ns: u64,
+    deadline_ns: u64,
+    /// Its number, while our own node or the daemon asks for us.
+    pub(crate) ticket: Option<u32>,
+    /// When it is asked for again, while nobody does.
+    again_ns: u64,
+    outcome: Option<(Admitted, Fallback)>,
+    error: Option<ConnectError>,
+    /// There is no place for it now, and the receiver may be asked for a session by the one-copy path meanwhile.
+    pub(crate) may_start: bool,
+    /// It was.
     pub(crate) started: bool,
 }
 
 impl Applying {
-    /// Our own request, if it went to this address.
-    fn applicant_at(&mut self, from: SocketAddrV4) -> Option<&mut Applicant> {
-        self.applicant.as_mut().filter(|_| self.to == from)
+    /// Since when a session by the one-copy path is worth asking for, if the receiver asks to wait for so long or says nothing.
+    pub(crate) fn waits(&self, busy: Option<Duration>, patience: Duration, now_ns: u64) -> bool {
+        let is_pending = self.outcome.is_none() && self.error.is_none();
+        let is_full = self.may_start || busy.is_some_and(|busy| busy >= patience);
+        let is_slow = now_ns.saturating_sub(self.begun_ns) >= patience.as_nanos() as u64;
+        is_pending && (is_full || (is_slow && self.ticket.is_some()))
+    }
+
+    /// Is asked for anew.
+    pub(crate) fn renew(&mut self, now_ns: u64) {
+        self.ticket = None;
+        self.outcome = None;
+        self.error = None;
+        self.deadline_ns = deadline_ns(&self.options, now_ns);
+        self.again_ns = now_ns + ASK_AGAIN_NS;
     }
 }
 
-/// The end of a session, until it is confirmed.
-#[derive(Debug)]
-pub(crate) struct Leaving {
-    pub(crate) to: SocketAddrV4,
-    pub(crate) socket: Socket,
-    pub(crate) farewell: Farewell,
+/// A session that we have as sender, as it is known to whoever asked for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    socket: Socket,
+    ticket: u32,
+    key: u64,
+    peer: u16,
+}
+
+fn deadline_ns(options: &ConnectOptions, now_ns: u64) -> u64 {
+    now_ns.saturating_add(options.timeout.as_nanos() as u64)
 }
 
 impl<P: Port> Engine<P> {
@@ -84,7 +111,16 @@ impl<P: Port> Engine<P> {
 
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         self.counters.control_packets += 1;
-        self.take_admission(Socket::Control, from, ControlMessage::parse(datagram), now_ns);
+        match ControlMessage::parse(datagram) {
+            Ok((number, message)) => self.take_admission(Socket::Control, from, number, &message, now_ns),
+            // Another version is answered.
+            Err(_) => {
+                let taken = self.with_node(Socket::Control, now_ns, |node, now, local, out| {
+                    node.on_datagram(now, from, datagram, local, out)
+                });
+                self.reject(fault_of(taken.unwrap_or(Taken::Malformed)), from);
+            }
+        }
     }
 
     /// A message of the admission protocol, and its number. What comes to the control port is about sessions that land, what comes
@@ -93,132 +129,66 @@ impl<P: Port> Engine<P> {
         &mut self,
         socket: Socket,
         from: SocketAddrV4,
-        parsed: Result<(u32, ControlMessage), ControlError>,
+        number: u32,
+        message: &ControlMessage,
         now_ns: u64,
     ) {
-        let now = Time::from_nanos(now_ns);
-        match parsed {
-            Ok((_, ControlMessage::Challenge(challenge))) => {
-                self.take_challenge(socket, from, &challenge, now_ns);
+        let mut about = u64::from(number);
+        let mut is_known = false;
+        match message {
+            ControlMessage::Challenge(challenge) => {
+                return self.take_challenge(socket, from, challenge, now_ns);
             }
-            Ok((_, ControlMessage::Proof(proof))) => self.take_proof(from, &proof, None, now_ns),
-            Ok((request_id, message @ (ControlMessage::Request(_) | ControlMessage::End(_)))) => {
-                if let ControlMessage::Request(request) = &message {
-                    let data = SocketAddrV4::new(*from.ip(), request.data_port);
-                    let back = Back::Datagram(socket, from, request_id);
-                    if !self.hears(data, request.sender_id, &back, now_ns) {
-                        return;
-                    }
-                }
-                let Some(mut grants) = self.grants.take() else {
-                    self.reject(Fault::Answer, from);
+            ControlMessage::Proof(proof) => return self.take_proof(from, proof, None, now_ns),
+            ControlMessage::Request(request) => {
+                let data = SocketAddrV4::new(*from.ip(), request.data_port);
+                let back = Back::Datagram(socket, from, number);
+                if !self.hears(data, request.sender_id, &back, now_ns) {
                     return;
-                };
-                let is_for_nothing = match &message {
-                    ControlMessage::End(end) if *end != End::WITHDRAWN => (grants.of(socket))
-                        .and_then(|grantor| grantor.session(end.session_key))
-                        .is_none_or(|session| session.peer != from),
-                    _ => false,
-                };
-                let reply = grants.handle(socket, from, (request_id, &message), now, self);
-                self.grants = Some(grants);
-                match (&message, &reply) {
-                    (ControlMessage::End(end), _) if is_for_nothing => {
-                        self.reject_for(end.session_key, Fault::Key, from);
-                    }
-                    (ControlMessage::Request(_), Some(ControlMessage::Reject(_))) => {
-                        self.reject(Fault::Refused, from);
-                    }
-                    // A repetition of one whose session is over.
-                    (ControlMessage::Request(_), None) => self.counters.drops.late += 1,
-                    _ => self.counters.packets_used += 1,
-                }
-                if let Some(reply) = reply {
-                    self.send_control(socket, from, request_id, &reply);
                 }
             }
-            Ok((request_id, message)) => {
-                let mut is_awaited = false;
-                for applying in &mut self.applying {
-                    if let Some(applicant) = applying.applicant_at(from) {
-                        is_awaited |= applicant.request_id() == request_id;
-                        applicant.handle(request_id, &message, now);
-                    }
-                }
-                for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == from) {
-                    is_awaited |= leaving.farewell.request_id() == request_id;
-                    leaving.farewell.handle(request_id, &message);
-                }
-                let mut number = u64::from(request_id);
-                if let ControlMessage::Ended(ended) = message {
-                    match self.take_ended(from, &ended, now_ns) {
-                        Some(true) => is_awaited = true,
-                        // Counted as what it is.
-                        Some(false) => return,
-                        None => {}
-                    }
-                    number = ended.session_key;
-                }
-                match is_awaited {
-                    true => self.counters.packets_used += 1,
-                    false => {
-                        if let ControlMessage::Grant(grant) = message {
-                            self.return_late_grant(socket, from, request_id, &grant, now_ns);
-                        }
-                        self.reject_for(number, Fault::Answer, from);
-                    }
+            ControlMessage::Ended(ended) => {
+                about = ended.session_key;
+                match self.take_ended(from, ended, now_ns) {
+                    // Counted as what it is.
+                    Some(false) => return,
+                    taken => is_known = taken.is_some(),
                 }
             }
-            Err(error) => {
-                let fault = match error {
-                    ControlError::VersionMismatch { .. }
-                    | ControlError::Packet(LmError::VersionMismatch { .. }) => Fault::Version,
-                    _ => Fault::Malformed,
-                };
-                self.reject(fault, from);
-                for applying in &mut self.applying {
-                    if let Some(applicant) = applying.applicant_at(from) {
-                        applicant.handle_error(&error);
-                    }
-                }
-                let reply = (self.grants.as_mut()).and_then(|grants| grants.of(socket)?.handle_error(&error));
-                if let Some((request_id, reply)) = reply {
-                    self.send_control(socket, from, request_id, &reply);
-                }
-            }
+            _ => {}
+        }
+        let taken = self.with_node(socket, now_ns, |node, now, local, out| {
+            node.on_message(now, from, (number, message), local, out)
+        });
+        match taken {
+            _ if is_known => self.counters.packets_used += 1,
+            Some(Taken::Used) => self.counters.packets_used += 1,
+            // A repetition of one whose session is over.
+            Some(Taken::Late) => self.counters.drops.late += 1,
+            Some(Taken::WrongKey(key)) => self.reject_for(key, Fault::Key, from),
+            Some(Taken::Unasked(_)) => self.reject_for(about, Fault::Answer, from),
+            Some(taken) => self.reject(fault_of(taken), from),
+            None => self.reject(Fault::Answer, from),
         }
     }
 
-    /// The peer that is being asked for a session at this address.
-    pub(crate) fn asked_at(&mut self, to: SocketAddrV4) -> Option<u16> {
-        let mut asked = self.applying.iter_mut();
-        asked.find_map(|applying| applying.applicant_at(to).is_some().then_some(applying.peer))
+    /// The peer that our own node asks for a session at this address of a control port.
+    pub(crate) fn asked_at(&self, to: SocketAddrV4) -> Option<u16> {
+        let is_it = |applying: &&Applying| applying.to == to && applying.ticket.is_some();
+        self.applying.iter().find(is_it).map(|applying| applying.peer)
     }
 
     /// Repeats requests to this address by this port at once.
     pub(crate) fn ask_again(&mut self, socket: Socket, to: SocketAddrV4, now_ns: u64) {
-        for applying in self
-            .applying
-            .iter_mut()
-            .filter(|applying| applying.socket == socket)
-        {
-            if let Some(applicant) = applying.applicant_at(to) {
-                applicant.hurry(Time::from_nanos(now_ns));
-            }
-        }
-        self.drive_admission(now_ns);
+        self.with_node(socket, now_ns, |node, now, local, out| node.hurry(now, to, local, out));
     }
 
     /// ICMP says that nobody listens on a port.
     pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
-        self.peers.refused(by, self.now_ns);
-        for applying in &mut self.applying {
-            if let Some(applicant) = applying.applicant_at(by) {
-                applicant.handle_refused();
-            }
-        }
-        for leaving in self.leaving.iter_mut().filter(|leaving| leaving.to == by) {
-            leaving.farewell.handle_refused();
+        let now_ns = self.now_ns;
+        self.peers.refused(by, now_ns);
+        for socket in [Socket::Control, Socket::Data] {
+            self.with_node(socket, now_ns, |node, now, local, out| node.on_refused(now, by, local, out));
         }
     }
 
@@ -235,6 +205,7 @@ impl<P: Port> Engine<P> {
             })
         });
         let index = found?;
+        self.forget_held(ended.session_key, now_ns);
         if self.lost_successor(index, ended.session_key, now_ns) {
             return Some(true);
         }
@@ -259,8 +230,12 @@ impl<P: Port> Engine<P> {
     ) {
         let mut datagram = [0u8; MAX_CONTROL_LEN];
         let len = message.encode(request_id, &mut datagram);
+        self.send_datagram(socket, to, &datagram[..len]);
+    }
+
+    pub(crate) fn send_datagram(&mut self, socket: Socket, to: SocketAddrV4, datagram: &[u8]) {
         // A control message that cannot be sent now is as good as lost on the way: it is repeated.
-        if self.port.side().send(socket, to, &datagram[..len]).is_err() {
+        if self.port.side().send(socket, to, datagram).is_err() {
             self.counters.control_send_errors += 1;
         }
     }
@@ -280,66 +255,167 @@ impl<P: Port> Engine<P> {
             delivery: delivery_of(options),
             integrity: self.config.integrity,
         };
-        let request_id = self.entropy.draw() as u32;
         let peer = self.peers.at(index);
         peer.applying = true;
         if !options.one_copy || peer.options.is_none() {
             peer.options = Some(*options);
         }
-        let deadline_ns = now_ns.saturating_add(options.timeout.as_nanos() as u64);
-        let (to, socket) = self.peers.at(index).admission(options.one_copy);
-        let receiver = self.peers.at(index).data;
-        let asking = match options.one_copy {
-            true => None,
-            false => self.ask_daemon(receiver, request, request_id, deadline_ns),
-        };
-        let applicant = match &asking {
-            Some(_) => None,
-            None => Some(Applicant::new(
-                request,
-                request_id,
-                Time::from_nanos(now_ns),
-                options.timeout,
-            )),
-        };
+        let (to, socket) = peer.admission(options.one_copy);
         self.applying.push(Applying {
             peer: index,
-            to,
             socket,
-            applicant,
-            asking,
+            to,
             options: *options,
+            request,
             begun_ns: now_ns,
+            deadline_ns: deadline_ns(options, now_ns),
+            ticket: None,
+            again_ns: now_ns,
+            outcome: None,
+            error: None,
+            may_start: false,
             started: false,
         });
     }
 
     /// Drives requests and farewells that are on their way.
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
-        let now = Time::from_nanos(now_ns);
+        self.run_nodes(now_ns);
         self.start_by_one_copy(now_ns);
-        for position in 0..self.applying.len() {
-            if let Some(mut asking) = self.applying[position].asking.take() {
-                self.drive_asking(&mut asking, now_ns);
-                self.applying[position].asking = Some(asking);
-            }
-            let (to, socket) = (self.applying[position].to, self.applying[position].socket);
-            while let Some(applicant) = &mut self.applying[position].applicant
-                && let Some(message) = applicant.poll_transmit(now)
-            {
-                let request_id = applicant.request_id();
-                self.send_control(socket, to, request_id, &message);
-            }
+        let mut position = 0;
+        while position < self.applying.len() {
+            self.ask(position, now_ns);
+            position += 1;
         }
-        for position in 0..self.leaving.len() {
-            let leaving = &mut self.leaving[position];
-            let (to, socket, request_id) = (leaving.to, leaving.socket, leaving.farewell.request_id());
-            if let Some(message) = leaving.farewell.poll_transmit(now) {
-                self.send_control(socket, to, request_id, &message);
-            }
+    }
+
+    /// Whether the daemon asks for sessions of this kind.
+    fn has_daemon_for(&self, socket: Socket) -> bool {
+        socket == Socket::Control && self.stewarded.has_daemon()
+    }
+
+    /// Has our own node or the daemon ask for a session, where nobody does and it is time.
+    fn ask(&mut self, position: usize, now_ns: u64) {
+        let by_daemon = self.has_daemon_for(self.applying[position].socket);
+        let applying = &mut self.applying[position];
+        if applying.error.is_some() || applying.outcome.is_some() {
+            return;
         }
-        self.leaving
-            .retain(|leaving| *leaving.farewell.state() == FarewellState::Pending);
+        if applying.ticket.is_some() {
+            if by_daemon && now_ns > applying.deadline_ns.saturating_add(DAEMON_PATIENCE_NS) {
+                // It was to say something by then.
+                applying.error = Some(DaemonError::Gone.into());
+            }
+            return;
+        }
+        if now_ns < applying.again_ns {
+            return;
+        }
+        let patience_ms = applying.deadline_ns.saturating_sub(now_ns) / 1_000_000;
+        if patience_ms == 0 {
+            // Others receive, and went on doing so.
+            applying.error = Some(ConnectError::Rejected {
+                peer: applying.to,
+                reason: RejectReason::Busy,
+                limit: 0,
+                version: lm_protocol::wire::lm::VERSION,
+            });
+            return;
+        }
+        let (socket, to, request) = (applying.socket, applying.to, applying.request);
+        let receiver = self.peers.at(self.applying[position].peer).data;
+        // Random, so that only whoever saw the request can answer it.
+        let number = self.entropy.draw() as u32;
+        let decision = match by_daemon {
+            true => self.ask_daemon(receiver, &request, number, patience_ms),
+            false => {
+                let asked = self.with_node(socket, now_ns, |node, now, local, out| {
+                    node.number_from(number);
+                    let patience = Duration::from_millis(patience_ms);
+                    node.request(now, to, receiver.port(), request, patience, local, out)
+                });
+                match asked {
+                    Some(Ok(decision)) => Ok(decision),
+                    // It is at work, or has as many as it can have.
+                    Some(Err(_)) | None => Ok(Decision::Cancel),
+                }
+            }
+        };
+        let Some(applying) = self.applying.get_mut(position) else {
+            return;
+        };
+        match decision {
+            Ok(Decision::Requested(ticket)) => applying.ticket = Some(ticket.0),
+            // LM §3.3, under exclusive admission: others receive, and the receiver does not.
+            Ok(Decision::OneCopy) => {
+                applying.may_start = true;
+                applying.again_ns = now_ns + ASK_AGAIN_NS;
+            }
+            // It receives from others: not to be disturbed until it is done.
+            Ok(Decision::Cancel) => applying.again_ns = now_ns + ASK_AGAIN_NS,
+            Err(error) => applying.error = Some(error),
+        }
+    }
+
+    /// What became of a request or a session of ours.
+    pub(crate) fn told(
+        &mut self,
+        socket: Socket,
+        ticket: u32,
+        outcome: Admitted,
+        fallback: Fallback,
+        now_ns: u64,
+    ) {
+        let is_it = |applying: &&mut Applying| applying.socket == socket && applying.ticket == Some(ticket);
+        if let Some(applying) = self.applying.iter_mut().find(is_it) {
+            applying.outcome = Some((outcome, fallback));
+            return;
+        }
+        if let Admitted::Granted(_) = outcome {
+            // Nobody waits for it any more.
+            return self.end_ticket(socket, ticket, 0, now_ns);
+        }
+        let is_it = |held: &Held| held.socket == socket && held.ticket == ticket;
+        let Some(position) = self.held.iter().position(is_it) else {
+            return;
+        };
+        let Held { key, peer, .. } = self.held.swap_remove(position);
+        if self.lost_successor(peer, key, now_ns) {
+            return;
+        }
+        let outbound = self.peers.at(peer).outbound.as_ref();
+        if outbound.is_some_and(|outbound| outbound.terms.key == key) {
+            self.lose_session(peer, None, now_ns);
+        }
+    }
+
+    /// A session of ours ends, in which so many messages were sent, or a request is not wanted any more.
+    pub(crate) fn end_ticket(&mut self, socket: Socket, ticket: u32, messages: u32, now_ns: u64) {
+        if self.has_daemon_for(socket) {
+            self.end_at_daemon(ticket, messages);
+        } else {
+            self.with_node(socket, now_ns, |node, now, local, out| {
+                node.end(now, Ticket(ticket), messages, local, out);
+            });
+        }
+    }
+
+    /// Ends a session of ours by its key, if it is still held.
+    pub(crate) fn end_held(&mut self, key: u64, messages: u32, now_ns: u64) {
+        self.notices.remember(key);
+        if let Some(position) = self.held.iter().position(|held| held.key == key) {
+            let Held { socket, ticket, .. } = self.held.swap_remove(position);
+            self.end_ticket(socket, ticket, messages, now_ns);
+        }
+    }
+
+    /// The receiver has ended a session of ours: our own node need not tell it.
+    fn forget_held(&mut self, key: u64, now_ns: u64) {
+        let is_it = |held: &Held| held.key == key && !self.has_daemon_for(held.socket);
+        if let Some(position) = self.held.iter().position(is_it) {
+            let Held { socket, ticket, .. } = self.held.swap_remove(position);
+            self.with_node(socket, now_ns, |node, _, _, _| node.forget(Ticket(ticket)));
+        }
     }
 
     /// The outcome of what a peer was asked for, once there is one.
@@ -392,45 +468,75 @@ impl<P: Port> Engine<P> {
 
     /// The grant of a request, or why there is none; `None` while it is pending.
     pub(crate) fn request_outcome(&mut self, position: usize) -> Option<Result<Grant, ConnectError>> {
+        let now_ns = self.now_ns;
+        let by_daemon = self.has_daemon_for(self.applying[position].socket);
         let applying = &mut self.applying[position];
-        let (index, peer) = (applying.peer, applying.to);
-        if let Some(mut asking) = applying.asking.take() {
-            let outcome = self.asking_outcome(index, &mut asking);
-            self.applying[position].asking = Some(asking);
-            return outcome;
+        if let Some(error) = applying.error.take() {
+            return Some(Err(error));
         }
-        Some(match *applying.applicant.as_ref()?.state() {
-            ApplicantState::Pending => return None,
-            ApplicantState::Granted(grant) => Ok(grant),
-            ApplicantState::Rejected(reject) => Err(ConnectError::Rejected {
+        let (outcome, fallback) = applying.outcome.take()?;
+        let ticket = applying.ticket.take()?;
+        self.notices.remember(ticket.into());
+        let peer = match by_daemon {
+            true => self.peers.at(applying.peer).data,
+            false => applying.to,
+        };
+        Some(match outcome {
+            Admitted::Granted(grant) => {
+                self.held.push(Held {
+                    socket: applying.socket,
+                    ticket,
+                    key: grant.session_key,
+                    peer: applying.peer,
+                });
+                Ok(grant)
+            }
+            Admitted::Rejected(reject)
+                if reject.reason == RejectReason::Busy
+                    && fallback == Fallback::OneCopy
+                    && now_ns + ASK_AGAIN_NS < applying.deadline_ns =>
+            {
+                applying.may_start = true;
+                applying.again_ns = now_ns + ASK_AGAIN_NS;
+                return None;
+            }
+            Admitted::Rejected(reject) => Err(ConnectError::Rejected {
                 peer,
                 reason: reject.reason,
                 limit: reject.limit,
                 version: reject.version,
             }),
-            ApplicantState::NotListening => Err(ConnectError::NotListening { peer }),
-            ApplicantState::Unreachable => Err(ConnectError::Unreachable { peer }),
-            _ => Err(ConnectError::Incompatible { peer }),
+            Admitted::Incompatible => Err(ConnectError::Incompatible { peer }),
+            Admitted::Unreachable if by_daemon => Err(ConnectError::NoDaemon { peer }),
+            Admitted::NotListening => Err(ConnectError::NotListening { peer }),
+            _ if by_daemon => Err(DaemonError::Gone.into()),
+            _ => Err(ConnectError::Unreachable { peer }),
         })
+    }
+
+    /// What the daemon says of a request makes no sense.
+    pub(crate) fn fail_request(&mut self, ticket: u32, error: DaemonError) {
+        let is_it = |applying: &&mut Applying| {
+            applying.socket == Socket::Control && applying.ticket == Some(ticket)
+        };
+        if let Some(applying) = self.applying.iter_mut().find(is_it) {
+            applying.error = Some(error.into());
+        }
     }
 
     /// A request is over. Gives what it was for.
     pub(crate) fn no_longer_applying(&mut self, position: usize, now_ns: u64) -> ConnectOptions {
-        if self.applying[position].applicant.is_some() {
-            // A grant that we do not want is given back.
-            self.drive_admission(now_ns);
+        let applying = self.applying.swap_remove(position);
+        let peer = applying.peer;
+        if let Some((Admitted::Granted(grant), _)) = applying.outcome {
+            self.notices.remember(grant.session_key);
         }
-        let Applying {
-            peer,
-            applicant,
-            options,
-            ..
-        } = self.applying.swap_remove(position);
-        if let Some(applicant) = applicant {
-            self.notices.remember(applicant.request_id().into());
+        if let Some(ticket) = applying.ticket {
+            self.notices.remember(ticket.into());
+            self.end_ticket(applying.socket, ticket, 0, now_ns);
         }
         self.peers.at(peer).applying = self.applying.iter().any(|applying| applying.peer == peer);
-        options
+        applying.options
     }
 
     /// The sender's side of a granted session.
@@ -445,7 +551,8 @@ impl<P: Port> Engine<P> {
         let layout = (grant.layout.on_link(self.fixed.link).ok())
             .filter(|layout| layout.payload_len() >= crate::fragment_digests::PAYLOAD_LEN_MIN);
         let Some(layout) = layout else {
-            let (peer, _) = self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
+            let (peer, _) = self.peers.at(index).admission(options.one_copy);
+            self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
         let channel = match (options.one_copy, &self.general) {
@@ -455,7 +562,7 @@ impl<P: Port> Engine<P> {
         let channel = match channel {
             Ok(channel) => channel,
             Err(error) => {
-                self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
+                self.end_held(grant.session_key, 0, now_ns);
                 return Err(error);
             }
         };
@@ -527,9 +634,8 @@ impl<P: Port> Engine<P> {
     pub(crate) fn drop_outbound(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
-            self.notices.remember(outbound.terms.key);
             let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
-            self.end_ticket(outbound.terms.key, messages);
+            self.end_held(outbound.terms.key, messages, now_ns);
             if self.take_over(index, outbound) {
                 return;
             }
@@ -551,54 +657,11 @@ impl<P: Port> Engine<P> {
         let Some(outbound) = &self.peers.at(index).outbound else {
             return;
         };
-        let (key, plain, one_copy) = (outbound.terms.key, outbound.terms.plain, outbound.terms.one_copy);
-        let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
         if outbound.has_digests_to_tell() {
             // What has left counts, as far as it can be verified.
             self.announce(index, now_ns);
         }
         self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
-        if !plain {
-            self.end_session_key(index, one_copy, key, messages, now_ns);
-        }
-    }
-
-    /// Gives the address that is told, and the port that it goes by.
-    pub(crate) fn end_session_key(
-        &mut self,
-        index: u16,
-        one_copy: bool,
-        key: u64,
-        messages: u32,
-        now_ns: u64,
-    ) -> (SocketAddrV4, Socket) {
-        self.notices.remember(key);
-        let (to, socket) = self.peers.at(index).admission(one_copy);
-        if !one_copy && self.stewarded.has_daemon() {
-            self.end_ticket(key, messages);
-            return (to, socket);
-        }
-        self.say_farewell(to, socket, key, messages, now_ns);
-        (to, socket)
-    }
-
-    pub(crate) fn say_farewell(
-        &mut self,
-        to: SocketAddrV4,
-        socket: Socket,
-        key: u64,
-        messages: u32,
-        now_ns: u64,
-    ) {
-        let farewell = Farewell::new(
-            key,
-            messages,
-            self.entropy.draw() as u32,
-            Time::from_nanos(now_ns),
-            Duration::from_millis(700),
-        );
-        self.leaving.push(Leaving { to, socket, farewell });
-        self.drive_admission(now_ns);
     }
 
     /// Addressing of answers to a datagram that came by the kernel's socket.
@@ -608,6 +671,15 @@ impl<P: Port> Engine<P> {
         }
         let mac = self.port.side().neighbour(*from.ip())?;
         Some(self.addressing_to(from, mac))
+    }
+}
+
+/// What a datagram without use was.
+fn fault_of(taken: Taken) -> Fault {
+    match taken {
+        Taken::Refused => Fault::Refused,
+        Taken::OtherVersion => Fault::Version,
+        _ => Fault::Malformed,
     }
 }
 

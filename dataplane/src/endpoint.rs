@@ -506,10 +506,11 @@ impl Drop for Endpoint {
         }
         // What has arrived is confirmed before we go.
         self.poll();
-        self.engine.shut_down_grants();
+        let now_ns = self.now_ns();
+        self.engine.close_to_requests(now_ns);
         self.engine.shut_down_at_daemon();
         let deadline = Instant::now() + FAREWELL_PATIENCE;
-        while !self.engine.leaving.is_empty() && Instant::now() < deadline {
+        while self.engine.is_leaving() && Instant::now() < deadline {
             self.poll();
             let now_ns = self.now_ns();
             self.engine.drive_admission(now_ns);

@@ -33,19 +33,20 @@ use crate::capture::Capture;
 use crate::channel::Transmit;
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
-use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
+use crate::control::{Applying, CONTROL_PER_LOOK, Held};
 use crate::counters::Counters;
 use crate::eager::EAGER_CREDIT_PACED;
 use crate::eager::TransmitFrames;
 use crate::entropy::Entropy;
 use crate::frames::FramePool;
-use crate::granting::{Grants, Past};
+use crate::granting::Past;
 use crate::introductions::Introductions;
 use crate::landing::{Inbound, Sessions, Zone};
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
+use crate::nodes::Nodes;
 use crate::notices::{Fault, Notices};
 use crate::outbound::OutgoingTable;
 use crate::packets::DATAGRAMS_PER_LOOK;
@@ -186,8 +187,9 @@ pub(crate) struct Engine<P: Port> {
     /// Peers with eager messages unacknowledged by them.
     pub(crate) unconfirmed: Vec<u16>,
     pub(crate) applying: Vec<Applying>,
-    pub(crate) leaving: Vec<Leaving>,
-    pub(crate) grants: Option<Grants>,
+    /// Sessions that we have as sender.
+    pub(crate) held: Vec<Held>,
+    pub(crate) nodes: Option<Nodes>,
     pub(crate) told: Told,
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,

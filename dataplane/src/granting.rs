@@ -1,5 +1,5 @@
 //! Granting: sessions that others have with us, from the decision to their end. The state machine is
-//! `lm_protocol::session::Grantor`; here is what it acts on: the landing channel's memory, and the gate.
+//! `lm_protocol::admission::Node`; here is what it acts on: the landing channel's memory, and the gate.
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
@@ -11,9 +11,8 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{
-    Admit, Application, Aside, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms, Unused,
+    Application, Aside, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused,
 };
-use lm_protocol::time::Time;
 
 use crate::arena::pages_len;
 
@@ -37,62 +36,11 @@ const LED_NS: u64 = 1_000_000_000;
 /// Sessions that are over and remembered.
 const PAST_MAX: usize = 64;
 
-/// The granting side: taken out of the engine while it acts on the engine.
-pub(crate) struct Grants {
-    /// Of sessions that land, unless a daemon grants them.
-    pub(crate) grantor: Option<Grantor>,
-    /// Of sessions by the one-copy path.
-    pub(crate) one_copy: Grantor,
-    pub(crate) admit: Box<dyn Admit + Send>,
-}
-
-impl Grants {
-    /// Who decides about requests that come to this port.
-    pub(crate) fn of(&mut self, socket: Socket) -> Option<&mut Grantor> {
-        match socket {
-            Socket::Control => self.grantor.as_mut(),
-            Socket::Data => Some(&mut self.one_copy),
-        }
-    }
-
-    pub(crate) fn handle<P: Port>(
-        &mut self,
-        socket: Socket,
-        from: SocketAddrV4,
-        (request_id, message): (u32, &ControlMessage),
-        now: Time,
-        engine: &mut Engine<P>,
-    ) -> Option<ControlMessage> {
-        let grantor = match socket {
-            Socket::Control => self.grantor.as_mut()?,
-            Socket::Data => &mut self.one_copy,
-        };
-        let mut reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
-        let is_busy =
-            matches!(&reply, Some(ControlMessage::Reject(reject)) if reject.reason == RejectReason::Busy);
-        if is_busy && socket == Socket::Control && !engine.has_place() {
-            if grantor.make_way(now, engine) == 0
-                && let Some((peer, number, ended)) = grantor.displace(*from.ip(), now, engine)
-            {
-                engine.tell_ended(socket, peer, number, ended.session_key);
-            }
-            if engine.has_place() {
-                // At once: whose place it was asks for one as soon as it hears that.
-                reply = grantor.handle(from, request_id, message, now, self.admit.as_mut(), engine);
-            }
-        }
-        reply
-    }
-
-    /// All grantors, and the ports by which their senders are told.
-    fn all(&mut self) -> impl Iterator<Item = (Socket, &mut Grantor)> {
-        let landing = self.grantor.iter_mut().map(|grantor| (Socket::Control, grantor));
-        landing.chain([(Socket::Data, &mut self.one_copy)])
-    }
-
-    /// Something was heard of a session.
-    pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
-        (self.all()).for_each(|(_, grantor)| grantor.touched(session_key, now));
+/// The socket by which a session was granted, by our own node or a daemon.
+pub(crate) fn granted_by(inbound: &Inbound) -> Socket {
+    match inbound.was_to_land() {
+        true => Socket::Control,
+        false => Socket::Data,
     }
 }
 
@@ -169,37 +117,25 @@ impl<P: Port> Engine<P> {
             self.close_landing(session_key, Closing::Ours);
             return;
         }
-        let Some(mut grants) = self.grants.take() else {
-            return;
-        };
-        let mut found = None;
-        for (socket, grantor) in grants.all() {
-            if let Some(peer) = grantor.session(session_key).map(|session| session.peer) {
-                self.notices.tell(fault, peer);
-                grantor.close(session_key, self);
-                found = Some((socket, peer));
-            }
+        let Some(inbound) = inbound else { return };
+        let (peer, socket) = (inbound.terms.peer, granted_by(inbound));
+        if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+            self.notices.tell(fault, from);
         }
-        self.grants = Some(grants);
-        if let Some((socket, peer)) = found {
-            self.tell_ended(socket, peer, 0, session_key);
-        }
+        self.end_granted(socket, session_key);
+    }
+
+    /// Ends a session that our own node granted; it tells the sender.
+    fn end_granted(&mut self, socket: Socket, session_key: u64) {
+        let now_ns = self.now_ns;
+        self.with_node(socket, now_ns, |node, now, local, out| {
+            node.close(now, session_key, local, out);
+        });
     }
 
     /// What is known of a session that is over, and its sender's data address.
     fn past(&self, session_key: u64) -> Option<(SocketAddrV4, Ended)> {
         self.landing.as_ref()?.past.of(session_key)
-    }
-
-    /// Tells the sender of a session that is over, by whom it was granted.
-    fn tell_ended(&mut self, socket: Socket, to: SocketAddrV4, number: u32, session_key: u64) {
-        let unknown = Ended {
-            session_key,
-            delivered: 0,
-            heard: None,
-        };
-        let ended = self.past(session_key).map_or(unknown, |(_, ended)| ended);
-        self.send_control(socket, to, number, &ControlMessage::Ended(ended));
     }
 
     /// Somebody announces messages of a session that is over: the word of that was lost, or is on its way.
@@ -217,52 +153,16 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// The endpoint goes: ends the sessions that it granted. Their senders need not wait for the lease to know.
-    pub(crate) fn shut_down_grants(&mut self) {
-        let Some(mut grants) = self.grants.take() else {
-            return;
-        };
-        let mut ended = Vec::new();
-        for (socket, grantor) in grants.all() {
-            let sessions = grantor.sessions();
-            ended.extend(sessions.map(|session| (socket, session.peer, session.grant.session_key)));
-            grantor.shut_down(self);
-        }
-        self.grants = Some(grants);
-        for (socket, peer, session_key) in ended {
-            self.tell_ended(socket, peer, 0, session_key);
-        }
-    }
-
-    /// A peer began anew: what an earlier incarnation had with us is over, and nobody is left to be told. What a daemon granted, it ends.
+    /// A peer began anew: what an earlier incarnation had with us is over. What a daemon granted, it ends.
     pub(crate) fn end_sessions_of(&mut self, peer: PeerId) {
-        let (Some(landing), Some(mut grants)) = (&self.landing, self.grants.take()) else {
-            return;
-        };
+        let Some(landing) = &self.landing else { return };
         let is_its = |inbound: &&Inbound| inbound.terms.peer == peer;
-        let keys: Vec<u64> = (landing.sessions.iter().filter(is_its))
-            .map(|inbound| inbound.terms.key)
+        let sessions: Vec<(u64, Socket)> = (landing.sessions.iter().filter(is_its))
+            .map(|inbound| (inbound.terms.key, granted_by(inbound)))
             .collect();
-        for key in keys {
-            for (_, grantor) in grants.all() {
-                grantor.close(key, self);
-            }
+        for (key, socket) in sessions {
+            self.end_granted(socket, key);
         }
-        self.grants = Some(grants);
-    }
-
-    /// Runs the leases of sessions that we granted.
-    pub(crate) fn expire_leases(&mut self, now_ns: u64) {
-        let Some(mut grants) = self.grants.take() else {
-            return;
-        };
-        for (socket, grantor) in grants.all() {
-            grantor.expire(Time::from_nanos(now_ns), self);
-            while let Some((peer, number, ended)) = grantor.recall(Time::from_nanos(now_ns), self) {
-                self.tell_ended(socket, peer, number, ended.session_key);
-            }
-        }
-        self.grants = Some(grants);
     }
 
     /// Nothing has to come to a landing queue without sessions.
@@ -321,15 +221,6 @@ impl<P: Port> Engine<P> {
             Some([data, fragments])
         });
         peers.flatten().collect()
-    }
-
-    /// Whether the landing queue has a place for one more session.
-    fn has_place(&self) -> bool {
-        let is_alone = self.fixed.zero_copy;
-        self.landing.as_ref().is_some_and(|landing| {
-            let sessions = &landing.sessions;
-            sessions.free_place(false).is_some() && !(is_alone && sessions.admits_any())
-        })
     }
 
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
@@ -614,5 +505,9 @@ impl<P: Port> Landing for Engine<P> {
             _ => Closing::Theirs,
         };
         self.close_landing(session.grant.session_key, closing)
+    }
+
+    fn heard(&self, session_key: u64) -> Option<u32> {
+        self.past(session_key)?.1.heard
     }
 }

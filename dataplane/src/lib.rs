@@ -33,6 +33,7 @@ mod losses;
 pub mod memory;
 mod message;
 mod napi;
+mod nodes;
 mod notices;
 mod one_copy;
 mod open;

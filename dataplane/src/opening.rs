@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
 use lm_protocol::geometry::Layout;
-use lm_protocol::landing::PLACES;
-use lm_protocol::session::{Admit, Grantor};
+use lm_protocol::session::Admit;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
 use crate::arena::{Arena, pages_len};
@@ -24,7 +23,7 @@ use crate::engine::{Engine, Fixed, General, LandingSide};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
-use crate::granting::{Grants, Past};
+use crate::granting::Past;
 use crate::introductions::Introductions;
 use crate::landing::Sessions;
 use crate::landing_channel;
@@ -32,8 +31,8 @@ use crate::landing_memory::sure_len;
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::Umem;
+use crate::nodes::Nodes;
 use crate::notices::Notices;
-use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::polling::Flow;
@@ -338,13 +337,9 @@ impl<P: Port> Parts<P> {
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
-        let patience = config.patience;
-        let grantor_of = |places: &[u16]| Grantor::new(places).with_patience(patience);
-        let grantor = daemon.is_none().then(|| {
-            // Others are to find a place, whatever one host asks for.
-            grantor_of(&places_of(&self.landing_queues)).with_address_max(PLACES as usize / 2)
-        });
-        Engine {
+        let (data, has_daemon) = (port.local(), daemon.is_some());
+        let nodes = Nodes::new(data, has_daemon, config.patience, admit, &mut entropy);
+        let mut engine = Engine {
             port,
             config,
             fixed,
@@ -363,13 +358,8 @@ impl<P: Port> Parts<P> {
             acknowledge: VecDeque::with_capacity(crate::bounds::PEERS_MAX),
             unconfirmed: Vec::with_capacity(crate::bounds::PEERS_MAX),
             applying: Vec::with_capacity(8),
-            leaving: Vec::with_capacity(crate::bounds::PEERS_MAX),
-            grants: Some(Grants {
-                // Where a daemon grants, nobody else does.
-                grantor,
-                one_copy: grantor_of(&[ONE_COPY_QUEUE; PLACES as usize]),
-                admit,
-            }),
+            held: Vec::with_capacity(crate::bounds::PEERS_MAX),
+            nodes: Some(nodes),
             told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),
             notices: Notices::new(),
@@ -385,13 +375,9 @@ impl<P: Port> Parts<P> {
             now_ns: 0,
             link: Link::default(),
             stewarded: Stewarded::new(daemon),
-        }
+        };
+        engine.open_to_requests(&self.landing_queues);
+        engine
     }
 }
 
-/// Whether messages can land on a device that writes packets itself.
-/// Each landing queue as often as it has places for sessions.
-fn places_of(queues: &[u16]) -> Vec<u16> {
-    let places = |&queue: &u16| std::iter::repeat_n(queue, PLACES as usize);
-    queues.iter().flat_map(places).collect()
-}

@@ -16,6 +16,7 @@ use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
+use crate::granting::granted_by;
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::introductions::Back;
@@ -263,10 +264,8 @@ impl<P: Port> Engine<P> {
                 Ok(ControlMessage::Proof(proof)) => {
                     self.take_proof(from, &proof, Some(&addressing), now_ns);
                 }
-                parsed => {
-                    let parsed = parsed.map(|message| (request_id, message));
-                    self.take_admission(Socket::Data, from, parsed, now_ns);
-                }
+                Ok(message) => self.take_admission(Socket::Data, from, request_id, &message, now_ns),
+                Err(_) => self.reject(Fault::Malformed, from),
             },
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
             _ => self.reject(Fault::Unexpected, from),
@@ -565,11 +564,10 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        match &mut self.grants {
-            Some(grants) if !inbound.was_to_land() || grants.grantor.is_some() => {
-                grants.touched(key, Time::from_nanos(now_ns));
-            }
-            _ => self.stewarded.touched |= 1 << inbound.place(),
+        let (socket, place) = (granted_by(inbound), inbound.place());
+        let now = Time::from_nanos(now_ns);
+        if !(self.nodes.as_mut()).is_some_and(|nodes| nodes.touched(socket, key, now)) {
+            self.stewarded.touched |= 1 << place;
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();

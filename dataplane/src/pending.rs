@@ -11,11 +11,10 @@
 //! sessions which have nothing to do with each other. Regions are cut alike for both, or the grant goes back.
 
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
-use lm_protocol::control::{ControlMessage, End, Grant, RejectReason};
+use lm_protocol::control::{Grant, RejectReason};
 use lm_protocol::geometry::Wire;
-use lm_protocol::session::{Applicant, ApplicantState};
-use lm_protocol::time::Time;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::completion::Outcome;
@@ -25,13 +24,13 @@ use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::notices::Fault;
 use crate::outbound::Outbound;
-use crate::port::{Port, Socket};
+use crate::port::Port;
 use crate::timers::KEEPALIVE_NS;
 
 /// A request that has no grant after so long, or an answer that says so, is one that waits. A receiver with a free place grants sooner,
 /// even where its sender has to ask again: after 10 ms, since its first answers show what its device writes, or after 20 ms, since it
 /// looked for the sender's neighbour address. Who would begin before would have two sessions instead of one.
-const START_AFTER_MS: u32 = 25;
+const START_AFTER: Duration = Duration::from_millis(25);
 
 /// A session that lands, granted while messages go by the one-copy path.
 #[derive(Debug)]
@@ -42,19 +41,12 @@ pub(crate) struct Successor {
 
 impl Applying {
     /// Whether a session by the one-copy path is to be had meanwhile.
-    fn is_slow(&self, now_ns: u64) -> bool {
+    fn is_slow(&self, busy: Option<Duration>, now_ns: u64) -> bool {
         let wanted = self.options.start == Start::WhilePending
             && self.options.wire == Wire::Lm
             && !self.options.one_copy
             && !self.started;
-        let slow = now_ns.saturating_sub(self.begun_ns) >= u64::from(START_AFTER_MS) * 1_000_000;
-        let waits = |asked: &Applicant| {
-            let is_full = (asked.busy()).is_some_and(|busy| busy.retry_after_ms >= START_AFTER_MS);
-            is_full || (slow && *asked.state() == ApplicantState::Pending)
-        };
-        wanted
-            && (self.applicant.as_ref().is_some_and(waits)
-                || self.asking.as_ref().is_some_and(|asked| asked.may_start(slow)))
+        wanted && self.waits(busy, START_AFTER, now_ns)
     }
 }
 
@@ -62,8 +54,11 @@ impl<P: Port> Engine<P> {
     /// Asks for sessions by the one-copy path beside requests that wait.
     pub(crate) fn start_by_one_copy(&mut self, now_ns: u64) {
         for position in 0..self.applying.len() {
-            let index = self.applying[position].peer;
-            if !self.applying[position].is_slow(now_ns) || self.peers.at(index).outbound.is_some() {
+            let applying = &self.applying[position];
+            let index = applying.peer;
+            let nodes = self.nodes.as_ref().zip(applying.ticket);
+            let busy = nodes.and_then(|(nodes, ticket)| nodes.busy(applying.socket, ticket));
+            if !applying.is_slow(busy, now_ns) || self.peers.at(index).outbound.is_some() {
                 continue;
             }
             self.applying[position].started = true;
@@ -81,7 +76,8 @@ impl<P: Port> Engine<P> {
         let mut position = 0;
         while position < self.applying.len() {
             let applying = &self.applying[position];
-            let (index, to) = (applying.peer, applying.to);
+            let index = applying.peer;
+            let to = self.peers.at(index).data;
             let has_begun = !applying.options.one_copy && self.peers.at(index).outbound.is_some();
             match has_begun.then(|| self.request_outcome(position)).flatten() {
                 None => position += 1,
@@ -90,7 +86,8 @@ impl<P: Port> Engine<P> {
                     self.succeed(index, &grant, options, now_ns);
                 }
                 Some(Err(error)) if is_passing(&error) => {
-                    self.renew(position, now_ns);
+                    // It has run out of patience, and its sender has not.
+                    self.applying[position].renew(now_ns);
                     position += 1;
                 }
                 Some(Err(error)) => {
@@ -98,26 +95,6 @@ impl<P: Port> Engine<P> {
                     self.no_longer_applying(position, now_ns);
                 }
             }
-        }
-    }
-
-    /// A request has run out of patience while its sender has not.
-    fn renew(&mut self, position: usize, now_ns: u64) {
-        let patience = self.applying[position].options.timeout;
-        if let Some(mut asking) = self.applying[position].asking.take() {
-            self.take_back_request(&asking);
-            asking.renew(now_ns, patience);
-            self.applying[position].asking = Some(asking);
-        }
-        if let Some(applicant) = &mut self.applying[position].applicant {
-            self.notices.remember(applicant.request_id().into());
-            let request_id = self.entropy.draw() as u32;
-            *applicant = Applicant::new(
-                *applicant.request(),
-                request_id,
-                Time::from_nanos(now_ns),
-                patience,
-            );
         }
     }
 
@@ -139,7 +116,7 @@ impl<P: Port> Engine<P> {
         });
         if !fits {
             tracing::info!(%to, "messages go on by the one-copy path: what was granted has packets of another length");
-            self.end_session_key(index, false, grant.session_key, 0, now_ns);
+            self.end_held(grant.session_key, 0, now_ns);
             return;
         }
         peer.successor = Some(Box::new(Successor { outbound, options }));
@@ -149,17 +126,9 @@ impl<P: Port> Engine<P> {
     /// Has the successor take over as soon as the session before it has nothing under way.
     pub(crate) fn change_over(&mut self, index: u16, now_ns: u64) {
         let peer = self.peers.at(index);
-        let Some(outbound) = peer
-            .outbound
-            .as_ref()
-            .filter(|outbound| outbound.unsettled() == 0)
-        else {
-            return;
-        };
-        let key = outbound.terms.key;
-        let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
-        self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
-        self.end_session_key(index, true, key, messages, now_ns);
+        if (peer.outbound.as_ref()).is_some_and(|outbound| outbound.unsettled() == 0) {
+            self.drop_outbound(index, &Outcome::SessionEnded, now_ns);
+        }
     }
 
     /// The session `before` is over. `false`: it has no successor.
@@ -239,7 +208,7 @@ impl<P: Port> Engine<P> {
     /// A successor is not wanted any more.
     pub(crate) fn end_successor(&mut self, index: u16, now_ns: u64) {
         if let Some(successor) = self.peers.at(index).successor.take() {
-            self.end_session_key(index, false, successor.outbound.terms.key, 0, now_ns);
+            self.end_held(successor.outbound.terms.key, 0, now_ns);
         }
     }
 
@@ -302,56 +271,7 @@ impl<P: Port> Engine<P> {
         let Some(position) = self.position_of(index, one_copy) else {
             return;
         };
-        let applying = self.applying.swap_remove(position);
-        self.peers.at(index).applying = self.applying.iter().any(|applying| applying.peer == index);
-        if let Some(asking) = &applying.asking {
-            self.take_back_request(asking);
-        }
-        let Some(applicant) = applying.applicant else {
-            return;
-        };
-        let (to, socket, request_id) = (applying.to, applying.socket, applicant.request_id());
-        self.notices.remember(request_id.into());
-        match applicant.state() {
-            ApplicantState::Granted(grant) => {
-                self.notices.remember(grant.session_key);
-                self.say_farewell(to, socket, grant.session_key, 0, now_ns);
-            }
-            ApplicantState::Pending => {
-                self.send_control(socket, to, request_id, &ControlMessage::End(End::WITHDRAWN));
-            }
-            _ => {}
-        }
-    }
-
-    /// A grant came that nobody waits for. If it answers a request of ours that was withdrawn meanwhile, its place is given back at
-    /// once.
-    pub(crate) fn return_late_grant(
-        &mut self,
-        socket: Socket,
-        from: SocketAddrV4,
-        request_id: u32,
-        grant: &Grant,
-        now_ns: u64,
-    ) {
-        let key = grant.session_key;
-        let is_used = self.senders.iter().any(|&index| {
-            let peer = self.peers.at(index);
-            let next = peer.successor.as_ref().map(|next| &next.outbound);
-            (peer.outbound.iter())
-                .chain(next)
-                .any(|outbound| outbound.terms.key == key)
-        });
-        // A repetition of what was used, or has ended, needs nothing.
-        if is_used || self.notices.is_past(key) || !self.notices.is_past(request_id.into()) {
-            return;
-        }
-        // One at a time, whatever the other side makes up.
-        if self.leaving.iter().any(|leaving| leaving.to == from) {
-            return;
-        }
-        self.notices.remember(key);
-        self.say_farewell(from, socket, key, 0, now_ns);
+        self.no_longer_applying(position, now_ns);
     }
 }
 

@@ -3,32 +3,26 @@
 
 use std::net::SocketAddrV4;
 use std::sync::MutexGuard;
-use std::time::Duration;
 
-use lm_protocol::control::{
-    Challenge, ControlMessage, Grant, Proof, Reject, RejectReason, Request, WORD_LEN,
-};
+use lm_protocol::admission::{Decision, Fallback, Outcome, Ticket};
+use lm_protocol::control::{Challenge, ControlMessage, Grant, Proof, Request, WORD_LEN};
 use lm_protocol::session::{Aside, Terms};
 use lm_protocol::time::Time;
 
-use crate::daemon::ipc::{Call, Control, Decision, Event, Offer, Outcome as Told, Progress, Reply};
+use crate::daemon::ipc::{Call, Control, Decision as Decided, Event, Offer, Outcome as Told, Progress, Reply};
 use crate::daemon::{Client, Daemon, DaemonError, News};
 use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::granting::Closing;
 use crate::landing::Inbound;
 use crate::notices::Fault;
-use crate::port::{Port, WakeError};
+use crate::port::{Port, Socket, WakeError};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 
 /// How often the daemon hears in which sessions something came.
 const TOUCH_EVERY_NS: u64 = 1_000_000_000;
 /// For so long a granted session waits until its sender's neighbour address is known.
 const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
-/// The daemon may say so much later than the deadline that it is over.
-const DAEMON_PATIENCE_NS: u64 = 2_000_000_000;
-/// A sender that must not ask now asks again after this time.
-const ASK_AGAIN_NS: u64 = 50_000_000;
 
 /// The daemon's socket is looked at this often without a sign that it has something.
 const NEWS_EVERY_NS: u64 = 5_000_000;
@@ -41,8 +35,6 @@ pub(crate) struct Stewarded {
     touched_ns: u64,
     /// A bit for each place whose session said something since the daemon heard of it.
     pub(crate) touched: u64,
-    /// Sessions that we have as sender.
-    tickets: Vec<Ticket>,
     /// A granted session whose sender's neighbour address is being looked up, and since when.
     waiting: Option<(Opened, u64)>,
 }
@@ -54,7 +46,6 @@ impl Stewarded {
             looked_ns: 0,
             touched_ns: 0,
             touched: 0,
-            tickets: Vec::new(),
             waiting: None,
         }
     }
@@ -91,13 +82,6 @@ impl Stewarded {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Ticket {
-    ticket: u32,
-    key: u64,
-    peer: u16,
-}
-
 /// What [`Event::Opened`] says.
 #[derive(Clone, Copy, Debug)]
 struct Opened {
@@ -105,37 +89,6 @@ struct Opened {
     place: u16,
     request: Request,
     grant: Grant,
-}
-
-/// A request that the daemon makes for us.
-#[derive(Debug)]
-pub(crate) struct Asking {
-    to: SocketAddrV4,
-    request: Request,
-    request_id: u32,
-    deadline_ns: u64,
-    ticket: Option<u32>,
-    again_ns: u64,
-    outcome: Option<Told>,
-    error: Option<ConnectError>,
-    /// There is no place for it now, and the receiver may be asked for a session by the one-copy path meanwhile.
-    one_copy: bool,
-}
-
-impl Asking {
-    /// Whether the sender is kept waiting, since `slow` says that it waits for long: by the other host. While others receive there, it is
-    /// not to be disturbed.
-    pub(crate) fn may_start(&self, slow: bool) -> bool {
-        let is_pending = self.outcome.is_none() && self.error.is_none();
-        is_pending && (self.one_copy || (slow && self.ticket.is_some()))
-    }
-
-    /// Asks anew, and for so long.
-    pub(crate) fn renew(&mut self, now_ns: u64, patience: Duration) {
-        self.ticket = None;
-        self.deadline_ns = now_ns.saturating_add(patience.as_nanos() as u64);
-        self.again_ns = now_ns + ASK_AGAIN_NS;
-    }
 }
 
 impl<P: Port> Engine<P> {
@@ -191,7 +144,7 @@ impl<P: Port> Engine<P> {
                     }
                 }
                 News::Event(Event::SetAside { session_key }) => self.set_aside_by_daemon(session_key, now_ns),
-                News::Event(Event::Told { ticket, outcome }) => self.told(ticket, outcome, now_ns),
+                News::Event(Event::Told { ticket, outcome }) => self.told_by_daemon(ticket, outcome, now_ns),
                 News::Disowned(what) => {
                     tracing::error!(
                         "the admission daemon gives nothing back ({what}): start this program again"
@@ -449,164 +402,63 @@ impl<P: Port> Engine<P> {
         matches!(client.call(call, &[]), Ok((Reply::Done, _)))
     }
 
-    /// Has the daemon ask for a session; `None` without a daemon.
+    /// Has the daemon ask for a session with the receiver at `to`, for so long.
     pub(crate) fn ask_daemon(
         &mut self,
         to: SocketAddrV4,
-        request: Request,
-        request_id: u32,
-        deadline_ns: u64,
-    ) -> Option<Asking> {
-        self.stewarded.daemon.as_ref()?;
-        let mut asking = Asking {
-            to,
-            request,
-            request_id,
-            deadline_ns,
-            ticket: None,
-            again_ns: 0,
-            outcome: None,
-            error: None,
-            one_copy: false,
-        };
-        let now_ns = self.now_ns;
-        self.drive_asking(&mut asking, now_ns);
-        Some(asking)
-    }
-
-    /// Asks the daemon, or asks it again, where that is due.
-    pub(crate) fn drive_asking(&mut self, asking: &mut Asking, now_ns: u64) {
-        if asking.ticket.is_some() && now_ns > asking.deadline_ns.saturating_add(DAEMON_PATIENCE_NS) {
-            // It was to say something by then.
-            asking.error = Some(DaemonError::Gone.into());
-        }
-        if asking.ticket.is_some() || asking.error.is_some() || now_ns < asking.again_ns {
-            return;
-        }
-        let left_ms = asking.deadline_ns.saturating_sub(now_ns) / 1_000_000;
-        if left_ms == 0 {
-            // Others receive, and went on doing so.
-            asking.error = Some(ConnectError::Rejected {
-                peer: asking.to,
-                reason: RejectReason::Busy,
-                limit: 0,
-                version: lm_protocol::wire::lm::VERSION,
-            });
-            return;
-        }
+        request: &Request,
+        number: u32,
+        patience_ms: u64,
+    ) -> Result<Decision, ConnectError> {
         let Some(mut client) = self.stewarded.client() else {
-            return;
+            return Err(DaemonError::Gone.into());
         };
         let call = Call::Request {
-            to: asking.to,
-            request: Control::new(asking.request_id, &ControlMessage::Request(asking.request)),
-            patience_ms: left_ms.min(u32::MAX.into()) as u32,
+            to,
+            request: Control::new(number, &ControlMessage::Request(*request)),
+            patience_ms: patience_ms.min(u32::MAX.into()) as u32,
         };
-        match client.call(call, &[]) {
-            Ok((Reply::Requested(Decision::Requested(ticket)), _)) => {
+        match client.call(call, &[])? {
+            (Reply::Requested(Decided::Requested(ticket)), _) => {
                 client.asked(ticket);
-                asking.ticket = Some(ticket);
+                Ok(Decision::Requested(Ticket(ticket)))
             }
-            // LM §3.3, under exclusive admission: others receive, and the receiver does not.
-            Ok((Reply::Requested(Decision::OneCopy), _)) => {
-                asking.one_copy = true;
-                asking.again_ns = now_ns + ASK_AGAIN_NS;
-            }
-            // It receives from others: not to be disturbed until it is done.
-            Ok((Reply::Requested(Decision::Cancel), _)) => asking.again_ns = now_ns + ASK_AGAIN_NS,
-            Ok(_) => asking.error = Some(DaemonError::Nonsense("no decision").into()),
-            Err(error) => asking.error = Some(error.into()),
+            (Reply::Requested(Decided::OneCopy), _) => Ok(Decision::OneCopy),
+            (Reply::Requested(Decided::Cancel), _) => Ok(Decision::Cancel),
+            _ => Err(DaemonError::Nonsense("no decision").into()),
         }
     }
 
-    /// What the daemon says of a request or session of ours.
-    fn told(&mut self, ticket: u32, outcome: Told, now_ns: u64) {
-        let asked = self
-            .applying
-            .iter_mut()
-            .filter_map(|applying| applying.asking.as_mut());
-        if let Some(asking) = { asked }.find(|asking| asking.ticket == Some(ticket)) {
-            asking.outcome = Some(outcome);
-            return;
-        }
-        if let Told::Granted(_) = outcome {
-            // Nobody waits for it any more.
-            return self.tell_daemon(Call::End { ticket, messages: 0 });
-        }
-        let Some(position) = (self.stewarded.tickets.iter()).position(|known| known.ticket == ticket) else {
-            return;
-        };
-        let Ticket { key, peer, .. } = self.stewarded.tickets.swap_remove(position);
-        if self.lost_successor(peer, key, now_ns) {
-            return;
-        }
-        let outbound = self.peers.at(peer).outbound.as_ref();
-        if outbound.is_some_and(|outbound| outbound.terms.key == key) {
-            self.lose_session(peer, None, now_ns);
-        }
-    }
-
-    /// A request is not wanted any more, or the session that it was granted.
-    pub(crate) fn take_back_request(&mut self, asking: &Asking) {
-        if let Some(ticket) = asking.ticket {
-            self.tell_daemon(Call::End { ticket, messages: 0 });
-        }
-    }
-
-    /// A session of ours ended: the daemon tells its receiver.
-    pub(crate) fn end_ticket(&mut self, session_key: u64, messages: u32) {
-        let tickets = &mut self.stewarded.tickets;
-        if let Some(position) = tickets.iter().position(|known| known.key == session_key) {
-            let ticket = tickets.swap_remove(position).ticket;
-            self.tell_daemon(Call::End { ticket, messages });
-        }
-    }
-
-    /// The grant of a request, or why there is none; `None` while it is under way.
-    pub(crate) fn asking_outcome(
-        &mut self,
-        peer: u16,
-        asking: &mut Asking,
-    ) -> Option<Result<Grant, ConnectError>> {
-        if let Some(error) = asking.error.take() {
-            return Some(Err(error));
-        }
-        let outcome = asking.outcome.take()?;
-        let ticket = asking.ticket.take()?;
-        let to = asking.to;
-        if let Told::Rejected(control, true) = &outcome
-            && let Ok((_, ControlMessage::Reject(reject))) = control.parse()
-            && reject.reason == RejectReason::Busy
-        {
-            asking.one_copy = true;
-            asking.again_ns = self.now_ns + ASK_AGAIN_NS;
-            return None;
-        }
-        let rejected = |reject: &Reject| ConnectError::Rejected {
-            peer: to,
-            reason: reject.reason,
-            limit: reject.limit,
-            version: reject.version,
-        };
-        Some(match outcome {
+    fn told_by_daemon(&mut self, ticket: u32, outcome: Told, now_ns: u64) {
+        let parsed = match outcome {
             Told::Granted(control) => match control.parse() {
-                Ok((_, ControlMessage::Grant(grant))) => {
-                    self.stewarded.tickets.push(Ticket {
-                        ticket,
-                        key: grant.session_key,
-                        peer,
-                    });
-                    Ok(grant)
-                }
-                _ => Err(DaemonError::Nonsense("a grant that is none").into()),
+                Ok((_, ControlMessage::Grant(grant))) => Ok((Outcome::Granted(grant), Fallback::OneCopy)),
+                _ => Err(DaemonError::Nonsense("a grant that is none")),
             },
-            Told::Rejected(control, _) => match control.parse() {
-                Ok((_, ControlMessage::Reject(reject))) => Err(rejected(&reject)),
-                _ => Err(DaemonError::Nonsense("a rejection that is none").into()),
+            Told::Rejected(control, one_copy) => match control.parse() {
+                Ok((_, ControlMessage::Reject(reject))) => Ok((
+                    Outcome::Rejected(reject),
+                    match one_copy {
+                        true => Fallback::OneCopy,
+                        false => Fallback::Cancel,
+                    },
+                )),
+                _ => Err(DaemonError::Nonsense("a rejection that is none")),
             },
-            Told::Unreachable => Err(ConnectError::NoDaemon { peer: to }),
-            Told::Incompatible => Err(ConnectError::Incompatible { peer: to }),
-            Told::Lost | Told::Ended { .. } | Told::Unconfirmed => Err(DaemonError::Gone.into()),
-        })
+            Told::Unreachable => Ok((Outcome::Unreachable, Fallback::OneCopy)),
+            Told::Incompatible => Ok((Outcome::Incompatible, Fallback::OneCopy)),
+            Told::Lost => Ok((Outcome::Lost, Fallback::OneCopy)),
+            Told::Ended { delivered } => Ok((Outcome::Ended { delivered }, Fallback::OneCopy)),
+            Told::Unconfirmed => Ok((Outcome::Unconfirmed, Fallback::OneCopy)),
+        };
+        match parsed {
+            Ok((outcome, fallback)) => self.told(Socket::Control, ticket, outcome, fallback, now_ns),
+            Err(error) => self.fail_request(ticket, error),
+        }
+    }
+
+    /// A session of ours is over, or a request is not wanted any more: the daemon tells its receiver.
+    pub(crate) fn end_at_daemon(&mut self, ticket: u32, messages: u32) {
+        self.tell_daemon(Call::End { ticket, messages });
     }
 }

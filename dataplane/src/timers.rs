@@ -30,7 +30,6 @@ impl<P: Port> Engine<P> {
         self.drive_admission(now_ns);
         self.look_at_pending(now_ns);
         self.look_at_reopening(now_ns);
-        self.expire_leases(now_ns);
         self.look_for_landing(now_ns);
         self.touch_sessions(now_ns);
         self.watch_inbound(now_ns);

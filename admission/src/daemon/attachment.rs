@@ -145,7 +145,7 @@ impl Attachment {
             admission::Config {
                 address,
                 boot_id: super::random_u64(),
-                key: key.clone(),
+                key: Some(key.clone()),
                 policy,
                 limits,
             },

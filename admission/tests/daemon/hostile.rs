@@ -43,7 +43,7 @@ impl Recorder {
         let config = Config {
             address,
             boot_id: 77,
-            key: ClusterKey::new(key).unwrap(),
+            key: Some(ClusterKey::new(key).unwrap()),
             policy: Policy::Concurrent,
             limits: Limits::default(),
         };

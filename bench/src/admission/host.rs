@@ -70,7 +70,7 @@ impl Host {
         let config = Config {
             address,
             boot_id: u64::from_ne_bytes(random),
-            key,
+            key: Some(key),
             policy: Policy::Concurrent,
             limits: Limits::default(),
         };

@@ -495,7 +495,8 @@ fn messages_that_no_session_follows_end_with_it() {
             let now_ns = crossing.bed.now_ns;
             crossing.bed.hosts[HOLDER].lose_session(peer, None, now_ns);
         } else {
-            crossing.bed.hosts[0].shut_down_grants();
+            let now_ns = crossing.bed.now_ns;
+            crossing.bed.hosts[0].close_to_requests(now_ns);
         }
         crossing
             .bed
@@ -554,7 +555,7 @@ fn sessions_that_end_again_and_again_lose_nothing() {
             crossing.bed.wire.impair(from, impairments);
         }
         let mut dice = Dice(0x9e37_79b9 + seed);
-        for _ in 0..8 {
+        for _ in 0..10 {
             let idle_ms = UNUSED_MAX.as_millis() as u64 - 20 + dice.roll(140);
             crossing.pass(Duration::from_millis(idle_ms));
             crossing.hand_over();

@@ -250,8 +250,8 @@ proptest! {
         };
         let now_ns = bed.now_ns;
         bed.hosts[0].apply(peer.index, &options, now_ns);
-        let applicant = bed.hosts[0].applying[0].applicant.as_ref();
-        let request_id = applicant.expect("no daemon asks").request_id();
+        bed.hosts[0].drive_admission(now_ns);
+        let request_id = bed.hosts[0].applying[0].ticket.expect("it is asked for");
         // No honest answer comes.
         bed.wire.set_filter(|from, _| from == 0);
         let mut key = 0;

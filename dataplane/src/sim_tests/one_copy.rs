@@ -65,7 +65,7 @@ fn messages_of_every_length_arrive_and_the_gate_admits_none() {
         bed.hosts[0].end_session(peer.index, now_ns);
         bed.pass(Duration::from_millis(20));
         assert_eq!(bed.hosts[1].counters.sessions_ended, 1);
-        assert!(bed.hosts[0].leaving.is_empty());
+        assert!(!bed.hosts[0].is_leaving());
         bed.check_memory();
     }
 }

@@ -171,7 +171,7 @@ impl Crowd {
         self.bed.pass(after);
         assert_eq!(self.sessions(), (holders, 0));
         let engine = &mut self.bed.hosts[self.late];
-        assert!(engine.applying.is_empty() && engine.leaving.is_empty() && engine.senders.is_empty());
+        assert!(engine.applying.is_empty() && !engine.is_leaving() && engine.senders.is_empty());
         let peer = engine.peers.at(self.peer.index);
         assert!(peer.outbound.is_none() && peer.successor.is_none() && !peer.applying);
         // Entries that a loss left unused keep a zone as long as others land beside it.
@@ -338,7 +338,7 @@ fn a_receiver_that_dies_leaves_nothing_here() {
         crowd.bed.wire.set_filter(|from, _| from != 0);
         crowd.bed.pass(Duration::from_secs(12));
         let engine = &mut crowd.bed.hosts[late];
-        assert!(engine.applying.is_empty() && engine.senders.is_empty() && engine.leaving.is_empty());
+        assert!(engine.applying.is_empty() && engine.senders.is_empty() && !engine.is_leaving());
         assert_eq!(
             engine.loan(crowd.peer, LEN_MAX).unwrap_err(),
             LoanError::NoSession

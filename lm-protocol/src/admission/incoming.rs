@@ -2,7 +2,7 @@
 
 use super::waiting::{Waiter, Waiting};
 use super::{Limits, Local, message::Message};
-use crate::control::{ControlMessage, Ended, Reject, RejectReason, Request};
+use crate::control::{ControlMessage, Ended, RejectReason, Request};
 use crate::session::{Application, Grantor, Refusal};
 use crate::time::Time;
 use alloc::vec::Vec;
@@ -12,6 +12,9 @@ use core::time::Duration;
 /// When one of few that wait is to ask again; with many it takes longer, so that they do not become a load.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_PER_WAITER: Duration = Duration::from_millis(1);
+
+/// Requests that are passed over each time that a place is free and not for them.
+const PASSED_MAX: usize = 4;
 
 /// A reply, and to whom.
 pub(super) type Reply = (SocketAddrV4, Message);
@@ -26,7 +29,10 @@ pub(super) struct Receiver {
 impl Receiver {
     pub(super) fn new(landing_queues: &[u16], limits: &Limits) -> Receiver {
         Receiver {
-            grantor: Grantor::new(landing_queues).with_patience(limits.patience),
+            grantor: Grantor::new(landing_queues)
+                .with_address_max(limits.sessions_of_address)
+                .with_aside_max(limits.aside)
+                .with_patience(limits.patience),
             waiting: Waiting::new(limits.waiting),
         }
     }
@@ -45,7 +51,7 @@ impl Receiver {
         let is_decided = self.grantor.is_decided(from, request_id, request);
         if is_decided || (self.waiting.len() == 0 && self.grantor.free_places() > 0) {
             let message = self.decide(now, from, request_id, request, local);
-            if !is_decided && is_busy(&message) {
+            if !is_decided && message.as_ref().is_some_and(is_busy) {
                 // A place, but not yet: its neighbour's address is being looked up, say.
                 self.waiting.add(now, from, request_id, request);
             }
@@ -62,8 +68,22 @@ impl Receiver {
             replies.extend(self.grantor.displace(*from.ip(), now, local.landing).map(ended));
         }
         self.serve(now, local, replies);
-        if !self.grantor.is_decided(from, request_id, request) {
-            replies.push((from, self.busy(request_id)));
+        if self.grantor.is_decided(from, request_id, request) {
+            return;
+        }
+        // None of those before it can have what is free; it is asked for itself, so that they do not hold it up.
+        let message = match self.grantor.free_places() {
+            0 => None,
+            _ => self.decide(now, from, request_id, request, local),
+        };
+        match message {
+            Some(message) => {
+                if !is_busy(&message) {
+                    self.waiting.remove(from, request_id, request);
+                }
+                replies.push((from, Message::Session { request_id, message }));
+            }
+            None => replies.push((from, self.busy(request_id))),
         }
     }
 
@@ -73,20 +93,24 @@ impl Receiver {
         if self.waiting.len() > 0 && self.grantor.free_places() == 0 {
             self.grantor.make_way(now, local.landing);
         }
+        let mut passed = 0;
         while self.grantor.free_places() > 0
+            && passed < PASSED_MAX
             && let Some(Waiter {
                 from,
                 request_id,
                 request,
                 ..
-            }) = self.waiting.next(now)
+            }) = self.waiting.nth(passed, now)
         {
-            let message = self.decide(now, from, request_id, &request, local);
-            if is_busy(&message) {
-                break;
+            match self.decide(now, from, request_id, &request, local) {
+                // A place, but not for this one, or not yet: the next one may have it.
+                Some(message) if is_busy(&message) => passed += 1,
+                message => {
+                    self.waiting.remove(from, request_id, &request);
+                    replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
+                }
             }
-            self.waiting.remove(from, request_id, &request);
-            replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
         }
     }
 
@@ -123,12 +147,7 @@ impl Receiver {
             .filter(|&(.., session_key)| which(session_key))
             .collect();
         for (peer, request_id, session_key) in ending {
-            if let Some(delivered) = self.grantor.close_counted(session_key, local.landing) {
-                let what = Ended {
-                    session_key,
-                    delivered,
-                    heard: None,
-                };
+            if let Some(what) = self.grantor.close_told(session_key, local.landing) {
                 replies.push(ended((peer, request_id, what)));
             }
         }
@@ -159,14 +178,8 @@ pub(super) fn ended((peer, request_id, ended): (SocketAddrV4, u32, Ended)) -> Re
     (peer, Message::Session { request_id, message })
 }
 
-fn is_busy(message: &Option<ControlMessage>) -> bool {
-    matches!(
-        message,
-        Some(ControlMessage::Reject(Reject {
-            reason: RejectReason::Busy,
-            ..
-        }))
-    )
+fn is_busy(message: &ControlMessage) -> bool {
+    matches!(message, ControlMessage::Reject(reject) if reject.reason == RejectReason::Busy)
 }
 
 /// Asks the host's policy alone, before anything is done for a request.

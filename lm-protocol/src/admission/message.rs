@@ -148,6 +148,19 @@ impl Message {
         }
     }
 
+    /// The number of the request that it is about, where it is about one.
+    pub(super) fn request_id(&self) -> Option<u32> {
+        match self {
+            Message::Session { request_id, .. } => Some(*request_id),
+            _ => None,
+        }
+    }
+
+    /// LM_ACQ_REJ.
+    pub(super) fn is_reject(&self) -> bool {
+        matches!(self, Message::Session { message: ControlMessage::Reject(_), .. })
+    }
+
     /// Reads a message. Every field of the result is legal; reserved bytes are ignored.
     ///
     /// # Errors

@@ -45,7 +45,7 @@
 //! let key = ClusterKey::new(&[0x5a; 32])?; // from a file that only the daemons can read
 //! let (here, there) = ("10.0.0.1:7169".parse()?, "10.0.0.2:7169".parse()?);
 //! let config = Config {
-//!     address: here, boot_id: 0x1234, key, policy: Policy::Concurrent, limits: Limits::default(),
+//!     address: here, boot_id: 0x1234, key: Some(key), policy: Policy::Concurrent, limits: Limits::default(),
 //! };
 //! let mut node = Node::new(config, Time::ZERO);
 //! let mut policy = Permit { max_message_len: 1 << 30, lease: Duration::from_secs(5) };
@@ -88,6 +88,7 @@ pub use voter::{PROMISE, TENURE};
 pub use waiting::{AGEING_BOUND, SILENCE_BOUND};
 
 use crate::control::{Grant, Reject};
+use crate::landing::PLACES;
 use crate::session::{Admit, Landing};
 use alloc::vec::Vec;
 use core::fmt;
@@ -125,6 +126,10 @@ pub struct Limits {
     /// For how long sessions go on in silence, where that is longer than their leases: a path may be cut, or a link down.
     /// Whoever waits for the place of one whose lease has run out gets it.
     pub patience: Duration,
+    /// Sessions of one receiver that go on without a place.
+    pub aside: usize,
+    /// Sessions of one receiver that one source address may have.
+    pub sessions_of_address: usize,
 }
 
 impl Default for Limits {
@@ -135,6 +140,8 @@ impl Default for Limits {
             outgoing: 4096,
             waiting: 1024,
             patience: Duration::ZERO,
+            aside: PLACES as usize,
+            sessions_of_address: usize::MAX,
         }
     }
 }
@@ -146,8 +153,8 @@ pub struct Config {
     pub address: SocketAddrV4,
     /// Number of this life: random. Never one that was used before.
     pub boot_id: u64,
-    /// The cluster's key.
-    pub key: ClusterKey,
+    /// The cluster's key. None: control messages go and come as they are; only [`Policy::Concurrent`], and no host is told of another.
+    pub key: Option<ClusterKey>,
     /// The same at all hosts.
     pub policy: Policy,
     /// Bounds of memory, and of waiting.
@@ -205,8 +212,10 @@ pub enum Outcome {
     Rejected(Reject),
     /// No answer in time.
     Unreachable,
+    /// Its host says that nobody receives there ([`Node::on_refused`]).
+    NotListening,
     /// The receiver granted what was not asked for; that session was ended.
-    Incompatible(Grant),
+    Incompatible,
     /// The session is over on the receiver's side, or nothing was heard of it for a whole lease.
     Lost,
     /// The session ended, and the receiver said so.
@@ -249,6 +258,30 @@ impl fmt::Display for TooMany {
 }
 
 impl core::error::Error for TooMany {}
+
+/// What became of a datagram that came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Taken {
+    /// It was of use.
+    Used,
+    /// A request that was refused.
+    Refused,
+    /// A request whose session is over, once more.
+    Late,
+    /// The end of a session that there is not.
+    WrongKey(u64),
+    /// An answer that nothing waited for, to the request of this number.
+    Unasked(u32),
+    /// Of another version.
+    OtherVersion,
+    /// No control message, or one that makes no sense.
+    Malformed,
+    /// Not sealed with the cluster's key, or seen before.
+    Unproved,
+    /// Of a life of its sender that is not known yet: it was challenged.
+    Stranger,
+}
 
 /// What became of the datagrams that came in: each is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

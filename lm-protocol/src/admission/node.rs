@@ -1,19 +1,20 @@
 //! One host's admission: what comes in, in the order in which it is believed, and what is done about it.
 
 use super::exclusive::Exclusive;
-use super::incoming::{Receiver, ended};
+use super::incoming::{Receiver, Reply, ended};
 use super::list::{Flag, List, RecvAddr};
 use super::message::{Append, Message, Remove, Stage};
 use super::outgoing::{Outgoing, Ticket};
 use super::peers::{Arrival, Peers};
 use super::saying::Announced;
 use super::seal::{ClusterKey, SealError, SealHeader};
-use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, TooMany};
+use super::{Action, Config, Counters, Decision, LIST_LEASE_MAX, Local, Policy, Taken, TooMany};
 use crate::control::{
     ControlError, ControlMessage, End, Ended, Grant, KIND_END, KIND_REQUEST, RejectReason, Request,
 };
 use crate::session::{Refusal, Session};
 use crate::time::Time;
+use crate::wire::lm::LmError;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -65,7 +66,12 @@ impl Node {
             peers: Peers::new(config.limits.hosts),
             list: List::new(),
             receivers: BTreeMap::new(),
-            outgoing: Outgoing::new(config.boot_id as u32, is_exclusive, config.limits.patience),
+            outgoing: Outgoing::new(
+                config.boot_id as u32,
+                is_exclusive,
+                config.key.is_some(),
+                config.limits.patience,
+            ),
             exclusive,
             announced: Announced::Nothing,
             last_number: 0,
@@ -76,7 +82,7 @@ impl Node {
 
     /// The cluster has another key from now on. Sessions go on; hosts that still use the old one are not understood.
     pub fn set_key(&mut self, key: ClusterKey) {
-        self.config.key = key;
+        self.config.key = Some(key);
     }
 
     /// A program of this host receives on `port`, in these landing queues; one that takes several sessions is there several times.
@@ -202,31 +208,38 @@ impl Node {
         bytes: &[u8],
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
-    ) {
+    ) -> Taken {
+        let Some(key) = &self.config.key else {
+            let header = SealHeader {
+                port: self.only_port(),
+                ..SealHeader::default()
+            };
+            let taken = self.take(now, from, &header, bytes, local, out);
+            self.settle(now, local, out);
+            return taken;
+        };
         if from == self.config.address {
             self.counters.own += 1;
-            return;
+            return Taken::Used;
         }
-        let (header, body) = match self.config.key.open(from, self.config.address, bytes) {
+        let (header, body) = match key.open(from, self.config.address, bytes) {
             Ok(opened) => opened,
             Err(error) => {
-                let counter = match error {
-                    SealError::Length => &mut self.counters.malformed,
-                    SealError::NotSealed => &mut self.counters.not_sealed,
-                    SealError::Version { .. } => &mut self.counters.other_version,
-                    SealError::Tag => &mut self.counters.unauthenticated,
+                let (counter, taken) = match error {
+                    SealError::Length => (&mut self.counters.malformed, Taken::Malformed),
+                    SealError::NotSealed => (&mut self.counters.not_sealed, Taken::Unproved),
+                    SealError::Version { .. } => (&mut self.counters.other_version, Taken::OtherVersion),
+                    SealError::Tag => (&mut self.counters.unauthenticated, Taken::Unproved),
                 };
                 *counter += 1;
-                return;
+                return taken;
             }
         };
-        let arrival = self
-            .peers
-            .arrive(&self.config.key, self.config.boot_id, now, from, &header);
+        let arrival = self.peers.arrive(key, self.config.boot_id, now, from, &header);
         match arrival {
             Arrival::Replayed => {
                 self.counters.replayed += 1;
-                return;
+                return Taken::Unproved;
             }
             Arrival::Stranger => {
                 self.counters.strangers += 1;
@@ -235,7 +248,7 @@ impl Node {
                 if header.echo == 0 || !matches!(Message::parse(body), Ok(Message::Hello)) {
                     self.hello(from, header.challenge, true, out);
                 }
-                return;
+                return Taken::Stranger;
             }
             Arrival::FirstOfLife => {
                 self.list.renumber(*from.ip());
@@ -251,16 +264,7 @@ impl Node {
             }
         }
         let first = out.len();
-        let counter = match self.handle(now, from, &header, body, local, out) {
-            Ok(true) => &mut self.counters.accepted,
-            Ok(false) => &mut self.counters.impossible,
-            Err(ControlError::VersionMismatch { theirs, request_id }) => {
-                self.answer_version(from, header.port, theirs, request_id, body, out);
-                &mut self.counters.other_version
-            }
-            Err(_) => &mut self.counters.malformed,
-        };
-        *counter += 1;
+        let taken = self.take(now, from, &header, body, local, out);
         self.settle(now, local, out);
         let is_answered = out[first..]
             .iter()
@@ -268,6 +272,88 @@ impl Node {
         if header.challenge != 0 && !is_answered {
             self.hello(from, header.challenge, false, out);
         }
+        taken
+    }
+
+    /// Without a key: a control message that was read already, by whatever way it came.
+    pub fn on_message(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        (request_id, message): (u32, &ControlMessage),
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) -> Taken {
+        let taken = self.handle_session(now, from, self.only_port(), request_id, message, local, out);
+        self.counters.accepted += 1;
+        self.settle(now, local, out);
+        taken
+    }
+
+    /// Without a key there is one receiver, and a message does not say which it is for.
+    fn only_port(&self) -> u16 {
+        self.receivers.keys().next().copied().unwrap_or(0)
+    }
+
+    /// A message that is believed, or need not be.
+    fn take(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        header: &SealHeader,
+        body: &[u8],
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) -> Taken {
+        let (counter, taken) = match self.handle(now, from, header, body, local, out) {
+            Ok(Some(taken)) => (&mut self.counters.accepted, taken),
+            Ok(None) => (&mut self.counters.impossible, Taken::Malformed),
+            Err(ControlError::VersionMismatch { theirs, request_id }) => {
+                self.answer_version(from, header.port, theirs, request_id, body, out);
+                (&mut self.counters.other_version, Taken::OtherVersion)
+            }
+            Err(ControlError::Packet(LmError::VersionMismatch { .. })) => {
+                (&mut self.counters.other_version, Taken::OtherVersion)
+            }
+            Err(_) => (&mut self.counters.malformed, Taken::Malformed),
+        };
+        *counter += 1;
+        taken
+    }
+
+    /// The host at `by` says that nobody receives on the port that something went to.
+    pub fn on_refused(&mut self, now: Time, by: SocketAddrV4, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        let mut said = Vec::new();
+        self.outgoing.refused(now, by, &mut |what| said.push(what));
+        self.say(said, out);
+        self.settle(now, local, out);
+    }
+
+    /// The host `to` takes messages now that it could not take before.
+    pub fn hurry(&mut self, now: Time, to: SocketAddrV4, local: &mut Local<'_>, out: &mut Vec<Action>) {
+        self.outgoing.hurry(now, to);
+        self.settle(now, local, out);
+    }
+
+    /// The next request has this number if it can: a random one, where messages are not sealed, so that only those who saw a request can
+    /// answer it.
+    pub fn number_from(&mut self, number: u32) {
+        self.outgoing.number_from(number);
+    }
+
+    /// For how long the receiver asks to wait, where it had no place when it was asked last.
+    pub fn busy(&self, ticket: Ticket) -> Option<Duration> {
+        self.outgoing.busy(ticket)
+    }
+
+    /// The receiver has ended this session, and the program that had it knows.
+    pub fn forget(&mut self, ticket: Ticket) {
+        self.outgoing.remove(ticket);
+    }
+
+    /// Whether ends of sessions are on their way that nobody has confirmed.
+    pub fn is_leaving(&self) -> bool {
+        self.outgoing.is_leaving()
     }
 
     /// The moment that [`Node::next_deadline`] gave has come.
@@ -356,7 +442,7 @@ impl Node {
         self.list.contains(address) || (address == *self.config.address.ip() && self.is_receiving())
     }
 
-    /// An authentic and new message: the paper's figure 3. Gives `false` when it makes no sense.
+    /// An authentic and new message: the paper's figure 3. Gives `None` when it makes no sense.
     fn handle(
         &mut self,
         now: Time,
@@ -365,12 +451,21 @@ impl Node {
         body: &[u8],
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
-    ) -> Result<bool, ControlError> {
-        Ok(match Message::parse(body)? {
+    ) -> Result<Option<Taken>, ControlError> {
+        let makes_sense = match Message::parse(body)? {
             Message::Session { request_id, message } => {
-                self.handle_session(now, from, header.port, request_id, &message, local, out);
-                true
+                return Ok(Some(self.handle_session(
+                    now,
+                    from,
+                    header.port,
+                    request_id,
+                    &message,
+                    local,
+                    out,
+                )));
             }
+            // About hosts: only those of one cluster speak so.
+            _ if self.config.key.is_none() => false,
             // A host speaks for itself only.
             Message::Append(Append { address, .. }) | Message::Remove(Remove { address, .. })
                 if address != *from.ip() =>
@@ -397,7 +492,8 @@ impl Node {
             }
             Message::Answer(answer) => self.handle_answer(now, from, &answer),
             Message::Hello => true,
-        })
+        };
+        Ok(makes_sense.then_some(Taken::Used))
     }
 
     #[expect(clippy::too_many_arguments, reason = "two of them are where to act")]
@@ -410,25 +506,37 @@ impl Node {
         message: &ControlMessage,
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
-    ) {
+    ) -> Taken {
         match message {
             ControlMessage::Request(request) => {
                 let Some(receiver) = self.receivers.get_mut(&port) else {
                     let message = Refusal::from(RejectReason::NoReceiver).to_message();
                     self.transmit(from, port, &Message::Session { request_id, message }, out);
-                    return;
+                    return Taken::Refused;
                 };
                 if self.exclusive.is_some() {
                     self.request_exclusively(now, from, port, (request_id, request), local, out);
-                } else {
-                    let mut replies = Vec::new();
-                    receiver.request(now, from, request_id, request, local, &mut replies);
-                    self.reply(port, replies, out);
+                    return Taken::Used;
                 }
+                let mut replies = Vec::new();
+                receiver.request(now, from, request_id, request, local, &mut replies);
+                let is_answer = |(to, message): &&Reply| *to == from && message.request_id() == Some(request_id);
+                let taken = match replies.iter().find(is_answer) {
+                    Some((_, answer)) if answer.is_reject() => Taken::Refused,
+                    Some(_) => Taken::Used,
+                    None => Taken::Late,
+                };
+                self.reply(port, replies, out);
+                taken
             }
             ControlMessage::End(end) => {
+                let mut taken = Taken::Used;
                 let reply = match self.receivers.get_mut(&port) {
                     Some(receiver) => {
+                        let session = receiver.grantor.session(end.session_key);
+                        if *end != End::WITHDRAWN && session.is_none_or(|session| session.peer != from) {
+                            taken = Taken::WrongKey(end.session_key);
+                        }
                         if *end == End::WITHDRAWN {
                             receiver.waiting.withdraw(from, request_id);
                         }
@@ -447,17 +555,23 @@ impl Node {
                 if let Some(message) = reply {
                     self.transmit(from, port, &Message::Session { request_id, message }, out);
                 }
+                taken
             }
             ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => {
                 let mut said = Vec::new();
-                self.outgoing
-                    .handle(now, from, port, Ticket(request_id), message, &mut |what| {
-                        said.push(what);
-                    });
+                let is_awaited =
+                    self.outgoing
+                        .handle(now, from, port, Ticket(request_id), message, &mut |what| {
+                            said.push(what);
+                        });
                 self.say(said, out);
+                match is_awaited {
+                    true => Taken::Used,
+                    false => Taken::Unasked(request_id),
+                }
             }
             // Between endpoints.
-            ControlMessage::Challenge(_) | ControlMessage::Proof(_) => {}
+            ControlMessage::Challenge(_) | ControlMessage::Proof(_) => Taken::Malformed,
         }
     }
 
@@ -500,7 +614,9 @@ impl Node {
             if receiver.waiting.len() > 0 {
                 receiver.serve(now, local, &mut replies);
             }
-            ready.push((port, replies));
+            if !replies.is_empty() {
+                ready.push((port, replies));
+            }
         }
         for (port, replies) in ready {
             self.reply(port, replies, out);

@@ -4,12 +4,14 @@ use super::Outcome;
 use crate::control::{ControlMessage, End, Grant, Reject, RejectReason, Request};
 use crate::session::{Applicant, ApplicantState, Farewell, FarewellState};
 use crate::time::Time;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 
 /// A renewal that was not confirmed is repeated after this part of the lease.
 const RENEWALS_PER_LEASE: u32 = 4;
+/// Requests that were taken back and are remembered.
+const WITHDRAWN_MAX: usize = 64;
 /// How long a farewell is repeated.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -36,7 +38,7 @@ struct Line {
     to: SocketAddrV4,
     port: u16,
     stage: Stage,
-    timer: Time,
+    timer: Option<Time>,
 }
 
 /// What a line has to say: a message for its receiver, or news for its program.
@@ -61,19 +63,31 @@ pub(super) struct Outgoing {
     lines: BTreeMap<Ticket, Line>,
     timers: BTreeSet<(Time, Ticket)>,
     next_ticket: u32,
+    /// Requests that were taken back, the latest last: a grant may be on its way.
+    withdrawn: VecDeque<(Ticket, SocketAddrV4)>,
     /// A receiver that is busy will not be asked again: the paper's LM_ACQ_REJ.
     busy_is_final: bool,
+    /// Whether what comes is proved to come from where it says. If not, no session is renewed: its program's own packets do that, by the
+    /// way of the data.
+    is_sealed: bool,
     /// For how long a session goes unconfirmed, where that is longer than its lease.
     patience: Duration,
 }
 
 impl Outgoing {
-    pub(super) fn new(first_ticket: u32, busy_is_final: bool, patience: Duration) -> Outgoing {
+    pub(super) fn new(
+        first_ticket: u32,
+        busy_is_final: bool,
+        is_sealed: bool,
+        patience: Duration,
+    ) -> Outgoing {
         Outgoing {
             lines: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_ticket: first_ticket,
+            withdrawn: VecDeque::with_capacity(WITHDRAWN_MAX),
             busy_is_final,
+            is_sealed,
             patience,
         }
     }
@@ -103,7 +117,7 @@ impl Outgoing {
     ) -> Ticket {
         let ticket = self.fresh_ticket();
         let applicant = Applicant::new(request, ticket.0, now, patience);
-        self.insert(ticket, to, port, Stage::Asking(applicant), now);
+        self.insert(ticket, to, port, Stage::Asking(applicant), Some(now));
         ticket
     }
 
@@ -124,7 +138,7 @@ impl Outgoing {
         };
         let is_free = !self.lines.contains_key(&ticket);
         if is_free {
-            self.insert(ticket, to, port, stage, now);
+            self.insert(ticket, to, port, stage, Some(now));
         }
         is_free
     }
@@ -142,12 +156,17 @@ impl Outgoing {
                     ticket,
                     message: ControlMessage::End(End::WITHDRAWN),
                 });
+                let to = line.to;
                 self.remove(ticket);
+                if self.withdrawn.len() == WITHDRAWN_MAX {
+                    self.withdrawn.pop_front();
+                }
+                self.withdrawn.push_back((ticket, to));
             }
             Stage::Holding { grant, .. } => {
                 let key = grant.session_key;
                 line.stage = Stage::Leaving(Farewell::new(key, messages, ticket.0, now, FAREWELL_PATIENCE));
-                self.rearm(ticket, now);
+                self.rearm(ticket, Some(now));
             }
             Stage::Leaving(_) => {}
         }
@@ -166,11 +185,47 @@ impl Outgoing {
             hurried.push(ticket);
         }
         for ticket in hurried {
-            self.rearm(ticket, now);
+            self.rearm(ticket, Some(now));
         }
     }
 
-    /// A reply came in.
+    pub(super) fn number_from(&mut self, number: u32) {
+        self.next_ticket = number;
+    }
+
+    pub(super) fn busy(&self, ticket: Ticket) -> Option<Duration> {
+        match &self.lines.get(&ticket)?.stage {
+            Stage::Asking(applicant) => {
+                let busy = applicant.busy()?;
+                Some(Duration::from_millis(busy.retry_after_ms.into()))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        let is_leaving = |line: &Line| matches!(line.stage, Stage::Leaving(_));
+        self.lines.values().any(is_leaving)
+    }
+
+    /// Nobody receives there.
+    pub(super) fn refused(&mut self, now: Time, by: SocketAddrV4, say: &mut impl FnMut(Said)) {
+        let mut refused = alloc::vec::Vec::new();
+        for (&ticket, line) in self.lines.iter_mut().filter(|(_, line)| line.to == by) {
+            match &mut line.stage {
+                Stage::Asking(applicant) => applicant.handle_refused(),
+                // The session may have ended otherwise; its lease says so.
+                Stage::Holding { .. } => continue,
+                Stage::Leaving(farewell) => farewell.handle_refused(),
+            }
+            refused.push(ticket);
+        }
+        for ticket in refused {
+            self.poll_one(now, ticket, say);
+        }
+    }
+
+    /// A reply came in; gives whether it was waited for.
     pub(super) fn handle(
         &mut self,
         now: Time,
@@ -179,10 +234,10 @@ impl Outgoing {
         ticket: Ticket,
         message: &ControlMessage,
         say: &mut impl FnMut(Said),
-    ) {
+    ) -> bool {
         let Some(line) = self.lines.get_mut(&ticket).filter(|line| line.to == from) else {
-            end_unwanted(from, port, ticket, message, say);
-            return;
+            self.return_unwanted(now, from, port, ticket, message, say);
+            return false;
         };
         let outcome = match &mut line.stage {
             Stage::Asking(applicant) => match message {
@@ -236,6 +291,34 @@ impl Outgoing {
             }
             None => self.poll_one(now, ticket, say),
         }
+        true
+    }
+
+    /// A grant came that nothing waits for: its session is ended, if it answers what was asked.
+    fn return_unwanted(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        port: u16,
+        ticket: Ticket,
+        message: &ControlMessage,
+        say: &mut impl FnMut(Said),
+    ) {
+        let ControlMessage::Grant(grant) = message else {
+            return;
+        };
+        let is_its = |known: &(Ticket, SocketAddrV4)| *known == (ticket, from);
+        let Some(at) = self.withdrawn.iter().position(is_its) else {
+            // To a life before, where nobody else can have made it up.
+            if self.is_sealed {
+                end_unwanted(from, port, ticket, message, say);
+            }
+            return;
+        };
+        self.withdrawn.remove(at);
+        let farewell = Farewell::new(grant.session_key, 0, ticket.0, now, FAREWELL_PATIENCE);
+        self.insert(ticket, from, port, Stage::Leaving(farewell), Some(now));
+        self.poll_one(now, ticket, say);
     }
 
     /// Another version answered.
@@ -306,13 +389,14 @@ impl Outgoing {
                             to,
                             outcome: Outcome::Granted(grant),
                         });
-                        Some(next)
+                        return self.rearm(ticket, self.is_sealed.then_some(next));
                     }
                     ApplicantState::Pending => applicant.poll_timeout(),
                     state => {
                         last = Some(match state {
                             ApplicantState::Rejected(reject) => Outcome::Rejected(reject),
-                            ApplicantState::Incompatible(grant) => Outcome::Incompatible(grant),
+                            ApplicantState::Incompatible(_) => Outcome::Incompatible,
+                            ApplicantState::NotListening => Outcome::NotListening,
                             _ => Outcome::Unreachable,
                         });
                         None
@@ -348,7 +432,7 @@ impl Outgoing {
             }
         };
         match (last, timer) {
-            (None, Some(timer)) => self.rearm(ticket, timer),
+            (None, Some(timer)) => self.rearm(ticket, Some(timer)),
             (outcome, _) => {
                 if let Some(outcome) = outcome {
                     say(Said::Outcome { ticket, to, outcome });
@@ -367,7 +451,7 @@ impl Outgoing {
         ticket
     }
 
-    fn insert(&mut self, ticket: Ticket, to: SocketAddrV4, port: u16, stage: Stage, timer: Time) {
+    fn insert(&mut self, ticket: Ticket, to: SocketAddrV4, port: u16, stage: Stage, timer: Option<Time>) {
         let line = Line {
             to,
             port,
@@ -375,20 +459,24 @@ impl Outgoing {
             timer,
         };
         self.lines.insert(ticket, line);
-        self.timers.insert((timer, ticket));
+        self.timers.extend(timer.map(|timer| (timer, ticket)));
     }
 
-    fn rearm(&mut self, ticket: Ticket, timer: Time) {
+    fn rearm(&mut self, ticket: Ticket, timer: Option<Time>) {
         if let Some(line) = self.lines.get_mut(&ticket) {
-            self.timers.remove(&(line.timer, ticket));
+            if let Some(timer) = line.timer {
+                self.timers.remove(&(timer, ticket));
+            }
             line.timer = timer;
-            self.timers.insert((timer, ticket));
+            self.timers.extend(timer.map(|timer| (timer, ticket)));
         }
     }
 
-    fn remove(&mut self, ticket: Ticket) {
-        if let Some(line) = self.lines.remove(&ticket) {
-            self.timers.remove(&(line.timer, ticket));
+    pub(super) fn remove(&mut self, ticket: Ticket) {
+        if let Some(line) = self.lines.remove(&ticket)
+            && let Some(timer) = line.timer
+        {
+            self.timers.remove(&(timer, ticket));
         }
     }
 }

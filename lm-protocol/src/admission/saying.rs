@@ -4,7 +4,7 @@ use super::incoming::Reply;
 use super::message::{Append, MAX_BODY_LEN, Message, Remove, Stage};
 use super::node::Node;
 use super::outgoing::Said;
-use super::seal::SealHeader;
+use super::seal::{Datagram, SealHeader};
 use super::{Action, Fallback, LIST_LEASE, LIST_LEASE_MAX, Outcome};
 use crate::time::Time;
 use alloc::vec::Vec;
@@ -32,6 +32,9 @@ pub(super) enum Announced {
 impl Node {
     /// Policy `concurrent`: keeps the other hosts' lists true.
     pub(super) fn announce(&mut self, now: Time, out: &mut Vec<Action>) {
+        if self.config.key.is_none() {
+            return;
+        }
         let is_receiving = self.is_receiving();
         let append = match self.announced {
             Announced::Nothing if is_receiving => {
@@ -125,17 +128,17 @@ impl Node {
 
     /// LM_HELLO: with our echo, and to a stranger with a challenge.
     pub(super) fn hello(&mut self, to: SocketAddrV4, echo: u64, to_stranger: bool, out: &mut Vec<Action>) {
-        let challenge = match to_stranger {
-            true => self.peers.challenge(&self.config.key, self.config.boot_id, to),
-            false => 0,
+        let challenge = match (&self.config.key, to_stranger) {
+            (Some(key), true) => self.peers.challenge(key, self.config.boot_id, to),
+            _ => 0,
         };
         self.seal(Some(to), 0, challenge, echo, &Message::Hello, out);
     }
 
     pub(super) fn transmit(&mut self, to: SocketAddrV4, port: u16, message: &Message, out: &mut Vec<Action>) {
-        let challenge = match self.peers.is_known(to) {
-            true => 0,
-            false => self.peers.challenge(&self.config.key, self.config.boot_id, to),
+        let challenge = match &self.config.key {
+            Some(key) if !self.peers.is_known(to) => self.peers.challenge(key, self.config.boot_id, to),
+            _ => 0,
         };
         let echo = self.peers.echo(to);
         self.seal(Some(to), port, challenge, echo, message, out);
@@ -164,10 +167,10 @@ impl Node {
         };
         let mut body = [0; MAX_BODY_LEN];
         let len = message.encode(&mut body);
-        let datagram = self
-            .config
-            .key
-            .seal(self.config.address, to, &header, &body[..len]);
+        let datagram = match &self.config.key {
+            Some(key) => key.seal(self.config.address, to, &header, &body[..len]),
+            None => Datagram::plain(&body[..len]),
+        };
         out.push(match to {
             Some(to) => Action::Send { to, datagram },
             None => Action::SendToAll { datagram },

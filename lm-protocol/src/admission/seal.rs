@@ -275,6 +275,16 @@ pub struct Datagram {
 }
 
 impl Datagram {
+    /// A message as it is.
+    pub(super) fn plain(body: &[u8]) -> Datagram {
+        let mut bytes = [0; MAX_SEALED_LEN];
+        bytes[..body.len()].copy_from_slice(body);
+        Datagram {
+            bytes,
+            len: body.len() as u8,
+        }
+    }
+
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]

@@ -79,14 +79,13 @@ impl Waiting {
         self.by_silence.insert((now, key));
     }
 
-    /// Who goes next. It stays in the list.
-    pub(super) fn next(&self, now: Time) -> Option<Waiter> {
-        let aged = (self.by_age.first()).filter(|(since, _)| now.since(*since) >= AGEING_BOUND);
-        let key = match aged {
-            Some((_, key)) => key,
-            None => &self.by_len.first()?.2,
-        };
-        self.waiters.get(key).copied()
+    /// Who goes next, after so many others. It stays in the list.
+    pub(super) fn nth(&self, others: usize, now: Time) -> Option<Waiter> {
+        let has_aged = |since: Time| now.since(since) >= AGEING_BOUND;
+        let aged = (self.by_age.iter()).take_while(|(since, _)| has_aged(*since));
+        let short = self.by_len.iter().filter(|(_, since, _)| !has_aged(*since));
+        let mut order = aged.map(|(_, key)| key).chain(short.map(|(.., key)| key));
+        self.waiters.get(order.nth(others)?).copied()
     }
 
     pub(super) fn remove(&mut self, from: SocketAddrV4, request_id: u32, request: &Request) {

@@ -80,7 +80,7 @@ pub fn admission(bytes: &[u8]) {
     let config = Config {
         address: address(0),
         boot_id: 1,
-        key: key.clone(),
+        key: Some(key.clone()),
         policy,
         limits,
     };
@@ -104,7 +104,9 @@ pub fn admission(bytes: &[u8]) {
         let host = usize::from(*host) % HOSTS;
         now += Duration::from_millis(u64::from(*kind / 4) * 10);
         match kind % 4 {
-            0 => node.on_datagram(now, address(host), body, &mut local, &mut out),
+            0 => {
+                node.on_datagram(now, address(host), body, &mut local, &mut out);
+            }
             // A program of this host asks for a session with that one.
             2 if body.len() >= 24 => {
                 if let Ok(Message::Session { message, .. }) = Message::parse(body)

@@ -214,6 +214,12 @@ pub trait Landing {
 
     /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
+
+    /// Of how many messages a session had heard that was closed; `None` where that is not known.
+    fn heard(&self, session_key: u64) -> Option<u32> {
+        let _ = session_key;
+        None
+    }
 }
 
 /// Why a session is over.
@@ -289,8 +295,7 @@ struct Past {
     peer: SocketAddrV4,
     sender_id: u64,
     request_id: u32,
-    session_key: u64,
-    delivered: u32,
+    ended: Ended,
     /// The sender itself ended it, so that its request can only come again because it was late. A session that expired
     /// is different: perhaps every grant was lost, and its applicant is still asking.
     ended_by_sender: bool,
@@ -372,6 +377,13 @@ impl Grantor {
     #[must_use]
     pub fn with_address_max(self, address_max: usize) -> Grantor {
         Grantor { address_max, ..self }
+    }
+
+    /// The same, of whose sessions so many may go on without a place; else as many as there are places.
+    #[must_use]
+    pub fn with_aside_max(self, aside_max: usize) -> Grantor {
+        let aside = (0..aside_max).map(|_| None).collect();
+        Grantor { aside, ..self }
     }
 
     /// The same, whose sessions go on for so long in silence (a path that is cut, a link that is down). Once its lease has run out,
@@ -557,24 +569,22 @@ impl Grantor {
 
     /// Ends a session from this side: what is to be told to its sender.
     fn end(&mut self, session: &Session, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
-        let session_key = session.grant.session_key;
-        let delivered = self.close_counted(session_key, landing)?;
-        let ended = Ended {
-            session_key,
-            delivered,
-            heard: None,
-        };
+        let ended = self.close_told(session.grant.session_key, landing)?;
         Some((session.peer, session.request_id, ended))
     }
 
-    /// As [`Grantor::close`], and gives how many messages the session delivered.
-    pub fn close_counted(&mut self, session_key: u64, landing: &mut dyn Landing) -> Option<u32> {
-        self.close(session_key, landing).then(|| {
-            let past = self.past.iter().flatten();
-            past.filter(|past| past.session_key == session_key)
-                .map(|past| past.delivered)
-                .next()
-                .unwrap_or(0)
+    /// As [`Grantor::close`], and gives what is to be told to the sender.
+    pub fn close_told(&mut self, session_key: u64, landing: &mut dyn Landing) -> Option<Ended> {
+        self.close(session_key, landing).then(|| self.past_of(session_key))
+    }
+
+    /// What became of a session that is over; nothing was delivered in one that is not known.
+    fn past_of(&self, session_key: u64) -> Ended {
+        let mut past = self.past.iter().flatten().map(|past| past.ended);
+        past.find(|ended| ended.session_key == session_key).unwrap_or(Ended {
+            session_key,
+            delivered: 0,
+            heard: None,
         })
     }
 
@@ -776,15 +786,11 @@ impl Grantor {
             return None;
         }
         // A session that is not known, perhaps of an earlier life of this program: it has certainly ended.
-        let past = self
-            .past
-            .iter()
-            .flatten()
-            .find(|past| past.session_key == end.session_key && past.peer == from);
-        let delivered = past.map_or(0, |past| past.delivered);
+        let mut past = self.past.iter().flatten();
+        let is_its = |past: &&Past| past.ended.session_key == end.session_key && past.peer == from;
         Some(ControlMessage::Ended(Ended {
             session_key: end.session_key,
-            delivered,
+            delivered: past.find(is_its).map_or(0, |past| past.ended.delivered),
             heard: None,
         }))
     }
@@ -801,13 +807,17 @@ impl Grantor {
             let Some(session) = slot.take_if(|session| matches(session)) else {
                 continue;
             };
+            let session_key = session.grant.session_key;
             let delivered = landing.close(&session, reason);
             self.past[self.past_next] = Some(Past {
                 peer: session.peer,
                 sender_id: session.request.sender_id,
                 request_id: session.request_id,
-                session_key: session.grant.session_key,
-                delivered,
+                ended: Ended {
+                    session_key,
+                    delivered,
+                    heard: landing.heard(session_key),
+                },
                 ended_by_sender: matches!(reason, CloseReason::Ended { .. }),
             });
             self.past_next = (self.past_next + 1) % REMEMBERED;

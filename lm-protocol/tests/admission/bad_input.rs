@@ -28,7 +28,7 @@ impl Lone {
         let config = Config {
             address: address(0),
             boot_id: 77,
-            key: key(),
+            key: Some(key()),
             policy,
             limits,
         };

@@ -441,7 +441,7 @@ impl World {
         let config = Config {
             address: self.hosts[host].address,
             boot_id,
-            key: key(),
+            key: Some(key()),
             policy: self.setup.policy(),
             limits: self.setup.limits,
         };

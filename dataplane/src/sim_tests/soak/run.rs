@@ -142,7 +142,7 @@ impl Run {
                     false => Ok(permit),
                 }
             };
-            engine.grants.as_mut().expect("the granting side").admit = Box::new(admit);
+            engine.nodes.as_mut().expect("the granting side").admit = Box::new(admit);
         }
         Run {
             layout: Layout::new(plan.mode, plan.bed.mtu, LinkShape::IPV4).expect("a legal MTU"),
