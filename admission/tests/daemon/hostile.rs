@@ -105,7 +105,9 @@ impl Recorder {
         wait_until("a grant", || {
             if let Ok((len, std::net::SocketAddr::V4(from))) = self.socket.recv_from(&mut buffer) {
                 let datagram = buffer[..len].to_vec();
-                self.act(|node, now, local, out| node.on_datagram(now, from, &datagram, local, out));
+                self.act(|node, now, local, out| {
+                    node.on_datagram(now, from, &datagram, local, out);
+                });
             }
             self.act(|node, now, local, out| node.on_timer(now, local, out));
             !self.outcomes.is_empty()
