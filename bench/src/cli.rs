@@ -104,6 +104,12 @@ pub struct LinkOptions {
     #[arg(long, value_name = "WHO", value_parser = parse_admission, default_value = "auto")]
     pub admission: Admission,
 
+    /// The cluster's key, from `lm-admissiond keygen`, for a program that admits without a daemon
+    ///
+    /// It has sessions only with programs and admission daemons that have the same key, and hears nobody else.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
     /// How many seconds the other end may be silent, or the interface down, before a transfer is given up
     ///
     /// A path that is cut, a cable that is out or an interface that is set down for less than that only delays what is under way. A

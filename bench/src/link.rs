@@ -16,9 +16,12 @@ use crate::transfer::wire::{CONTROL_TAG, Control};
 /// The part of an endpoint's configuration that both tools take from their options.
 ///
 /// # Errors
-/// When the file of `--pcap` cannot be created.
+/// When the file of `--pcap` cannot be created, or that of `--key` is no key.
 pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure> {
     let create = |path: &PathBuf| files::create(path, options.force).map(Arc::new);
+    let read = |path: &PathBuf| {
+        lm_admission::key::read(path, None).and_then(|bytes| lm_admission::key::of_bytes(path, &bytes))
+    };
     Ok(EndpointConfig {
         mode: options.mode.into(),
         mtu: options.mtu,
@@ -26,6 +29,7 @@ pub fn endpoint_config(options: &LinkOptions) -> Result<EndpointConfig, Failure>
         capture: options.pcap.as_ref().map(create).transpose()?,
         patience: options.patience,
         admission: options.admission.clone(),
+        key: options.key.as_ref().map(read).transpose().map_err(Failure::new)?,
         ..EndpointConfig::default()
     })
 }

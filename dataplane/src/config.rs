@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lm_protocol::admission::ClusterKey;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
 use lm_protocol::integrity::Integrity;
@@ -120,6 +121,9 @@ pub struct EndpointConfig {
     pub capture: Option<Arc<File>>,
     /// Who holds the gate and speaks the admission protocol.
     pub admission: Admission,
+    /// The cluster's key, for an endpoint that admits by itself: it has sessions with those that have the key as well, endpoints or daemons,
+    /// and hears only whom they speak for. None: it hears whoever receives at the address that it sends from.
+    pub key: Option<ClusterKey>,
     /// Who may send here, by whichever way: addresses in CIDR notation, none: everybody's. A peer that this endpoint connected to may answer.
     /// On which terms a sender's messages land, an endpoint that holds its gate itself asks its [`Admit`](lm_protocol::session::Admit).
     pub allow: Vec<(Ipv4Addr, u8)>,
@@ -173,6 +177,7 @@ impl Default for EndpointConfig {
             idle: IdleStrategy::default(),
             capture: None,
             admission: Admission::Auto,
+            key: None,
             allow: Vec::new(),
         }
     }

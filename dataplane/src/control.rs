@@ -112,13 +112,15 @@ impl<P: Port> Engine<P> {
     fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         self.counters.control_packets += 1;
         match ControlMessage::parse(datagram) {
-            Ok((number, message)) => self.take_admission(Socket::Control, from, number, &message, now_ns),
-            // Another version is answered.
-            Err(_) => {
+            Ok((number, message)) if self.config.key.is_none() => {
+                self.take_admission(Socket::Control, from, number, &message, now_ns);
+            }
+            // Sealed; or of another version, which is answered.
+            _ => {
                 let taken = self.with_node(Socket::Control, now_ns, |node, now, local, out| {
                     node.on_datagram(now, from, datagram, local, out)
                 });
-                self.reject(fault_of(taken.unwrap_or(Taken::Malformed)), from);
+                self.book(taken.unwrap_or(Taken::Malformed), None, from);
             }
         }
     }
@@ -162,13 +164,25 @@ impl<P: Port> Engine<P> {
         });
         match taken {
             _ if is_known => self.counters.packets_used += 1,
-            Some(Taken::Used) => self.counters.packets_used += 1,
-            // A repetition of one whose session is over.
-            Some(Taken::Late) => self.counters.drops.late += 1,
-            Some(Taken::WrongKey(key)) => self.reject_for(key, Fault::Key, from),
-            Some(Taken::Unasked(_)) => self.reject_for(about, Fault::Answer, from),
-            Some(taken) => self.reject(fault_of(taken), from),
+            Some(taken) => self.book(taken, Some(about), from),
             None => self.reject(Fault::Answer, from),
+        }
+    }
+
+    /// Counts a datagram as what it was, `about` this session or request.
+    fn book(&mut self, taken: Taken, about: Option<u64>, from: SocketAddrV4) {
+        match taken {
+            Taken::Used | Taken::Stranger => self.counters.packets_used += 1,
+            // A repetition of one whose session is over.
+            Taken::Late => self.counters.drops.late += 1,
+            Taken::WrongKey(key) => self.reject_for(key, Fault::Key, from),
+            Taken::Unasked(number) => {
+                self.reject_for(about.unwrap_or(number.into()), Fault::Answer, from);
+            }
+            Taken::Refused => self.reject(Fault::Refused, from),
+            Taken::OtherVersion => self.reject(Fault::Version, from),
+            Taken::Unproved => self.reject(Fault::Proof, from),
+            _ => self.reject(Fault::Malformed, from),
         }
     }
 
@@ -180,7 +194,9 @@ impl<P: Port> Engine<P> {
 
     /// Repeats requests to this address by this port at once.
     pub(crate) fn ask_again(&mut self, socket: Socket, to: SocketAddrV4, now_ns: u64) {
-        self.with_node(socket, now_ns, |node, now, local, out| node.hurry(now, to, local, out));
+        self.with_node(socket, now_ns, |node, now, local, out| {
+            node.hurry(now, to, local, out)
+        });
     }
 
     /// ICMP says that nobody listens on a port.
@@ -188,7 +204,9 @@ impl<P: Port> Engine<P> {
         let now_ns = self.now_ns;
         self.peers.refused(by, now_ns);
         for socket in [Socket::Control, Socket::Data] {
-            self.with_node(socket, now_ns, |node, now, local, out| node.on_refused(now, by, local, out));
+            self.with_node(socket, now_ns, |node, now, local, out| {
+                node.on_refused(now, by, local, out)
+            });
         }
     }
 
@@ -516,9 +534,8 @@ impl<P: Port> Engine<P> {
 
     /// What the daemon says of a request makes no sense.
     pub(crate) fn fail_request(&mut self, ticket: u32, error: DaemonError) {
-        let is_it = |applying: &&mut Applying| {
-            applying.socket == Socket::Control && applying.ticket == Some(ticket)
-        };
+        let is_it =
+            |applying: &&mut Applying| applying.socket == Socket::Control && applying.ticket == Some(ticket);
         if let Some(applying) = self.applying.iter_mut().find(is_it) {
             applying.error = Some(error.into());
         }
@@ -671,15 +688,6 @@ impl<P: Port> Engine<P> {
         }
         let mac = self.port.side().neighbour(*from.ip())?;
         Some(self.addressing_to(from, mac))
-    }
-}
-
-/// What a datagram without use was.
-fn fault_of(taken: Taken) -> Fault {
-    match taken {
-        Taken::Refused => Fault::Refused,
-        Taken::OtherVersion => Fault::Version,
-        _ => Fault::Malformed,
     }
 }
 

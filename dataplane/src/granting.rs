@@ -28,6 +28,9 @@ use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 /// How long a refused applicant waits while its neighbour address is being looked up.
 const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
 
+/// How long an applicant waits while sessions of an earlier incarnation end.
+const RESTARTED_RETRY: Duration = Duration::from_millis(10);
+
 /// How long an applicant waits while its answers show what the device writes.
 const PROBE_RETRY: Duration = Duration::from_millis(2);
 /// For so long a landing queue without sessions stays open to the device's spread: a sender may come again.
@@ -431,6 +434,15 @@ impl<P: Port> Landing for Engine<P> {
         if self.fixed.zero_copy && self.unfit {
             return Err(RejectReason::Unsupported.into());
         }
+        let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
+        if self.config.key.is_some() && !self.may_send(from) {
+            return Err(RejectReason::NotAllowed.into());
+        }
+        if self.config.key.is_some() && self.is_another(from, request.sender_id) {
+            // What the one before it had ends first, as soon as nobody is at work.
+            self.introductions.restarted = Some((from, request.sender_id));
+            return Err(Refusal::busy(RESTARTED_RETRY));
+        }
         let offered = self.landing_terms(permit.max_message_len);
         let fit = offered.fit(request)?;
         let hashed = match request.wire {
@@ -441,9 +453,12 @@ impl<P: Port> Landing for Engine<P> {
         if self.fixed.zero_copy && !alone {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         let index = self.make_room_for(from, false, fit.zone_len, request.messages_in_flight)?;
         let now_ns = self.now_ns;
+        if self.config.key.is_some() {
+            // Its host's word: it knows the cluster's key.
+            self.introduce(index, request.sender_id, now_ns);
+        }
         let general = self.general.as_ref().map(|_| self.config.general_queue);
         let elsewhere = self.elsewhere();
         self.led_ns = Some(now_ns);

@@ -31,6 +31,8 @@ pub(crate) struct Introductions {
     /// The millisecond that `sent` is of.
     since_ms: u64,
     sent: u32,
+    /// A sender that has the cluster's key and began anew.
+    pub(crate) restarted: Option<(SocketAddrV4, u64)>,
 }
 
 /// How an answer goes back to whoever is not known yet.
@@ -50,6 +52,7 @@ impl Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,
             sent: 0,
+            restarted: None,
         }
     }
 
@@ -81,8 +84,14 @@ impl<P: Port> Engine<P> {
         self.peers.at(index).incarnation
     }
 
+    /// Whether another incarnation is known at an address.
+    pub(crate) fn is_another(&mut self, data: SocketAddrV4, sender_id: u64) -> bool {
+        let known = self.known_as(data);
+        known.is_some_and(|known| !is_same_incarnation(known, sender_id))
+    }
+
     /// The rule of who may send here.
-    fn may_send(&mut self, data: SocketAddrV4) -> bool {
+    pub(crate) fn may_send(&mut self, data: SocketAddrV4) -> bool {
         let found = self.peers.find(data);
         self.config.allows(*data.ip()) || found.is_some_and(|index| self.peers.at(index).wanted)
     }
@@ -100,7 +109,7 @@ impl<P: Port> Engine<P> {
             Ask::Silence
         } else {
             self.counters.challenged += 1;
-            match self.stewarded.has_daemon() {
+            match self.stewarded.has_daemon() || self.config.key.is_some() {
                 true => Ask::Word,
                 false => Ask::Cookie,
             }
@@ -182,7 +191,7 @@ impl<P: Port> Engine<P> {
             cookie: challenge.cookie,
             data_port: self.port.local().port(),
             word: match challenge.ask {
-                Ask::Word => self.word_of_daemon(data, challenge),
+                Ask::Word => self.word_to(data, challenge),
                 _ => [0; WORD_LEN],
             },
         });

@@ -82,6 +82,7 @@ pub use endpoint::Endpoint;
 pub use error::{ConnectError, OpenError};
 pub use kernel::{KernelNic, KernelNicConfig};
 pub use landing_memory::LandingMemory;
+pub use lm_protocol::admission::ClusterKey;
 pub use lm_protocol::delivery::Delivery;
 pub use lm_protocol::integrity::Integrity;
 pub use memory::HugePages;

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use lm_protocol::admission::{Action, Config, Limits, Local, Node, Policy, Ticket};
+use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Policy, Ticket};
 use lm_protocol::landing::PLACES;
 use lm_protocol::session::Admit;
 use lm_protocol::time::Time;
@@ -41,16 +41,17 @@ impl Nodes {
     pub(crate) fn new(
         data: std::net::SocketAddrV4,
         has_daemon: bool,
+        key: Option<ClusterKey>,
         patience: Duration,
         admit: Box<dyn Admit + Send>,
         entropy: &mut Entropy,
     ) -> Nodes {
-        let mut own = |port: u16, sessions_of_address: usize| Own {
+        let mut own = |port: u16, key: Option<ClusterKey>, sessions_of_address: usize| Own {
             node: Node::new(
                 Config {
                     address: std::net::SocketAddrV4::new(*data.ip(), port),
                     boot_id: entropy.draw(),
-                    key: None,
+                    key,
                     policy: Policy::Concurrent,
                     limits: Limits {
                         patience,
@@ -65,8 +66,9 @@ impl Nodes {
         };
         Nodes {
             // Others are to find a place, whatever one host asks for.
-            landing: (!has_daemon).then(|| own(data.port().wrapping_add(1), PLACES as usize / 2)),
-            one_copy: own(data.port(), usize::MAX),
+            landing: (!has_daemon).then(|| own(data.port().wrapping_add(1), key, PLACES as usize / 2)),
+            // Between endpoints that know each other already.
+            one_copy: own(data.port(), None, usize::MAX),
             admit,
             actions: Vec::new(),
         }
@@ -142,12 +144,17 @@ impl<P: Port> Engine<P> {
                     outcome,
                     fallback,
                 } => self.told(socket, ticket.0, outcome, fallback, now_ns),
-                // Of nodes with a key.
+                // To hosts that are known to daemons alone.
                 _ => {}
             }
         }
         if let Some(nodes) = &mut self.nodes {
             nodes.actions = actions;
+        }
+        if let Some((data, sender_id)) = self.introductions.restarted.take()
+            && let Some(index) = self.peers.find(data)
+        {
+            self.introduce(index, sender_id, now_ns);
         }
         result
     }
@@ -161,7 +168,9 @@ impl<P: Port> Engine<P> {
                 may_change || own.due.is_some_and(|due| due <= Time::from_nanos(now_ns))
             });
             if is_due {
-                self.with_node(socket, now_ns, |node, now, local, out| node.on_timer(now, local, out));
+                self.with_node(socket, now_ns, |node, now, local, out| {
+                    node.on_timer(now, local, out)
+                });
             }
         }
     }

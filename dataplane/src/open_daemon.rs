@@ -26,6 +26,11 @@ const SOCKET_VARIABLE: &str = "LM_ADMISSION_SOCKET";
 pub(crate) fn daemon_for(config: &EndpointConfig) -> Result<Option<Client>, OpenError> {
     match &config.admission {
         Admission::Embedded => Ok(None),
+        Admission::Daemon(_) if config.key.is_some() => Err(OpenError::Config(
+            "the admission daemon has the cluster's key itself: leave the key out, or admit embedded"
+                .to_owned(),
+        )),
+        Admission::Auto if config.key.is_some() => Ok(None),
         Admission::Daemon(path) => Ok(Some(Client::connect(path)?)),
         Admission::Auto => {
             let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);

@@ -338,7 +338,14 @@ impl<P: Port> Parts<P> {
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
         let (data, has_daemon) = (port.local(), daemon.is_some());
-        let nodes = Nodes::new(data, has_daemon, config.patience, admit, &mut entropy);
+        let nodes = Nodes::new(
+            data,
+            has_daemon,
+            config.key.clone(),
+            config.patience,
+            admit,
+            &mut entropy,
+        );
         let mut engine = Engine {
             port,
             config,
@@ -380,4 +387,3 @@ impl<P: Port> Parts<P> {
         engine
     }
 }
-

@@ -9,7 +9,9 @@ use lm_protocol::control::{Challenge, ControlMessage, Grant, Proof, Request, WOR
 use lm_protocol::session::{Aside, Terms};
 use lm_protocol::time::Time;
 
-use crate::daemon::ipc::{Call, Control, Decision as Decided, Event, Offer, Outcome as Told, Progress, Reply};
+use crate::daemon::ipc::{
+    Call, Control, Decision as Decided, Event, Offer, Outcome as Told, Progress, Reply,
+};
 use crate::daemon::{Client, Daemon, DaemonError, News};
 use crate::engine::Engine;
 use crate::error::ConnectError;
@@ -371,8 +373,12 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// The daemon's word for us to a peer whose daemon's program challenged us; none where there is no daemon.
-    pub(crate) fn word_of_daemon(&mut self, to: SocketAddrV4, challenge: &Challenge) -> [u8; WORD_LEN] {
+    /// The word of whoever has the cluster's key for us, to a peer that hears nobody without; none where that is neither we nor a daemon.
+    pub(crate) fn word_to(&mut self, to: SocketAddrV4, challenge: &Challenge) -> [u8; WORD_LEN] {
+        if let Some(key) = &self.config.key {
+            let from = self.port.local();
+            return key.word(from, to, challenge.sender_id, challenge.cookie);
+        }
         let call = Call::Vouch {
             to,
             sender_id: challenge.sender_id,
@@ -388,8 +394,12 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Whether the daemon knows the word of a peer's daemon; without a daemon there need be none.
+    /// Whether a peer's word is one of the cluster; with neither key nor daemon there need be none.
     pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
+        if let Some(key) = &self.config.key {
+            let to = self.port.local();
+            return key.is_word(from, to, (proof.sender_id, proof.cookie), &proof.word);
+        }
         let Some(mut client) = self.stewarded.client() else {
             return true;
         };

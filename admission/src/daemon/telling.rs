@@ -87,7 +87,9 @@ impl Daemon {
                         control(ControlMessage::Reject(reject)),
                         fallback == admission::Fallback::OneCopy,
                     ),
-                    admission::Outcome::Unreachable | admission::Outcome::NotListening => ipc::Outcome::Unreachable,
+                    admission::Outcome::Unreachable | admission::Outcome::NotListening => {
+                        ipc::Outcome::Unreachable
+                    }
                     admission::Outcome::Incompatible => ipc::Outcome::Incompatible,
                     admission::Outcome::Lost => ipc::Outcome::Lost,
                     admission::Outcome::Ended { delivered } => ipc::Outcome::Ended { delivered },

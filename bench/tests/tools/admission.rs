@@ -662,3 +662,70 @@ fn requests_in_trains_wait_for_one_another() {
     receiving.end();
     hosts.wait_until_nothing_is_left();
 }
+
+/// Makes a key file.
+fn keygen(bed: &Bed, name: &str) -> Option<PathBuf> {
+    let path = bed.path(name);
+    let made = Command::new(daemon()?).arg("keygen").arg(&path).status();
+    assert!(made.unwrap().success());
+    Some(path)
+}
+
+#[test]
+fn a_key_without_a_daemon() {
+    let Some(bed) = Bed::new() else { return };
+    let Some(key) = keygen(&bed, "key") else { return };
+    let other = keygen(&bed, "other").expect("as the first");
+    let [key, other] = [&key, &other].map(|path| path.to_str().unwrap());
+    let (file, out) = (bed.file("file", 1 << 20), bed.directory("out"));
+    let (file, out) = (file.to_str().unwrap(), out.to_str().unwrap());
+    let receiver = bed.recv(&["--key", key, "--json", "--count", "1", "--output", out]);
+    for wrong in [&["--key", other, file][..], &[file]] {
+        let refused = bed.send(&[&["--wait-for-grant"], wrong].concat()).end();
+        assert!(!refused.status.success(), "{wrong:?}");
+        assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
+    }
+    bed.send(&["--key", key, "--wait-for-grant", file])
+        .end()
+        .expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    assert_eq!(received.json()["user_copied_bytes"], 0, "{}", received.json());
+    assert!(fs::read(Path::new(out).join("file")).unwrap() == content(1 << 20));
+}
+
+/// One end has a daemon, the other the key.
+#[test]
+fn a_key_and_a_daemon() {
+    let Some(hosts) = Hosts::new(USER) else { return };
+    let key = hosts.bed.path("key");
+    let out = hosts.directory("out").join("file");
+    let receiver = hosts.recv(&out, &["--count", "1", "--json"]);
+    let file = hosts.bed.file("file", 8 << 20);
+    let sent = [
+        "--admission",
+        "embedded",
+        "--key",
+        key.to_str().unwrap(),
+        "--wait-for-grant",
+        "--json",
+        file.to_str().unwrap(),
+    ];
+    let sent = hosts.bed.send(&sent).end();
+    sent.expect_code(0);
+    let received = receiver.end();
+    received.expect_code(0);
+    assert!(fs::read(hosts.bed.path("out").join("file")).unwrap() == content(8 << 20));
+    assert_eq!(received.json()["user_copied_bytes"], 0, "{}", received.json());
+    let daemon = [
+        "--admission",
+        hosts.socket(Host::Sender).to_str().unwrap(),
+        "--key",
+        key.to_str().unwrap(),
+        file.to_str().unwrap(),
+    ]
+    .map(str::to_owned);
+    let both = hosts.bed.send(&daemon.each_ref().map(String::as_str)).end();
+    assert!(!both.status.success());
+    assert!(both.stderr.contains("leave the key out"), "{}", both.stderr);
+}

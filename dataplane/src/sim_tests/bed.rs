@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use lm_cards::{Probe, chunk_len_for};
+use lm_protocol::admission::ClusterKey;
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -76,6 +77,8 @@ pub(crate) struct BedConfig {
     /// What the device writes beside packets is found out before the first session.
     pub(crate) probing: bool,
     pub(crate) mode: ModeRequest,
+    /// The cluster's key of each host, made of this byte; on a switch the second counts for all but the first.
+    pub(crate) keys: [Option<u8>; 2],
     /// What the hosts' random numbers come from.
     pub(crate) seed: u64,
     pub(crate) wire: WireConfig,
@@ -109,6 +112,7 @@ impl Default for BedConfig {
             exclusive: false,
             probing: false,
             mode: ModeRequest::ZeroCopy,
+            keys: [None; 2],
             seed: 0,
             wire: WireConfig::default(),
         }
@@ -184,6 +188,7 @@ pub(crate) fn engine_on<P: Port>(
     let queues = config.queues[host.min(1)];
     let mut endpoint = endpoint_config(config);
     endpoint.general_queue = queues.general.unwrap_or(0);
+    endpoint.key = config.keys[host.min(1)].map(|byte| ClusterKey::new(&[byte; 32]).expect("long enough"));
     if queues.landing.is_none() {
         endpoint.landing_len = 0;
     }

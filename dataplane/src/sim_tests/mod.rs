@@ -17,6 +17,7 @@ mod hostile;
 mod instructions;
 mod integrity;
 mod jumbo;
+mod keyed;
 mod loopback;
 mod one_copy;
 mod pending;

@@ -158,7 +158,13 @@ impl Message {
 
     /// LM_ACQ_REJ.
     pub(super) fn is_reject(&self) -> bool {
-        matches!(self, Message::Session { message: ControlMessage::Reject(_), .. })
+        matches!(
+            self,
+            Message::Session {
+                message: ControlMessage::Reject(_),
+                ..
+            }
+        )
     }
 
     /// Reads a message. Every field of the result is legal; reserved bytes are ignored.

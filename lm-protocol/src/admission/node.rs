@@ -520,7 +520,8 @@ impl Node {
                 }
                 let mut replies = Vec::new();
                 receiver.request(now, from, request_id, request, local, &mut replies);
-                let is_answer = |(to, message): &&Reply| *to == from && message.request_id() == Some(request_id);
+                let is_answer =
+                    |(to, message): &&Reply| *to == from && message.request_id() == Some(request_id);
                 let taken = match replies.iter().find(is_answer) {
                     Some((_, answer)) if answer.is_reject() => Taken::Refused,
                     Some(_) => Taken::Used,

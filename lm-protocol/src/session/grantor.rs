@@ -575,17 +575,19 @@ impl Grantor {
 
     /// As [`Grantor::close`], and gives what is to be told to the sender.
     pub fn close_told(&mut self, session_key: u64, landing: &mut dyn Landing) -> Option<Ended> {
-        self.close(session_key, landing).then(|| self.past_of(session_key))
+        self.close(session_key, landing)
+            .then(|| self.past_of(session_key))
     }
 
     /// What became of a session that is over; nothing was delivered in one that is not known.
     fn past_of(&self, session_key: u64) -> Ended {
         let mut past = self.past.iter().flatten().map(|past| past.ended);
-        past.find(|ended| ended.session_key == session_key).unwrap_or(Ended {
-            session_key,
-            delivered: 0,
-            heard: None,
-        })
+        past.find(|ended| ended.session_key == session_key)
+            .unwrap_or(Ended {
+                session_key,
+                delivered: 0,
+                heard: None,
+            })
     }
 
     /// Closes all sessions and rejects all requests from now on.
