@@ -57,8 +57,12 @@ struct Scene {
 }
 
 impl Scene {
-    fn new() -> Scene {
-        let mut bed = Bed::new(&BedConfig::default());
+    /// Both hosts have this cluster's key, or admit whoever receives where it sends from.
+    fn new(key: Option<u8>) -> Scene {
+        let mut bed = Bed::new(&BedConfig {
+            keys: [key; 2],
+            ..BedConfig::default()
+        });
         let peer = bed.session(0, WireMode::Lm, LEN as u64);
         let key = inbound_key(&bed).expect("a session");
         let mut scene = Scene {
@@ -175,15 +179,19 @@ fn moved(scene: &Scene, what: &Flood, counter: &str, before: &[(&'static str, u6
     of(&counts(scene, what.to)) - of(before)
 }
 
-fn flood(what: &Flood, honest: bool) {
+fn flood(what: &Flood, honest: bool, key: Option<u8>) {
     let name = what.name;
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(key);
     let from = match honest {
         true => SocketAddrV4::new(IPS[1 - what.to], PORT),
         false => SocketAddrV4::new(STRANGER, PORT),
     };
     let before = counts(&scene, what.to);
-    let expected = what.counters[usize::from(!honest)];
+    let expected = match (what.make)(&scene, what.to, from, 0)[36..38] {
+        // What is not sealed is not even read.
+        [high, low] if key.is_some() && u16::from_be_bytes([high, low]) == PORT + 1 => "unexpected",
+        _ => what.counters[usize::from(!honest)],
+    };
     let messages = scene.received;
     let (wire_sent, lines) = (scene.bed.wire.sent(what.to), Arc::new(AtomicU64::new(0)));
     let socket_full = scene.bed.wire.counters().socket_full;
@@ -265,18 +273,25 @@ fn flood(what: &Flood, honest: bool) {
 
 #[test]
 fn floods_from_the_peer_itself() {
-    FLOODS.iter().for_each(|what| flood(what, true));
+    FLOODS.iter().for_each(|what| flood(what, true, None));
 }
 
 #[test]
 fn floods_from_a_stranger() {
-    FLOODS.iter().for_each(|what| flood(what, false));
+    FLOODS.iter().for_each(|what| flood(what, false, None));
+}
+
+#[test]
+fn floods_where_the_clusters_key_is_needed() {
+    for honest in [true, false] {
+        FLOODS.iter().for_each(|what| flood(what, honest, Some(1)));
+    }
 }
 
 /// Strangers without number: none of them becomes a peer, and nothing that they say is taken.
 #[test]
 fn floods_from_everywhere() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(None);
     let lines = Arc::new(AtomicU64::new(0));
     let before = scene.bed.hosts[1].counters;
     let peers = scene.bed.hosts[1].peers.len();
@@ -321,7 +336,7 @@ fn floods_from_everywhere() {
 /// The peer itself says that the session is over, although it is not: a clear end, nothing else.
 #[test]
 fn a_peer_that_ends_the_session_early_is_believed_once() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(None);
     let from = SocketAddrV4::new(IPS[1], PORT);
     let ended = ControlMessage::Ended(Ended {
         session_key: scene.key,
@@ -360,7 +375,7 @@ fn a_peer_that_ends_the_session_early_is_believed_once() {
 /// given up and reported, nothing else suffers, and the next one is as good as any.
 #[test]
 fn forged_fragment_counts_end_the_session_clearly() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(None);
     let from = SocketAddrV4::new(IPS[0], PORT);
     let before = scene.bed.hosts[1].counters;
     let mut end = None;

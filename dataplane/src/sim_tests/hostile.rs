@@ -224,7 +224,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_siege_is_survived(seed: u64, one_queue: bool) {
+    fn a_siege_is_survived(seed: u64, one_queue: bool, keyed: bool) {
         let queues = match one_queue {
             true => Queues { general: None, landing: Some(0) },
             false => TWO_QUEUES,
@@ -232,6 +232,7 @@ proptest! {
         let config = BedConfig {
             queues: [queues; 2],
             patience: Duration::from_millis(900),
+            keys: [keyed.then_some(1); 2],
             ..BedConfig::default()
         };
         Siege::new(&config, Choices::seeded(seed)).run();
