@@ -215,7 +215,6 @@ impl Counters {
         self.drops.fragment_no_room += repair.no_room;
         self.drops.fragment_given_up += repair.given_up;
         self.drops.landing_discarded += repair.discarded;
-        self.fragments_delivered += repair.delivered;
         self.landing_packets += repair.landed;
         self.drops.fragment_corrupt += repair.corrupt;
         self.drops.manifest_contradictory += repair.contradictory;

@@ -430,6 +430,7 @@ impl<P: Port> Engine<P> {
                     self.counters.missing_bytes += range.end - range.start;
                 }
                 self.counters.messages_received += 1;
+                self.counters.fragments_delivered += landed.arrived;
                 self.counters.bytes_received += landed.len;
                 self.told.received(Message {
                     loaned: Arc::clone(&self.loaned),

@@ -741,7 +741,6 @@ impl Inbound {
         } else if !landed.early {
             self.delivered = landed.number.wrapping_add(1);
         }
-        self.repair.delivered += landed.arrived;
         Some(landed)
     }
 

@@ -67,8 +67,6 @@ pub(crate) struct RepairCounters {
     pub(crate) given_up: u64,
     /// Fragments that the gate accepted and that could not be believed.
     pub(crate) discarded: u64,
-    /// Fragments of messages that were shown.
-    pub(crate) delivered: u64,
     /// Fragments taken from datagrams.
     pub(crate) datagrams: u64,
     /// Fragments asked for.
