@@ -51,7 +51,7 @@ use crate::outbound::OutgoingTable;
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
 use crate::polling::Flow;
-use crate::port::{Port, QueueDrops, RxQueue};
+use crate::port::{Caps, Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
@@ -139,21 +139,16 @@ pub(crate) struct Fixed {
     /// Layout of messages of one fragment that go without a session: as `mtu` has it, as far as that fits one frame.
     pub(crate) layout: Layout,
     pub(crate) chunk_len: u32,
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub(crate) capacity: u32,
+    /// How packets come to the landing queue.
+    pub(crate) caps: Caps,
     /// Where datagrams longer than a frame are received, in that case.
     pub(crate) datagram: u64,
     pub(crate) window: WindowShape,
     pub(crate) one_processor: bool,
-    /// Messages land in zero-copy mode, and so many bytes the device writes before a packet.
-    pub(crate) zero_copy: bool,
-    pub(crate) prefix: u8,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
     /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
-    /// As [`crate::port::Device::lap`].
-    pub(crate) lap: u32,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
     pub(crate) on_the_way: OnTheWay,
@@ -361,17 +356,13 @@ impl<P: Port> Engine<P> {
             return 0;
         };
         // In zero-copy mode what comes between sessions uses frames that are left of the last one.
-        if landing.sessions.is_empty() && !self.fixed.zero_copy {
+        if landing.sessions.is_empty() && self.fixed.caps.witness {
             return 0;
         }
         let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
-        let received = match self.fixed.zero_copy {
-            true => sessions.receive_unread(rx, &self.umem, RECEIVE_BURST, now_ns),
-            false => sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns),
-        };
-        let burst = match received {
+        let burst = match sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns) {
             Ok(burst) => burst,
-            Err(violation) if self.fixed.zero_copy => {
+            Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.
                 self.counters.violations.count(violation);
                 let registered_len = landing.registered_len;
@@ -399,7 +390,7 @@ impl<P: Port> Engine<P> {
     /// per burst, before anything of it is shown.
     pub(crate) fn show_landed(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        if self.fixed.zero_copy {
+        if !self.fixed.caps.witness {
             // A packet for which there was no entry is only lost, and a digest proves what is shown.
             self.deliver_landed(now_ns);
             return;

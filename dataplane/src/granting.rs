@@ -325,7 +325,7 @@ impl<P: Port> Engine<P> {
 
     /// Whether the landing queue has a place for one more session.
     fn has_place(&self) -> bool {
-        let is_alone = self.fixed.zero_copy;
+        let is_alone = !self.fixed.caps.witness;
         self.landing.as_ref().is_some_and(|landing| {
             let sessions = &landing.sessions;
             sessions.free_place(false).is_some() && !(is_alone && sessions.admits_any())
@@ -380,7 +380,7 @@ impl<P: Port> Engine<P> {
 
     /// What our landing queue brings to the terms of a session.
     pub(crate) fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
-        let shortest = match self.fixed.lap {
+        let shortest = match self.fixed.caps.lap {
             1 => 1,
             lap => (4 * lap).next_power_of_two(),
         };
@@ -392,8 +392,8 @@ impl<P: Port> Engine<P> {
             max_message_len,
             window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
             tx_queue_hint: self.fixed.tx_queue_hint,
-            zero_copy: self.fixed.zero_copy,
-            prefix: self.fixed.prefix,
+            zero_copy: !self.fixed.caps.witness,
+            prefix: self.fixed.caps.prefix_len,
             exclusive: self.config.exclusive,
         }
     }
@@ -413,9 +413,8 @@ impl<P: Port> Engine<P> {
             layout: granted.layout,
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
-            capacity: self.fixed.capacity,
-            prefix: self.fixed.prefix,
-            zero_copy: self.fixed.zero_copy,
+            caps: self.fixed.caps,
+            one_processor: self.fixed.one_processor,
             first_message: granted.first_message,
             messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
             on_the_way,
@@ -426,7 +425,6 @@ impl<P: Port> Engine<P> {
             max_message_len: request.max_message_len,
             registered_len: 0,
             memory_max: self.landing_memory().address_max,
-            one_processor: self.fixed.one_processor,
             one_copy: false,
             is_aside: false,
             admission,
@@ -537,17 +535,17 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = !landing.sessions.admits_any();
-        if self.fixed.zero_copy && self.unfit {
+        if !self.fixed.caps.witness && self.unfit {
             return Err(RejectReason::Unsupported.into());
         }
         let offered = self.landing_terms(permit.max_message_len);
         let fit = offered.fit(request)?;
         let hashed = match request.wire {
-            Wire::IpFrag if self.fixed.zero_copy => HashInput::Addresses,
+            Wire::IpFrag if !self.fixed.caps.witness => HashInput::Addresses,
             Wire::Lm | Wire::IpFrag => HashInput::AddressesAndPorts,
         };
         // Whose packet came nobody can tell there.
-        if self.fixed.zero_copy && !alone {
+        if !self.fixed.caps.witness && !alone {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
@@ -566,7 +564,7 @@ impl<P: Port> Landing for Engine<P> {
         };
         let landing_port = match self.port.steer(wish) {
             Ok(socket) => socket,
-            Err(error) if self.fixed.zero_copy => {
+            Err(error) if !self.fixed.caps.witness => {
                 tracing::warn!(%from, "no session: {error}");
                 return Err(RejectReason::Unsupported.into());
             }

@@ -36,6 +36,7 @@ mod claim;
 mod integrity;
 mod pairing;
 mod posting;
+mod receiving;
 mod relocation;
 mod repair;
 mod run;
@@ -66,6 +67,7 @@ use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::completion::PeerId;
 use crate::fragment_digests::PAYLOAD_LEN_MIN;
 use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM};
+use crate::port::Caps;
 
 use astray::Astray;
 use claim::Claim;
@@ -207,7 +209,7 @@ impl Arriving {
     fn tail_range(&self, window: u32, terms: &InboundTerms) -> Range<u64> {
         let lowest = (window + 1) * terms.window.fragments();
         let header = self.geometry.rx_header_range(lowest);
-        self.payload.wrapping_add_signed(header.start) - u64::from(terms.prefix)
+        self.payload.wrapping_add_signed(header.start) - u64::from(terms.caps.prefix_len)
             ..self.payload.wrapping_add_signed(header.end)
     }
 
@@ -316,11 +318,9 @@ pub(crate) struct InboundTerms {
     pub(crate) layout: Layout,
     pub(crate) window: WindowShape,
     pub(crate) chunk_len: u32,
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub(crate) capacity: u32,
-    pub(crate) prefix: u8,
-    /// The device writes packets before anybody looks at them.
-    pub(crate) zero_copy: bool,
+    pub(crate) caps: Caps,
+    /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
+    pub(crate) one_processor: bool,
     pub(crate) first_message: u32,
     pub(crate) messages_in_flight: u32,
     /// Packets that the sender may have on the way, at most.
@@ -336,8 +336,6 @@ pub(crate) struct InboundTerms {
     pub(crate) registered_len: u64,
     /// Landing memory that messages of its address may take, in bytes.
     pub(crate) memory_max: u64,
-    /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
-    pub(crate) one_processor: bool,
     /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
     pub(crate) one_copy: bool,
     /// It did once, and the session gave its place up.
@@ -350,7 +348,7 @@ impl InboundTerms {
     /// Frames that the packet of fragment `index` takes.
     #[inline]
     fn frames_of(&self, geometry: &Geometry, index: u32) -> u32 {
-        match self.capacity {
+        match self.caps.capacity {
             0 => 1,
             capacity => frames_of(geometry.fragment(index).frame_len(), capacity),
         }
@@ -360,9 +358,12 @@ impl InboundTerms {
     /// the kernel writes a packet that the gate admitted, which ends where the payload begins.
     #[inline]
     fn reach(&self) -> u32 {
-        match self.zero_copy {
-            true => (self.chunk_len - PACKET_HEADROOM as u32) / u32::from(self.layout.first_payload_len()),
-            false => 0,
+        match self.caps.witness {
+            true => 0,
+            false => {
+                let written = self.chunk_len - PACKET_HEADROOM as u32;
+                written / u32::from(self.layout.first_payload_len())
+            }
         }
     }
 }
@@ -391,6 +392,22 @@ struct Aim {
 
 impl Aim {
     const SKIPPED: u64 = u64::MAX;
+
+    /// Positions of a message for which nothing is posted.
+    fn skipped(serial: u32, place: u8, number: u32, positions: Range<u32>) -> Aim {
+        Aim {
+            start: Aim::SKIPPED,
+            serial,
+            place,
+            number,
+            position: positions.start,
+            until: positions.end,
+            spare: false,
+            frames: 1,
+            more: 0,
+            step: 0,
+        }
+    }
 
     /// The first of the entries that it stands for.
     #[inline]
@@ -577,7 +594,7 @@ impl Inbound {
 
     /// Bytes of the arena that a message of this session takes, and where its payload begins in them.
     fn zone_of(&self, geometry: &Geometry) -> (u64, u64) {
-        let shape = ZoneShape::new(geometry, self.terms.chunk_len, self.terms.prefix);
+        let shape = ZoneShape::new(geometry, self.terms.chunk_len, self.terms.caps.prefix_len);
         (shape.total_len(), shape.message_start())
     }
 

@@ -19,7 +19,7 @@ use crate::granting::{Closing, Retired};
 use crate::landing::{Inbound, InboundTerms};
 use crate::memory::Umem;
 use crate::notices::Fault;
-use crate::port::{Port, RxQueue, Steer};
+use crate::port::{Caps, Port, RxQueue, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// Stands for a landing queue in the grants of such sessions.
@@ -75,10 +75,9 @@ impl<P: Port> Engine<P> {
             return Err(RejectReason::Unsupported.into());
         };
         let terms = InboundTerms {
-            prefix: 0,
-            zero_copy: false,
-            registered_len: landing.registered_len,
+            caps: Caps::copying(terms.caps.capacity),
             one_processor: false,
+            registered_len: landing.registered_len,
             one_copy: true,
             ..terms
         };
@@ -94,7 +93,7 @@ impl<P: Port> Engine<P> {
     fn more_landed(&self) -> bool {
         let is_behind =
             |landing: &LandingSide<P::Rx>| landing.rx.accepted() != landing.sessions.entries.received;
-        !self.fixed.zero_copy && self.landing.as_ref().is_some_and(is_behind)
+        self.fixed.caps.witness && self.landing.as_ref().is_some_and(is_behind)
     }
 
     /// The landing session at `place` goes on by the one-copy path, for this reason, unless more has landed.
@@ -139,7 +138,7 @@ impl<P: Port> Engine<P> {
         }
         // A zero-copy queue's gate redirects whatever comes there. What is on the way while the device changes its mind goes with the
         // channel, which is built anew behind that.
-        if self.fixed.zero_copy {
+        if !self.fixed.caps.witness {
             if let Err(error) = self.port.steer(Steer::Nothing) {
                 tracing::warn!("a session ends, because its packets cannot be led to another queue: {error}");
                 return Aside::Never;

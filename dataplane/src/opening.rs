@@ -37,7 +37,7 @@ use crate::one_copy::ONE_COPY_QUEUE;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::polling::Flow;
-use crate::port::{Device, Port, PortError, QueueSpec, Role, RxQueue};
+use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
 use crate::told::Told;
@@ -144,6 +144,19 @@ impl MemoryPlan {
             datagram,
             pieces_max: packet_len.div_ceil(chunk_len),
         })
+    }
+
+    /// How packets come to the landing queue.
+    pub(crate) fn caps(&self) -> Caps {
+        let device = Device {
+            prefix_len: self.prefix,
+            kept_frames: self.kept_frames,
+            lap: self.lap,
+        };
+        match self.is_zero_copy() {
+            true => Caps::of(&device),
+            false => Caps::copying(self.capacity),
+        }
     }
 
     /// Whether messages land in zero-copy mode.
@@ -296,7 +309,7 @@ impl<P: Port> Parts<P> {
                 .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
             landing = Some(LandingSide {
                 queue,
-                sessions: Sessions::new(rx.accepted(), landing_ring_len, spare, plan.lap),
+                sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps(), spare),
                 past: Past::new(),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),

@@ -73,7 +73,7 @@ impl<P: Port> Engine<P> {
             };
             let in_frame = crate::engine::packet_start(frame.address());
             let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
-            let (start, space) = match self.fixed.capacity {
+            let (start, space) = match self.fixed.caps.capacity {
                 0 => (in_frame, frame_space),
                 _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
             };
@@ -470,9 +470,9 @@ impl<P: Port> Engine<P> {
         };
         let bytes = (address, payload.len() as u64);
         // In zero-copy mode the gate counts none.
-        let accepted = match self.fixed.zero_copy {
-            true => landing.sessions.entries.received,
-            false => landing.rx.accepted(),
+        let accepted = match self.fixed.caps.witness {
+            true => landing.rx.accepted(),
+            false => landing.sessions.entries.received,
         };
         (landing.sessions).take_datagram(key, place, bytes, accepted, &self.umem, now_ns);
         if landing

@@ -83,7 +83,7 @@ impl Inbound {
     fn lands_no_more(&mut self) {
         self.lands = false;
         // What lies where the digests are is known for each fragment that is copied.
-        self.terms.zero_copy = false;
+        self.terms.caps.witness = true;
         self.backoff = backoff_below(ON_THE_WAY.min(self.terms.on_the_way.max(1)));
     }
 
@@ -93,7 +93,7 @@ impl Inbound {
     pub(super) fn lands_apart_from(&mut self, others: &Sessions) {
         let len = self.terms.layout.max_frame_len();
         let is_other = |other: &Inbound| other.lands && other.terms.layout.max_frame_len() != len;
-        let is_guarded = self.terms.capacity > 0 || self.terms.zero_copy;
+        let is_guarded = self.terms.caps.capacity > 0 || !self.terms.caps.witness;
         if self.lands && !is_guarded && others.iter().any(is_other) {
             self.lands_no_more();
         }

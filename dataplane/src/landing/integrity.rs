@@ -293,7 +293,7 @@ impl Inbound {
     /// What is not right is given up, and nobody asks what it was. In zero-copy mode, where one lost packet shifts all others, that
     /// would be the end of every message behind it.
     fn gives_up_unasked(&self) -> bool {
-        self.terms.delivery == Delivery::Unreliable && !self.terms.zero_copy
+        self.terms.delivery == Delivery::Unreliable && self.terms.caps.witness
     }
 
     fn give_up_front(&mut self, entries: &mut Entries, arena: &mut Arena, umem: &Umem) -> Remedy {
@@ -336,9 +336,9 @@ impl Inbound {
 
     /// What of the front message is not as its proved manifest says is missing from now on, unless it lies elsewhere.
     pub(super) fn settle_differences(&mut self, umem: &Umem, now_ns: u64) {
-        match self.terms.zero_copy {
-            true => self.relocate(umem, now_ns),
-            false => self.reject_what_differs(now_ns),
+        match self.terms.caps.witness {
+            true => self.reject_what_differs(now_ns),
+            false => self.relocate(umem, now_ns),
         }
     }
 

@@ -9,126 +9,25 @@ use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
 use super::integrity::Verdict;
+use super::receiving::Packet;
 use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
 use crate::memory::Umem;
-use crate::port::RxQueue;
-
-/// A packet of the RX ring.
-#[derive(Clone, Copy, Debug)]
-struct Packet {
-    start: u64,
-    len: u32,
-    /// Descriptors.
-    frames: u32,
-}
-
-impl Packet {
-    /// It goes on: adds the descriptors behind the first, which is `at` places behind the released ones, as far as each begins where
-    /// the one before it ends. What lies elsewhere does not count, so that the length is not what the log says. `false`: not all of them
-    /// are among the `available` ones.
-    #[cold]
-    fn join(&mut self, queue: &impl RxQueue, at: u32, available: u32) -> bool {
-        while at + self.frames < available {
-            let piece = queue.packet(at + self.frames);
-            self.frames += 1;
-            if piece.start() == self.start + u64::from(self.len) {
-                self.len += piece.len;
-            }
-            if !piece.continues() {
-                return true;
-            }
-        }
-        false
-    }
-}
 
 impl Sessions {
-    /// Takes the packets of up to `max` descriptors, pairs each with its log entry and places it.
-    ///
-    /// # Errors
-    /// The first violation of I3. Nothing that the channel's sessions have may be shown after that.
-    pub(crate) fn receive(
-        &mut self,
-        queue: &mut impl RxQueue,
-        umem: &Umem,
-        max: u32,
-        now_ns: u64,
-    ) -> Result<Burst, Violation> {
-        let available = queue.available(max);
-        let mut burst = Burst::default();
-        if available == 0 {
-            return Ok(burst);
-        }
-        let mut result = Ok(());
-        let mut taken = 0;
-        while taken < available {
-            let run = self.receive_run(queue, umem, taken..available, now_ns);
-            taken += run;
-            burst.packets += run;
-            if taken == available {
-                break;
-            }
-            let descriptor = queue.packet(taken);
-            let mut packet = Packet {
-                start: descriptor.start(),
-                len: descriptor.len,
-                frames: 1,
-            };
-            if descriptor.continues() && !packet.join(queue, taken, available) {
-                // The rest of it is beyond `max`.
-                break;
-            }
-            taken += packet.frames;
-            let position = self.entries.received;
-            let entry = queue.entry(position);
-            self.entries.received += 1;
-            self.entries.frames_out = self.entries.frames_out.saturating_sub(packet.frames);
-            result = self.pair(&packet, &entry, position as u16, umem, &mut burst, now_ns);
-            if result.is_err() {
-                // Those behind it are not looked at; the channel will be built anew.
-                self.repair.discarded += 1;
-                taken = available;
-                break;
-            }
-            burst.packets += 1;
-        }
-        self.settle_displaced(umem);
-        queue.release(taken);
-        self.entries.landed_ns = now_ns;
-        if result.is_ok() {
-            for place in self.taken() {
-                if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
-                    inbound.settle_trouble(umem);
-                }
-            }
-        }
-        self.repair.landed += u64::from(burst.packets);
-        result.map(|()| burst)
-    }
-
     #[inline]
-    fn pair(
+    pub(super) fn pair(
         &mut self,
-        &Packet { start, len, frames }: &Packet,
+        aim: &Aim,
+        &Packet { start, len, .. }: &Packet,
         entry: &LogEntry,
-        sequence: u16,
         umem: &Umem,
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
-        let Some(aim) = self.entries.next_aim() else {
-            return Err(Violation::Unposted);
-        };
-        if start != aim.start || frames != u32::from(aim.frames) {
-            return Err(Violation::Address);
-        }
-        if entry.sequence != sequence {
-            return Err(Violation::Sequence);
-        }
         let place = self.places.get_mut(usize::from(entry.session));
         let Some(inbound) = place.and_then(Option::as_deref_mut) else {
             // Its session was closed while it was on its way.
-            self.used(&aim, false, (start, len), entry, umem, burst)?;
+            self.used(aim, false, (start, len), entry, umem, burst)?;
             self.repair.stale += 1;
             return Ok(());
         };
@@ -138,7 +37,7 @@ impl Sessions {
                 return Err(Violation::Displaced);
             }
             inbound.troubled = true;
-            self.used(&aim, false, (start, len), entry, umem, burst)?;
+            self.used(aim, false, (start, len), entry, umem, burst)?;
             self.repair.stale += 1;
             return Ok(());
         };
@@ -171,7 +70,7 @@ impl Sessions {
         let arrival = message.arrivals.take(position);
         let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
         let valid = in_place && arrival != Arrival::Duplicate;
-        let used = self.used(&aim, valid, (start, len), entry, umem, burst);
+        let used = self.used(aim, valid, (start, len), entry, umem, burst);
         let Some(inbound) = self.at_mut(entry.session) else {
             return used;
         };
@@ -184,7 +83,7 @@ impl Sessions {
         if arrival != Arrival::Next || !in_place {
             let from = inbound.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
             if let Some(from) = from {
-                self.displaced(entry.session, at, position, (&aim, from), umem);
+                self.displaced(entry.session, at, position, (aim, from), umem);
             }
         }
         let Some(inbound) = self.at_mut(entry.session) else {
@@ -232,31 +131,6 @@ impl Sessions {
         }
         self.pass_skipped(umem);
         Ok(())
-    }
-
-    /// The session that an entry was posted for, and where its message is there; `None`: settled.
-    #[inline]
-    pub(super) fn owner(&mut self, aim: &Aim) -> Option<(&mut Inbound, usize)> {
-        let inbound = self.places[usize::from(aim.place)].as_deref_mut()?;
-        let at = inbound
-            .position_of(aim.number)
-            .filter(|_| inbound.serial == aim.serial)?;
-        Some((inbound, at))
-    }
-
-    /// Positions that were left out come up.
-    #[inline]
-    pub(super) fn pass_skipped(&mut self, umem: &Umem) {
-        while let Some(&aim) = self.entries.aims.front()
-            && aim.start == Aim::SKIPPED
-        {
-            self.entries.aims.pop_front();
-            if let Some((owner, at)) = self.owner(&aim) {
-                for position in aim.position..aim.until {
-                    owner.passed(at, position, None, umem);
-                }
-            }
-        }
     }
 }
 

@@ -520,7 +520,7 @@ impl Inbound {
         {
             return Some(Remedy::Rebuild);
         }
-        if self.terms.zero_copy {
+        if !self.terms.caps.witness {
             self.locate_missing(umem, now_ns);
         }
         let front = self.messages.front()?;
@@ -559,7 +559,7 @@ impl Inbound {
                     None
                 }
                 // How far its sender has come is about to be known, and says which entries are not to be posted again.
-                _ if self.terms.zero_copy && self.claim.is_some() => None,
+                _ if !self.terms.caps.witness && self.claim.is_some() => None,
                 _ => Some(Remedy::Rebuild),
             };
         }
@@ -602,9 +602,9 @@ impl Inbound {
         let Some(claim) = &mut self.claim else {
             return;
         };
-        let grace_ns = match self.terms.zero_copy {
-            true => CLAIM_GRACE_ZERO_COPY_NS,
-            false => CLAIM_GRACE_NS,
+        let grace_ns = match self.terms.caps.witness {
+            true => CLAIM_GRACE_NS,
+            false => CLAIM_GRACE_ZERO_COPY_NS,
         };
         // What waits in the socket behind others' datagrams is not lost.
         let seen_ns = match self.lands {
@@ -616,7 +616,7 @@ impl Inbound {
         }
         let Claim { sent, since_ns, .. } = *claim;
         self.claim = None;
-        if self.terms.zero_copy {
+        if !self.terms.caps.witness {
             // What came since says that more was sent.
             match since_ns >= self.progress_ns {
                 true => self.correct(sent),
@@ -654,18 +654,8 @@ impl Inbound {
         }
         front.posted = count;
         self.posting = self.posting.max(1);
-        entries.aims.push_back(Aim {
-            start: Aim::SKIPPED,
-            serial: self.serial,
-            place: self.place(),
-            number,
-            position: posted,
-            until: count,
-            spare: false,
-            frames: 1,
-            more: 0,
-            step: 0,
-        });
+        let skipped = Aim::skipped(self.serial, self.place(), number, posted..count);
+        entries.aims.push_back(skipped);
         true
     }
 
@@ -719,7 +709,7 @@ impl Inbound {
         });
         self.repair.copied_bytes += geometry.message_len();
         self.repair.copied_out += 1;
-        if self.terms.zero_copy {
+        if !self.terms.caps.witness {
             self.compare_copy((start, payload), umem);
         }
         let zone = Zone { start, len: zone_len };
@@ -793,7 +783,7 @@ impl Inbound {
         };
         for message in &mut self.messages {
             // In zero-copy mode what seems to be missing may lie elsewhere.
-            if self.terms.zero_copy && !message.located {
+            if !self.terms.caps.witness && !message.located {
                 continue;
             }
             let Some(from) = message.timer.poll(Time::from_nanos(now_ns)) else {

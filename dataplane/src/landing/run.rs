@@ -76,8 +76,7 @@ impl Sessions {
             return 0;
         };
         let window = inbound.terms.window;
-        // A packet of several frames has several descriptors.
-        if inbound.terms.capacity > 0 {
+        if !inbound.terms.caps.has_runs() {
             return 0;
         }
         // A window's first fragment has a tail to be saved.
@@ -164,8 +163,10 @@ impl Inbound {
         let (first, count) = (message.posted, message.geometry.fragment_count());
         let window_last = (first | (window.fragments() - 1)).min(count - 1);
         let entries = (window_last - first).min(room);
-        // Of packets of several frames the gate is told each by itself.
-        if self.terms.capacity > 0 || entries == 0 || u64::from(first) < met_by.saturating_sub(message.base) {
+        if !self.terms.caps.has_runs()
+            || entries == 0
+            || u64::from(first) < met_by.saturating_sub(message.base)
+        {
             return 0;
         }
         let number = message.number;

@@ -15,13 +15,14 @@ use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
 use super::card::Card;
+use super::posting::Posted;
 use super::repair::Displaced;
 use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
 use crate::arena::Arena;
 use crate::frames::FramePool;
 use crate::landing_memory::share_of;
 use crate::memory::Umem;
-use crate::port::RxQueue;
+use crate::port::{Caps, RxQueue};
 
 /// Sessions that the gate has place for.
 pub(super) const ADMITTED: u8 = landing::PLACES as u8;
@@ -73,8 +74,7 @@ pub(crate) struct Entries {
     pub(super) frames_out: u32,
     /// Posted when the last one in a zone was: those behind it are spare frames.
     zoned: u64,
-    /// Entries are submitted in multiples of this many.
-    pub(super) lap: u32,
+    pub(super) caps: Caps,
     /// The counts are right: no violation was found since the channel was built.
     pub(crate) trusted: bool,
     /// Unused ones in the order of posting, with the positions that were left out among them. [`Aim::more`] stand in one.
@@ -184,8 +184,8 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
-    /// `spare`: frames of the channel's own, in zero-copy mode; `lap`: as [`crate::port::Device::lap`].
-    pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>, lap: u32) -> Sessions {
+    /// `spare`: frames of the channel's own, in zero-copy mode.
+    pub(crate) fn new(position: u64, entries_max: u32, caps: Caps, spare: Option<FramePool>) -> Sessions {
         Sessions {
             present: 0,
             without_entries: 0,
@@ -195,7 +195,7 @@ impl Sessions {
                 received: position,
                 frames_out: 0,
                 zoned: position,
-                lap: lap.max(1),
+                caps,
                 trusted: true,
                 aims: VecDeque::with_capacity(entries_max as usize),
                 spare,
@@ -404,50 +404,30 @@ impl Sessions {
             let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
                 break;
             };
-            // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
             inbound.confirm();
-            let packets = inbound.posted_max().saturating_sub(self.entries.outstanding());
-            let mut room = queue.room(packets.min(queue.entries_max())).min(packets);
-            let mut frames_room = room;
-            if inbound.terms.capacity > 0 {
-                let left = queue.entries_max().saturating_sub(self.entries.frames_out);
-                (room, frames_room) = (packets, queue.room(left).min(left));
-            }
-            if self.entries.lap > 1 {
-                room = match queue.room(self.entries.lap) < self.entries.lap {
-                    true => 0,
-                    false => inbound.room_in_laps(&self.entries, room, ahead),
-                };
-            }
+            let room = inbound.room(queue, &self.entries, ahead);
             let awaited = inbound.awaits_packets();
-            let entries = &mut self.entries;
-            let (mut written, mut frames) = match entries.spare {
-                None => inbound.write_entries(queue, (room, frames_room), ahead, entries, arena, chosen),
-                Some(_) => {
-                    let written = inbound.write_unread(queue, room, ahead, entries, arena, chosen);
-                    (written, written)
-                }
-            };
-            if written > 0 {
-                self.entries.zoned = self.entries.posted + u64::from(written);
-                let filled = inbound.fill_lap(queue, written, &mut self.entries);
-                (written, frames) = (written + filled, frames + filled);
+            let mut written = inbound.write_entries(queue, room, ahead, &mut self.entries, arena, chosen);
+            if written.packets > 0 {
+                self.entries.zoned = self.entries.posted + u64::from(written.packets);
+                inbound.fill_lap(queue, &mut written, &mut self.entries);
             }
             // The sender's time begins when it may send: until now the application had the memory.
             if !awaited && inbound.awaits_packets() && !std::mem::take(&mut inbound.posts_again) {
                 inbound.progress_ns = now_ns;
             }
             self.pass_skipped(umem);
-            if written > 0 {
+            let Posted { packets, frames } = written;
+            if packets > 0 {
                 queue.submit(frames);
                 self.entries.frames_out += frames;
-                self.entries.posted += u64::from(written);
+                self.entries.posted += u64::from(packets);
                 // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
                 queue.allow(self.entries.posted);
-                self.turn_posted = self.turn_posted.saturating_add(written);
-                total += written;
+                self.turn_posted = self.turn_posted.saturating_add(packets);
+                total += packets;
             }
-            if written > 0 || !self.others_want(place) || !self.is_under_way(place) {
+            if packets > 0 || !self.others_want(place) || !self.is_under_way(place) {
                 break;
             }
             self.end_turn();

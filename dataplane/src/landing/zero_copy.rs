@@ -20,82 +20,43 @@
 //! where descriptors come in another order than entries were posted (the driver uses frames that came back without a descriptor), the
 //! channel is built anew.
 
-use std::collections::VecDeque;
-
 use lm_protocol::delivery::Arrival;
 
+use super::receiving::Packet;
 use super::repair::Source;
 use super::sessions::Entries;
-use super::{Aim, Burst, Inbound, Sessions, Violation, Zone};
-use crate::arena::Arena;
-use crate::frames::{Frame, FramePool};
-use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
-use crate::port::RxQueue;
+use super::{Aim, Inbound, Sessions};
+use crate::memory::{PACKET_HEADROOM, Umem};
 
 /// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
 /// may be.
 const FRAME_LEN_MIN: u32 = 60;
 
-/// A spare frame, as long as more than `kept` are left.
-fn take_spare(spare: &mut FramePool, kept: usize) -> Option<Frame> {
-    match spare.available() > kept {
-        true => spare.take(),
-        false => None,
+impl Entries {
+    /// The start of a packet in a spare frame, if there is one beside those that fill the lap up.
+    pub(super) fn take_spare(&mut self) -> Option<u64> {
+        let kept = self.caps.lap as usize - 1;
+        let spare = self.spare.as_mut()?;
+        let frame = (spare.available() > kept).then(|| spare.take())??;
+        Some(frame.into_address() + PACKET_HEADROOM)
+    }
+
+    /// How many of the last entries are for no fragment. Fragments are passed in their order, so that only those at the end can be given
+    /// another purpose.
+    pub(super) fn fillers(&self) -> u64 {
+        self.aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64
     }
 }
 
 impl Sessions {
-    /// Takes up to `max` descriptors, each for the next entry's.
-    ///
-    /// # Errors
-    /// Descriptors do not come in the order of the entries: which packet is in which entry is not known from here on.
-    pub(crate) fn receive_unread(
+    /// A packet lies in the entry of `aim`.
+    pub(super) fn take_unread(
         &mut self,
-        queue: &mut impl RxQueue,
+        aim: &Aim,
+        &Packet { start, len, .. }: &Packet,
         umem: &Umem,
-        max: u32,
         now_ns: u64,
-    ) -> Result<Burst, Violation> {
-        let packets = queue.available(max);
-        let mut burst = Burst {
-            packets,
-            window_ended: false,
-        };
-        if packets == 0 {
-            return Ok(burst);
-        }
-        let mut result = Ok(());
-        for offset in 0..packets {
-            let descriptor = queue.packet(offset);
-            self.entries.received += 1;
-            self.entries.frames_out = self.entries.frames_out.saturating_sub(1);
-            result = self.take_unread((descriptor.start(), descriptor.len), umem, now_ns);
-            if result.is_err() {
-                // Those behind it are not looked at; the channel will be built anew.
-                self.repair.discarded += 1;
-                burst.packets = offset;
-                break;
-            }
-        }
-        queue.release(packets);
-        self.entries.landed_ns = now_ns;
-        for place in self.taken() {
-            if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
-                inbound.settle_trouble(umem);
-            }
-        }
-        self.repair.landed += u64::from(burst.packets);
-        result.map(|()| burst)
-    }
-
-    /// A packet of `len` bytes lies at UMEM address `start`.
-    fn take_unread(&mut self, (start, len): (u64, u32), umem: &Umem, now_ns: u64) -> Result<(), Violation> {
-        // An entry that was not the next one's stays in the list: what it was posted for is posted again.
-        let aim = *self.entries.aims.front().ok_or(Violation::Unposted)?;
-        if start != aim.start {
-            return Err(Violation::Address);
-        }
-        self.entries.aims.pop_front();
+    ) {
         // The queue carries one session.
         let place = self.admitted().next();
         let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
@@ -104,7 +65,7 @@ impl Sessions {
                 self.put_spare(start);
             }
             self.pass_skipped(umem);
-            return Ok(());
+            return;
         };
         let packets_before = inbound.accepted;
         inbound.accepted += 1;
@@ -116,7 +77,7 @@ impl Sessions {
             _ => None,
         };
         match at {
-            Some(at) => inbound.take_for(at, &aim, (start, len), packets_before, umem, now_ns),
+            Some(at) => inbound.take_for(at, aim, (start, len), packets_before, umem, now_ns),
             None => inbound.keep_stray(start, len, umem),
         }
         if inbound.front_may_land() {
@@ -128,7 +89,6 @@ impl Sessions {
             self.put_spare(start);
         }
         self.pass_skipped(umem);
-        Ok(())
     }
 
     /// A spare frame, in which `start` lies, is used no more.
@@ -142,155 +102,11 @@ impl Sessions {
 }
 
 impl Inbound {
-    /// As [`write_entries`](Inbound::write_entries), for a device that writes packets itself.
-    pub(super) fn write_unread(
-        &mut self,
-        queue: &mut impl RxQueue,
-        room: u32,
-        ahead: u32,
-        entries: &mut Entries,
-        arena: &mut Arena,
-        chosen: &mut VecDeque<Zone>,
-    ) -> u32 {
-        let window_len = self.terms.window.fragments();
-        let (place, serial) = (self.place(), self.serial);
-        let Entries {
-            aims,
-            spare: Some(spare),
-            lap,
-            ..
-        } = entries
-        else {
-            return 0;
-        };
-        // Those that fill the lap up must be there when this is done.
-        let kept = *lap as usize - 1;
-        // Fragments are passed in their order, so that only those at the end can be given another purpose.
-        let mut fillers = aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64;
-        let mut written = 0;
-        'messages: while self.posting < self.messages.len() {
-            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
-                break;
-            }
-            let accepted = self.accepted;
-            let message = &mut self.messages[self.posting];
-            let count = message.geometry.fragment_count();
-            while message.posted < count {
-                let position = message.posted;
-                // The packet that will find this entry, if all come from here on that are known to be on the way.
-                let met_by = accepted + u64::from(ahead + written);
-                let mut aim = Aim {
-                    start: Aim::SKIPPED,
-                    serial,
-                    place,
-                    number: message.number,
-                    position,
-                    until: position,
-                    spare: false,
-                    frames: 1,
-                    more: 0,
-                    step: 0,
-                };
-                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
-                if position < left_out {
-                    // Its packet meets an entry that is posted already: a frame that fills a lap up, or nobody knows which.
-                    let behind = met_by - (message.base + u64::from(position)) - 1;
-                    aim.until = position + 1;
-                    match aims.iter_mut().nth_back(behind as usize) {
-                        Some(filler) if behind < fillers => {
-                            aim.start = filler.start;
-                            aim.spare = true;
-                            *filler = aim;
-                            fillers = behind;
-                        }
-                        _ => {
-                            aim.until = left_out;
-                            aims.push_back(aim);
-                            fillers = 0;
-                        }
-                    }
-                    message.posted = aim.until;
-                    continue;
-                }
-                if written == room {
-                    break 'messages;
-                }
-                let entry = if message.base + u64::from(position) > met_by {
-                    // Packets came that nobody sent to us; those that they overtook need entries, too.
-                    None
-                } else {
-                    let window = position / window_len;
-                    let window_end = count.min((window + 1) * window_len);
-                    // I5.
-                    if position + 1 == window_end && !message.rule.may_post_lowest(window) {
-                        break 'messages;
-                    }
-                    aim.until = position + 1;
-                    let index = self.terms.window.index_at(position, count);
-                    let start = message
-                        .payload
-                        .wrapping_add_signed(message.geometry.rx_frame_start(index));
-                    Some(start - PACKET_HEADROOM)
-                        .filter(|&entry| !crosses_huge_page(entry, self.terms.chunk_len))
-                };
-                let entry = match entry {
-                    Some(entry) => entry,
-                    None => {
-                        let Some(frame) = take_spare(spare, kept) else {
-                            break 'messages;
-                        };
-                        aim.spare = true;
-                        frame.into_address()
-                    }
-                };
-                queue.write(written, entry);
-                aim.start = entry + PACKET_HEADROOM;
-                message.posted = aim.until;
-                aims.push_back(aim);
-                fillers = 0;
-                written += 1;
-            }
-            if message.posted == count {
-                self.posting += 1;
-            }
-        }
-        // Packets that nobody sent to us have used entries of the last messages.
-        let expected = self
-            .announced_packets
-            .saturating_sub(self.accepted + u64::from(ahead));
-        while self.posting == self.messages.len() && written < room && u64::from(written) < expected {
-            let Some(frame) = take_spare(spare, kept) else {
-                break;
-            };
-            self.write_spare(queue, written, frame, aims);
-            written += 1;
-        }
-        written
-    }
-
-    /// Writes an entry that is for no fragment.
-    fn write_spare(&self, queue: &mut impl RxQueue, offset: u32, frame: Frame, aims: &mut VecDeque<Aim>) {
-        let entry = frame.into_address();
-        queue.write(offset, entry);
-        aims.push_back(Aim {
-            start: entry + PACKET_HEADROOM,
-            serial: self.serial,
-            place: self.place(),
-            number: self.announced,
-            position: 0,
-            until: 0,
-            spare: true,
-            frames: 1,
-            more: 0,
-            step: 0,
-        });
-    }
-
     /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Device::lap`]): less than a lap only when
     /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
     /// are copied.
     pub(super) fn room_in_laps(&self, entries: &Entries, room: u32, ahead: u32) -> u32 {
-        let lap = entries.lap;
+        let lap = entries.caps.lap;
         let Some(spare) = &entries.spare else { return 0 };
         let stalls = entries.outstanding() <= lap / 4;
         // What may be on the way after losses can be less than a lap: the sender's credit says so, too.
@@ -337,25 +153,6 @@ impl Inbound {
             .announced_packets
             .saturating_sub(self.accepted + u64::from(ahead));
         entries.max(expected.min(u64::from(max)) as u32)
-    }
-
-    /// Writes so many spare frames behind `written` entries that a lap is full.
-    pub(super) fn fill_lap(&self, queue: &mut impl RxQueue, written: u32, entries: &mut Entries) -> u32 {
-        let Entries {
-            aims,
-            spare: Some(spare),
-            lap,
-            ..
-        } = entries
-        else {
-            return 0;
-        };
-        let missing = written.next_multiple_of(*lap) - written;
-        for offset in 0..missing {
-            let frame = spare.take().expect("as many were kept");
-            self.write_spare(queue, written + offset, frame, aims);
-        }
-        missing
     }
 
     /// A packet landed in the entry of `aim`, which the message at `at` owns, and is taken for the fragment that belongs there.
