@@ -41,7 +41,7 @@ use crate::entropy::Entropy;
 use crate::frames::FramePool;
 use crate::granting::{Grants, Past};
 use crate::introductions::Introductions;
-use crate::landing::{Inbound, Sessions, Zone};
+use crate::landing::{Sessions, Zone};
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
@@ -266,7 +266,7 @@ impl<P: Port> Engine<P> {
     /// may have waited for our credit: nobody is late yet. Only the first of several long rounds is forgiven.
     fn forgive_pause(&mut self, now_ns: u64) {
         if let Some(landing) = &mut self.landing {
-            (landing.sessions.iter_mut()).for_each(|inbound| inbound.forgive_pause(now_ns));
+            (landing.sessions.iter_mut()).for_each(|inbound| inbound.progress.forgive_pause(now_ns));
         }
     }
 
@@ -380,7 +380,7 @@ impl<P: Port> Engine<P> {
             return 0;
         }
         landing.flow.landed(burst.packets);
-        if burst.window_ended || landing.sessions.iter().any(Inbound::has_landed) {
+        if burst.window_ended || (landing.sessions.iter()).any(|inbound| inbound.settled.has_landed()) {
             self.show_landed(now_ns);
         }
         burst.packets as usize
@@ -438,8 +438,9 @@ impl<P: Port> Engine<P> {
                     latency_ns: now_ns.saturating_sub(landed.announced_ns),
                 });
             }
-            self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
-            self.counters.page_end_fragments += std::mem::take(&mut inbound.page_ends);
+            let edges = std::mem::take(&mut inbound.places.edges);
+            self.counters.restored_bytes += edges.restored_bytes;
+            self.counters.page_end_fragments += edges.page_ends;
         }
     }
 
@@ -521,13 +522,8 @@ impl<P: Port> Engine<P> {
             }
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
-            landing.sessions.post(
-                &mut landing.rx,
-                &mut landing.arena,
-                &mut landing.chosen,
-                &self.umem,
-                self.now_ns,
-            );
+            let (sessions, rx, memory) = landing.with_memory();
+            sessions.post(rx, memory, &self.umem, self.now_ns);
         }
         if self.fixed.device_moves {
             self.wake_receivers();

@@ -20,7 +20,7 @@ use crate::arena::pages_len;
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
 use crate::completion::PeerId;
 use crate::engine::Engine;
-use crate::landing::{Inbound, InboundTerms, Violation, Zone};
+use crate::landing::{Inbound, InboundTerms, Limits, Violation, Zone};
 use crate::notices::Fault;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::port::{Port, RxQueue, Socket, Steer};
@@ -157,10 +157,10 @@ impl<P: Port> Engine<P> {
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
-        if let Some(inbound) = inbound.filter(|inbound| inbound.was_to_land())
+        if let Some(inbound) = inbound.filter(|inbound| inbound.terms.was_to_land())
             && self.stewarded.has_daemon()
         {
-            let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+            let delivered = (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message);
             let peer = inbound.terms.peer;
             if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
                 self.notices.tell(fault, from);
@@ -289,13 +289,14 @@ impl<P: Port> Engine<P> {
     pub(crate) fn retire(&mut self, place: u8, closing: Closing) -> Option<Retired> {
         let landing = self.landing.as_mut()?;
         let mut inbound = landing.sessions.remove(place)?;
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.counters
+            .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         if closing == Closing::Unheard {
-            inbound.announced = inbound.shown_up_to();
+            inbound.order.forget_unshown(inbound.settled.delivered());
         }
-        let (ended, heard) = (inbound.ended(), inbound.announced);
+        let (ended, heard) = (inbound.ended(), inbound.order.announced());
         self.notices.remember(ended.session_key);
-        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.places.repair));
         if let Some(peer) = self.peers.named(peer) {
             peer.inbound -= 1;
             landing.past.remember(peer.data, ended);
@@ -416,15 +417,16 @@ impl<P: Port> Engine<P> {
             caps: self.fixed.caps,
             one_processor: self.fixed.one_processor,
             first_message: granted.first_message,
-            messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
-            on_the_way,
-            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            limits: Limits {
+                messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+                max_message_len: request.max_message_len,
+                on_the_way,
+                posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+                memory_max: self.landing_memory().address_max,
+            },
             delivery: request.delivery,
             integrity,
             in_order: self.config.in_order,
-            max_message_len: request.max_message_len,
-            registered_len: 0,
-            memory_max: self.landing_memory().address_max,
             one_copy: false,
             is_aside: false,
             admission,
@@ -455,12 +457,7 @@ impl<P: Port> Engine<P> {
         if !landing.sessions.admits_any() {
             landing.drops = landing.rx.drops();
         }
-        let registered_len = landing.registered_len;
         let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
-        let terms = InboundTerms {
-            registered_len,
-            ..terms
-        };
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;

@@ -195,7 +195,7 @@ impl<P: Port> Engine<P> {
                 continue;
             };
             let resumed = SessionAdmission {
-                first_message: inbound.unsettled_from(),
+                first_message: inbound.order.unsettled_from(),
                 ..inbound.terms.admission
             };
             if self.port.admit(queue, &resumed).is_err() {
@@ -203,8 +203,6 @@ impl<P: Port> Engine<P> {
             }
             inbound.limit_messages(&mut landing.rx);
         }
-        let registered_len = landing.registered_len;
-        (landing.sessions.iter_mut()).for_each(|inbound| inbound.terms.registered_len = registered_len);
         landing.drops = landing.rx.drops();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);

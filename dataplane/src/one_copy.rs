@@ -14,6 +14,7 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
+use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::engine::{Engine, LandingSide};
 use crate::granting::{Closing, Retired};
 use crate::landing::{Inbound, InboundTerms};
@@ -25,13 +26,11 @@ use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 /// Stands for a landing queue in the grants of such sessions.
 pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
 
-/// Packets that a sender may have on the way: the socket's buffer has room for those of several.
-pub(crate) const ON_THE_WAY: u32 = 64;
-
 impl<R: RxQueue> LandingSide<R> {
     /// The session at `place` goes on by the one-copy path. Nothing is posted for it.
     pub(crate) fn stop_landing(&mut self, place: u8, umem: &Umem, now_ns: u64) {
-        (self.sessions).stop_landing(place, &mut self.arena, &mut self.chosen, umem, now_ns);
+        let (sessions, _, mut memory) = self.with_memory();
+        sessions.stop_landing(place, &mut memory, umem, now_ns);
         if let Some(inbound) = self.sessions.at(place) {
             inbound.limit_messages(&mut self.rx);
         }
@@ -70,14 +69,20 @@ impl<P: Port> Engine<P> {
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None, || {
             self.entropy.draw()
         });
-        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);
+        let terms = self.inbound_terms(
+            peer,
+            request,
+            &granted,
+            fit.integrity,
+            admission,
+            ONE_COPY_ON_THE_WAY,
+        );
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
         let terms = InboundTerms {
             caps: Caps::copying(terms.caps.capacity),
             one_processor: false,
-            registered_len: landing.registered_len,
             one_copy: true,
             ..terms
         };
@@ -129,7 +134,7 @@ impl<P: Port> Engine<P> {
         // What landed and was not looked at speaks for it.
         let progress = |engine: &Engine<P>| {
             let sessions = &engine.landing.as_ref()?.sessions;
-            sessions.with_key(key).map(|inbound| inbound.progress_ns)
+            sessions.with_key(key).map(|inbound| inbound.progress.last_ns())
         };
         let before = progress(self);
         while self.receive_landing(now_ns) > 0 {}

@@ -19,7 +19,7 @@ use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::introductions::Back;
-use crate::landing::Untaken;
+use crate::landing::{Datagram, Untaken};
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
@@ -468,17 +468,21 @@ impl<P: Port> Engine<P> {
             self.reject_for(key, Fault::Fragment, from);
             return;
         };
-        let bytes = (address, payload.len() as u64);
+        let datagram = Datagram {
+            fragment: place,
+            from: address,
+            len: payload.len() as u64,
+        };
         // In zero-copy mode the gate counts none.
         let accepted = match self.fixed.caps.witness {
             true => landing.rx.accepted(),
             false => landing.sessions.entries.received,
         };
-        (landing.sessions).take_datagram(key, place, bytes, accepted, &self.umem, now_ns);
+        (landing.sessions).take_datagram(key, &datagram, accepted, &self.umem, now_ns);
         if landing
             .sessions
             .keyed(key)
-            .is_some_and(|inbound| inbound.has_landed())
+            .is_some_and(|inbound| inbound.settled.has_landed())
         {
             self.show_landed(now_ns);
         }
@@ -566,7 +570,7 @@ impl<P: Port> Engine<P> {
             return;
         };
         match &mut self.grants {
-            Some(grants) if !inbound.was_to_land() || grants.grantor.is_some() => {
+            Some(grants) if !inbound.terms.was_to_land() || grants.grantor.is_some() => {
                 grants.touched(key, Time::from_nanos(now_ns));
             }
             _ => self.stewarded.touched |= 1 << inbound.place(),
@@ -577,7 +581,7 @@ impl<P: Port> Engine<P> {
             .zip(0..)
             .try_for_each(|(entry, offset)| {
                 let number = first.wrapping_add(offset);
-                if inbound.knows(number) {
+                if inbound.order.knows(number) {
                     repeated = true;
                     return Ok(());
                 }
@@ -586,9 +590,9 @@ impl<P: Port> Engine<P> {
         let believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
         for known in MessageDigest::iter(payload, entries) {
-            inbound.told.asked |= !inbound.take_digest(known);
+            inbound.told.asked |= !inbound.care().take_digest(known);
         }
-        let landed = inbound.has_landed();
+        let landed = inbound.settled.has_landed();
         inbound.limit_messages(&mut landing.rx);
         // One counter for a packet: what follows from a refused announcement is no news.
         match (taken, believed) {

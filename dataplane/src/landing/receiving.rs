@@ -6,9 +6,20 @@
 //!                       └─▶ take_unread   where there is no log ([`Caps::witness`](crate::port::Caps))   (zero_copy.rs)
 //! ```
 
-use super::{Aim, Burst, Entries, Inbound, Sessions, Violation};
+use super::aims::Aim;
+use super::entries::Entries;
+use super::inbound::Inbound;
+use super::sessions::Sessions;
+use super::violation::Violation;
 use crate::memory::Umem;
 use crate::port::RxQueue;
+
+/// What a burst of descriptors brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Burst {
+    pub(crate) packets: u32,
+    pub(crate) window_ended: bool,
+}
 
 /// A packet of the RX ring.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +112,7 @@ impl Sessions {
             result = self.receive_one(queue, &packet, umem, &mut burst, now_ns);
             if result.is_err() {
                 // Those behind it are not looked at; the channel will be built anew.
-                self.repair.discarded += 1;
+                self.arrivals.discarded += 1;
                 taken = available;
                 break;
             }
@@ -113,12 +124,13 @@ impl Sessions {
         // What the log vouched for is not shown after an error. What digests prove is.
         if result.is_ok() || !has_witness {
             for place in self.taken() {
-                if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
-                    inbound.settle_trouble(umem);
+                let inbound = self.at_mut(place);
+                if let Some(inbound) = inbound.filter(|inbound| inbound.places.is_troubled()) {
+                    inbound.care().settle_trouble(umem);
                 }
             }
         }
-        self.repair.landed += u64::from(burst.packets);
+        self.arrivals.landed += u64::from(burst.packets);
         result.map(|()| burst)
     }
 
@@ -149,10 +161,8 @@ impl Sessions {
     /// The session that an entry was posted for, and where its message is there; `None`: settled.
     #[inline]
     pub(super) fn owner(&mut self, aim: &Aim) -> Option<(&mut Inbound, usize)> {
-        let inbound = self.places[usize::from(aim.place)].as_deref_mut()?;
-        let at = inbound
-            .position_of(aim.number)
-            .filter(|_| inbound.serial == aim.serial)?;
+        let inbound = self.places[usize::from(aim.owner.place)].as_deref_mut()?;
+        let at = (inbound.order.position_of(aim.number)).filter(|_| inbound.serial == aim.owner.serial)?;
         Some((inbound, at))
     }
 
@@ -165,7 +175,7 @@ impl Sessions {
             self.entries.aims.pop_front();
             if let Some((owner, at)) = self.owner(&aim) {
                 for position in aim.position..aim.until {
-                    owner.passed(at, position, None, umem);
+                    owner.care().passed(at, position, None, umem);
                 }
             }
         }

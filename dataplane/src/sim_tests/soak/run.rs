@@ -709,7 +709,7 @@ pub(in crate::sim_tests) fn check_packets(
     if let Some(landing) = &engine.landing {
         let on_ring = landing.rx.accepted() - landing.sessions.entries.received;
         let accepted = gate.get(lm_ebpf::Verdict::RedirectLanding);
-        let open_landed = landing.sessions.repair.landed;
+        let open_landed = landing.sessions.arrivals.landed;
         let taken = counters.landing_packets + open_landed + counters.drops.landing_discarded;
         if accepted != taken + on_ring {
             return Err(format!(
