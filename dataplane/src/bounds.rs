@@ -29,3 +29,6 @@ pub(crate) const DATAGRAM_LEN_MAX: u64 = 1 << 16;
 pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
 /// Missing ranges in one packet.
 pub(crate) const RANGES_MAX: usize = 64;
+
+/// Packets that a sender may have on the way by the one-copy path: the socket's buffer has room for those of several.
+pub(crate) const ONE_COPY_ON_THE_WAY: u32 = 64;

@@ -1,6 +1,6 @@
 //! Counters: what an endpoint did, and why packets were dropped. Every drop moves exactly one named counter.
 
-use crate::landing::{RepairCounters, Violation};
+use crate::landing::{ArrivalCounters, RepairCounters, Violation};
 
 macro_rules! drops {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
@@ -202,6 +202,13 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what landed.
+    pub(crate) fn arrivals(&mut self, arrivals: ArrivalCounters) {
+        self.landing_packets += arrivals.landed;
+        self.drops.fragment_stale += arrivals.stale;
+        self.drops.landing_discarded += arrivals.discarded;
+    }
+
     /// Adds what a landing session did about losses.
     pub(crate) fn repair(&mut self, repair: RepairCounters) {
         self.fragments_displaced += repair.displaced;
@@ -214,9 +221,6 @@ impl Counters {
         self.drops.fragment_implausible += repair.implausible;
         self.drops.fragment_no_room += repair.no_room;
         self.drops.fragment_given_up += repair.given_up;
-        self.drops.landing_discarded += repair.discarded;
-        self.fragments_delivered += repair.delivered;
-        self.landing_packets += repair.landed;
         self.drops.fragment_corrupt += repair.corrupt;
         self.drops.manifest_contradictory += repair.contradictory;
         self.manifests_requested += repair.manifests;

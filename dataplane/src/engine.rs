@@ -41,7 +41,7 @@ use crate::entropy::Entropy;
 use crate::frames::FramePool;
 use crate::granting::Past;
 use crate::introductions::Introductions;
-use crate::landing::{Inbound, Sessions, Zone};
+use crate::landing::{Sessions, Zone};
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
@@ -52,7 +52,7 @@ use crate::outbound::OutgoingTable;
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
 use crate::polling::Flow;
-use crate::port::{Port, QueueDrops, RxQueue};
+use crate::port::{Caps, Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
@@ -140,21 +140,16 @@ pub(crate) struct Fixed {
     /// Layout of messages of one fragment that go without a session: as `mtu` has it, as far as that fits one frame.
     pub(crate) layout: Layout,
     pub(crate) chunk_len: u32,
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub(crate) capacity: u32,
+    /// How packets come to the landing queue.
+    pub(crate) caps: Caps,
     /// Where datagrams longer than a frame are received, in that case.
     pub(crate) datagram: u64,
     pub(crate) window: WindowShape,
     pub(crate) one_processor: bool,
-    /// Messages land in zero-copy mode, and so many bytes the device writes before a packet.
-    pub(crate) zero_copy: bool,
-    pub(crate) prefix: u8,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
     /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
-    /// As [`crate::port::Device::lap`].
-    pub(crate) lap: u32,
     /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
     pub(crate) paced: bool,
     pub(crate) on_the_way: OnTheWay,
@@ -273,7 +268,7 @@ impl<P: Port> Engine<P> {
     /// may have waited for our credit: nobody is late yet. Only the first of several long rounds is forgiven.
     fn forgive_pause(&mut self, now_ns: u64) {
         if let Some(landing) = &mut self.landing {
-            (landing.sessions.iter_mut()).for_each(|inbound| inbound.forgive_pause(now_ns));
+            (landing.sessions.iter_mut()).for_each(|inbound| inbound.progress.forgive_pause(now_ns));
         }
     }
 
@@ -363,17 +358,13 @@ impl<P: Port> Engine<P> {
             return 0;
         };
         // In zero-copy mode what comes between sessions uses frames that are left of the last one.
-        if landing.sessions.is_empty() && !self.fixed.zero_copy {
+        if landing.sessions.is_empty() && self.fixed.caps.witness {
             return 0;
         }
         let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
-        let received = match self.fixed.zero_copy {
-            true => sessions.receive_unread(rx, &self.umem, RECEIVE_BURST, now_ns),
-            false => sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns),
-        };
-        let burst = match received {
+        let burst = match sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns) {
             Ok(burst) => burst,
-            Err(violation) if self.fixed.zero_copy => {
+            Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.
                 self.counters.violations.count(violation);
                 let registered_len = landing.registered_len;
@@ -391,7 +382,7 @@ impl<P: Port> Engine<P> {
             return 0;
         }
         landing.flow.landed(burst.packets);
-        if burst.window_ended || landing.sessions.iter().any(Inbound::has_landed) {
+        if burst.window_ended || (landing.sessions.iter()).any(|inbound| inbound.settled.has_landed()) {
             self.show_landed(now_ns);
         }
         burst.packets as usize
@@ -401,7 +392,7 @@ impl<P: Port> Engine<P> {
     /// per burst, before anything of it is shown.
     pub(crate) fn show_landed(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        if self.fixed.zero_copy {
+        if !self.fixed.caps.witness {
             // A packet for which there was no entry is only lost, and a digest proves what is shown.
             self.deliver_landed(now_ns);
             return;
@@ -432,6 +423,7 @@ impl<P: Port> Engine<P> {
                     self.counters.missing_bytes += range.end - range.start;
                 }
                 self.counters.messages_received += 1;
+                self.counters.fragments_delivered += landed.arrived;
                 self.counters.bytes_received += landed.len;
                 self.told.received(Message {
                     loaned: Arc::clone(&self.loaned),
@@ -448,8 +440,9 @@ impl<P: Port> Engine<P> {
                     latency_ns: now_ns.saturating_sub(landed.announced_ns),
                 });
             }
-            self.counters.restored_bytes += std::mem::take(&mut inbound.restored_bytes);
-            self.counters.page_end_fragments += std::mem::take(&mut inbound.page_ends);
+            let edges = std::mem::take(&mut inbound.places.edges);
+            self.counters.restored_bytes += edges.restored_bytes;
+            self.counters.page_end_fragments += edges.page_ends;
         }
     }
 
@@ -531,13 +524,8 @@ impl<P: Port> Engine<P> {
             }
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
-            landing.sessions.post(
-                &mut landing.rx,
-                &mut landing.arena,
-                &mut landing.chosen,
-                &self.umem,
-                self.now_ns,
-            );
+            let (sessions, rx, memory) = landing.with_memory();
+            sessions.post(rx, memory, &self.umem, self.now_ns);
         }
         if self.fixed.device_moves {
             self.wake_receivers();

@@ -45,7 +45,7 @@ impl<P: Port> Engine<P> {
                 }
             }
             Some(Ok(prefix)) => {
-                self.fixed.prefix = prefix;
+                self.fixed.caps.prefix_len = prefix;
                 self.footprint = None;
             }
             Some(Err(obstacle)) => self.refuse_device(&obstacle),

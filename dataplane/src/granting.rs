@@ -19,7 +19,7 @@ use crate::arena::pages_len;
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, LANDING_LEN_SHARED};
 use crate::completion::PeerId;
 use crate::engine::Engine;
-use crate::landing::{Inbound, InboundTerms, Violation, Zone};
+use crate::landing::{Inbound, InboundTerms, Limits, Violation, Zone};
 use crate::notices::Fault;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::port::{Port, RxQueue, Socket, Steer};
@@ -41,7 +41,7 @@ const PAST_MAX: usize = 64;
 
 /// The socket by which a session was granted, by our own node or a daemon.
 pub(crate) fn granted_by(inbound: &Inbound) -> Socket {
-    match inbound.was_to_land() {
+    match inbound.terms.was_to_land() {
         true => Socket::Control,
         false => Socket::Data,
     }
@@ -108,10 +108,10 @@ impl<P: Port> Engine<P> {
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
-        if let Some(inbound) = inbound.filter(|inbound| inbound.was_to_land())
+        if let Some(inbound) = inbound.filter(|inbound| inbound.terms.was_to_land())
             && self.stewarded.has_daemon()
         {
-            let delivered = inbound.delivered.wrapping_sub(inbound.terms.first_message);
+            let delivered = (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message);
             let peer = inbound.terms.peer;
             if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
                 self.notices.tell(fault, from);
@@ -192,13 +192,14 @@ impl<P: Port> Engine<P> {
     pub(crate) fn retire(&mut self, place: u8, closing: Closing) -> Option<Retired> {
         let landing = self.landing.as_mut()?;
         let mut inbound = landing.sessions.remove(place)?;
-        self.counters.repair(std::mem::take(&mut landing.sessions.repair));
+        self.counters
+            .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         if closing == Closing::Unheard {
-            inbound.announced = inbound.shown_up_to();
+            inbound.order.forget_unshown(inbound.settled.delivered());
         }
-        let (ended, heard) = (inbound.ended(), inbound.announced);
+        let (ended, heard) = (inbound.ended(), inbound.order.announced());
         self.notices.remember(ended.session_key);
-        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.places.repair));
         if let Some(peer) = self.peers.named(peer) {
             peer.inbound -= 1;
             landing.past.remember(peer.data, ended);
@@ -274,7 +275,7 @@ impl<P: Port> Engine<P> {
 
     /// What our landing queue brings to the terms of a session.
     pub(crate) fn landing_terms(&self, max_message_len: u64) -> LandingTerms {
-        let shortest = match self.fixed.lap {
+        let shortest = match self.fixed.caps.lap {
             1 => 1,
             lap => (4 * lap).next_power_of_two(),
         };
@@ -286,8 +287,8 @@ impl<P: Port> Engine<P> {
             max_message_len,
             window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
             tx_queue_hint: self.fixed.tx_queue_hint,
-            zero_copy: self.fixed.zero_copy,
-            prefix: self.fixed.prefix,
+            zero_copy: !self.fixed.caps.witness,
+            prefix: self.fixed.caps.prefix_len,
             exclusive: self.config.exclusive,
         }
     }
@@ -307,20 +308,19 @@ impl<P: Port> Engine<P> {
             layout: granted.layout,
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
-            capacity: self.fixed.capacity,
-            prefix: self.fixed.prefix,
-            zero_copy: self.fixed.zero_copy,
+            caps: self.fixed.caps,
+            one_processor: self.fixed.one_processor,
             first_message: granted.first_message,
-            messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
-            on_the_way,
-            posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+            limits: Limits {
+                messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+                max_message_len: request.max_message_len,
+                on_the_way,
+                posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+                memory_max: self.landing_memory().address_max,
+            },
             delivery: request.delivery,
             integrity,
             in_order: self.config.in_order,
-            max_message_len: request.max_message_len,
-            registered_len: 0,
-            memory_max: self.landing_memory().address_max,
-            one_processor: self.fixed.one_processor,
             one_copy: false,
             is_aside: false,
             admission,
@@ -351,12 +351,7 @@ impl<P: Port> Engine<P> {
         if !landing.sessions.admits_any() {
             landing.drops = landing.rx.drops();
         }
-        let registered_len = landing.registered_len;
         let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
-        let terms = InboundTerms {
-            registered_len,
-            ..terms
-        };
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
@@ -431,7 +426,7 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = !landing.sessions.admits_any();
-        if self.fixed.zero_copy && self.unfit {
+        if !self.fixed.caps.witness && self.unfit {
             return Err(RejectReason::Unsupported.into());
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
@@ -446,11 +441,11 @@ impl<P: Port> Landing for Engine<P> {
         let offered = self.landing_terms(permit.max_message_len);
         let fit = offered.fit(request)?;
         let hashed = match request.wire {
-            Wire::IpFrag if self.fixed.zero_copy => HashInput::Addresses,
+            Wire::IpFrag if !self.fixed.caps.witness => HashInput::Addresses,
             Wire::Lm | Wire::IpFrag => HashInput::AddressesAndPorts,
         };
         // Whose packet came nobody can tell there.
-        if self.fixed.zero_copy && !alone {
+        if !self.fixed.caps.witness && !alone {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let index = self.make_room_for(from, false, fit.zone_len, request.messages_in_flight)?;
@@ -472,7 +467,7 @@ impl<P: Port> Landing for Engine<P> {
         };
         let landing_port = match self.port.steer(wish) {
             Ok(socket) => socket,
-            Err(error) if self.fixed.zero_copy => {
+            Err(error) if !self.fixed.caps.witness => {
                 tracing::warn!(%from, "no session: {error}");
                 return Err(RejectReason::Unsupported.into());
             }

@@ -108,7 +108,7 @@ impl<P: Port> Engine<P> {
             self.reject_for(session_key, Fault::Key, from);
             return;
         };
-        match inbound.take_manifest(packet, now_ns) {
+        match inbound.care().take_manifest(packet, now_ns) {
             Some(true) => self.counters.packets_used += 1,
             Some(false) => self.reject(Fault::Digests, from),
             // It was asked for twice, or the message is settled.

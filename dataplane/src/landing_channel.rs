@@ -6,7 +6,7 @@ use crate::bounds::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
 use crate::engine::Engine;
 use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
-use crate::port::{Port, PortError, QueueSpec, Role, RxQueue};
+use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
 
 /// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
@@ -43,16 +43,18 @@ impl<P: Port> Engine<P> {
             return Ok(());
         };
         let registered_len = landing.registered_len;
-        landing.sessions = Sessions::new(landing.rx.accepted(), self.fixed.landing_ring_len, None, 1);
-        self.fixed.zero_copy = false;
-        self.fixed.prefix = 0;
-        self.fixed.lap = 1;
+        let (ring_len, caps) = (
+            self.fixed.landing_ring_len,
+            Caps::copying(self.fixed.caps.capacity),
+        );
+        landing.sessions = Sessions::new(landing.rx.accepted(), ring_len, caps, None);
+        self.fixed.caps = caps;
         self.rebuild_landing(registered_len)
     }
 
     fn landing_spec(&self, queue: u32, registered_len: u64) -> QueueSpec {
-        let (ring_len, capacity) = (self.fixed.landing_ring_len, self.fixed.capacity);
-        queue_spec(queue, registered_len, ring_len, capacity, !self.fixed.zero_copy)
+        let (ring_len, capacity) = (self.fixed.landing_ring_len, self.fixed.caps.capacity);
+        queue_spec(queue, registered_len, ring_len, capacity, self.fixed.caps.witness)
     }
 
     /// Replaces the landing channel's socket: nothing that was posted on the old one can be written any more. On an error that is found
@@ -114,7 +116,7 @@ impl<P: Port> Engine<P> {
         self.withdraw_offer(queue);
         let Some(landing) = &mut self.landing else { return };
         landing.failed_ns[0] = Some(now_ns);
-        if self.fixed.zero_copy {
+        if !self.fixed.caps.witness {
             let places: Vec<u8> = landing.sessions.admitted().collect();
             for place in places {
                 let retired = self.retire(place, Closing::Ours);
@@ -167,7 +169,7 @@ impl<P: Port> Engine<P> {
             return Err("the admission daemon is away; start it again".into());
         }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
-        if !self.fixed.zero_copy && landing.is_open && landing.rx.drops() != landing.drops {
+        if self.fixed.caps.witness && landing.is_open && landing.rx.drops() != landing.drops {
             self.abort_landing(Violation::Statistics);
             return Err("packets were dropped behind the gate".into());
         }
@@ -193,7 +195,7 @@ impl<P: Port> Engine<P> {
                 continue;
             };
             let resumed = SessionAdmission {
-                first_message: inbound.unsettled_from(),
+                first_message: inbound.order.unsettled_from(),
                 ..inbound.terms.admission
             };
             if self.port.admit(queue, &resumed).is_err() {
@@ -201,8 +203,6 @@ impl<P: Port> Engine<P> {
             }
             inbound.limit_messages(&mut landing.rx);
         }
-        let registered_len = landing.registered_len;
-        (landing.sessions.iter_mut()).for_each(|inbound| inbound.terms.registered_len = registered_len);
         landing.drops = landing.rx.drops();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
         self.show_landed(self.now_ns);

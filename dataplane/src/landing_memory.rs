@@ -9,7 +9,7 @@
 //!  | landing arena: registered, messages land there | messages of the one-copy path only | addresses, no memory |
 //!  |<------------------- grows, up to the longest message and what is left to others ------------------------>|
 //! ```
-//! Messages of one address that are under way leave half of all that there may ever be to others, or [`LANDING_LEN_SHARED`], whichever is
+//! Messages of one address that are under way leave half of all that there may ever be to others, or [`LANDING_LEN_SHARED`](crate::bounds::LANDING_LEN_SHARED), whichever is
 //! less; and so much of what is registered, too, while others have sessions. One message is possible always. A new session of another
 //! address counts as memory only what those leave.
 
@@ -21,9 +21,8 @@ use lm_protocol::session::Refusal;
 
 use crate::arena::pages_len;
 
-use crate::bounds::LANDING_LEN_SHARED;
 use crate::engine::{Engine, LandingSide};
-use crate::landing::Inbound;
+use crate::landing::{Inbound, Memory, Sessions, share_of, sure_len};
 use crate::port::{Port, RxQueue};
 
 /// After memory could not be had, nobody has it tried again for so long.
@@ -44,31 +43,20 @@ pub struct LandingMemory {
     pub address_max: u64,
 }
 
-/// Landing memory of which one address may have so much that a message in a zone of `zone_len` bytes fits.
-pub(crate) const fn sure_len(zone_len: u64) -> u64 {
-    let zone = pages_len(zone_len);
-    let others = if zone < LANDING_LEN_SHARED {
-        zone
-    } else {
-        LANDING_LEN_SHARED
-    };
-    zone.saturating_add(others)
-}
-
-/// How much of `len` bytes one address may have while others have sessions.
-pub(crate) const fn share_of(len: u64) -> u64 {
-    let half = len / 2;
-    len - if half < LANDING_LEN_SHARED {
-        half
-    } else {
-        LANDING_LEN_SHARED
-    }
-}
-
 impl<R: RxQueue> LandingSide<R> {
     /// Bytes of the arena in which messages can land.
     pub(crate) fn registered(&self) -> u64 {
         self.registered_len.saturating_sub(self.arena.start())
+    }
+
+    /// Where zones come from, and the ring that their entries go to, with the sessions that have them.
+    pub(crate) fn with_memory(&mut self) -> (&mut Sessions, &mut R, Memory<'_>) {
+        let memory = Memory {
+            arena: &mut self.arena,
+            chosen: &mut self.chosen,
+            registered_len: self.registered_len,
+        };
+        (&mut self.sessions, &mut self.rx, memory)
     }
 
     /// Bytes for messages by the one-copy path, or such that land.
@@ -84,7 +72,7 @@ impl<R: RxQueue> LandingSide<R> {
         let usable = self.usable(one_copy);
         let others = (self.sessions.iter()).filter(|inbound| inbound.terms.admission.peer_ip != ip);
         let held: u64 = { others }
-            .map(|inbound| inbound.zones_len(self.arena.start() + usable))
+            .map(|inbound| inbound.order.zones_len(self.arena.start() + usable))
             .sum();
         usable.saturating_sub(held)
     }
@@ -175,26 +163,5 @@ impl<P: Port> Engine<P> {
         landing.arena.grow(len);
         self.counters.landing_grown += 1;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_fits_the_share_of_what_is_sure() {
-        for zone in [
-            1,
-            4096,
-            1 << 20,
-            LANDING_LEN_SHARED,
-            LANDING_LEN_SHARED + 4096,
-            1 << 30,
-        ] {
-            let sure = sure_len(zone);
-            assert!(share_of(sure) >= zone, "{zone}");
-            assert!(sure - share_of(sure) >= zone.min(LANDING_LEN_SHARED), "{zone}");
-        }
     }
 }

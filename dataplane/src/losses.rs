@@ -31,7 +31,7 @@ impl<P: Port> Engine<P> {
             let Some(inbound) = landing.sessions.at_mut(place) else {
                 return;
             };
-            let landed = inbound.has_landed();
+            let landed = inbound.settled.has_landed();
             match remedy {
                 Some(Remedy::GivenUp(message)) => {
                     let (peer, key, delivery) =
@@ -60,13 +60,13 @@ impl<P: Port> Engine<P> {
             }
         }
         let Some(landing) = &mut self.landing else { return };
-        if landing.sessions.repair.is_any() {
-            let repair = std::mem::take(&mut landing.sessions.repair);
-            self.counters.repair(repair);
+        if landing.sessions.arrivals.is_any() {
+            self.counters
+                .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         }
         let inbound = landing.sessions.at_mut(place);
-        if let Some(inbound) = inbound.filter(|inbound| inbound.repair.is_any()) {
-            let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.repair));
+        if let Some(inbound) = inbound.filter(|inbound| inbound.places.repair.is_any()) {
+            let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.places.repair));
             self.book_repair(peer, repair);
         }
     }
@@ -91,8 +91,8 @@ impl<P: Port> Engine<P> {
     pub(crate) fn ask_for_missing(&mut self, place: u8, now_ns: u64) {
         while let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(place)
-            && inbound.is_troubled()
-            && let Some((message, ranges)) = inbound.next_request(now_ns)
+            && inbound.places.is_troubled()
+            && let Some((message, ranges)) = inbound.care().next_request(now_ns)
         {
             let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
             self.send_missing(peer, (session_key, message), ranges, false);
@@ -105,7 +105,7 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.at_mut(place) else {
             return;
         };
-        let Some((message, ranges)) = inbound.next_digest_request(now_ns) else {
+        let Some((message, ranges)) = inbound.care().next_digest_request(now_ns) else {
             return;
         };
         let (peer, session_key) = (inbound.terms.peer, inbound.terms.key);
@@ -197,7 +197,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn report_given_up(&mut self, inbound: &mut Inbound, heard: u32) -> Vec<Zone> {
         let (given_up, zones) = inbound.give_up();
         let (peer, key) = (inbound.terms.peer, inbound.terms.key);
-        self.book_repair(peer, std::mem::take(&mut inbound.repair));
+        self.book_repair(peer, std::mem::take(&mut inbound.places.repair));
         let is_heard = |message: &GivenUp| serial::precedes(message.number, heard);
         for message in given_up.into_iter().filter(is_heard) {
             // To a sender that repeats what is missing this would be a request.

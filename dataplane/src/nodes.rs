@@ -183,7 +183,7 @@ impl<P: Port> Engine<P> {
     /// From now on others may ask for sessions here.
     pub(crate) fn open_to_requests(&mut self, landing_queues: &[u16]) {
         let port = self.port.local().port();
-        let places = match self.fixed.zero_copy {
+        let places = match !self.fixed.caps.witness {
             // Whose packet came nobody can tell there.
             true => 1,
             false => PLACES as usize,

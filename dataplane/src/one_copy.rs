@@ -14,24 +14,23 @@ use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
+use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::engine::{Engine, LandingSide};
 use crate::granting::{Closing, Retired};
 use crate::landing::{Inbound, InboundTerms};
 use crate::memory::Umem;
 use crate::notices::Fault;
-use crate::port::{Port, RxQueue, Steer};
+use crate::port::{Caps, Port, RxQueue, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// Stands for a landing queue in the grants of such sessions.
 pub(crate) const ONE_COPY_QUEUE: u16 = u16::MAX;
 
-/// Packets that a sender may have on the way: the socket's buffer has room for those of several.
-pub(crate) const ON_THE_WAY: u32 = 64;
-
 impl<R: RxQueue> LandingSide<R> {
     /// The session at `place` goes on by the one-copy path. Nothing is posted for it.
     pub(crate) fn stop_landing(&mut self, place: u8, umem: &Umem, now_ns: u64) {
-        (self.sessions).stop_landing(place, &mut self.arena, &mut self.chosen, umem, now_ns);
+        let (sessions, _, mut memory) = self.with_memory();
+        sessions.stop_landing(place, &mut memory, umem, now_ns);
         if let Some(inbound) = self.sessions.at(place) {
             inbound.limit_messages(&mut self.rx);
         }
@@ -70,14 +69,19 @@ impl<P: Port> Engine<P> {
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), None, || {
             self.entropy.draw()
         });
-        let terms = self.inbound_terms(peer, request, &granted, fit.integrity, admission, ON_THE_WAY);
+        let terms = self.inbound_terms(
+            peer,
+            request,
+            &granted,
+            fit.integrity,
+            admission,
+            ONE_COPY_ON_THE_WAY,
+        );
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
         let terms = InboundTerms {
-            prefix: 0,
-            zero_copy: false,
-            registered_len: landing.registered_len,
+            caps: Caps::copying(terms.caps.capacity),
             one_processor: false,
             one_copy: true,
             ..terms
@@ -94,7 +98,7 @@ impl<P: Port> Engine<P> {
     fn more_landed(&self) -> bool {
         let is_behind =
             |landing: &LandingSide<P::Rx>| landing.rx.accepted() != landing.sessions.entries.received;
-        !self.fixed.zero_copy && self.landing.as_ref().is_some_and(is_behind)
+        self.fixed.caps.witness && self.landing.as_ref().is_some_and(is_behind)
     }
 
     /// The landing session at `place` goes on by the one-copy path, for this reason, unless more has landed.
@@ -130,7 +134,7 @@ impl<P: Port> Engine<P> {
         // What landed and was not looked at speaks for it.
         let progress = |engine: &Engine<P>| {
             let sessions = &engine.landing.as_ref()?.sessions;
-            sessions.with_key(key).map(|inbound| inbound.progress_ns)
+            sessions.with_key(key).map(|inbound| inbound.progress.last_ns())
         };
         let before = progress(self);
         while self.receive_landing(now_ns) > 0 {}
@@ -139,7 +143,7 @@ impl<P: Port> Engine<P> {
         }
         // A zero-copy queue's gate redirects whatever comes there. What is on the way while the device changes its mind goes with the
         // channel, which is built anew behind that.
-        if self.fixed.zero_copy {
+        if !self.fixed.caps.witness {
             if let Err(error) = self.port.steer(Steer::Nothing) {
                 tracing::warn!("a session ends, because its packets cannot be led to another queue: {error}");
                 return Aside::Never;

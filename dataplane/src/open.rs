@@ -341,14 +341,11 @@ impl Opened {
             mtu: site.mtu,
             layout: site.layout_in_one_frame,
             chunk_len: plan.chunk_len,
-            capacity: plan.capacity,
+            caps: plan.caps(),
             datagram: plan.datagram,
             window: site.window,
             one_processor: generic,
-            zero_copy: plan.is_zero_copy(),
-            prefix: plan.prefix,
             kept_frames: plan.kept_frames,
-            lap: plan.lap,
             device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
             paced: veth,
             on_the_way: match config.packets_on_the_way {
@@ -380,7 +377,7 @@ impl Opened {
         let idle = Idle::new(config.idle);
         let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, daemon, entropy);
         engine.capture = capture;
-        if fixed.zero_copy {
+        if !fixed.caps.witness {
             let name = &site.interface.name;
             engine.footprint = Some(Probe::new(name, plan.chunk_len, plan.kept_frames, PREFIX_LEN_MAX));
         }

@@ -25,9 +25,8 @@ use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::granting::Past;
 use crate::introductions::Introductions;
-use crate::landing::Sessions;
+use crate::landing::{Sessions, sure_len};
 use crate::landing_channel;
-use crate::landing_memory::sure_len;
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::Umem;
@@ -36,7 +35,7 @@ use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
 use crate::peer::Peers;
 use crate::polling::Flow;
-use crate::port::{Device, Port, PortError, QueueSpec, Role, RxQueue};
+use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
 use crate::stewarded::Stewarded;
 use crate::told::Told;
@@ -143,6 +142,19 @@ impl MemoryPlan {
             datagram,
             pieces_max: packet_len.div_ceil(chunk_len),
         })
+    }
+
+    /// How packets come to the landing queue.
+    pub(crate) fn caps(&self) -> Caps {
+        let device = Device {
+            prefix_len: self.prefix,
+            kept_frames: self.kept_frames,
+            lap: self.lap,
+        };
+        match self.is_zero_copy() {
+            true => Caps::of(&device),
+            false => Caps::copying(self.capacity),
+        }
     }
 
     /// Whether messages land in zero-copy mode.
@@ -295,7 +307,7 @@ impl<P: Port> Parts<P> {
                 .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
             landing = Some(LandingSide {
                 queue,
-                sessions: Sessions::new(rx.accepted(), landing_ring_len, spare, plan.lap),
+                sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps(), spare),
                 past: Past::new(),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),

@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::granting::granted_by;
 use crate::introductions::Back;
-use crate::landing::Untaken;
+use crate::landing::{Datagram, Untaken};
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
@@ -74,7 +74,7 @@ impl<P: Port> Engine<P> {
             };
             let in_frame = crate::engine::packet_start(frame.address());
             let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
-            let (start, space) = match self.fixed.capacity {
+            let (start, space) = match self.fixed.caps.capacity {
                 0 => (in_frame, frame_space),
                 _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
             };
@@ -467,17 +467,21 @@ impl<P: Port> Engine<P> {
             self.reject_for(key, Fault::Fragment, from);
             return;
         };
-        let bytes = (address, payload.len() as u64);
-        // In zero-copy mode the gate counts none.
-        let accepted = match self.fixed.zero_copy {
-            true => landing.sessions.entries.received,
-            false => landing.rx.accepted(),
+        let datagram = Datagram {
+            fragment: place,
+            from: address,
+            len: payload.len() as u64,
         };
-        (landing.sessions).take_datagram(key, place, bytes, accepted, &self.umem, now_ns);
+        // In zero-copy mode the gate counts none.
+        let accepted = match self.fixed.caps.witness {
+            true => landing.rx.accepted(),
+            false => landing.sessions.entries.received,
+        };
+        (landing.sessions).take_datagram(key, &datagram, accepted, &self.umem, now_ns);
         if landing
             .sessions
             .keyed(key)
-            .is_some_and(|inbound| inbound.has_landed())
+            .is_some_and(|inbound| inbound.settled.has_landed())
         {
             self.show_landed(now_ns);
         }
@@ -575,7 +579,7 @@ impl<P: Port> Engine<P> {
             .zip(0..)
             .try_for_each(|(entry, offset)| {
                 let number = first.wrapping_add(offset);
-                if inbound.knows(number) {
+                if inbound.order.knows(number) {
                     repeated = true;
                     return Ok(());
                 }
@@ -584,9 +588,9 @@ impl<P: Port> Engine<P> {
         let believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
         for known in MessageDigest::iter(payload, entries) {
-            inbound.told.asked |= !inbound.take_digest(known);
+            inbound.told.asked |= !inbound.care().take_digest(known);
         }
-        let landed = inbound.has_landed();
+        let landed = inbound.settled.has_landed();
         inbound.limit_messages(&mut landing.rx);
         // One counter for a packet: what follows from a refused announcement is no news.
         match (taken, believed) {

@@ -270,6 +270,52 @@ pub struct Device {
     pub lap: u32,
 }
 
+/// How packets come to a landing queue: what landing depends on, whatever the port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub capacity: u32,
+    /// Bytes that are written before each packet.
+    pub prefix_len: u8,
+    /// What was accepted is known, packet by packet ([`RxQueue::entry`]), and none is written further than it is long. If not, a device
+    /// writes what comes, up to the frame's end, before anybody has looked at it: digests say what it was.
+    pub witness: bool,
+    /// A frame across the end of a huge page is passed over without a word.
+    pub page_ends: bool,
+    /// Entries are submitted in multiples of this many ([`Device::lap`]).
+    pub lap: u32,
+}
+
+impl Caps {
+    /// Where the kernel writes packets, as they were accepted.
+    pub const fn copying(capacity: u32) -> Caps {
+        Caps {
+            capacity,
+            prefix_len: 0,
+            witness: true,
+            page_ends: false,
+            lap: 1,
+        }
+    }
+
+    /// Where a device does.
+    pub const fn of(device: &Device) -> Caps {
+        Caps {
+            capacity: 0,
+            prefix_len: device.prefix_len,
+            witness: false,
+            page_ends: true,
+            lap: if device.lap == 0 { 1 } else { device.lap },
+        }
+    }
+
+    /// Whether entries, and packets, can be taken many at once: each is one frame, a payload behind the one before it.
+    #[inline]
+    pub const fn has_runs(&self) -> bool {
+        self.witness && self.capacity == 0
+    }
+}
+
 /// Which of a port's two datagram sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Socket {

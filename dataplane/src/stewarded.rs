@@ -340,10 +340,10 @@ impl<P: Port> Engine<P> {
         self.stewarded.touched_ns = now_ns;
         let touched = std::mem::take(&mut self.stewarded.touched);
         let Some(landing) = &self.landing else { return };
-        let granted = (landing.sessions.iter()).filter(|inbound| inbound.was_to_land());
+        let granted = (landing.sessions.iter()).filter(|inbound| inbound.terms.was_to_land());
         let progress = |inbound: &Inbound| Progress {
             session_key: inbound.terms.key,
-            delivered: inbound.delivered.wrapping_sub(inbound.terms.first_message),
+            delivered: (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message),
             is_heard: touched & 1 << inbound.place() != 0,
             unused: (inbound.unused(now_ns)).map(|unused| {
                 let unused_ms = Time::from_nanos(now_ns).since(unused.since).as_millis();
@@ -359,7 +359,7 @@ impl<P: Port> Engine<P> {
     /// The endpoint goes: the daemon tells the senders how much was delivered.
     pub(crate) fn shut_down_at_daemon(&mut self) {
         let Some(landing) = &self.landing else { return };
-        let granted = (landing.sessions.iter()).filter(|inbound| inbound.was_to_land());
+        let granted = (landing.sessions.iter()).filter(|inbound| inbound.terms.was_to_land());
         let sessions: Vec<_> = { granted }
             .map(|inbound| (inbound.terms.peer, inbound.ended()))
             .collect();

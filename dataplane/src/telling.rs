@@ -6,7 +6,6 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, Messa
 use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
-use crate::landing::Told;
 use crate::port::Port;
 
 /// A sender with fewer packets of credit left is told of more at once.
@@ -104,13 +103,14 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.at_mut(place) else {
             return;
         };
-        let (accepted, announced) = (inbound.accepted_packets(), inbound.announced);
+        let (accepted, announced) = (inbound.progress.accepted_packets(), inbound.order.announced());
+        let delivered = inbound.settled.delivered();
         let told = &mut inbound.told;
         // Entries that were posted for packets which came otherwise take nothing back.
         let limit = serial::later(told.packet_limit, limit);
         let more = limit.wrapping_sub(told.packet_limit);
         let left = serial::distance(accepted, told.packet_limit).max(0) as u32;
-        let settled = inbound.delivered.wrapping_sub(told.delivered);
+        let settled = delivered.wrapping_sub(told.delivered);
         let anything = more > 0 || settled > 0 || announced != told.announced || told.asked;
         if !anything {
             return;
@@ -122,7 +122,7 @@ impl<P: Port> Engine<P> {
         let due = told.asked
             || more >= CREDIT_STEP
             || (more > 0 && left < LOW_CREDIT)
-            || settled >= (inbound.terms.messages_in_flight / 4).max(1)
+            || settled >= (inbound.terms.limits.messages_in_flight / 4).max(1)
             || now_ns.saturating_sub(told.changed_ns) >= patience_ns(idle);
         if !due {
             return;
@@ -130,14 +130,13 @@ impl<P: Port> Engine<P> {
         let header = LmHeader::Credit {
             session_key: inbound.terms.key,
             packet_limit: limit,
-            delivered: inbound.delivered,
-            announced: inbound.announced,
+            delivered,
+            announced,
         };
-        let (delivered, announced) = (inbound.delivered, inbound.announced);
         let peer = inbound.terms.peer.index;
         let mut payload = [0u8; SETTLED_KEPT as usize * 4];
         let mut len = 0;
-        for number in inbound.broken() {
+        for number in inbound.settled.broken() {
             payload[len..len + 4].copy_from_slice(&number.to_be_bytes());
             len += 4;
         }
@@ -145,13 +144,7 @@ impl<P: Port> Engine<P> {
             && let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(place)
         {
-            inbound.told = Told {
-                packet_limit: limit,
-                limit_ns: if more > 0 { now_ns } else { inbound.told.limit_ns },
-                delivered,
-                announced,
-                ..Told::default()
-            };
+            inbound.told.is_told(limit, delivered, announced, now_ns);
             self.counters.credits_sent += 1;
         }
     }

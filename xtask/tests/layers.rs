@@ -51,6 +51,8 @@ const PARTS: [(Part, &[&str]); 10] = [
             "footprint",
             "integrity",
             "introductions",
+            "landing_channel",
+            "landing_memory",
             "link",
             "looks",
             "losses",
@@ -68,7 +70,7 @@ const PARTS: [(Part, &[&str]); 10] = [
         ],
     ),
     (Send, &["channel", "eager", "outbound", "rate_limit"]),
-    (Land, &["landing", "landing_channel", "landing_memory"]),
+    (Land, &["landing"]),
     (
         Admission,
         &[
@@ -117,12 +119,15 @@ const PARTS: [(Part, &[&str]); 10] = [
 const CRATES: [(Part, &str); 2] = [(Gate, "lm_ebpf"), (Cards, "lm_cards")];
 
 /// The first never names the second.
-const NEVER: [(Part, Part); 16] = [
+const NEVER: [(Part, Part); 19] = [
     (Send, Engine),
     (Land, Engine),
     (Admission, Engine),
     (Engine, Gate),
     (Land, Gate),
+    (Land, Send),
+    (Land, Admission),
+    (Land, Kernel),
     (Port, Gate),
     (Port, Admission),
     (Port, Cards),

@@ -5,7 +5,6 @@
 //! interrupt later. So credit is given for what the driver has surely taken. The kernel publishes that late (`xsk_flush` of
 //! `net/xdp/xsk.c`, with the next packets); the rest follows from packets that came, and from the wake-up flag.
 
-use super::sessions::Entries;
 use crate::port::RxQueue;
 
 /// Drivers wait until a part of their ring is free before they take entries again: 16 entries (`igb`), 32 (`virtio-net`), a quarter of
@@ -14,7 +13,7 @@ const HELD_PART: u32 = 2;
 /// A poll shows its packets before it takes entries, and says last whether it must be woken: microseconds.
 const POLL_NS: u64 = 50_000;
 
-/// What is known of it; positions count as [`Entries::posted`] does.
+/// What is known of it; positions count as [`Entries::posted`](super::entries::Entries) does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Card {
     /// Entries that the driver has surely taken.
@@ -35,35 +34,33 @@ impl Card {
             changed_ns: 0,
         }
     }
-}
 
-impl Entries {
-    /// To be asked before entries are posted. `ring_len`: of the device's own ring, in entries.
-    pub(crate) fn look_at_card(&mut self, queue: &mut impl RxQueue, ring_len: u32, now_ns: u64) {
-        let Entries { posted, received, .. } = *self;
-        let card = &mut self.card;
+    /// To be asked before entries are posted: so many are `posted`, and `received` of them used. `ring_len`: of the device's own ring, in
+    /// entries.
+    pub(super) fn look(
+        &mut self,
+        (posted, received): (u64, u64),
+        queue: &mut impl RxQueue,
+        ring_len: u32,
+        now_ns: u64,
+    ) {
         let unread = queue.untaken();
         let held = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
-        card.taken = card.taken.max(received).max(posted.saturating_sub(unread.into()));
-        if received != card.received {
-            card.taken = card.taken.max(held);
-        } else if posted == card.posted && !queue.needs_wakeup() {
+        self.taken = self.taken.max(received).max(posted.saturating_sub(unread.into()));
+        if received != self.received {
+            self.taken = self.taken.max(held);
+        } else if posted == self.posted && !queue.needs_wakeup() {
             // It held none and would ask to be woken if it still did.
-            if card.taken == received && now_ns.saturating_sub(card.changed_ns) >= POLL_NS {
-                card.taken = held;
+            if self.taken == received && now_ns.saturating_sub(self.changed_ns) >= POLL_NS {
+                self.taken = held;
             }
             return;
         }
-        (card.posted, card.received, card.changed_ns) = (posted, received, now_ns);
+        (self.posted, self.received, self.changed_ns) = (posted, received, now_ns);
     }
 
-    /// Entries that the device surely holds.
-    pub(super) fn held(&self) -> u32 {
-        self.card.taken.saturating_sub(self.received) as u32
-    }
-
-    /// Whether the sender can only go on when the driver has taken entries: nothing wakes an endpoint then.
-    pub(crate) fn await_driver(&self) -> bool {
-        self.spare.is_some() && self.posted > self.received && self.held() == 0
+    /// Entries that the device surely holds, of which so many are used.
+    pub(super) fn held(&self, received: u64) -> u32 {
+        self.taken.saturating_sub(received) as u32
     }
 }

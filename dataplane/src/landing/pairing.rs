@@ -4,155 +4,51 @@
 use lm_protocol::delivery::Arrival;
 use lm_protocol::geometry::Wire;
 use lm_protocol::landing::LogEntry;
-use lm_protocol::serial;
-use lm_protocol::window::TailRule;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
 
-use super::integrity::Verdict;
-use super::{Aim, Burst, Inbound, InboundTerms, Sessions, TAIL_LEN_MAX, Violation};
+use super::aims::Aim;
+use super::arriving::TAIL_LEN_MAX;
+use super::receiving::{Burst, Packet};
+use super::sessions::Sessions;
+use super::terms::InboundTerms;
+use super::violation::Violation;
 use crate::memory::Umem;
-use crate::port::RxQueue;
-
-/// A packet of the RX ring.
-#[derive(Clone, Copy, Debug)]
-struct Packet {
-    start: u64,
-    len: u32,
-    /// Descriptors.
-    frames: u32,
-}
-
-impl Packet {
-    /// It goes on: adds the descriptors behind the first, which is `at` places behind the released ones, as far as each begins where
-    /// the one before it ends. What lies elsewhere does not count, so that the length is not what the log says. `false`: not all of them
-    /// are among the `available` ones.
-    #[cold]
-    fn join(&mut self, queue: &impl RxQueue, at: u32, available: u32) -> bool {
-        while at + self.frames < available {
-            let piece = queue.packet(at + self.frames);
-            self.frames += 1;
-            if piece.start() == self.start + u64::from(self.len) {
-                self.len += piece.len;
-            }
-            if !piece.continues() {
-                return true;
-            }
-        }
-        false
-    }
-}
 
 impl Sessions {
-    /// Takes the packets of up to `max` descriptors, pairs each with its log entry and places it.
-    ///
-    /// # Errors
-    /// The first violation of I3. Nothing that the channel's sessions have may be shown after that.
-    pub(crate) fn receive(
-        &mut self,
-        queue: &mut impl RxQueue,
-        umem: &Umem,
-        max: u32,
-        now_ns: u64,
-    ) -> Result<Burst, Violation> {
-        let available = queue.available(max);
-        let mut burst = Burst::default();
-        if available == 0 {
-            return Ok(burst);
-        }
-        let mut result = Ok(());
-        let mut taken = 0;
-        while taken < available {
-            let run = self.receive_run(queue, umem, taken..available, now_ns);
-            taken += run;
-            burst.packets += run;
-            if taken == available {
-                break;
-            }
-            let descriptor = queue.packet(taken);
-            let mut packet = Packet {
-                start: descriptor.start(),
-                len: descriptor.len,
-                frames: 1,
-            };
-            if descriptor.continues() && !packet.join(queue, taken, available) {
-                // The rest of it is beyond `max`.
-                break;
-            }
-            taken += packet.frames;
-            let position = self.entries.received;
-            let entry = queue.entry(position);
-            self.entries.received += 1;
-            self.entries.frames_out = self.entries.frames_out.saturating_sub(packet.frames);
-            result = self.pair(&packet, &entry, position as u16, umem, &mut burst, now_ns);
-            if result.is_err() {
-                // Those behind it are not looked at; the channel will be built anew.
-                self.repair.discarded += 1;
-                taken = available;
-                break;
-            }
-            burst.packets += 1;
-        }
-        self.settle_displaced(umem);
-        queue.release(taken);
-        self.entries.landed_ns = now_ns;
-        if result.is_ok() {
-            for place in self.taken() {
-                if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
-                    inbound.settle_trouble(umem);
-                }
-            }
-        }
-        self.repair.landed += u64::from(burst.packets);
-        result.map(|()| burst)
-    }
-
     #[inline]
-    fn pair(
+    pub(super) fn pair(
         &mut self,
-        &Packet { start, len, frames }: &Packet,
+        aim: &Aim,
+        &Packet { start, len, .. }: &Packet,
         entry: &LogEntry,
-        sequence: u16,
         umem: &Umem,
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
-        let Some(aim) = self.entries.next_aim() else {
-            return Err(Violation::Unposted);
-        };
-        if start != aim.start || frames != u32::from(aim.frames) {
-            return Err(Violation::Address);
-        }
-        if entry.sequence != sequence {
-            return Err(Violation::Sequence);
-        }
         let place = self.places.get_mut(usize::from(entry.session));
         let Some(inbound) = place.and_then(Option::as_deref_mut) else {
             // Its session was closed while it was on its way.
-            self.used(&aim, false, (start, len), entry, umem, burst)?;
-            self.repair.stale += 1;
+            self.used(aim, false, (start, len), entry, umem, burst)?;
+            self.arrivals.stale += 1;
             return Ok(());
         };
-        let Some(at) = inbound.position_of(entry.message) else {
+        let Some(at) = inbound.order.position_of(entry.message) else {
             // The gate admits nothing beyond what is announced. What comes for a message that was given up is of no use.
-            if !serial::precedes(entry.message, inbound.announced) {
+            if !inbound.order.knows(entry.message) {
                 return Err(Violation::Displaced);
             }
-            inbound.troubled = true;
-            self.used(&aim, false, (start, len), entry, umem, burst)?;
-            self.repair.stale += 1;
+            inbound.places.trouble();
+            self.used(aim, false, (start, len), entry, umem, burst)?;
+            self.arrivals.stale += 1;
             return Ok(());
         };
-        let message = &mut inbound.messages[at];
-        let count = message.geometry.fragment_count();
-        if entry.index >= count {
+        let message = inbound.order.at_mut(at);
+        if entry.index >= message.fragment_count() {
             return Err(Violation::Displaced);
         }
-        let position = inbound.terms.window.position_of(entry.index, count);
+        let position = message.position_of(entry.index);
         // The gate's monotone rule: a log that goes back is not its own.
-        if let Some((last_number, last_position)) = inbound.last
-            && (serial::precedes(entry.message, last_number)
-                || (entry.message == last_number && position <= last_position))
-        {
+        if !inbound.progress.may_follow((entry.message, position)) {
             return Err(Violation::Displaced);
         }
         let frame_len = u32::from(message.geometry.fragment(entry.index).frame_len());
@@ -163,37 +59,31 @@ impl Sessions {
         if inbound.terms.one_processor && *self.entries.processor.get_or_insert(entry.cpu) != entry.cpu {
             return Err(Violation::Processor);
         }
-        inbound.last = Some((entry.message, position));
-        inbound.accepted = inbound.accepted.max(message.base + u64::from(position) + 1);
-        inbound.progress_ns = now_ns;
-        inbound.forgiven = false;
+        let end = message.base + u64::from(position) + 1;
+        inbound.progress.accept((entry.message, position), end, now_ns);
         inbound.astray.has_landed();
-        let arrival = message.arrivals.take(position);
-        let in_place = (aim.serial, aim.number, aim.position) == (inbound.serial, entry.message, position);
+        let arrival = message.gaps.arrivals.take(position);
+        let in_place = (aim.owner, aim.number, aim.position) == (inbound.owner(), entry.message, position);
         let valid = in_place && arrival != Arrival::Duplicate;
-        let used = self.used(&aim, valid, (start, len), entry, umem, burst);
+        let used = self.used(aim, valid, (start, len), entry, umem, burst);
         let Some(inbound) = self.at_mut(entry.session) else {
             return used;
         };
         if used.is_err() {
             if arrival != Arrival::Duplicate {
-                inbound.messages[at].arrivals.reject(position);
+                inbound.order.at_mut(at).gaps.arrivals.reject(position);
             }
             return used;
         }
         if arrival != Arrival::Next || !in_place {
-            let from = inbound.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
+            let mut care = inbound.care();
+            let from = care.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
             if let Some(from) = from {
-                self.displaced(entry.session, at, position, (&aim, from), umem);
+                self.displaced(entry.session, at, position, (aim, from), umem);
             }
         }
-        let Some(inbound) = self.at_mut(entry.session) else {
-            return Ok(());
-        };
-        if inbound.front_may_land() {
-            inbound.land(Vec::new());
-        } else {
-            inbound.land_early();
+        if let Some(inbound) = self.at_mut(entry.session) {
+            inbound.care().land_whole();
         }
         Ok(())
     }
@@ -211,111 +101,27 @@ impl Sessions {
         burst: &mut Burst,
     ) -> Result<(), Violation> {
         if let Some((owner, at)) = self.owner(aim) {
-            let message = &owner.messages[at];
-            let index = (owner.terms.window).index_at(aim.position, message.geometry.fragment_count());
+            let message = owner.order.at(at);
+            let index = message.index_at(aim.position);
             let landed = in_place.then(|| message.geometry.fragment_len(index));
-            if !owner.terms.window.is_lowest(index) {
-                owner.passed(at, aim.position, landed, umem);
+            if !message.window.is_lowest(index) {
+                owner.care().passed(at, aim.position, landed, umem);
             } else {
                 burst.window_ended = true;
                 // It is looked at before anything is done with the payload behind it. The header names what is in the slot, which need not be
                 // what belongs there.
                 if let Some(sender) = self.at(entry.session) {
-                    let count =
-                        (sender.position_of(entry.message)).map(|at| sender.messages[at].fragment_count());
+                    let at = sender.order.position_of(entry.message);
+                    let count = at.map(|at| sender.order.at(at).fragment_count());
                     check_header(&sender.terms, entry, count, start, len, umem)?;
                 }
                 if let Some((owner, at)) = self.owner(aim) {
-                    owner.passed(at, aim.position, landed, umem);
+                    owner.care().passed(at, aim.position, landed, umem);
                 }
             }
         }
         self.pass_skipped(umem);
         Ok(())
-    }
-
-    /// The session that an entry was posted for, and where its message is there; `None`: settled.
-    #[inline]
-    pub(super) fn owner(&mut self, aim: &Aim) -> Option<(&mut Inbound, usize)> {
-        let inbound = self.places[usize::from(aim.place)].as_deref_mut()?;
-        let at = inbound
-            .position_of(aim.number)
-            .filter(|_| inbound.serial == aim.serial)?;
-        Some((inbound, at))
-    }
-
-    /// Positions that were left out come up.
-    #[inline]
-    pub(super) fn pass_skipped(&mut self, umem: &Umem) {
-        while let Some(&aim) = self.entries.aims.front()
-            && aim.start == Aim::SKIPPED
-        {
-            self.entries.aims.pop_front();
-            if let Some((owner, at)) = self.owner(&aim) {
-                for position in aim.position..aim.until {
-                    owner.passed(at, position, None, umem);
-                }
-            }
-        }
-    }
-}
-
-impl Inbound {
-    /// The entry of `position` of the message at `at` was used, or never will be. `landed`: payload bytes of what belongs there and
-    /// lies there. What becomes final by that is digested, and tails are saved and restored (I5).
-    #[inline]
-    pub(super) fn passed(&mut self, at: usize, position: u32, landed: Option<u16>, umem: &Umem) {
-        let reach = self.terms.reach();
-        let message = &mut self.messages[at];
-        debug_assert_eq!(message.consumed, position);
-        message.consumed = position + 1;
-        *message.landed_at(position) = landed;
-        message.proof.verdict = Verdict::Open;
-        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
-        // Entries are used in their order. Those of later windows let nobody write in this one but at its tail.
-        let is_lowest = self.terms.window.is_lowest(index);
-        let behind = if is_lowest { 0 } else { reach };
-        let (from, to) = (message.final_to, message.consumed.saturating_sub(behind));
-        for position in from..to {
-            self.became_final(at, position, umem);
-        }
-        let message = &mut self.messages[at];
-        message.final_to = from.max(to);
-        if is_lowest && let Some(tail) = message.rule.lowest_arrived(self.terms.window.window_of(index)) {
-            let range = message.tail_range(tail, &self.terms);
-            let tail_len = (range.end - range.start) as usize;
-            let slot = &message.tails[TailRule::slot(tail)];
-            if slot.valid {
-                umem.copy_to(range.start, &slot.bytes[..tail_len]);
-                self.restored_bytes += tail_len as u64;
-            }
-        }
-    }
-
-    /// Nobody can write at this position's place any more: what lies there is what will be shown.
-    #[inline]
-    fn became_final(&mut self, at: usize, position: u32, umem: &Umem) {
-        let message = &mut self.messages[at];
-        let count = message.geometry.fragment_count();
-        let index = self.terms.window.index_at(position, count);
-        let landed = *message.landed_at(position);
-        if let Some(len) = landed {
-            let payload = message.payload_of(index);
-            self.note_final(at, index, (payload, len), umem);
-        }
-        // The window's highest fragment is here: save its last bytes before the next window's lowest entry
-        // is posted on them.
-        let message = &mut self.messages[at];
-        if let Some(tail) = message.rule.tail_to_save(self.terms.window, index, count) {
-            let range = message.tail_range(tail, &self.terms);
-            let slot = &mut message.tails[TailRule::slot(tail)];
-            slot.valid = landed.is_some();
-            if slot.valid {
-                umem.copy_from(range.start, &mut slot.bytes[..(range.end - range.start) as usize]);
-            }
-            let saved = message.rule.tail_saved(tail);
-            debug_assert!(saved, "tails are saved in order");
-        }
     }
 }
 

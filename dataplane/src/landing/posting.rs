@@ -1,207 +1,277 @@
 //! Posting: fill entries for a session's messages, in the order of its packets, as far as memory and I5 allow.
 
-use std::collections::VecDeque;
-
-use lm_protocol::serial;
-
-use super::sessions::Entries;
-use super::{Aim, Inbound, POSTED_SLACK, Zone};
-use crate::arena::{Arena, pages_len};
-use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
+use super::aims::{Aim, Owner};
+use super::arriving::Arriving;
+use super::entries::Entries;
+use super::order::Order;
+use super::terms::InboundTerms;
+use super::zones::Memory;
+use crate::memory::{PACKET_HEADROOM, crosses_huge_page};
 use crate::port::RxQueue;
 
-impl Inbound {
-    /// Writes the fill entries of up to `room` packets, `frames_room` at most, as far as memory and I5 allow, in the session's packet
-    /// order, and puts them to `entries`' aims; gives the number of packets and that of entries. Its packets will use what is posted for
-    /// `ahead` packets before. Regions that the application chose (`chosen`) are used before the arena.
-    pub(super) fn write_entries(
-        &mut self,
-        queue: &mut impl RxQueue,
-        (room, frames_room): (u32, u32),
-        ahead: u32,
-        entries: &mut Entries,
-        arena: &mut Arena,
-        chosen: &mut VecDeque<Zone>,
-    ) -> (u32, u32) {
-        let window_len = self.terms.window.fragments();
-        let (place, serial) = (self.place(), self.serial);
-        let (mut written, mut frames_written) = (0, 0);
-        'messages: while written < room && self.posting < self.messages.len() {
-            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
+/// What may be posted, or was: packets, and the entries that they take.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Posted {
+    pub(super) packets: u32,
+    pub(super) frames: u32,
+}
+
+/// What entries are posted for, and with what.
+pub(super) struct Poster<'a, 'm> {
+    pub(super) terms: &'a InboundTerms,
+    pub(super) order: &'a mut Order,
+    pub(super) owner: Owner,
+    /// Entries that may be posted at once.
+    pub(super) posted_max: u32,
+    /// Packets of the session that have come.
+    pub(super) accepted: u64,
+    /// Its packets will use what is posted for so many packets before.
+    pub(super) ahead: u32,
+    /// Bytes that zones of its next messages may take.
+    pub(super) may_take: &'a mut u64,
+    pub(super) entries: &'a mut Entries,
+    pub(super) memory: &'a mut Memory<'m>,
+}
+
+impl Poster<'_, '_> {
+    /// What may be posted now.
+    pub(super) fn room(&self, queue: &mut impl RxQueue) -> Posted {
+        // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
+        let packets = self.posted_max.saturating_sub(self.entries.outstanding());
+        if self.terms.caps.capacity > 0 {
+            let left = queue.entries_max().saturating_sub(self.entries.frames_out);
+            let frames = queue.room(left).min(left);
+            return Posted { packets, frames };
+        }
+        let mut packets = queue.room(packets.min(queue.entries_max())).min(packets);
+        let lap = self.entries.caps.lap;
+        if lap > 1 {
+            packets = match queue.room(lap) < lap {
+                true => 0,
+                false => self.room_in_laps(packets),
+            };
+        }
+        Posted {
+            packets,
+            frames: packets,
+        }
+    }
+
+    /// Writes the fill entries of up to `room` packets, as far as memory and I5 allow, in the session's packet order, and puts them to
+    /// the entries' aims.
+    pub(super) fn write(&mut self, queue: &mut impl RxQueue, room: Posted) -> Posted {
+        let has_witness = self.terms.caps.witness;
+        let mut written = Posted::default();
+        let mut fillers = if has_witness { 0 } else { self.entries.fillers() };
+        'messages: while let Some(next) = self.order.next_mut() {
+            // Without a witness packets may have come, which digests will find, for a message that no entry is posted for.
+            let waits = has_witness && written.packets == room.packets;
+            if waits
+                || (next.slots.zone.is_none() && !self.memory.find(next, self.terms, true, self.may_take))
+            {
                 break;
             }
-            let count = self.messages[self.posting].geometry.fragment_count();
-            while self.messages[self.posting].posted < count && written < room {
-                let met_by = self.accepted + u64::from(ahead + written);
-                let run = self.write_run(queue, frames_written, room - written, met_by, &mut entries.aims);
+            while let Some(next) = self.order.next()
+                && next.slots.posted < next.fragment_count()
+            {
+                let met_by = self.accepted + u64::from(self.ahead + written.packets);
+                let left = room.packets - written.packets;
+                let run = self.write_run(queue, written.frames, left, met_by);
                 if run > 0 {
-                    written += run;
-                    frames_written += run;
+                    written.packets += run;
+                    written.frames += run;
                     continue;
                 }
-                let message = &mut self.messages[self.posting];
-                let position = message.posted;
-                // The packet that will find this entry, if none is lost from here on: after a loss it is a later one
-                // than the next to be posted for, and the places in between are left out.
-                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
-                if position < left_out {
-                    entries.aims.push_back(Aim {
-                        start: Aim::SKIPPED,
-                        serial,
-                        place,
-                        number: message.number,
-                        position,
-                        until: left_out,
-                        spare: false,
-                        frames: 0,
-                        more: 0,
-                        step: 0,
-                    });
-                    message.posted = left_out;
+                if (left > 0 || !has_witness) && self.leave_out(met_by, &mut fillers) {
                     continue;
                 }
-                let window = position / window_len;
-                let window_end = count.min((window + 1) * window_len);
-                let lowest = position + 1 == window_end;
-                // I5: the tail of the window before must have arrived and been saved first. The fragment it
-                // belongs to is the first of that window to arrive, so posting runs up to two windows ahead.
-                if lowest && !message.rule.may_post_lowest(window) {
+                if left == 0 {
                     break 'messages;
                 }
-                let index = self.terms.window.index_at(position, count);
-                let start = message
-                    .payload
-                    .wrapping_add_signed(message.geometry.rx_frame_start(index));
-                let frames = match self.terms.capacity {
-                    0 => 1,
-                    capacity => {
-                        let frames = self.terms.frames_of(&message.geometry, index);
-                        if frames > frames_room - frames_written {
-                            break 'messages;
-                        }
-                        for frame in 1..frames {
-                            let further = u64::from(frame * capacity);
-                            queue.write(frames_written + frame, start + further - PACKET_HEADROOM);
-                        }
-                        // I2, I3: the gate lets nothing land here that takes more or fewer of them, or is longer.
-                        let position = entries.posted + u64::from(written);
-                        queue.set_slot(position, frames as u8, self.terms.layout.max_frame_len());
-                        frames
-                    }
+                let Some(aim) = self.next_entry(met_by, room.frames - written.frames) else {
+                    break 'messages;
                 };
-                queue.write(frames_written, start - PACKET_HEADROOM);
-                entries.aims.push_back(Aim {
-                    start,
-                    serial,
-                    place,
-                    number: message.number,
-                    position,
-                    until: position + 1,
-                    spare: false,
-                    frames: frames as u8,
-                    more: 0,
-                    step: 0,
-                });
-                written += 1;
-                frames_written += frames;
-                message.posted += 1;
+                self.write_entry(queue, &aim, written);
+                fillers = 0;
+                written.packets += 1;
+                written.frames += u32::from(aim.frames);
             }
-            if self.messages[self.posting].posted == count {
-                self.posting += 1;
+            self.order.look_for_unposted();
+        }
+        self.write_surplus(queue, room, &mut written);
+        if written.packets > 0 {
+            self.entries.end_zones(written.packets);
+            self.fill_lap(queue, &mut written);
+        }
+        written
+    }
+
+    /// The message that entries are written for.
+    #[inline]
+    pub(super) fn next(&mut self) -> &mut Arriving {
+        self.order.next_mut().expect("a message that is not fully posted")
+    }
+
+    /// The packet that will find the next entry, if none is lost from here on, is the `met_by`th: after a loss it is a later one than the next
+    /// to be posted for, and the places in between are left out. Their packets meet entries that are posted already: the last `fillers` are
+    /// for no fragment, and become theirs; which else, nobody knows. Whether there were such places.
+    fn leave_out(&mut self, met_by: u64, fillers: &mut u64) -> bool {
+        let owner = self.owner;
+        let next = self.next();
+        let (position, left_out) = (next.slots.posted, next.sent_of(met_by));
+        if position >= left_out {
+            return false;
+        }
+        let mut aim = Aim::skipped(owner, next.number, position..left_out);
+        let behind = met_by - (next.base + u64::from(position)) - 1;
+        let aims = &mut self.entries.aims;
+        let filler = (behind < *fillers).then(|| aims.iter_mut().nth_back(behind as usize));
+        match filler.flatten() {
+            Some(filler) => {
+                (aim.start, aim.spare, aim.until) = (filler.start, true, position + 1);
+                *filler = aim;
+                *fillers = behind;
+            }
+            None => {
+                aims.push_back(aim);
+                *fillers = 0;
             }
         }
-        (written, frames_written)
+        self.next().slots.posted = aim.until;
+        true
     }
 
-    /// Entries that may be posted at once. While back-off holds they are few: what is posted when a packet is lost is met by the one
-    /// behind it, and each of those is copied to its place.
-    pub(super) fn posted_max(&self) -> u32 {
-        let allowed = self.on_the_way();
-        match allowed < self.terms.on_the_way {
-            true => (allowed + POSTED_SLACK).min(self.terms.posted_max),
-            false => self.terms.posted_max,
+    /// The next entry of the message. `None`: it has to wait.
+    fn next_entry(&mut self, met_by: u64, frames_room: u32) -> Option<Aim> {
+        let (owner, terms) = (self.owner, self.terms);
+        let has_spare = self.entries.spare.is_some();
+        let next = self.next();
+        let position = next.slots.posted;
+        let mut aim = Aim::skipped(owner, next.number, position..position);
+        // Packets came that nobody sent to us; those that they overtook need entries, too, where a digest can say what came there.
+        let is_for_none = has_spare && next.base + u64::from(position) > met_by;
+        if !is_for_none {
+            let index = next.index_at(position);
+            // I5: the tail of the window before must have arrived and been saved first. The fragment it belongs to is the first of that
+            // window to arrive, so posting runs up to two windows ahead.
+            let window = next.window.window_of(index);
+            if next.window.is_lowest(index) && !next.slots.rule.may_post_lowest(window) {
+                return None;
+            }
+            let frames = terms.frames_of(&next.geometry, index);
+            if frames > frames_room {
+                return None;
+            }
+            (aim.until, aim.frames) = (position + 1, frames as u8);
+            aim.start = (next.slots.payload).wrapping_add_signed(next.geometry.rx_frame_start(index));
+            if !terms.caps.page_ends || !crosses_huge_page(aim.start - PACKET_HEADROOM, terms.chunk_len) {
+                return Some(aim);
+            }
+        }
+        aim.spare = true;
+        aim.start = self.entries.take_spare()?;
+        Some(aim)
+    }
+
+    /// Writes the entries of a packet behind those that are `written`.
+    fn write_entry(&mut self, queue: &mut impl RxQueue, aim: &Aim, written: Posted) {
+        let capacity = self.terms.caps.capacity;
+        if capacity > 0 {
+            for frame in 1..u32::from(aim.frames) {
+                let further = u64::from(frame * capacity);
+                queue.write(written.frames + frame, aim.start + further - PACKET_HEADROOM);
+            }
+            // I2, I3: the gate lets nothing land here that takes more or fewer of them, or is longer.
+            let position = self.entries.posted + u64::from(written.packets);
+            queue.set_slot(position, aim.frames, self.terms.layout.max_frame_len());
+        }
+        queue.write(written.frames, aim.start - PACKET_HEADROOM);
+        self.entries.aims.push_back(*aim);
+        self.next().slots.posted = aim.until;
+    }
+
+    /// Writes an entry that is for no fragment: the spare frame in which `start` lies.
+    fn write_spare(&mut self, queue: &mut impl RxQueue, start: u64, written: &mut Posted) {
+        queue.write(written.frames, start - PACKET_HEADROOM);
+        self.entries.aims.push_back(Aim {
+            start,
+            spare: true,
+            ..Aim::skipped(self.owner, self.order.announced(), 0..0)
+        });
+        written.packets += 1;
+        written.frames += 1;
+    }
+
+    /// Packets that nobody sent to us have used entries of the last messages: as many are written.
+    fn write_surplus(&mut self, queue: &mut impl RxQueue, room: Posted, written: &mut Posted) {
+        let expected = self.order.left(self.accepted + u64::from(self.ahead));
+        while self.order.next().is_none()
+            && written.packets < room.packets
+            && u64::from(written.packets) < expected
+            && let Some(start) = self.entries.take_spare()
+        {
+            self.write_spare(queue, start, written);
         }
     }
 
-    /// Whether entries may be posted for more packets, memory permitting.
-    pub(super) fn wants_entries(&self) -> bool {
-        self.lands && self.posting < self.messages.len()
-    }
-
-    /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
-    /// posted for it, credit alone. Asked while it is not its turn.
-    pub(super) fn wants_turn(&self) -> bool {
-        let needs_credit =
-            self.lands && self.left() > 0 && serial::precedes(self.allowed, self.announced_packets as u32);
-        !self.is_silent && (self.wants_entries() || needs_credit)
-    }
-
-    /// Packets of the session up to the last that an entry was posted for, or left out.
-    pub(super) fn provided(&self) -> u64 {
-        match self.messages.get(self.posting) {
-            Some(message) => message.base + u64::from(message.posted),
-            None => self.announced_packets,
+    /// Writes so many spare frames behind the `written` entries that a lap is full.
+    fn fill_lap(&mut self, queue: &mut impl RxQueue, written: &mut Posted) {
+        while !written.packets.is_multiple_of(self.entries.caps.lap)
+            && let Some(start) = self.entries.take_kept()
+        {
+            self.write_spare(queue, start, written);
         }
     }
 
-    /// Packets of announced messages that have not come.
-    pub(super) fn left(&self) -> u64 {
-        self.announced_packets.saturating_sub(self.accepted)
+    /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Device::lap`]): less than a lap only when
+    /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
+    /// are copied.
+    fn room_in_laps(&self, room: u32) -> u32 {
+        let lap = self.entries.caps.lap;
+        let Some(spare) = &self.entries.spare else {
+            return 0;
+        };
+        let stalls = self.entries.outstanding() <= lap / 4;
+        // What may be on the way after losses can be less than a lap: the sender's credit says so, too.
+        let room = match room / lap * lap {
+            0 if stalls => lap,
+            room => room,
+        };
+        if room == 0 || spare.available() < lap as usize {
+            return 0;
+        }
+        let available = self.postable(room);
+        if available >= lap {
+            available.min(room) / lap * lap
+        } else if stalls {
+            available
+        } else {
+            0
+        }
     }
 
-    /// Bytes of the next zone that it needs, where there is none for its next message.
-    pub(super) fn next_zone_len(&self) -> Option<u64> {
-        let next = self.messages.get(self.posting)?;
-        (next.zone.is_none()).then(|| self.zone_of(&next.geometry).0)
-    }
-
-    /// Bytes in pages of all zones of its messages that begin below UMEM address `end`.
-    pub(crate) fn zones_len(&self, end: u64) -> u64 {
-        let zones = self.messages.iter().filter_map(|message| message.zone);
-        { zones }
-            .filter(|zone| zone.start < end)
-            .map(|zone| pages_len(zone.len))
-            .sum()
-    }
-
-    /// Finds memory for the message at `posting`.
-    pub(super) fn find_memory(&mut self, arena: &mut Arena, chosen: &mut VecDeque<Zone>) -> bool {
-        let geometry = self.messages[self.posting].geometry;
-        let (zone_len, front_margin) = self.zone_of(&geometry);
-        let registered = self.terms.registered_len;
-        let zone = match chosen.front() {
-            Some(zone) if zone.len >= zone_len => chosen.pop_front(),
-            _ if zone_len > self.may_take => None,
-            _ => match self.lands {
-                true => arena.allocate_in(zone_len, 0, registered),
-                // What others can land in is left to them, where there is more.
-                false => {
-                    (arena.allocate_in(zone_len, registered, u64::MAX)).or_else(|| arena.allocate(zone_len))
+    /// Entries that could be posted now if there is memory, at most `max`.
+    fn postable(&self, max: u32) -> u32 {
+        let window_len = self.terms.window.fragments();
+        let mut entries = 0;
+        for message in self.order.unposted() {
+            let count = message.fragment_count();
+            let met_by = self.accepted + u64::from(self.ahead + entries);
+            let mut position = message.slots.posted.max(message.sent_of(met_by));
+            while position < count && entries < max {
+                let window = position / window_len;
+                let window_end = count.min((window + 1) * window_len);
+                entries += window_end - position;
+                position = window_end;
+                if !message.slots.rule.may_post_lowest(window) {
+                    return (entries - 1).min(max);
                 }
             }
-            .map(|start| Zone { start, len: zone_len }),
-        };
-        let Some(zone) = zone else { return false };
-        self.may_take = self.may_take.saturating_sub(zone.len);
-        let payload = zone.start + front_margin;
-        // I2: every entry of this message is valid and writes inside the zone. The lowest and the highest
-        // bound all others; the last fragment's packet may take fewer than the one before it.
-        let last = geometry.fragment_count() - 1;
-        for index in [0, last.saturating_sub(1), last] {
-            let entry = payload.wrapping_add_signed(geometry.rx_frame_start(index)) - PACKET_HEADROOM;
-            let frames = self.terms.frames_of(&geometry, index);
-            let further = u64::from((frames - 1) * self.terms.capacity);
-            assert!(
-                entry >= zone.start
-                    && entry + further + u64::from(self.terms.chunk_len) <= zone.start + zone.len
-                    && (!self.lands
-                        || fill_address_is_valid(entry + further, self.terms.chunk_len, registered)),
-                "fill entry outside its landing zone"
-            );
+            if entries >= max {
+                return max;
+            }
         }
-        let message = &mut self.messages[self.posting];
-        message.zone = Some(zone);
-        message.payload = payload;
-        true
+        let expected = self.order.left(self.accepted + u64::from(self.ahead));
+        entries.max(expected.min(u64::from(max)) as u32)
     }
 }

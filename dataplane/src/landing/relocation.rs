@@ -11,13 +11,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use lm_protocol::delivery::{Delivery, RequestTimer};
-use lm_protocol::time::Time;
-use lm_protocol::window::TailRule;
+use lm_protocol::delivery::Delivery;
 
-use super::Inbound;
-use super::integrity::Verdict;
-use super::repair::Source;
+use super::arriving::{Arriving, Verdict};
+use super::care::Care;
+use super::held::Source;
 use crate::memory::Umem;
 
 /// Fragments that may be copied aside in one go; more are requested again.
@@ -38,155 +36,168 @@ enum Found {
     Stray,
 }
 
-impl Inbound {
-    /// Zero-copy mode: the sender says that so many packets of the session were sent, and nothing has come since.
-    pub(super) fn correct(&mut self, sent: u64) {
-        self.corrections += sent as i64 - self.accepted as i64;
-        self.accepted = sent;
-    }
+/// By digest, where it was found; what was found last is used first.
+#[derive(Debug, Default)]
+struct Sources(HashMap<u64, Vec<Found>>);
 
+impl Care<'_> {
     /// Zero-copy mode: the front message is sent, as far as is known, and something of it seems to be missing. Where it is, its
     /// manifest tells.
     pub(super) fn locate_missing(&mut self, umem: &Umem, now_ns: u64) {
-        let Some(front) = self.messages.front_mut() else {
+        let Some(front) = self.order.front_mut() else {
             return;
         };
-        let count = front.fragment_count();
+        let arrivals = &front.gaps.arrivals;
         if self.terms.delivery != Delivery::Reliable
-            || front.zone.is_none()
-            || front.located
-            || front.arrivals.is_complete()
-            || front.arrivals.expected() < count
+            || front.slots.zone.is_none()
+            || front.shift.located
+            || arrivals.is_complete()
+            || arrivals.expected() < front.fragment_count()
         {
             return;
         }
         front.proof.wanted = true;
-        if self.evidence.proved(front.number).is_some() {
+        if self.places.evidence().proved(front.number).is_some() {
             self.relocate(umem, now_ns);
         }
     }
 
     /// Finds what of the front message is not as its proved manifest says.
     pub(super) fn relocate(&mut self, umem: &Umem, now_ns: u64) {
-        self.note_held();
-        for at in 0..self.messages.len().min(MESSAGES_BEHIND) {
-            self.note_unfinal(at, umem);
+        let relocation = Relocation {
+            care: self,
+            umem,
+            now_ns,
+        };
+        if relocation.run() {
+            self.settle_trouble(umem);
+        }
+    }
+}
+
+/// One look for the front message's fragments.
+struct Relocation<'a, 'b> {
+    care: &'a mut Care<'b>,
+    umem: &'a Umem,
+    now_ns: u64,
+}
+
+impl Relocation<'_, '_> {
+    /// `false`: there is nothing to look for, its sender contradicts itself.
+    fn run(mut self) -> bool {
+        let places = &mut self.care.places;
+        places.note_held(self.care.order.at(0));
+        for message in self.care.order.iter_mut().take(MESSAGES_BEHIND) {
+            places.evidence_mut().note_unfinal(message, self.umem);
         }
         let wrong = self.reject_wrong();
-        let front = &self.messages[0];
-        let count = front.fragment_count();
-        if wrong.is_empty() && front.arrivals.is_complete() {
+        let front = self.front();
+        if wrong.is_empty() && front.gaps.arrivals.is_complete() {
             // The manifest is that of these bytes, and what was announced is not.
-            self.messages[0].proof.verdict = Verdict::Contradicted;
-            return;
+            self.care.front().proof.verdict = Verdict::Contradicted;
+            return false;
         }
-        let mut sources: HashMap<u64, Vec<Found>> = HashMap::new();
+        let mut sources = Sources::default();
         for &(digest, position) in &wrong {
-            let mut add = |digest, skewed| {
-                let found = sources.entry(digest).or_default();
-                found.push(Found::Slot(0, position, skewed));
-            };
-            add(digest, false);
-            if let Some(digest) = self.skewed_digest(0, position, umem) {
-                add(digest, true);
+            sources.add(digest, Found::Slot(0, position, false));
+            if let Some(digest) = self.skewed_digest(0, position) {
+                sources.add(digest, Found::Slot(0, position, true));
             }
         }
-        self.look_behind(&mut sources, umem);
-        let mut moves: Vec<(u32, Found)> = Vec::new();
-        let mut taken: HashSet<(usize, u32)> = HashSet::new();
-        for position in (0..count).filter(|position| !self.messages[0].arrivals.has(*position)) {
-            let Some(digest) = self.wanted_digest(position) else {
-                continue;
-            };
-            let found = loop {
-                match sources.get_mut(&digest).and_then(Vec::pop) {
-                    Some(Found::Slot(at, from, _)) if !taken.insert((at, from)) => {}
-                    found => break found,
-                }
-            };
-            moves.push((position, found.unwrap_or(Found::Stray)));
-        }
+        self.look_behind(&mut sources);
+        let (moves, taken) = self.find(sources);
         let shift = self.learn_shift(&moves);
         let mut unused = wrong;
         unused.retain(|(_, position)| !taken.contains(&(0, *position)));
-        self.move_fragments(moves, &unused, umem, now_ns);
+        self.keep_unused(&moves, &unused);
+        self.move_fragments(&moves);
         if let Ok(lost @ 1..) = u32::try_from(shift) {
-            self.lost(lost, now_ns);
+            self.care.pace.lost(lost, self.now_ns);
         }
-        let front = &mut self.messages[0];
+        let now_ns = self.now_ns;
+        let front = self.care.front();
         front.proof.verdict = Verdict::Open;
         front.proof.wanted = false;
-        front.located = true;
-        if !front.arrivals.is_complete() {
-            // What was asked for before is not what is asked for now.
-            front.timer = RequestTimer::default();
-            front.timer.noticed(Time::from_nanos(now_ns));
-            front.missing_ns.get_or_insert(now_ns);
+        front.shift.located = true;
+        if !front.gaps.arrivals.is_complete() {
+            front.gaps.asks_anew(now_ns);
         }
-        self.troubled = true;
-        self.settle_trouble(umem);
+        self.care.places.trouble();
+        true
+    }
+
+    fn front(&self) -> &Arriving {
+        self.care.order.at(0)
     }
 
     /// What of the front message was taken for another fragment than it is, is missing now: digests and positions of the slots
     /// where something landed.
     fn reject_wrong(&mut self) -> Vec<(u64, u32)> {
-        let front = &mut self.messages[0];
+        let places = &mut self.care.places;
+        let front = self.care.order.at_mut(0);
         let mut wrong = Vec::new();
-        let (Some(manifest), Some(zone)) = (self.evidence.proved(front.number), front.zone) else {
+        let (Some(_), Some(zone)) = (places.evidence().proved(front.number), front.slots.zone) else {
             return wrong;
         };
-        let count = front.geometry.fragment_count();
+        let count = front.fragment_count();
         // Who knows the digest of all has sent all.
-        front.arrivals.claim(count);
-        for (index, &digest) in (0..count).zip(self.evidence.digests.of(zone.start, count)) {
-            let position = self.terms.window.position_of(index, count);
-            if !front.arrivals.has(position) || manifest.digest(index) == Some(digest) {
+        front.gaps.arrivals.claim(count);
+        for index in 0..count {
+            let position = front.position_of(index);
+            let digest = places.evidence().digests_of(zone, count)[index as usize];
+            if !front.gaps.arrivals.has(position) || places.evidence().wanted(front, position) == Some(digest)
+            {
                 continue;
             }
-            front.arrivals.reject(position);
-            if self.held.forget(front.number, position) {
-                front.held -= 1;
-                self.repair.corrupt += 1;
-            } else {
-                wrong.push((digest, position));
+            match places.reject(front, position) {
+                true => places.repair.corrupt += 1,
+                false => wrong.push((digest, position)),
             }
         }
         wrong
     }
 
     /// Adds the slots of the messages behind the front one in which something landed.
-    fn look_behind(&self, sources: &mut HashMap<u64, Vec<Found>>, umem: &Umem) {
-        for at in 1..self.messages.len().min(MESSAGES_BEHIND) {
-            let message = &self.messages[at];
-            let Some(zone) = message
-                .zone
-                .filter(|_| !message.shown && !message.proof.is_proved())
-            else {
+    fn look_behind(&self, sources: &mut Sources) {
+        for (at, message) in self.care.order.iter().enumerate().take(MESSAGES_BEHIND).skip(1) {
+            let is_open = !message.shown && !message.proof.is_proved();
+            let Some(zone) = message.slots.zone.filter(|_| is_open) else {
                 continue;
             };
             let count = message.fragment_count();
-            let digests = self.evidence.digests.of(zone.start, count);
-            for position in 0..message.consumed.min(SLOTS_BEHIND) {
-                let index = self.terms.window.index_at(position, count);
-                if message.arrivals.has(position) {
-                    let mut add = |digest, skewed| {
-                        let found = sources.entry(digest).or_default();
-                        found.insert(0, Found::Slot(at, position, skewed));
-                    };
-                    add(digests[index as usize], false);
-                    if let Some(digest) = self.skewed_digest(at, position, umem) {
-                        add(digest, true);
-                    }
+            let digests = self.care.places.evidence().digests_of(zone, count);
+            for position in 0..message.slots.consumed.min(SLOTS_BEHIND) {
+                if !message.gaps.arrivals.has(position) {
+                    continue;
+                }
+                let digest = digests[message.index_at(position) as usize];
+                sources.add_last(digest, Found::Slot(at, position, false));
+                if let Some(digest) = self.skewed_digest(at, position) {
+                    sources.add_last(digest, Found::Slot(at, position, true));
                 }
             }
         }
     }
 
-    /// The digest that the manifest has for a position of the front message.
-    fn wanted_digest(&self, position: u32) -> Option<u64> {
-        let front = &self.messages[0];
-        let index = self.terms.window.index_at(position, front.fragment_count());
-        self.evidence.proved(front.number)?.digest(index)
+    /// What is missing of the front message, and where it is; and the slots that are needed for that.
+    fn find(&self, mut sources: Sources) -> (Vec<(u32, Found)>, HashSet<(usize, u32)>) {
+        let mut moves: Vec<(u32, Found)> = Vec::new();
+        let mut taken: HashSet<(usize, u32)> = HashSet::new();
+        let front = self.front();
+        let arrivals = &front.gaps.arrivals;
+        for position in (0..front.fragment_count()).filter(|position| !arrivals.has(*position)) {
+            let Some(digest) = self.care.places.evidence().wanted(front, position) else {
+                continue;
+            };
+            let found = loop {
+                match sources.next(digest) {
+                    Some(Found::Slot(at, from, _)) if !taken.insert((at, from)) => {}
+                    found => break found,
+                }
+            };
+            moves.push((position, found.unwrap_or(Found::Stray)));
+        }
+        (moves, taken)
     }
 
     /// By how many packets those that landed last were ahead of their entries, and nobody knew: entries that are posted from now
@@ -200,191 +211,190 @@ impl Inbound {
             return 0;
         };
         // Entries that are aimed right by now may be behind those.
-        let arrivals = &self.messages[0].arrivals;
+        let arrivals = &self.front().gaps.arrivals;
         let shift = match (from + 1..arrivals.expected()).any(|position| arrivals.has(position)) {
             true => 0,
             false => shift,
         };
-        let unknown = shift - self.corrections - i64::from(self.messages[0].ahead);
+        let ahead = i64::from(self.front().shift.ahead);
+        let progress = &mut self.care.progress;
+        let unknown = shift - progress.corrections() - ahead;
         if unknown == 0 || unknown.abs() > SHIFT_MAX {
             return 0;
         }
-        let accepted = self.accepted.saturating_add_signed(unknown);
-        self.correct(accepted.min(self.announced_packets.max(self.accepted)));
+        let had = progress.accepted();
+        let accepted = had.saturating_add_signed(unknown);
+        progress.correct(accepted.min(self.care.order.packets().max(had)));
         unknown
     }
 
-    /// Copies what was found to its place, or aside. `unused`: slots whose payload belongs to no fragment of this message.
-    fn move_fragments(&mut self, moves: Vec<(u32, Found)>, unused: &[(u64, u32)], umem: &Umem, now_ns: u64) {
-        let payload_len = usize::from(self.terms.layout.payload_len());
-        let mut scratch = vec![0; payload_len];
+    /// Keeps what lies in slots whose payload belongs to no fragment of this message.
+    fn keep_unused(&mut self, moves: &[(u32, Found)], unused: &[(u64, u32)]) {
+        let mut scratch = self.scratch();
         // Where nothing is shifted, and others behind it are in their places, it was changed on its way.
         let is_shifted = moves.iter().any(|(_, found)| matches!(found, Found::Slot(..)));
-        let arrivals = &self.messages[0].arrivals;
+        let arrivals = &self.front().gaps.arrivals;
         let last_in_place = (0..arrivals.expected())
             .rev()
             .find(|position| arrivals.has(*position));
         for &(digest, position) in unused {
             if !is_shifted && last_in_place.is_some_and(|last| position < last) {
-                self.repair.corrupt += 1;
+                self.care.places.repair.corrupt += 1;
                 continue;
             }
             // Strays begin behind the shorter header.
-            let as_other = match self.is_lowest(0, position) {
-                true => self.skewed_digest(0, position, umem),
-                false => None,
+            let as_other = match self.front().index_at(position) {
+                0 => self.skewed_digest(0, position),
+                _ => None,
             };
-            self.slot_bytes(0, position, as_other.is_some(), &mut scratch, umem);
-            let skew = self.skew() as usize;
-            let as_first = (skew > 0).then(|| self.evidence.hasher.digest(&scratch[skew..]));
-            let dropped = self.strays.keep(|bytes| {
-                bytes.copy_from_slice(&scratch);
-                (as_other.unwrap_or(digest), as_first)
-            });
-            self.repair.stale += u64::from(dropped);
+            self.slot_bytes(0, position, as_other.is_some(), &mut scratch);
+            let Care { strays, places, .. } = &mut *self.care;
+            let digest = as_other.unwrap_or(digest);
+            places.repair.stale += strays.keep_payload(&scratch, digest, places.evidence());
         }
+    }
+
+    /// Copies what was found to its place, or aside.
+    fn move_fragments(&mut self, moves: &[(u32, Found)]) {
         // Behind a loss later ones come from earlier slots, and the last goes first: whatever lay where another belongs is gone then.
         // Behind a packet too many it is the other way round. Where there is both, those are copied aside first, as is what comes
         // from elsewhere.
         let is_from_before =
             |&(position, found): &(u32, Found)| matches!(found, Found::Slot(0, from, _) if from < position);
         let behind_losses = moves.iter().any(is_from_before);
+        let is_in_place = |position, found| match found {
+            Found::Slot(0, from, false) if from < position || !behind_losses => Some(from),
+            _ => None,
+        };
+        let mut in_place: Vec<(u32, u32)> = Vec::new();
         let mut aside: Vec<(u32, Vec<u8>)> = Vec::new();
-        for &(position, found) in &moves {
-            match found {
-                Found::Slot(0, from, false) if from < position || !behind_losses => {}
-                Found::Slot(at, from, skewed) => {
-                    if at > 0 {
-                        // It is not what it was taken for there.
-                        let message = &mut self.messages[at];
-                        message.arrivals.reject(from);
-                        message.missing_ns.get_or_insert(now_ns);
-                        let index = (self.terms.window).index_at(from, message.geometry.fragment_count());
-                        self.spoil(at, index);
-                    }
-                    if aside.len() == ASIDE_MAX {
-                        self.repair.no_room += 1;
-                        continue;
-                    }
-                    self.slot_bytes(at, from, skewed, &mut scratch, umem);
-                    aside.push((position, scratch.clone()));
-                }
-                Found::Stray => {
-                    let digest = self.wanted_digest(position);
-                    if aside.len() < ASIDE_MAX
-                        && let Some(bytes) = digest.and_then(|digest| self.strays.take(digest))
-                    {
-                        aside.push((position, bytes.to_vec()));
-                    }
-                }
+        for &(position, found) in moves {
+            if let Some(from) = is_in_place(position, found) {
+                in_place.push((position, from));
+            } else if let Some(bytes) = self.take_aside(position, found, aside.len()) {
+                aside.push((position, bytes));
             }
         }
-        let mut in_place: Vec<(u32, u32)> = (moves.iter())
-            .filter_map(|&(position, found)| match found {
-                Found::Slot(0, from, false) if from < position || !behind_losses => Some((position, from)),
-                _ => None,
-            })
-            .collect();
         if behind_losses {
             in_place.reverse();
         }
+        let mut scratch = self.scratch();
         for (position, from) in in_place {
-            self.slot_bytes(0, from, false, &mut scratch, umem);
-            self.bring(position, &scratch, umem);
+            self.slot_bytes(0, from, false, &mut scratch);
+            self.bring(position, &scratch);
         }
         for (position, bytes) in &aside {
-            self.bring(*position, bytes, umem);
+            self.bring(*position, bytes);
         }
+    }
+
+    /// The bytes of a fragment, which are copied aside beside so many others.
+    fn take_aside(&mut self, position: u32, found: Found, others: usize) -> Option<Vec<u8>> {
+        let (at, from, skewed) = match found {
+            Found::Slot(at, from, skewed) => (at, from, skewed),
+            Found::Stray if others == ASIDE_MAX => return None,
+            Found::Stray => {
+                let Care {
+                    strays,
+                    places,
+                    order,
+                    ..
+                } = &mut *self.care;
+                let digest = places.evidence().wanted(order.at(0), position)?;
+                return strays.take(digest).map(<[u8]>::to_vec);
+            }
+        };
+        if at > 0 {
+            // It is not what it was taken for there.
+            let message = self.care.order.at_mut(at);
+            message.gaps.arrivals.reject(from);
+            message.gaps.missing_ns.get_or_insert(self.now_ns);
+            let index = message.index_at(from);
+            self.care.places.evidence_mut().spoil(message, index);
+        }
+        if others == ASIDE_MAX {
+            self.care.places.repair.no_room += 1;
+            return None;
+        }
+        let mut bytes = self.scratch();
+        self.slot_bytes(at, from, skewed, &mut bytes);
+        Some(bytes)
+    }
+
+    /// Room for a payload.
+    fn scratch(&self) -> Vec<u8> {
+        vec![0; usize::from(self.care.terms.layout.payload_len())]
     }
 
     /// The digest of what landed in a slot, if its header has another length than that of the slot's own fragment; `None` where
     /// all are of one length.
-    fn skewed_digest(&self, at: usize, position: u32, umem: &Umem) -> Option<u64> {
-        let skew = self.skew() as usize;
-        let payload_len = usize::from(self.terms.layout.payload_len());
-        let len = match self.is_lowest(at, position) {
-            true => usize::from(self.messages[at].other_len),
+    fn skewed_digest(&self, at: usize, position: u32) -> Option<u64> {
+        let skew = self.care.terms.skew() as usize;
+        let message = self.care.order.at(at);
+        let len = match message.index_at(position) {
+            0 => usize::from(message.shift.other_len),
             // A first fragment, which is full.
-            false => payload_len - skew,
+            _ => usize::from(self.care.terms.layout.payload_len()) - skew,
         };
         if skew == 0 || len == 0 {
             return None;
         }
-        let mut bytes = vec![0; payload_len];
-        self.slot_bytes(at, position, true, &mut bytes, umem);
-        Some(self.evidence.hasher.digest(&bytes[..len]))
-    }
-
-    /// Whether a position is that of the first fragment.
-    fn is_lowest(&self, at: usize, position: u32) -> bool {
-        let count = self.messages[at].fragment_count();
-        self.terms.window.index_at(position, count) == 0
+        let mut bytes = self.scratch();
+        self.slot_bytes(at, position, true, &mut bytes);
+        Some(self.care.places.evidence().digest(&bytes[..len]))
     }
 
     /// Copies what landed in a slot: a full payload's length, whatever its own was, `skewed` as in [`Found::Slot`]. The last bytes
     /// of a window may be in the saved copy (I5).
-    fn slot_bytes(&self, at: usize, position: u32, skewed: bool, bytes: &mut [u8], umem: &Umem) {
-        let message = &self.messages[at];
-        let count = message.geometry.fragment_count();
-        let index = self.terms.window.index_at(position, count);
-        let skew = if skewed { self.skew() } else { 0 };
+    fn slot_bytes(&self, at: usize, position: u32, skewed: bool, bytes: &mut [u8]) {
+        let message = self.care.order.at(at);
+        let index = message.index_at(position);
+        let skew = if skewed { self.care.terms.skew() } else { 0 };
         let below = if index == 0 { skew } else { 0 };
-        let start = message.payload + message.geometry.rx_payload_range(index).start - u64::from(below);
-        umem.copy_from(start, bytes);
-        let window = self.terms.window.window_of(index);
-        let slot = &message.tails[TailRule::slot(window)];
-        if self.terms.window.is_highest(index, count) && message.rule.is_saved(window) && slot.valid {
-            let tail = message.tail_range(window, &self.terms);
-            let (from, len) = ((tail.start - start) as usize, (tail.end - tail.start) as usize);
-            bytes[from..from + len].copy_from_slice(&slot.bytes[..len]);
+        let start = message.payload_of(index) - u64::from(below);
+        self.umem.copy_from(start, bytes);
+        if let Some((tail, saved)) = message.saved_tail(index, self.care.terms.caps.prefix_len) {
+            bytes[(tail - start) as usize..][..saved.len()].copy_from_slice(saved);
         }
         bytes.copy_within((skew - below) as usize.., 0);
     }
 
     /// A fragment of the front message was found: it goes to its place, or aside while something may be written there.
-    fn bring(&mut self, position: u32, bytes: &[u8], umem: &Umem) {
-        let front = &mut self.messages[0];
-        let index = (self.terms.window).index_at(position, front.geometry.fragment_count());
-        let len = usize::from(front.geometry.fragment_len(index));
-        let digest = self.evidence.hasher.digest(&bytes[..len]);
-        if self.wanted_digest(position) != Some(digest) {
-            self.repair.corrupt += 1;
+    fn bring(&mut self, position: u32, bytes: &[u8]) {
+        let Care {
+            places,
+            order,
+            progress,
+            ..
+        } = &mut *self.care;
+        let front = order.at_mut(0);
+        let len = usize::from(front.geometry.fragment_len(front.index_at(position)));
+        let digest = places.evidence().digest(&bytes[..len]);
+        if places.evidence().wanted(front, position) != Some(digest) {
+            places.repair.corrupt += 1;
             return;
         }
-        self.repair.displaced += 1;
-        let front = &mut self.messages[0];
-        front.arrivals.take(position);
-        if position < front.consumed {
-            self.put(0, position, Source::Bytes(&bytes[..len]), umem);
-        } else if let Some(held) = self.hold_slot(0, position) {
+        places.repair.displaced += 1;
+        front.gaps.arrivals.take(position);
+        if position < front.slots.consumed {
+            places.put(front, position, Source::Bytes(&bytes[..len]), self.umem);
+        } else if let Some(held) = places.hold_slot(front, position, progress.last_ns()) {
             held.copy_from_slice(&bytes[..len]);
         }
     }
+}
 
-    /// The front message was copied to memory at `memory`, its payload at `payload`, while packets may still have been written
-    /// around it: what is not as it was is missing.
-    pub(super) fn compare_copy(&mut self, (memory, payload): (u64, u64), umem: &Umem) {
-        let front = &mut self.messages[0];
-        let Some(zone) = front.zone else { return };
-        let count = front.geometry.fragment_count();
-        let mut bytes = vec![0; usize::from(self.terms.layout.payload_len())];
-        for index in 0..count {
-            let position = self.terms.window.position_of(index, count);
-            if !front.arrivals.has(position) {
-                continue;
-            }
-            let range = front.geometry.rx_payload_range(index);
-            let bytes = &mut bytes[..(range.end - range.start) as usize];
-            umem.copy_from(payload + range.start, bytes);
-            let digest = self.evidence.hasher.digest(bytes);
-            if self.evidence.digests.of(zone.start, count)[index as usize] != digest {
-                front.arrivals.reject(position);
-                front.timer.noticed(Time::from_nanos(self.progress_ns));
-                front.missing_ns.get_or_insert(self.progress_ns);
-                self.troubled = true;
-                self.repair.corrupt += 1;
-            }
-            self.evidence.digests.set(memory, index, digest);
-        }
+impl Sources {
+    fn add(&mut self, digest: u64, found: Found) {
+        self.0.entry(digest).or_default().push(found);
+    }
+
+    /// Used after the others.
+    fn add_last(&mut self, digest: u64, found: Found) {
+        self.0.entry(digest).or_default().insert(0, found);
+    }
+
+    fn next(&mut self, digest: u64) -> Option<Found> {
+        self.0.get_mut(&digest)?.pop()
     }
 }

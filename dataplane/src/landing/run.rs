@@ -2,12 +2,13 @@
 //! last and each in the slot that was posted for it, between a window's edges: no tail is saved or restored (I5), nothing is to be moved
 //! and no message becomes whole. What I3 asks is asked of each; what has one answer for all is found out once.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use lm_protocol::landing::LogEntry;
 
-use super::{Aim, Inbound, Sessions};
+use super::aims::Aim;
+use super::posting::Poster;
+use super::sessions::Sessions;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::port::RxQueue;
 
@@ -64,34 +65,32 @@ impl Sessions {
         };
         let &mut Aim {
             start,
-            serial,
-            place,
+            owner,
             number,
             position: first,
             more,
             step,
             ..
         } = aim;
-        let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
+        let Some(inbound) = self.places[usize::from(owner.place)].as_deref_mut() else {
             return 0;
         };
         let window = inbound.terms.window;
-        // A packet of several frames has several descriptors.
-        if inbound.terms.capacity > 0 {
+        if !inbound.terms.caps.has_runs() {
             return 0;
         }
         // A window's first fragment has a tail to be saved.
         if first & (window.fragments() - 1) == 0
-            || inbound.serial != serial
-            || inbound.last != Some((number, first - 1))
+            || inbound.serial != owner.serial
+            || !inbound.progress.is_last((number, first.wrapping_sub(1)))
         {
             return 0;
         }
-        let Some(at) = inbound.position_of(number) else {
+        let Some(at) = inbound.order.position_of(number) else {
             return 0;
         };
-        let message = &inbound.messages[at];
-        if message.arrivals.expected() != first || message.consumed != first {
+        let message = inbound.order.at_mut(at);
+        if message.gaps.arrivals.expected() != first || message.slots.consumed != first {
             return 0;
         }
         let processor = match (inbound.terms.one_processor, self.entries.processor) {
@@ -99,7 +98,7 @@ impl Sessions {
             (true, processor) => processor,
             (false, _) => None,
         };
-        let count = message.geometry.fragment_count();
+        let count = message.fragment_count();
         // The window's last has the surviving header, and a tail to be restored.
         let window_last = (first | (window.fragments() - 1)).min(count.saturating_sub(1));
         let longest = (window_last.saturating_sub(first)).min(offsets.len() as u32);
@@ -107,7 +106,7 @@ impl Sessions {
         // Of one length: a message's first and last fragment are at edges of windows.
         let frame_len = message.geometry.fragment(index).frame_len();
         let run = Run {
-            place,
+            place: owner.place,
             number,
             index,
             frame_len,
@@ -118,22 +117,20 @@ impl Sessions {
         if taken == 0 {
             return 0;
         }
-        if inbound.terms.integrity.has_digests() {
+        let evidence = inbound.places.evidence_mut();
+        if evidence.has_digests() {
             for back in 0..taken {
                 let start = start - u64::from(back) * u64::from(step);
-                inbound.note_landed(at, index - back, start, umem);
+                evidence.note_landed(message, index - back, start, umem);
             }
         }
         let last = first + taken - 1;
-        let message = &mut inbound.messages[at];
-        message.arrivals.take_next(taken);
-        message.consumed += taken;
-        message.final_to = message.consumed;
-        inbound.accepted = inbound.accepted.max(message.base + u64::from(last) + 1);
-        inbound.last = Some((number, last));
-        inbound.progress_ns = now_ns;
+        message.gaps.arrivals.take_next(taken);
+        message.slots.consumed += taken;
+        message.slots.final_to = message.slots.consumed;
+        let end = message.base + u64::from(last) + 1;
+        inbound.progress.accept((number, last), end, now_ns);
         inbound.astray.has_landed();
-        inbound.forgiven = false;
         if taken > more {
             self.entries.aims.pop_front();
         } else {
@@ -146,8 +143,8 @@ impl Sessions {
     }
 }
 
-impl Inbound {
-    /// Writes fill entries for the rest of a window of the message at `posting`, but for its lowest fragment (I5), and their aims: up to
+impl Poster<'_, '_> {
+    /// Writes fill entries for the rest of a window of the next message, but for its lowest fragment (I5), and their aims: up to
     /// `room`, behind the `written` ones. `met_by`: the first of them will be met by this packet of the session, if none is lost.
     /// Gives how many there were: none where places are to be left out first.
     #[inline]
@@ -157,23 +154,20 @@ impl Inbound {
         written: u32,
         room: u32,
         met_by: u64,
-        aims: &mut VecDeque<Aim>,
     ) -> u32 {
-        let (place, serial, window) = (self.place(), self.serial, self.terms.window);
-        let message = &mut self.messages[self.posting];
-        let (first, count) = (message.posted, message.geometry.fragment_count());
-        let window_last = (first | (window.fragments() - 1)).min(count - 1);
+        let (owner, has_runs) = (self.owner, self.terms.caps.has_runs());
+        let message = self.next();
+        let (first, count) = (message.slots.posted, message.fragment_count());
+        let window_last = (first | (message.window.fragments() - 1)).min(count - 1);
         let entries = (window_last - first).min(room);
-        // Of packets of several frames the gate is told each by itself.
-        if self.terms.capacity > 0 || entries == 0 || u64::from(first) < met_by.saturating_sub(message.base) {
+        if !has_runs || entries == 0 || u64::from(first) < met_by.saturating_sub(message.base) {
             return 0;
         }
         let number = message.number;
-        let highest = window.index_at(first, count);
+        let highest = message.window.index_at(first, count);
         let payload_len = u64::from(message.geometry.layout().payload_len());
-        let start = message
-            .payload
-            .wrapping_add_signed(message.geometry.rx_frame_start(highest));
+        let start = (message.slots.payload).wrapping_add_signed(message.geometry.rx_frame_start(highest));
+        message.slots.posted += entries;
         // One fragment's frame begins a payload below that of the one before it.
         for entry in 0..entries {
             queue.write(
@@ -183,8 +177,7 @@ impl Inbound {
         }
         let aim = Aim {
             start,
-            serial,
-            place,
+            owner,
             number,
             position: first,
             until: first + 1,
@@ -193,11 +186,11 @@ impl Inbound {
             more: entries - 1,
             step: payload_len as u32,
         };
+        let aims = &mut self.entries.aims;
         match aims.back_mut() {
             Some(back) if back.is_followed_by(&aim) => back.more += entries,
             _ => aims.push_back(aim),
         }
-        message.posted += entries;
         entries
     }
 }

@@ -6,25 +6,27 @@
 //! used. A packet that comes out of turn (a sender that slept over its credit) is placed by the log like any displaced one: a
 //! copy, and nothing else. With one session there is nothing to take turns with.
 
-use std::collections::VecDeque;
-
 use lm_protocol::geometry::Wire;
-use lm_protocol::landing::{self, SessionAdmission};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
 
-use super::card::Card;
-use super::repair::Displaced;
-use super::{Aim, Inbound, Remedy, RepairCounters, Zone};
+use super::aims::Displaced;
+use super::astray::UNPOSTED_AHEAD;
+use super::care::Datagram;
+use super::counts::ArrivalCounters;
+use super::entries::Entries;
+use super::inbound::Inbound;
+use super::posting::Posted;
+use super::repair::Remedy;
+use super::terms::ADMITTED;
+use super::zones::{Memory, share_of};
 use crate::arena::Arena;
 use crate::frames::FramePool;
-use crate::landing_memory::share_of;
 use crate::memory::Umem;
-use crate::port::RxQueue;
+use crate::port::{Caps, RxQueue};
 
-/// Sessions that the gate has place for.
-pub(super) const ADMITTED: u8 = landing::PLACES as u8;
 /// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path, and behind
 /// them as many that gave their places up.
 pub(crate) const PLACES: u8 = 3 * ADMITTED;
@@ -33,8 +35,6 @@ const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
 const OVERLAP: i32 = 32;
-/// Fragments without an entry that may be on the way: as many as the kernel's socket surely has room for.
-pub(super) const UNPOSTED_AHEAD: u64 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 /// A sender that leaves credit unused for so long, which is some naps of a busy host, keeps neither turns nor entries from others.
@@ -55,108 +55,6 @@ impl Iterator for Taken {
     }
 }
 
-/// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
-#[derive(Clone, Copy, Debug)]
-struct Quarantined {
-    zone: Zone,
-    /// Entries posted in zones when it was put here: as many have to be used.
-    until: u64,
-}
-
-/// What is posted on the landing channel. Its n-th packet uses the n-th slot, is the log's n-th entry and the RX ring's n-th packet
-/// (I3); the counts are of packets, each of which may take several fill entries, and outlive sessions.
-#[derive(Debug)]
-pub(crate) struct Entries {
-    pub(crate) posted: u64,
-    pub(crate) received: u64,
-    /// Frames of those that no packet has used.
-    pub(super) frames_out: u32,
-    /// Posted when the last one in a zone was: those behind it are spare frames.
-    zoned: u64,
-    /// Entries are submitted in multiples of this many.
-    pub(super) lap: u32,
-    /// The counts are right: no violation was found since the channel was built.
-    pub(crate) trusted: bool,
-    /// Unused ones in the order of posting, with the positions that were left out among them. [`Aim::more`] stand in one.
-    pub(super) aims: VecDeque<Aim>,
-    /// Zero-copy mode: frames for entries that have no place in a zone.
-    pub(super) spare: Option<FramePool>,
-    quarantined: Vec<Quarantined>,
-    /// When a packet last landed.
-    pub(super) landed_ns: u64,
-    /// When the kernel's socket was last found empty.
-    pub(crate) drained_ns: u64,
-    /// Posted at that time: what is read from it since then passed the gate with at least these.
-    drained_posted: u64,
-    /// The CPU that runs the gate, where only one may (I3a).
-    pub(super) processor: Option<u8>,
-    /// Zero-copy mode: what the device holds of them.
-    pub(super) card: Card,
-}
-
-impl Entries {
-    /// Entries that no packet has used.
-    #[inline]
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.posted.saturating_sub(self.received) as u32
-    }
-
-    /// Takes the oldest aim out, one entry of it if it stands for several.
-    #[inline]
-    pub(super) fn next_aim(&mut self) -> Option<Aim> {
-        let front = self.aims.front_mut()?;
-        if front.more == 0 {
-            return self.aims.pop_front();
-        }
-        let first = front.first();
-        front.pass(1);
-        Some(first)
-    }
-
-    /// Whether every one in a zone was used, by what it was posted for or not.
-    pub(crate) fn are_used(&self) -> bool {
-        self.trusted && self.zoned <= self.received
-    }
-
-    /// Nothing waits in the kernel's socket.
-    #[inline]
-    pub(crate) fn found_socket_empty(&mut self, now_ns: u64) {
-        self.drained_ns = now_ns;
-        self.drained_posted = self.posted;
-    }
-
-    /// Keeps a zone until every entry that is posted now is used.
-    pub(super) fn quarantine(&mut self, zone: Zone) {
-        self.quarantined.push(Quarantined {
-            zone,
-            until: self.zoned,
-        });
-    }
-
-    /// Keeps the zones of a session that ended.
-    pub(crate) fn quarantine_all(&mut self, zones: Vec<Zone>) {
-        zones.into_iter().for_each(|zone| self.quarantine(zone));
-    }
-
-    pub(super) fn keeps_zones(&self) -> bool {
-        !self.quarantined.is_empty()
-    }
-
-    /// Frees zones in which nothing is posted any more.
-    pub(crate) fn free_quarantined(&mut self, arena: &mut Arena) {
-        if !self.trusted {
-            return;
-        }
-        let received = self.received;
-        self.quarantined.retain(|kept| {
-            if kept.until <= received {
-                arena.free(kept.zone.start, kept.zone.len);
-            }
-            kept.until > received
-        });
-    }
-}
-
 /// The sessions of a landing channel.
 #[derive(Debug)]
 pub(crate) struct Sessions {
@@ -167,8 +65,8 @@ pub(crate) struct Sessions {
     /// By place, which four bits of a session's key name, among those that the gate admits or behind them.
     pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
     pub(crate) entries: Entries,
-    /// What the channel counted since it was last looked at, beside what each session did.
-    pub(crate) repair: RepairCounters,
+    /// What came since it was last looked at.
+    pub(crate) arrivals: ArrivalCounters,
     /// What the burst at hand brought into other fragments' slots.
     pub(super) displaced: Vec<Displaced>,
     turns: Turns<{ PLACES as usize }>,
@@ -184,29 +82,14 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// No session. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
-    /// `spare`: frames of the channel's own, in zero-copy mode; `lap`: as [`crate::port::Device::lap`].
-    pub(crate) fn new(position: u64, entries_max: u32, spare: Option<FramePool>, lap: u32) -> Sessions {
+    /// `spare`: frames of the channel's own, in zero-copy mode.
+    pub(crate) fn new(position: u64, entries_max: u32, caps: Caps, spare: Option<FramePool>) -> Sessions {
         Sessions {
             present: 0,
             without_entries: 0,
             places: [const { None }; PLACES as usize],
-            entries: Entries {
-                posted: position,
-                received: position,
-                frames_out: 0,
-                zoned: position,
-                lap: lap.max(1),
-                trusted: true,
-                aims: VecDeque::with_capacity(entries_max as usize),
-                spare,
-                quarantined: Vec::new(),
-                landed_ns: 0,
-                drained_ns: 0,
-                drained_posted: position,
-                processor: None,
-                card: Card::at(position),
-            },
-            repair: RepairCounters::default(),
+            entries: Entries::new(position, entries_max, caps, spare),
+            arrivals: ArrivalCounters::default(),
             displaced: Vec::new(),
             turns: Turns::default(),
             turn: None,
@@ -305,7 +188,9 @@ impl Sessions {
     pub(crate) fn insert(&mut self, mut inbound: Inbound) {
         self.serial = self.serial.wrapping_add(1);
         inbound.serial = self.serial;
-        inbound.lands_apart_from(self);
+        if self.lands_apart(&inbound) {
+            inbound.lands_no_more();
+        }
         let place = inbound.place();
         if place < ADMITTED {
             self.last_place = place;
@@ -355,42 +240,42 @@ impl Sessions {
         self.entries.outstanding() > 0
             && self
                 .iter()
-                .any(|inbound| inbound.lands && !inbound.messages.is_empty())
+                .any(|inbound| inbound.lands && inbound.order.front().is_some())
     }
 
     /// Whether fragments of announced messages are expected by the kernel's socket: all of a session's that does not land, repetitions, and
     /// what does not come although its sender says that it was sent.
     #[inline]
     pub(crate) fn awaits_datagrams(&self, now_ns: u64) -> bool {
-        self.iter().any(|inbound| inbound.awaits_repairs(now_ns))
+        let awaits_repairs =
+            |inbound: &Inbound| inbound.places.is_troubled() || inbound.progress.is_late(now_ns);
+        self.iter().any(awaits_repairs)
             || Taken(self.without_entries)
                 .filter_map(|place| self.at(place))
-                .any(|inbound| !inbound.messages.is_empty())
+                .any(|inbound| inbound.order.front().is_some())
     }
 
     /// Nanoseconds since a packet landed or a message was announced to a queue without any.
     pub(crate) fn quiet_ns(&self, now_ns: u64) -> u64 {
-        let last = self.iter().map(|inbound| inbound.progress_ns).max();
+        let last = self.iter().map(|inbound| inbound.progress.last_ns()).max();
         now_ns.saturating_sub(last.unwrap_or(0).max(self.entries.landed_ns))
     }
 
-    /// Posts as many fill entries as rings, memory and I5 allow, for the session whose turn it is. Regions that the
-    /// application chose (`chosen`) are used before the arena.
+    /// Posts as many fill entries as rings, memory and I5 allow, for the session whose turn it is.
     pub(crate) fn post(
         &mut self,
         queue: &mut impl RxQueue,
-        arena: &mut Arena,
-        chosen: &mut VecDeque<Zone>,
+        mut memory: Memory<'_>,
         umem: &Umem,
         now_ns: u64,
     ) -> u32 {
         if self.entries.keeps_zones() {
-            self.entries.free_quarantined(arena);
+            self.entries.free_quarantined(memory.arena);
         }
         for place in Taken(self.without_entries) {
-            self.bound_memory(place, arena);
+            self.bound_memory(place, &memory);
             if let Some(inbound) = self.at_mut(place) {
-                inbound.take_memory(arena, chosen, umem, now_ns);
+                inbound.take_memory(&mut memory, umem, now_ns);
             }
         }
         let mut total = 0;
@@ -400,54 +285,29 @@ impl Sessions {
                 break;
             };
             let ahead = self.entries_for(place);
-            self.bound_memory(place, arena);
+            self.bound_memory(place, &memory);
             let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
                 break;
             };
-            // I3d: the RX ring, at least `posted_max` long, has room for everything that is posted.
-            inbound.confirm();
-            let packets = inbound.posted_max().saturating_sub(self.entries.outstanding());
-            let mut room = queue.room(packets.min(queue.entries_max())).min(packets);
-            let mut frames_room = room;
-            if inbound.terms.capacity > 0 {
-                let left = queue.entries_max().saturating_sub(self.entries.frames_out);
-                (room, frames_room) = (packets, queue.room(left).min(left));
-            }
-            if self.entries.lap > 1 {
-                room = match queue.room(self.entries.lap) < self.entries.lap {
-                    true => 0,
-                    false => inbound.room_in_laps(&self.entries, room, ahead),
-                };
-            }
-            let awaited = inbound.awaits_packets();
-            let entries = &mut self.entries;
-            let (mut written, mut frames) = match entries.spare {
-                None => inbound.write_entries(queue, (room, frames_room), ahead, entries, arena, chosen),
-                Some(_) => {
-                    let written = inbound.write_unread(queue, room, ahead, entries, arena, chosen);
-                    (written, written)
-                }
-            };
-            if written > 0 {
-                self.entries.zoned = self.entries.posted + u64::from(written);
-                let filled = inbound.fill_lap(queue, written, &mut self.entries);
-                (written, frames) = (written + filled, frames + filled);
-            }
-            // The sender's time begins when it may send: until now the application had the memory.
-            if !awaited && inbound.awaits_packets() && !std::mem::take(&mut inbound.posts_again) {
-                inbound.progress_ns = now_ns;
+            inbound.pace.confirm(inbound.progress.accepted());
+            let awaited = inbound.order.awaits_packets();
+            let mut poster = inbound.poster(ahead, &mut self.entries, &mut memory);
+            let room = poster.room(queue);
+            let Posted { packets, frames } = poster.write(queue, room);
+            if !awaited && inbound.order.awaits_packets() {
+                inbound.may_send(now_ns);
             }
             self.pass_skipped(umem);
-            if written > 0 {
+            if packets > 0 {
                 queue.submit(frames);
                 self.entries.frames_out += frames;
-                self.entries.posted += u64::from(written);
+                self.entries.posted += u64::from(packets);
                 // After the entries themselves, so that the gate never accepts a packet without an entry (I3c).
                 queue.allow(self.entries.posted);
-                self.turn_posted = self.turn_posted.saturating_add(written);
-                total += written;
+                self.turn_posted = self.turn_posted.saturating_add(packets);
+                total += packets;
             }
-            if written > 0 || !self.others_want(place) || !self.is_under_way(place) {
+            if packets > 0 || !self.others_want(place) || !self.is_under_way(place) {
                 break;
             }
             self.end_turn();
@@ -456,21 +316,20 @@ impl Sessions {
     }
 
     /// What messages of the session at `place` may take of landing memory: its address leaves something to others, if there are any.
-    fn bound_memory(&mut self, place: u8, arena: &Arena) {
+    fn bound_memory(&mut self, place: u8, memory: &Memory<'_>) {
         let Some(inbound) = self.at(place) else { return };
-        let Some(zone_len) = inbound.next_zone_len() else {
+        let next = inbound.order.next().filter(|next| next.slots.zone.is_none());
+        let Some((zone_len, _)) = next.map(|next| inbound.terms.zone_of(&next.geometry)) else {
             return;
         };
-        let terms = &inbound.terms;
-        let (ip, memory_max) = (terms.admission.peer_ip, terms.memory_max);
-        let registered = terms.registered_len.saturating_sub(arena.start());
+        let (ip, memory_max) = (inbound.terms.admission.peer_ip, inbound.terms.limits.memory_max);
         let is_its = |inbound: &&Inbound| inbound.terms.admission.peer_ip == ip;
         let share = match self.iter().all(|inbound| is_its(&inbound)) {
             true => memory_max,
-            false => memory_max.min(share_of(registered)),
+            false => memory_max.min(share_of(memory.registered())),
         };
         let held = { self.iter().filter(is_its) }
-            .map(|inbound| inbound.zones_len(u64::MAX))
+            .map(|inbound| inbound.order.zones_len(u64::MAX))
             .sum();
         let may_take = match held {
             0 => share.max(zone_len),
@@ -503,9 +362,9 @@ impl Sessions {
             return true;
         };
         let limit = self.credit(place);
-        let left = serial::distance(inbound.accepted_packets(), limit);
+        let left = serial::distance(inbound.progress.accepted_packets(), limit);
         let told = inbound.told.packet_limit == limit;
-        left <= 0 || (left <= OVERLAP && told && inbound.progress_ns > inbound.told.limit_ns)
+        left <= 0 || (left <= OVERLAP && told && inbound.progress.last_ns() > inbound.told.limit_ns)
     }
 
     /// The sessions but the one at `place`.
@@ -519,7 +378,7 @@ impl Sessions {
         if let Some(place) = self.turn {
             let limit = self.credit(place);
             if let Some(inbound) = self.at_mut(place) {
-                inbound.allowed = limit;
+                inbound.told.allowed = limit;
             }
         }
         self.turn = None;
@@ -527,7 +386,7 @@ impl Sessions {
 
     /// The session that entries are posted for, which is another's when the last one's turn is over.
     fn whose_turn(&mut self, now_ns: u64) -> Option<u8> {
-        if self.entries.spare.is_some() {
+        if !self.entries.caps.witness {
             // In zero-copy mode there is one.
             self.turn = Taken(self.present & !self.without_entries).next();
             return self.turn;
@@ -535,7 +394,8 @@ impl Sessions {
         let has_others = self.present.count_ones() > 1;
         for place in Taken(self.present) {
             if let Some(inbound) = self.at_mut(place) {
-                inbound.is_silent = has_others && inbound.unused_credit_ns(now_ns) > SILENT_NS;
+                let unused_ns = inbound.told.unused_credit_ns(&inbound.progress, now_ns);
+                inbound.told.is_silent = has_others && unused_ns > SILENT_NS;
             }
         }
         if let Some(place) = self.turn {
@@ -566,11 +426,12 @@ impl Sessions {
 
     /// Unused entries that packets of the session at `place` will meet: all but as many as the others may still send, if they do.
     fn entries_for(&self, place: u8) -> u32 {
-        let expected =
-            |inbound: &Inbound| serial::distance(inbound.accepted_packets(), inbound.allowed).max(0);
+        let expected = |inbound: &Inbound| {
+            serial::distance(inbound.progress.accepted_packets(), inbound.told.allowed).max(0)
+        };
         let theirs: i32 = (self
             .others(place)
-            .filter(|inbound| inbound.lands && !inbound.is_silent))
+            .filter(|inbound| inbound.lands && !inbound.told.is_silent))
         .map(expected)
         .sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
@@ -580,44 +441,43 @@ impl Sessions {
     /// not more on the way than the path can hold; nothing new when it is not its turn.
     pub(crate) fn credit(&self, place: u8) -> u32 {
         let Some(inbound) = self.at(place) else { return 0 };
+        let accepted = inbound.progress.accepted_packets();
+        let provided = inbound
+            .order
+            .provided()
+            .saturating_sub(inbound.progress.accepted());
+        let on_the_way = u64::from(inbound.pace.on_the_way());
         if !inbound.lands {
-            let ahead = inbound.provided().saturating_sub(inbound.accepted);
-            return (inbound.accepted_packets())
-                .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32);
+            return accepted.wrapping_add(provided.min(on_the_way) as u32);
         }
         if self.turn != Some(place) {
-            return inbound.allowed;
+            return inbound.told.allowed;
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
-        let provided = inbound.provided().saturating_sub(inbound.accepted);
         let entries = u64::from(self.entries_for(place));
-        let ahead = match self.entries.spare.is_some() {
+        let ahead = match self.entries.caps.witness {
+            true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
             // message's entries are posted.
-            true => entries.min(provided).min(self.entries.held().into()),
-            false => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
+            false => entries.min(provided).min(self.entries.held().into()),
         };
-        inbound
-            .accepted_packets()
-            .wrapping_add(ahead.min(u64::from(inbound.on_the_way())) as u32)
+        accepted.wrapping_add(ahead.min(on_the_way) as u32)
     }
 
-    /// A fragment that came by the one-copy path in the session with this key: `len` payload bytes at UMEM address `from`.
-    /// `accepted`: packets that the gate has let land by now.
+    /// A fragment that came by the one-copy path in the session with this key. `accepted`: packets that the gate has let land by now.
     pub(crate) fn take_datagram(
         &mut self,
         key: u64,
-        fragment: (u32, u32, u32),
-        bytes: (u64, u64),
+        datagram: &Datagram,
         accepted: u64,
         umem: &Umem,
         now_ns: u64,
     ) {
-        let posted = self.entries.drained_posted > accepted;
+        let posted = self.entries.were_posted(accepted);
         let drained_ns = self.entries.drained_ns;
         if let Some(inbound) = self.keyed(key) {
-            inbound.take_datagram(fragment, bytes, posted, drained_ns, umem, now_ns);
+            inbound.take_datagram(datagram, posted, drained_ns, umem, now_ns);
         }
     }
 
@@ -630,11 +490,13 @@ impl Sessions {
     /// waiting for more.
     pub(crate) fn watch(&mut self, place: u8, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
         let inbound = self.places[usize::from(place)].as_deref_mut()?;
-        if inbound.skip_unposted(&mut self.entries, now_ns) {
+        let owner = inbound.owner();
+        if (inbound.care()).skip_unposted(owner, &mut self.entries, now_ns) {
             self.pass_skipped(umem);
         }
         let inbound = self.places[usize::from(place)].as_deref_mut()?;
-        let waits_for_memory = inbound.messages.front().is_some_and(|front| front.zone.is_none());
+        let front = inbound.order.front();
+        let waits_for_memory = front.is_some_and(|front| front.slots.zone.is_none());
         let more_may_come = waits_for_memory && self.more_may_come();
         let inbound = self.places[usize::from(place)].as_deref_mut()?;
         inbound.watch(&mut self.entries, arena, umem, more_may_come, now_ns)
@@ -647,7 +509,7 @@ impl Sessions {
                 .filter(|inbound| inbound.lands)
                 .is_some_and(|inbound| {
                     let limit = serial::later(inbound.told.packet_limit, self.credit(place));
-                    inbound.left() > 0 && serial::precedes(inbound.accepted_packets(), limit)
+                    inbound.left() > 0 && serial::precedes(inbound.progress.accepted_packets(), limit)
                 })
         })
     }
@@ -659,30 +521,40 @@ impl Sessions {
         let discarded = position.saturating_sub(self.entries.received);
         while let Some(aim) = self.entries.next_aim() {
             if aim.spare {
-                self.put_spare(aim.start);
+                self.entries.put_spare(aim.start);
             }
             if let Some((owner, at)) = self.owner(&aim) {
-                let base = owner.messages[at].base;
+                let base = owner.order.at(at).base;
                 for position in aim.position..aim.until {
-                    if base + u64::from(position) < owner.accepted {
-                        owner.passed(at, position, None, umem);
+                    if base + u64::from(position) < owner.progress.accepted() {
+                        owner.care().passed(at, position, None, umem);
                     }
                 }
             }
         }
-        (self.entries.posted, self.entries.received) = (position, position);
-        self.entries.card = Card::at(position);
-        self.entries.frames_out = 0;
-        self.entries.zoned = position;
-        self.entries.drained_posted = position;
-        self.entries.trusted = true;
-        for kept in self.entries.quarantined.drain(..) {
-            arena.free(kept.zone.start, kept.zone.len);
-        }
+        self.entries.begin_anew(position, arena);
         self.turn = None;
         for inbound in self.iter_mut() {
             inbound.post_again(umem);
         }
         discarded
+    }
+
+    /// The session at `place` is astray. The channel was built anew a moment ago: nothing is posted in its zones.
+    pub(crate) fn stop_landing(&mut self, place: u8, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
+        self.without_entries |= 1 << place;
+        let Some(inbound) = self.at_mut(place) else { return };
+        inbound.lands_no_more();
+        inbound.take_memory(memory, umem, now_ns);
+    }
+
+    /// Packets of a new session must not meet the entries of sessions with shorter ones, nor theirs its own: after a loss, what is longer than
+    /// its slot would lie on the fragment above, which may have been verified already (I1). Where packets may take several frames the gate sees
+    /// to that, and in zero-copy mode everything is verified at the end.
+    pub(super) fn lands_apart(&self, inbound: &Inbound) -> bool {
+        let (terms, len) = (&inbound.terms, inbound.terms.layout.max_frame_len());
+        let is_other = |other: &Inbound| other.lands && other.terms.layout.max_frame_len() != len;
+        let is_guarded = terms.caps.capacity > 0 || !terms.caps.witness;
+        inbound.lands && !is_guarded && self.iter().any(is_other)
     }
 }

@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 
 use lm_protocol::geometry::Layout;
 
+use super::evidence::Evidence;
+use crate::memory::Umem;
+
 /// Strays that are kept; of more the oldest is dropped.
 const STRAYS_MAX: usize = 512;
 
@@ -21,6 +24,8 @@ struct Stray {
 #[derive(Debug)]
 pub(super) struct Strays {
     slot_len: usize,
+    /// Bytes of headers before a payload, and by how many those of a message's first fragment are longer.
+    header_len: u32,
     skew: usize,
     bytes: Vec<u8>,
     kept: VecDeque<Stray>,
@@ -32,6 +37,7 @@ impl Strays {
     pub(super) fn new(layout: &Layout) -> Strays {
         Strays {
             slot_len: usize::from(layout.payload_len()),
+            header_len: u32::from(layout.fragment_header_len(1)),
             skew: usize::from(layout.payload_len() - layout.first_payload_len()),
             bytes: Vec::new(),
             kept: VecDeque::new(),
@@ -45,9 +51,36 @@ impl Strays {
         self.kept.len() as u64
     }
 
+    /// Keeps what landed at a UMEM address, so many bytes. Gives the number of packets that are dropped: this one, or another for it.
+    pub(super) fn keep_landed(&mut self, (start, len): (u64, u32), evidence: &Evidence, umem: &Umem) -> u64 {
+        let (skew, payload) = (self.skew, start + u64::from(self.header_len));
+        let len = len.saturating_sub(self.header_len) as usize;
+        if len <= skew || len > self.slot_len {
+            return 1;
+        }
+        // What lies here may be written while it is read: what is kept is measured.
+        let dropped = self.keep(|bytes| {
+            let bytes = &mut bytes[..len];
+            umem.copy_from(payload, bytes);
+            let as_first = (skew > 0).then(|| evidence.digest(&bytes[skew..]));
+            (evidence.digest(bytes), as_first)
+        });
+        u64::from(dropped)
+    }
+
+    /// Keeps a payload that was taken for another fragment than it is, with its digest. Gives the number of those that are dropped for it.
+    pub(super) fn keep_payload(&mut self, payload: &[u8], digest: u64, evidence: &Evidence) -> u64 {
+        let as_first = (self.skew > 0).then(|| evidence.digest(&payload[self.skew..]));
+        let dropped = self.keep(|bytes| {
+            bytes.copy_from_slice(payload);
+            (digest, as_first)
+        });
+        u64::from(dropped)
+    }
+
     /// Keeps a payload, which `fill` writes to the place given. It says the digest, and the other one without the first bytes. Says whether
     /// another was dropped for it.
-    pub(super) fn keep(&mut self, fill: impl FnOnce(&mut [u8]) -> (u64, Option<u64>)) -> bool {
+    fn keep(&mut self, fill: impl FnOnce(&mut [u8]) -> (u64, Option<u64>)) -> bool {
         if self.bytes.is_empty() {
             self.bytes = vec![0; STRAYS_MAX * self.slot_len];
             self.free = (0..STRAYS_MAX as u16).rev().collect();

@@ -16,346 +16,63 @@
 //!
 //! I1: until its entry is used, a slot may be written from the device's prefix to the chunk's end: over the fragments above it, which
 //! landed before. So each is digested, and a window's tail saved, when the entries behind it that reach so far are used
-//! ([`Inbound::passed`]), and a message is shown only when every entry in its zone is. Nothing that is posted is ever aimed anew;
+//! ([`Places::passed`](super::places::Places::passed)), and a message is shown only when every entry in its zone is. Nothing that is posted is ever aimed anew;
 //! where descriptors come in another order than entries were posted (the driver uses frames that came back without a descriptor), the
 //! channel is built anew.
 
-use std::collections::VecDeque;
-
 use lm_protocol::delivery::Arrival;
 
-use super::repair::Source;
-use super::sessions::Entries;
-use super::{Aim, Burst, Inbound, Sessions, Violation, Zone};
-use crate::arena::Arena;
-use crate::frames::{Frame, FramePool};
-use crate::memory::{PACKET_HEADROOM, Umem, crosses_huge_page};
-use crate::port::RxQueue;
+use super::aims::Aim;
+use super::care::Care;
+use super::held::Source;
+use super::receiving::Packet;
+use super::sessions::Sessions;
+use crate::memory::Umem;
 
 /// Ethernet's shortest frame without its FCS, in bytes: to it devices fill up what is shorter, as the last one of IP fragments
 /// may be.
 const FRAME_LEN_MIN: u32 = 60;
 
-/// A spare frame, as long as more than `kept` are left.
-fn take_spare(spare: &mut FramePool, kept: usize) -> Option<Frame> {
-    match spare.available() > kept {
-        true => spare.take(),
-        false => None,
-    }
-}
-
 impl Sessions {
-    /// Takes up to `max` descriptors, each for the next entry's.
-    ///
-    /// # Errors
-    /// Descriptors do not come in the order of the entries: which packet is in which entry is not known from here on.
-    pub(crate) fn receive_unread(
+    /// A packet lies in the entry of `aim`.
+    pub(super) fn take_unread(
         &mut self,
-        queue: &mut impl RxQueue,
+        aim: &Aim,
+        &Packet { start, len, .. }: &Packet,
         umem: &Umem,
-        max: u32,
         now_ns: u64,
-    ) -> Result<Burst, Violation> {
-        let packets = queue.available(max);
-        let mut burst = Burst {
-            packets,
-            window_ended: false,
-        };
-        if packets == 0 {
-            return Ok(burst);
-        }
-        let mut result = Ok(());
-        for offset in 0..packets {
-            let descriptor = queue.packet(offset);
-            self.entries.received += 1;
-            self.entries.frames_out = self.entries.frames_out.saturating_sub(1);
-            result = self.take_unread((descriptor.start(), descriptor.len), umem, now_ns);
-            if result.is_err() {
-                // Those behind it are not looked at; the channel will be built anew.
-                self.repair.discarded += 1;
-                burst.packets = offset;
-                break;
-            }
-        }
-        queue.release(packets);
-        self.entries.landed_ns = now_ns;
-        for place in self.taken() {
-            if let Some(inbound) = self.at_mut(place).filter(|inbound| inbound.troubled) {
-                inbound.settle_trouble(umem);
-            }
-        }
-        self.repair.landed += u64::from(burst.packets);
-        result.map(|()| burst)
-    }
-
-    /// A packet of `len` bytes lies at UMEM address `start`.
-    fn take_unread(&mut self, (start, len): (u64, u32), umem: &Umem, now_ns: u64) -> Result<(), Violation> {
-        // An entry that was not the next one's stays in the list: what it was posted for is posted again.
-        let aim = *self.entries.aims.front().ok_or(Violation::Unposted)?;
-        if start != aim.start {
-            return Err(Violation::Address);
-        }
-        self.entries.aims.pop_front();
+    ) {
         // The queue carries one session.
         let place = self.admitted().next();
         let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
-            self.repair.stale += 1;
+            self.arrivals.stale += 1;
             if aim.spare {
-                self.put_spare(start);
+                self.entries.put_spare(start);
             }
             self.pass_skipped(umem);
-            return Ok(());
+            return;
         };
-        let packets_before = inbound.accepted;
-        inbound.accepted += 1;
-        inbound.progress_ns = now_ns;
-        inbound.forgiven = false;
+        let packets_before = inbound.progress.count(now_ns);
         inbound.astray.has_landed();
-        let at = match (aim.serial, aim.position < aim.until) {
-            (serial, true) if serial == inbound.serial => inbound.position_of(aim.number),
-            _ => None,
-        };
+        let is_its = aim.position < aim.until && aim.owner.serial == inbound.serial;
+        let at = inbound.order.position_of(aim.number).filter(|_| is_its);
+        let mut care = inbound.care();
         match at {
-            Some(at) => inbound.take_for(at, &aim, (start, len), packets_before, umem, now_ns),
-            None => inbound.keep_stray(start, len, umem),
+            Some(at) => care.take_for(at, aim, (start, len), packets_before, umem, now_ns),
+            None => care.keep_stray((start, len), umem),
         }
-        if inbound.front_may_land() {
-            inbound.land(Vec::new());
-        } else {
-            inbound.land_early();
-        }
+        care.land_whole();
         if aim.spare {
-            self.put_spare(start);
+            self.entries.put_spare(start);
         }
         self.pass_skipped(umem);
-        Ok(())
-    }
-
-    /// A spare frame, in which `start` lies, is used no more.
-    pub(super) fn put_spare(&mut self, start: u64) {
-        if let Some(spare) = &mut self.entries.spare
-            && let Some(frame) = spare.reclaim(start)
-        {
-            spare.put(frame);
-        }
     }
 }
 
-impl Inbound {
-    /// As [`write_entries`](Inbound::write_entries), for a device that writes packets itself.
-    pub(super) fn write_unread(
-        &mut self,
-        queue: &mut impl RxQueue,
-        room: u32,
-        ahead: u32,
-        entries: &mut Entries,
-        arena: &mut Arena,
-        chosen: &mut VecDeque<Zone>,
-    ) -> u32 {
-        let window_len = self.terms.window.fragments();
-        let (place, serial) = (self.place(), self.serial);
-        let Entries {
-            aims,
-            spare: Some(spare),
-            lap,
-            ..
-        } = entries
-        else {
-            return 0;
-        };
-        // Those that fill the lap up must be there when this is done.
-        let kept = *lap as usize - 1;
-        // Fragments are passed in their order, so that only those at the end can be given another purpose.
-        let mut fillers = aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64;
-        let mut written = 0;
-        'messages: while self.posting < self.messages.len() {
-            if self.messages[self.posting].zone.is_none() && !self.find_memory(arena, chosen) {
-                break;
-            }
-            let accepted = self.accepted;
-            let message = &mut self.messages[self.posting];
-            let count = message.geometry.fragment_count();
-            while message.posted < count {
-                let position = message.posted;
-                // The packet that will find this entry, if all come from here on that are known to be on the way.
-                let met_by = accepted + u64::from(ahead + written);
-                let mut aim = Aim {
-                    start: Aim::SKIPPED,
-                    serial,
-                    place,
-                    number: message.number,
-                    position,
-                    until: position,
-                    spare: false,
-                    frames: 1,
-                    more: 0,
-                    step: 0,
-                };
-                let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
-                if position < left_out {
-                    // Its packet meets an entry that is posted already: a frame that fills a lap up, or nobody knows which.
-                    let behind = met_by - (message.base + u64::from(position)) - 1;
-                    aim.until = position + 1;
-                    match aims.iter_mut().nth_back(behind as usize) {
-                        Some(filler) if behind < fillers => {
-                            aim.start = filler.start;
-                            aim.spare = true;
-                            *filler = aim;
-                            fillers = behind;
-                        }
-                        _ => {
-                            aim.until = left_out;
-                            aims.push_back(aim);
-                            fillers = 0;
-                        }
-                    }
-                    message.posted = aim.until;
-                    continue;
-                }
-                if written == room {
-                    break 'messages;
-                }
-                let entry = if message.base + u64::from(position) > met_by {
-                    // Packets came that nobody sent to us; those that they overtook need entries, too.
-                    None
-                } else {
-                    let window = position / window_len;
-                    let window_end = count.min((window + 1) * window_len);
-                    // I5.
-                    if position + 1 == window_end && !message.rule.may_post_lowest(window) {
-                        break 'messages;
-                    }
-                    aim.until = position + 1;
-                    let index = self.terms.window.index_at(position, count);
-                    let start = message
-                        .payload
-                        .wrapping_add_signed(message.geometry.rx_frame_start(index));
-                    Some(start - PACKET_HEADROOM)
-                        .filter(|&entry| !crosses_huge_page(entry, self.terms.chunk_len))
-                };
-                let entry = match entry {
-                    Some(entry) => entry,
-                    None => {
-                        let Some(frame) = take_spare(spare, kept) else {
-                            break 'messages;
-                        };
-                        aim.spare = true;
-                        frame.into_address()
-                    }
-                };
-                queue.write(written, entry);
-                aim.start = entry + PACKET_HEADROOM;
-                message.posted = aim.until;
-                aims.push_back(aim);
-                fillers = 0;
-                written += 1;
-            }
-            if message.posted == count {
-                self.posting += 1;
-            }
-        }
-        // Packets that nobody sent to us have used entries of the last messages.
-        let expected = self
-            .announced_packets
-            .saturating_sub(self.accepted + u64::from(ahead));
-        while self.posting == self.messages.len() && written < room && u64::from(written) < expected {
-            let Some(frame) = take_spare(spare, kept) else {
-                break;
-            };
-            self.write_spare(queue, written, frame, aims);
-            written += 1;
-        }
-        written
-    }
-
-    /// Writes an entry that is for no fragment.
-    fn write_spare(&self, queue: &mut impl RxQueue, offset: u32, frame: Frame, aims: &mut VecDeque<Aim>) {
-        let entry = frame.into_address();
-        queue.write(offset, entry);
-        aims.push_back(Aim {
-            start: entry + PACKET_HEADROOM,
-            serial: self.serial,
-            place: self.place(),
-            number: self.announced,
-            position: 0,
-            until: 0,
-            spare: true,
-            frames: 1,
-            more: 0,
-            step: 0,
-        });
-    }
-
-    /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Device::lap`]): less than a lap only when
-    /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
-    /// are copied.
-    pub(super) fn room_in_laps(&self, entries: &Entries, room: u32, ahead: u32) -> u32 {
-        let lap = entries.lap;
-        let Some(spare) = &entries.spare else { return 0 };
-        let stalls = entries.outstanding() <= lap / 4;
-        // What may be on the way after losses can be less than a lap: the sender's credit says so, too.
-        let room = match room / lap * lap {
-            0 if stalls => lap,
-            room => room,
-        };
-        if room == 0 || spare.available() < lap as usize {
-            return 0;
-        }
-        let available = self.postable(room, ahead);
-        if available >= lap {
-            available.min(room) / lap * lap
-        } else if stalls {
-            available
-        } else {
-            0
-        }
-    }
-
-    /// Entries that could be posted now if there is memory, at most `max`.
-    fn postable(&self, max: u32, ahead: u32) -> u32 {
-        let window_len = self.terms.window.fragments();
-        let mut entries = 0;
-        for message in self.messages.range(self.posting..) {
-            let count = message.geometry.fragment_count();
-            let met_by = self.accepted + u64::from(ahead + entries);
-            let left_out = met_by.saturating_sub(message.base).min(u64::from(count)) as u32;
-            let mut position = message.posted.max(left_out);
-            while position < count && entries < max {
-                let window = position / window_len;
-                let window_end = count.min((window + 1) * window_len);
-                entries += window_end - position;
-                position = window_end;
-                if !message.rule.may_post_lowest(window) {
-                    return (entries - 1).min(max);
-                }
-            }
-            if entries >= max {
-                return max;
-            }
-        }
-        let expected = self
-            .announced_packets
-            .saturating_sub(self.accepted + u64::from(ahead));
-        entries.max(expected.min(u64::from(max)) as u32)
-    }
-
-    /// Writes so many spare frames behind `written` entries that a lap is full.
-    pub(super) fn fill_lap(&self, queue: &mut impl RxQueue, written: u32, entries: &mut Entries) -> u32 {
-        let Entries {
-            aims,
-            spare: Some(spare),
-            lap,
-            ..
-        } = entries
-        else {
-            return 0;
-        };
-        let missing = written.next_multiple_of(*lap) - written;
-        for offset in 0..missing {
-            let frame = spare.take().expect("as many were kept");
-            self.write_spare(queue, written + offset, frame, aims);
-        }
-        missing
+impl Care<'_> {
+    /// Keeps what landed where nothing of its kind was expected.
+    fn keep_stray(&mut self, landed: (u64, u32), umem: &Umem) {
+        self.places.repair.stale += self.strays.keep_landed(landed, self.places.evidence(), umem);
     }
 
     /// A packet landed in the entry of `aim`, which the message at `at` owns, and is taken for the fragment that belongs there.
@@ -369,12 +86,11 @@ impl Inbound {
         now_ns: u64,
     ) {
         let position = aim.position;
-        let corrections = self.corrections;
-        let message = &mut self.messages[at];
-        let index = (self.terms.window).index_at(position, message.geometry.fragment_count());
+        let message = self.order.at_mut(at);
+        let index = message.index_at(position);
         let fragment = message.geometry.fragment(index);
         let ahead = packets_before as i64 - (message.base + u64::from(position)) as i64;
-        message.ahead = (ahead - corrections) as i32;
+        message.shift.ahead = (ahead - self.progress.corrections()) as i32;
         let frame_len = u32::from(fragment.frame_len());
         let own_len = match len {
             ..=FRAME_LEN_MIN => len.min(frame_len),
@@ -383,69 +99,38 @@ impl Inbound {
         if aim.spare && own_len != frame_len {
             // Not that fragment, which may be somewhere else.
             self.passed(at, position, None, umem);
-            self.keep_stray(start, len, umem);
+            self.keep_stray((start, len), umem);
             return;
         }
-        let arrival = message.arrivals.take(position);
+        let arrival = message.gaps.arrivals.take(position);
         if arrival == Arrival::Duplicate {
             // That fragment came another way, and waits to be put here.
             self.passed(at, position, None, umem);
-            self.keep_stray(start, len, umem);
-            self.troubled = true;
+            self.keep_stray((start, len), umem);
+            self.places.trouble();
             return;
         }
         if arrival != Arrival::Next {
-            message.missing_ns.get_or_insert(now_ns);
-            self.troubled = true;
+            message.gaps.missing_ns.get_or_insert(now_ns);
+            self.places.trouble();
         }
         if aim.spare {
             let payload = start + u64::from(fragment.header_len);
             self.passed(at, position, None, umem);
-            self.put(at, position, Source::Umem(payload), umem);
-            self.page_ends += 1;
+            let message = self.order.at_mut(at);
+            self.places.put(message, position, Source::Umem(payload), umem);
+            self.places.edges.page_ends += 1;
             return;
         }
         let header_len = u32::from(fragment.header_len);
         let payload_len = u32::from(self.terms.layout.payload_len());
         // What is longer is no fragment, or one with something behind it.
         let landed = own_len.saturating_sub(header_len).min(payload_len);
-        let skew = self.skew();
+        let skew = self.terms.skew();
         if index == 0 && skew > 0 {
             let other_len = (len + skew).saturating_sub(header_len);
-            self.messages[at].other_len = other_len.min(payload_len) as u16;
+            message.shift.other_len = other_len.min(payload_len) as u16;
         }
         self.passed(at, position, Some(landed as u16), umem);
-    }
-
-    /// No fragment has the digest of this slot.
-    pub(super) fn spoil(&mut self, at: usize, index: u32) {
-        let nothing = self.evidence.hasher.digest(&[]);
-        self.note(at, index, nothing);
-    }
-
-    /// Keeps what landed where nothing of its kind was expected.
-    fn keep_stray(&mut self, start: u64, len: u32, umem: &Umem) {
-        let skew = self.skew();
-        let header_len = u32::from(self.terms.layout.header_len()) - skew;
-        let payload = start + u64::from(header_len);
-        let len = len.saturating_sub(header_len);
-        if len <= skew || len > u32::from(self.terms.layout.payload_len()) {
-            self.repair.stale += 1;
-            return;
-        }
-        let hasher = &self.evidence.hasher;
-        // What lies here may be written while it is read: what is kept is measured.
-        let dropped = self.strays.keep(|bytes| {
-            let bytes = &mut bytes[..len as usize];
-            umem.copy_from(payload, bytes);
-            let as_first = (skew > 0).then(|| hasher.digest(&bytes[skew as usize..]));
-            (hasher.digest(bytes), as_first)
-        });
-        self.repair.stale += u64::from(dropped);
-    }
-
-    /// By how many bytes a message's first fragment has a longer header than others: 8 with IP fragments, else 0.
-    pub(super) fn skew(&self) -> u32 {
-        u32::from(self.terms.layout.payload_len() - self.terms.layout.first_payload_len())
     }
 }

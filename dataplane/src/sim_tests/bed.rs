@@ -204,15 +204,12 @@ pub(crate) fn engine_on<P: Port>(
         mtu: config.mtu,
         layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
         chunk_len: plan.chunk_len,
-        capacity: plan.capacity,
+        caps: plan.caps(),
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
         one_processor: config.one_processor,
-        zero_copy: plan.is_zero_copy(),
-        prefix: plan.prefix,
         device_moves: port.device().is_some(),
         kept_frames: plan.kept_frames,
-        lap: plan.lap,
         paced: config.paced,
         on_the_way: OnTheWay {
             paced: config.on_the_way.saturating_mul(2),
@@ -349,9 +346,12 @@ impl Bed {
         };
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
         // In zero-copy mode packets that nobody sent may be longer than a fragment: to the chunk's end (I2).
-        let (before, behind) = match engine.fixed.zero_copy {
-            true => (u64::from(engine.fixed.prefix), u64::from(engine.fixed.chunk_len)),
-            false => (0, 0),
+        let (before, behind) = match engine.fixed.caps.witness {
+            true => (0, 0),
+            false => (
+                u64::from(engine.fixed.caps.prefix_len),
+                u64::from(engine.fixed.chunk_len),
+            ),
         };
         let written = message.umem_offset() - u64::from(layout.header_len()) - before
             ..message.umem_offset() + payload_len + behind;
@@ -561,7 +561,7 @@ impl Bed {
             assert!(landing.chosen.is_empty());
             let unused = landing.sessions.entries.outstanding();
             // Spare frames that fill a lap up are left.
-            assert!(unused < engine.fixed.lap, "{unused} entries of host {host}");
+            assert!(unused < engine.fixed.caps.lap, "{unused} entries of host {host}");
             assert!(landing.sessions.entries.are_used(), "entries of host {host}");
         }
         assert!(engine.told.messages().is_empty() && engine.told.completions().is_empty());

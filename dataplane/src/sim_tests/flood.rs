@@ -387,7 +387,7 @@ fn forged_fragment_counts_end_the_session_clearly() {
                 .and_then(|side| side.sessions.iter().next());
             let header = LmHeader::Data {
                 session_key: scene.key,
-                message: message.map_or(announced(&scene), |inbound| inbound.unsettled_from()),
+                message: message.map_or(announced(&scene), |inbound| inbound.order.unsettled_from()),
                 // Of 28 fragments.
                 index: 28 + (n % 5000) as u32,
                 count: 6000,

@@ -299,7 +299,7 @@ fn a_device_that_pads_copies_or_is_refused() {
         }
         bed.check_memory();
         let receiver = &bed.hosts[1];
-        assert_eq!(!receiver.fixed.zero_copy, copies);
+        assert_eq!(receiver.fixed.caps.witness, copies);
         assert_eq!(receiver.counters.violations.total(), 0);
         assert_eq!(receiver.counters.fragments_displaced, 0);
     }

@@ -31,7 +31,7 @@ fn sent_packets(scene: &Scene) -> u32 {
         .landing
         .as_ref()
         .and_then(|side| side.sessions.iter().next());
-    inbound.map_or(0, |inbound| inbound.accepted_packets())
+    inbound.map_or(0, |inbound| inbound.progress.accepted_packets())
 }
 
 pub(super) fn announced(scene: &Scene) -> u32 {
@@ -39,7 +39,7 @@ pub(super) fn announced(scene: &Scene) -> u32 {
         .landing
         .as_ref()
         .and_then(|side| side.sessions.iter().next());
-    inbound.map_or(0, |inbound| inbound.announced)
+    inbound.map_or(0, |inbound| inbound.order.announced())
 }
 
 fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {

@@ -109,9 +109,9 @@ impl Run {
             let landing = engine.landing.as_ref().expect("a landing channel");
             let chunk_len = u64::from(engine.fixed.chunk_len);
             // Spare frames lie before the arena.
-            let spare = match engine.fixed.zero_copy {
-                true => pages_len(u64::from(spare_frame_count(engine.fixed.lap)) * chunk_len),
-                false => 0,
+            let spare = match engine.fixed.caps.witness {
+                true => 0,
+                false => pages_len(u64::from(spare_frame_count(engine.fixed.caps.lap)) * chunk_len),
             };
             let first = landing.arena.start() - spare;
             bed.wire
@@ -418,8 +418,9 @@ impl Run {
             .expect("a length that was sent");
         // In zero-copy mode a device writes before packets, and those that nobody sent may be longer than a fragment.
         let fixed = &self.bed.hosts[host].fixed;
-        let behind = if fixed.zero_copy { ZONE_ALIGN } else { 0 };
-        let first = message.umem_offset() - u64::from(self.layout.header_len()) - u64::from(fixed.prefix);
+        let behind = if fixed.caps.witness { 0 } else { ZONE_ALIGN };
+        let first =
+            message.umem_offset() - u64::from(self.layout.header_len()) - u64::from(fixed.caps.prefix_len);
         let payload_len = geometry.rx_zone_payload_len().next_multiple_of(ZONE_ALIGN);
         let written = first..message.umem_offset() + payload_len + behind;
         self.guards[host].check_margins(&mut self.bed.hosts[host], zone, written)
@@ -708,7 +709,7 @@ pub(in crate::sim_tests) fn check_packets(
     if let Some(landing) = &engine.landing {
         let on_ring = landing.rx.accepted() - landing.sessions.entries.received;
         let accepted = gate.get(lm_ebpf::Verdict::RedirectLanding);
-        let open_landed = landing.sessions.repair.landed;
+        let open_landed = landing.sessions.arrivals.landed;
         let taken = counters.landing_packets + open_landed + counters.drops.landing_discarded;
         if accepted != taken + on_ring {
             return Err(format!(

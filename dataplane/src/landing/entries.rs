@@ -1,0 +1,200 @@
+//! The channel's fill entries, in their order.
+
+use std::collections::VecDeque;
+
+use super::aims::Aim;
+use super::arriving::Zone;
+use super::card::Card;
+use crate::arena::Arena;
+use crate::frames::FramePool;
+use crate::memory::PACKET_HEADROOM;
+use crate::port::{Caps, RxQueue};
+
+/// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
+#[derive(Clone, Copy, Debug)]
+struct Quarantined {
+    zone: Zone,
+    /// Entries posted in zones when it was put here: as many have to be used.
+    until: u64,
+}
+
+/// What is posted on the landing channel. Its n-th packet uses the n-th slot, is the log's n-th entry and the RX ring's n-th packet
+/// (I3); the counts are of packets, each of which may take several fill entries, and outlive sessions.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    pub(crate) posted: u64,
+    pub(crate) received: u64,
+    /// Frames of those that no packet has used.
+    pub(super) frames_out: u32,
+    /// Posted when the last one in a zone was: those behind it are spare frames.
+    zoned: u64,
+    pub(super) caps: Caps,
+    /// The counts are right: no violation was found since the channel was built.
+    pub(crate) trusted: bool,
+    /// Unused ones in the order of posting, with the positions that were left out among them. [`Aim::more`] stand in one.
+    pub(super) aims: VecDeque<Aim>,
+    /// Zero-copy mode: frames for entries that have no place in a zone.
+    pub(super) spare: Option<FramePool>,
+    quarantined: Vec<Quarantined>,
+    /// When a packet last landed.
+    pub(super) landed_ns: u64,
+    /// When the kernel's socket was last found empty.
+    pub(super) drained_ns: u64,
+    /// Posted at that time: what is read from it since then passed the gate with at least these.
+    drained_posted: u64,
+    /// The CPU that runs the gate, where only one may (I3a).
+    pub(super) processor: Option<u8>,
+    /// Zero-copy mode: what the device holds of them.
+    card: Card,
+}
+
+impl Entries {
+    /// None. `position`: packets that the channel's gate has accepted; `entries_max`: that will ever be posted at once;
+    /// `spare`: frames of the channel's own, in zero-copy mode.
+    pub(super) fn new(position: u64, entries_max: u32, caps: Caps, spare: Option<FramePool>) -> Entries {
+        Entries {
+            posted: position,
+            received: position,
+            frames_out: 0,
+            zoned: position,
+            caps,
+            trusted: true,
+            aims: VecDeque::with_capacity(entries_max as usize),
+            spare,
+            quarantined: Vec::new(),
+            landed_ns: 0,
+            drained_ns: 0,
+            drained_posted: position,
+            processor: None,
+            card: Card::at(position),
+        }
+    }
+
+    /// The channel was built anew, with `position` packets accepted: nothing is posted.
+    pub(super) fn begin_anew(&mut self, position: u64, arena: &mut Arena) {
+        (self.posted, self.received) = (position, position);
+        self.card = Card::at(position);
+        self.frames_out = 0;
+        self.zoned = position;
+        self.drained_posted = position;
+        self.trusted = true;
+        for kept in self.quarantined.drain(..) {
+            arena.free(kept.zone.start, kept.zone.len);
+        }
+    }
+
+    /// Entries that no packet has used.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.posted.saturating_sub(self.received) as u32
+    }
+
+    /// Takes the oldest aim out, one entry of it if it stands for several.
+    #[inline]
+    pub(super) fn next_aim(&mut self) -> Option<Aim> {
+        let front = self.aims.front_mut()?;
+        if front.more == 0 {
+            return self.aims.pop_front();
+        }
+        let first = front.first();
+        front.pass(1);
+        Some(first)
+    }
+
+    /// How many of the last entries are for no fragment. Fragments are passed in their order, so that only those at the end can be given
+    /// another purpose.
+    pub(super) fn fillers(&self) -> u64 {
+        self.aims.iter().rev().take_while(|aim| aim.is_filler()).count() as u64
+    }
+
+    /// The start of a packet in a spare frame, if there is one beside those that fill the lap up.
+    pub(super) fn take_spare(&mut self) -> Option<u64> {
+        let kept = self.caps.lap as usize - 1;
+        let spare = self.spare.as_mut()?;
+        let frame = (spare.available() > kept).then(|| spare.take())??;
+        Some(frame.into_address() + PACKET_HEADROOM)
+    }
+
+    /// The same of those that fill the lap up.
+    pub(super) fn take_kept(&mut self) -> Option<u64> {
+        let frame = self.spare.as_mut()?.take().expect("as many were kept");
+        Some(frame.into_address() + PACKET_HEADROOM)
+    }
+
+    /// A spare frame, in which `start` lies, is used no more.
+    pub(super) fn put_spare(&mut self, start: u64) {
+        if let Some(spare) = &mut self.spare
+            && let Some(frame) = spare.reclaim(start)
+        {
+            spare.put(frame);
+        }
+    }
+
+    /// The next `count` entries are those of zones, and are written.
+    pub(super) fn end_zones(&mut self, count: u32) {
+        self.zoned = self.posted + u64::from(count);
+    }
+
+    /// Whether every one in a zone was used, by what it was posted for or not.
+    pub(crate) fn are_used(&self) -> bool {
+        self.trusted && self.zoned <= self.received
+    }
+
+    /// Nothing waits in the kernel's socket.
+    #[inline]
+    pub(crate) fn found_socket_empty(&mut self, now_ns: u64) {
+        self.drained_ns = now_ns;
+        self.drained_posted = self.posted;
+    }
+
+    /// Whether there were entries when what is read from the kernel's socket now passed the gate, which has let `accepted` packets land.
+    pub(super) fn were_posted(&self, accepted: u64) -> bool {
+        self.drained_posted > accepted
+    }
+
+    /// Keeps a zone until every entry that is posted now is used.
+    pub(super) fn quarantine(&mut self, zone: Zone) {
+        self.quarantined.push(Quarantined {
+            zone,
+            until: self.zoned,
+        });
+    }
+
+    /// Keeps the zones of a session that ended.
+    pub(crate) fn quarantine_all(&mut self, zones: Vec<Zone>) {
+        zones.into_iter().for_each(|zone| self.quarantine(zone));
+    }
+
+    pub(super) fn keeps_zones(&self) -> bool {
+        !self.quarantined.is_empty()
+    }
+
+    /// Frees zones in which nothing is posted any more.
+    pub(crate) fn free_quarantined(&mut self, arena: &mut Arena) {
+        if !self.trusted {
+            return;
+        }
+        let received = self.received;
+        self.quarantined.retain(|kept| {
+            if kept.until <= received {
+                arena.free(kept.zone.start, kept.zone.len);
+            }
+            kept.until > received
+        });
+    }
+
+    /// To be asked before entries are posted, where a device takes them. `ring_len`: of its own ring, in entries.
+    pub(crate) fn look_at_card(&mut self, queue: &mut impl RxQueue, ring_len: u32, now_ns: u64) {
+        (self.card).look((self.posted, self.received), queue, ring_len, now_ns);
+    }
+
+    /// Entries that the device surely holds.
+    pub(super) fn held(&self) -> u32 {
+        self.card.held(self.received)
+    }
+
+    /// Whether the sender can only go on when the driver has taken entries: nothing wakes an endpoint then.
+    pub(crate) fn await_driver(&self) -> bool {
+        self.spare.is_some() && self.posted > self.received && self.held() == 0
+    }
+}

@@ -1,0 +1,405 @@
+//! A session on its way in: its parts, and what concerns it as a whole.
+
+use lm_protocol::control::Ended;
+use lm_protocol::serial;
+use lm_protocol::session::Unused;
+use lm_protocol::time::Time;
+
+use super::aims::Owner;
+use super::arriving::{GivenUp, Landed, Zone};
+use super::astray::Astray;
+use super::care::{Care, Datagram};
+use super::entries::Entries;
+use super::order::{Order, Settled};
+use super::places::Places;
+use super::posting::Poster;
+use super::progress::{Pace, Progress, Untaken};
+use super::repair::{Remedy, Watch};
+use super::strays::Strays;
+use super::terms::InboundTerms;
+use super::zones::Memory;
+use crate::arena::Arena;
+use crate::bounds::ONE_COPY_ON_THE_WAY;
+use crate::memory::Umem;
+use crate::port::RxQueue;
+
+/// A session that lands on the channel.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) terms: InboundTerms,
+    /// Tells it from others that had the same place.
+    pub(super) serial: u32,
+    /// Entries are posted for it. If not, all its fragments come by the kernel's socket.
+    pub(super) lands: bool,
+    pub(super) astray: Astray,
+    /// What the sender was last told.
+    pub(crate) told: Told,
+    pub(crate) order: Order,
+    pub(crate) settled: Settled,
+    pub(crate) progress: Progress,
+    pub(super) pace: Pace,
+    pub(crate) places: Places,
+    strays: Strays,
+    /// What is posted next was posted before.
+    posts_again: bool,
+    /// Bytes that zones of its next messages may take.
+    pub(super) may_take: u64,
+}
+
+/// What the sender of a session was last told, and what it makes of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) packet_limit: u32,
+    /// When the limit was last raised.
+    pub(crate) limit_ns: u64,
+    pub(crate) delivered: u32,
+    pub(crate) announced: u32,
+    /// The sender asked, or repeated itself.
+    pub(crate) asked: bool,
+    /// Something changed since, first at `changed_ns`.
+    pub(crate) changed: bool,
+    pub(crate) changed_ns: u64,
+    /// Packets that it may have sent (cumulative, mod 2^32) while it is another session's turn.
+    pub(super) allowed: u32,
+    /// It has left credit unused for long, while others were there.
+    pub(super) is_silent: bool,
+}
+
+impl Told {
+    /// The sender was told that.
+    pub(crate) fn is_told(&mut self, packet_limit: u32, delivered: u32, announced: u32, now_ns: u64) {
+        if packet_limit != self.packet_limit {
+            (self.packet_limit, self.limit_ns) = (packet_limit, now_ns);
+        }
+        (self.delivered, self.announced) = (delivered, announced);
+        (self.asked, self.changed) = (false, false);
+    }
+
+    /// Nanoseconds that the sender has left credit unused which it was told of; 0: it has none.
+    pub(super) fn unused_credit_ns(&self, progress: &Progress, now_ns: u64) -> u64 {
+        match serial::precedes(progress.accepted_packets(), self.packet_limit) {
+            true => now_ns.saturating_sub(progress.last_ns().max(self.limit_ns)),
+            false => 0,
+        }
+    }
+}
+
+impl Inbound {
+    /// `arena`: where its landing zones will be.
+    pub(crate) fn new(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
+        let first = terms.first_message;
+        Inbound {
+            serial: 0,
+            lands: !terms.one_copy,
+            astray: Astray::default(),
+            told: Told {
+                delivered: first,
+                announced: first,
+                ..Told::default()
+            },
+            order: Order::new(&terms),
+            settled: Settled::new(first),
+            progress: Progress::new(now_ns),
+            pace: Pace::new((terms.limits.on_the_way).clamp(1, terms.limits.posted_max.max(1))),
+            places: Places::new(&terms, arena),
+            strays: Strays::new(&terms.layout),
+            posts_again: false,
+            may_take: u64::MAX,
+            terms,
+        }
+    }
+
+    /// Its parts, for what concerns several of them.
+    #[inline]
+    pub(crate) fn care(&mut self) -> Care<'_> {
+        Care {
+            terms: &self.terms,
+            order: &mut self.order,
+            settled: &mut self.settled,
+            progress: &mut self.progress,
+            pace: &mut self.pace,
+            places: &mut self.places,
+            strays: &mut self.strays,
+        }
+    }
+
+    /// What posts its entries. Its packets will use what is posted for `ahead` packets before.
+    #[inline]
+    pub(super) fn poster<'a, 'm>(
+        &'a mut self,
+        ahead: u32,
+        entries: &'a mut Entries,
+        memory: &'a mut Memory<'m>,
+    ) -> Poster<'a, 'm> {
+        Poster {
+            owner: self.owner(),
+            posted_max: self.pace.posted_max(&self.terms.limits),
+            terms: &self.terms,
+            order: &mut self.order,
+            accepted: self.progress.accepted(),
+            ahead,
+            may_take: &mut self.may_take,
+            entries,
+            memory,
+        }
+    }
+
+    /// The session's place on its channel: four bits of its key say it to the gate.
+    #[inline]
+    pub(crate) fn place(&self) -> u8 {
+        self.terms.place()
+    }
+
+    #[inline]
+    pub(super) fn owner(&self) -> Owner {
+        Owner {
+            serial: self.serial,
+            place: self.place(),
+        }
+    }
+
+    /// Takes the announcement of a message that is not known. If it cannot, nothing changed.
+    pub(crate) fn announce(&mut self, number: u32, len: u64, tag: u64, now_ns: u64) -> Result<(), Untaken> {
+        let was_empty = self.order.front().is_none();
+        let delivered = self.settled.delivered();
+        (self.order).announce(&self.terms, (number, tag, len), delivered, now_ns)?;
+        if was_empty {
+            self.progress.begin(now_ns);
+        }
+        Ok(())
+    }
+
+    /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). If it is not believed, nothing changed.
+    pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> Result<(), Untaken> {
+        (self.progress).claimed(sent, self.order.packets(), self.told.packet_limit, now_ns)
+    }
+
+    /// A fragment came by the one-copy path. `entries_posted`: there were some when it passed the gate, which was after `drained_ns`.
+    pub(super) fn take_datagram(
+        &mut self,
+        datagram: &Datagram,
+        entries_posted: bool,
+        drained_ns: u64,
+        umem: &Umem,
+        now_ns: u64,
+    ) {
+        let mut astray = self.astray;
+        let care = &mut self.care();
+        let passed = entries_posted.then_some((&mut astray, drained_ns));
+        care.take_datagram(datagram, passed, umem, now_ns);
+        self.astray = astray;
+    }
+
+    /// The next whole message. Call only after the kernel's statistics were found unchanged.
+    pub(crate) fn next_landed(&mut self) -> Option<Landed> {
+        self.settled.next(self.order.unsettled_from())
+    }
+
+    /// What its sender is told when it ends.
+    pub(crate) fn ended(&self) -> Ended {
+        let since_first = |number: u32| number.wrapping_sub(self.terms.first_message);
+        Ended {
+            session_key: self.terms.key,
+            delivered: since_first(self.settled.delivered()),
+            heard: Some(since_first(self.order.announced())),
+        }
+    }
+
+    /// Whether every posted entry was used and every announced message settled.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.order.front().is_none() && !self.settled.has_landed()
+    }
+
+    /// Nothing of it can be disturbed when the channel is built anew.
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.lands || self.is_idle()
+    }
+
+    /// What its place is unused for; `None` while something lands there, or may.
+    pub(crate) fn unused(&self, now_ns: u64) -> Option<Unused> {
+        let is_idle = self.is_idle();
+        let since_ns = match (is_idle, self.stalled_ns(now_ns)) {
+            (true, _) => self.progress.last_ns(),
+            (false, 0) => return None,
+            (false, stalled_ns) => now_ns - stalled_ns,
+        };
+        let since = Time::from_nanos(since_ns);
+        Some(Unused { since, is_idle })
+    }
+
+    /// Nanoseconds without progress while packets are owed to us; 0 when the next move is not the sender's.
+    pub(crate) fn stalled_ns(&self, now_ns: u64) -> u64 {
+        match self.order.front() {
+            Some(message)
+                if message.slots.posted > message.slots.consumed
+                    || (!self.lands && message.slots.posted > 0)
+                    || message.gaps.missing_ns.is_some()
+                    || self.places.evidence().is_awaited(Some(message)) =>
+            {
+                now_ns.saturating_sub(self.progress.last_ns())
+            }
+            // Others' packets used the entries that were posted for it, and it does not send what it may all the same.
+            Some(_) if self.lands && self.left() > 0 => self.told.unused_credit_ns(&self.progress, now_ns),
+            _ => 0,
+        }
+    }
+
+    /// Packets of announced messages that have not come.
+    pub(super) fn left(&self) -> u64 {
+        self.order.left(self.progress.accepted())
+    }
+
+    /// Whether entries may be posted for more packets, memory permitting.
+    pub(super) fn wants_entries(&self) -> bool {
+        self.lands && self.order.next().is_some()
+    }
+
+    /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
+    /// posted for it, credit alone. Asked while it is not its turn.
+    pub(super) fn wants_turn(&self) -> bool {
+        let needs_credit =
+            self.lands && self.left() > 0 && serial::precedes(self.told.allowed, self.order.packets() as u32);
+        !self.told.is_silent && (self.wants_entries() || needs_credit)
+    }
+
+    /// The sender's time begins when it may send: until now the application had the memory.
+    pub(super) fn may_send(&mut self, now_ns: u64) {
+        if !std::mem::take(&mut self.posts_again) {
+            self.progress.begin(now_ns);
+        }
+    }
+
+    /// Whether [`watch`](Inbound::watch) has anything to do.
+    pub(super) fn needs_care(&self) -> bool {
+        self.places.is_troubled()
+            || self.progress.has_claim()
+            || self.settled.has_landed()
+            || self.places.evidence().is_awaited(self.order.front())
+    }
+
+    /// What time brings: losses at the end of what was sent, messages to be given up, or shown without waiting for more.
+    /// `more_may_come`: some sender may send what would use entries that are left.
+    pub(super) fn watch(
+        &mut self,
+        entries: &mut Entries,
+        arena: &mut Arena,
+        umem: &Umem,
+        more_may_come: bool,
+        now_ns: u64,
+    ) -> Option<Remedy> {
+        let drained_ns = (!self.lands).then_some(entries.drained_ns);
+        self.care().believe_claim(drained_ns, now_ns);
+        match self.astray.passes_by().filter(|_| self.lands) {
+            Some(true) => return Some(Remedy::StopLanding),
+            Some(false) if entries.outstanding() > 0 && !self.places.held().is_empty() => {
+                return Some(Remedy::Rebuild);
+            }
+            _ => {}
+        }
+        let watch = Watch {
+            care: self.care(),
+            entries,
+            arena,
+            umem,
+            more_may_come,
+            now_ns,
+        };
+        watch.run()
+    }
+
+    /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
+    pub(super) fn post_again(&mut self, umem: &Umem) {
+        self.posts_again |= self.order.post_again();
+        self.progress.forget_last();
+        self.astray.forget(self.told.packet_limit);
+        self.care().settle_trouble(umem);
+    }
+
+    /// From now on no entries are posted for it.
+    pub(super) fn lands_no_more(&mut self) {
+        self.lands = false;
+        // What lies where the digests are is known for each fragment that is copied.
+        self.terms.caps.witness = true;
+        (self.pace).bound(ONE_COPY_ON_THE_WAY.min(self.terms.limits.on_the_way.max(1)));
+    }
+
+    /// Finds memory for messages, which may be written there at once, since nothing is posted.
+    pub(super) fn take_memory(&mut self, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
+        if self.lands {
+            return;
+        }
+        self.pace.confirm(self.progress.accepted());
+        let mut has_more = false;
+        while let Some(next) = self.order.next_mut() {
+            if next.slots.zone.is_none() && !memory.find(next, &self.terms, false, &mut self.may_take) {
+                break;
+            }
+            // Of a session that was to land some may have: what it saved at windows' edges goes back (I5).
+            for position in next.slots.consumed..next.fragment_count() {
+                (self.places).passed(next, position, None, self.terms.reach(), umem);
+            }
+            next.slots.posted = next.fragment_count();
+            let number = next.number;
+            if number == self.order.unsettled_from() {
+                self.may_send(now_ns);
+            }
+            self.order.look_for_unposted();
+            has_more = true;
+        }
+        if has_more && !self.places.held().is_empty() {
+            self.care().settle_trouble(umem);
+        }
+    }
+    /// The gate may admit what is announced, now and when it has opened the session anew; nothing of a session that is astray.
+    pub(crate) fn limit_messages(&self, queue: &mut impl RxQueue) {
+        if !self.terms.one_copy {
+            let end = match self.lands {
+                true => self.order.announced(),
+                false => self.order.unsettled_from(),
+            };
+            queue.set_message_limit(u32::from(self.place()), end.wrapping_sub(1));
+        }
+    }
+
+    /// Gives the session up: its zones (to be freed only when the channel was built anew, I1), and what is
+    /// missing of each message.
+    pub(crate) fn give_up(&mut self) -> (Vec<GivenUp>, Vec<Zone>) {
+        let mut zones: Vec<Zone> = Vec::new();
+        let mut given_up = Vec::new();
+        self.places.repair.stale += self.strays.clear();
+        for landed in self.settled.clear() {
+            self.places.repair.given_up += landed.arrived;
+            zones.push(landed.zone);
+            let geometry = self.terms.layout.session_message(landed.len);
+            let count = geometry.map_or(1, |geometry| geometry.fragment_count());
+            given_up.push(GivenUp {
+                number: landed.number,
+                tag: landed.tag,
+                len: landed.len,
+                missing: std::iter::once(0..count).collect(),
+            });
+        }
+        // What was shown early is the application's, or was in the list above.
+        for mut message in self.order.clear().filter(|message| !message.shown) {
+            self.places.repair.given_up += message.arrived();
+            zones.extend(message.slots.zone);
+            message.gaps.arrivals.claim(u32::MAX);
+            let missing = match message.gaps.arrivals.is_complete() {
+                // It waits for an earlier one, or for digests: nothing of it was shown to be right.
+                true => message.all(),
+                false => message.missing(),
+            };
+            given_up.push(message.given_up(missing));
+        }
+        self.settled.deliver_to(self.order.announced());
+        (given_up, zones)
+    }
+
+    /// Fragments of messages that are not settled.
+    #[cfg(test)]
+    pub(crate) fn open_fragments(&self) -> u64 {
+        let open = self.order.iter().filter(|message| !message.shown);
+        let arriving: u64 = open.map(|message| message.arrived()).sum();
+        self.settled.fragments() + arriving + self.strays.len()
+    }
+}

@@ -1,0 +1,272 @@
+//! Messages in the order of their numbers: those that were announced and are not settled, and those that are.
+
+use std::collections::VecDeque;
+
+use lm_protocol::serial;
+use lm_protocol::wire::lm::SETTLED_KEPT;
+
+use super::arriving::{Arriving, Landed};
+use super::progress::Untaken;
+use super::terms::InboundTerms;
+use crate::arena::pages_len;
+use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
+
+/// Messages that were announced and are not settled.
+#[derive(Debug)]
+pub(crate) struct Order {
+    messages: VecDeque<Arriving>,
+    /// First message in `messages` that is not fully posted.
+    posting: usize,
+    /// Next message number to be announced.
+    announced: u32,
+    /// Packets of the announced messages.
+    packets: u64,
+}
+
+impl Order {
+    pub(super) fn new(terms: &InboundTerms) -> Order {
+        Order {
+            messages: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
+            posting: 0,
+            announced: terms.first_message,
+            packets: 0,
+        }
+    }
+
+    /// Takes the announcement of a message that is not known; all before number `delivered` are settled. If it cannot, nothing changed.
+    pub(super) fn announce(
+        &mut self,
+        terms: &InboundTerms,
+        (number, tag, len): (u32, u64, u64),
+        delivered: u32,
+        now_ns: u64,
+    ) -> Result<(), Untaken> {
+        // A sender has so many messages under way from the first on that we have not settled, which it may not know yet.
+        let is_due = number.wrapping_sub(delivered) < terms.limits.messages_in_flight;
+        if !is_due || len > terms.limits.max_message_len {
+            return Err(Untaken::Implausible);
+        }
+        let Ok(geometry) = terms.layout.session_message(len) else {
+            return Err(Untaken::Implausible);
+        };
+        if number != self.announced {
+            return Err(Untaken::Early);
+        }
+        let message = Arriving::new(terms, (number, tag, len), geometry, self.packets, now_ns);
+        self.packets = message.end();
+        self.messages.push_back(message);
+        self.announced = number.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Number of the next message to be announced.
+    pub(crate) fn announced(&self) -> u32 {
+        self.announced
+    }
+
+    /// Whether an announcement with this number was taken already.
+    pub(crate) fn knows(&self, number: u32) -> bool {
+        serial::precedes(number, self.announced)
+    }
+
+    /// Packets of the announced messages, as their senders count them.
+    pub(super) fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Packets of announced messages behind so many.
+    pub(super) fn left(&self, packets: u64) -> u64 {
+        self.packets.saturating_sub(packets)
+    }
+
+    /// Number of the first message that is not settled.
+    pub(crate) fn unsettled_from(&self) -> u32 {
+        self.front().map_or(self.announced, |message| message.number)
+    }
+
+    /// Where the message with this number is, if it is not settled.
+    #[inline]
+    pub(super) fn position_of(&self, number: u32) -> Option<usize> {
+        let at = number.wrapping_sub(self.messages.front()?.number) as usize;
+        (at < self.messages.len()).then_some(at)
+    }
+
+    #[inline]
+    pub(super) fn at(&self, at: usize) -> &Arriving {
+        &self.messages[at]
+    }
+
+    #[inline]
+    pub(super) fn at_mut(&mut self, at: usize) -> &mut Arriving {
+        &mut self.messages[at]
+    }
+
+    #[inline]
+    pub(super) fn front(&self) -> Option<&Arriving> {
+        self.messages.front()
+    }
+
+    #[inline]
+    pub(super) fn front_mut(&mut self) -> Option<&mut Arriving> {
+        self.messages.front_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Arriving> {
+        self.messages.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Arriving> {
+        self.messages.iter_mut()
+    }
+
+    /// The front message is settled.
+    pub(super) fn pop_front(&mut self) -> Option<Arriving> {
+        let front = self.messages.pop_front()?;
+        self.posting = self.posting.saturating_sub(1);
+        Some(front)
+    }
+
+    /// No message will be settled any more: gives those that are left.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = Arriving> {
+        self.posting = 0;
+        self.messages.drain(..)
+    }
+
+    /// The message that entries are to be posted for.
+    #[inline]
+    pub(super) fn next(&self) -> Option<&Arriving> {
+        self.messages.get(self.posting)
+    }
+
+    #[inline]
+    pub(super) fn next_mut(&mut self) -> Option<&mut Arriving> {
+        self.messages.get_mut(self.posting)
+    }
+
+    /// It, and those behind it.
+    pub(super) fn unposted(&self) -> impl Iterator<Item = &Arriving> {
+        self.messages.range(self.posting..)
+    }
+
+    /// More is posted, or less: [`Slots::posted`](super::arriving::Slots) says what of each message.
+    pub(super) fn look_for_unposted(&mut self) {
+        let is_unposted = |message: &Arriving| message.slots.posted < message.fragment_count();
+        self.posting = (self.messages.iter())
+            .position(is_unposted)
+            .unwrap_or(self.messages.len());
+    }
+
+    /// None of the posted entries will be used: what was posted for packets that are still to come is posted again. Whether there was any.
+    pub(super) fn post_again(&mut self) -> bool {
+        let had = self.awaits_packets();
+        for message in &mut self.messages {
+            message.slots.posted = message.slots.consumed;
+        }
+        self.look_for_unposted();
+        had
+    }
+
+    /// Packets of the session up to the last that an entry was posted for, or left out.
+    pub(super) fn provided(&self) -> u64 {
+        self.next().map_or(self.packets, |message| {
+            message.base + u64::from(message.slots.posted)
+        })
+    }
+
+    /// Whether packets of announced messages are owed for which entries are posted.
+    pub(super) fn awaits_packets(&self) -> bool {
+        (self.messages.iter()).any(|message| message.slots.posted > message.slots.consumed)
+    }
+
+    /// Bytes in pages of all zones that begin below UMEM address `end`.
+    pub(crate) fn zones_len(&self, end: u64) -> u64 {
+        let zones = self.messages.iter().filter_map(|message| message.slots.zone);
+        { zones }
+            .filter(|zone| zone.start < end)
+            .map(|zone| pages_len(zone.len))
+            .sum()
+    }
+
+    /// What was announced behind the last message that was shown before its turn counts as not heard.
+    pub(crate) fn forget_unshown(&mut self, delivered: u32) {
+        let shown = self.messages.iter().rfind(|message| message.shown);
+        self.announced = shown.map_or(delivered, |message| message.number.wrapping_add(1));
+    }
+}
+
+/// Messages that are settled, as far as the application or their sender do not know it yet.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    complete: VecDeque<Landed>,
+    /// All messages before this number are settled.
+    delivered: u32,
+    /// Messages that were settled without being whole, of the last ones.
+    broken: VecDeque<u32>,
+}
+
+impl Settled {
+    pub(super) fn new(first_message: u32) -> Settled {
+        Settled {
+            complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
+            delivered: first_message,
+            broken: VecDeque::new(),
+        }
+    }
+
+    /// All messages before this number are settled.
+    pub(crate) fn delivered(&self) -> u32 {
+        self.delivered
+    }
+
+    /// Whether a message waits for the application.
+    #[inline]
+    pub(crate) fn has_landed(&self) -> bool {
+        !self.complete.is_empty()
+    }
+
+    /// A message goes to the application.
+    pub(super) fn add(&mut self, landed: Landed) {
+        self.complete.push_back(landed);
+    }
+
+    /// All before this number are settled.
+    pub(super) fn deliver_to(&mut self, number: u32) {
+        self.delivered = number;
+    }
+
+    /// The next message for the application; `unsettled_from` on they are not settled.
+    pub(super) fn next(&mut self, unsettled_from: u32) -> Option<Landed> {
+        let landed = self.complete.pop_front()?;
+        if self.complete.is_empty() {
+            self.delivered = unsettled_from;
+        } else if !landed.early {
+            self.delivered = landed.number.wrapping_add(1);
+        }
+        Some(landed)
+    }
+
+    /// No message will be shown any more: gives those that are left.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = Landed> {
+        self.complete.drain(..)
+    }
+
+    /// Fragments of messages that wait for the application.
+    #[cfg(test)]
+    pub(super) fn fragments(&self) -> u64 {
+        self.complete.iter().map(|landed| landed.arrived).sum()
+    }
+
+    /// Numbers of messages that were settled without being whole, as far as their sender may not know it yet.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = u32> + '_ {
+        let kept = |number: &u32| serial::distance(*number, self.delivered) <= SETTLED_KEPT as i32;
+        self.broken.iter().copied().filter(kept)
+    }
+
+    /// A message is settled without being whole.
+    pub(super) fn broke(&mut self, number: u32) {
+        if self.broken.len() == SETTLED_KEPT as usize {
+            self.broken.pop_front();
+        }
+        self.broken.push_back(number);
+    }
+}

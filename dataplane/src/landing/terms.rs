@@ -1,0 +1,106 @@
+//! What a session's sender agreed to.
+
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::{Geometry, Layout};
+use lm_protocol::integrity::Integrity;
+use lm_protocol::landing::{self, SessionAdmission};
+use lm_protocol::window::WindowShape;
+use lm_protocol::zone::{ZoneShape, frames_of};
+
+use crate::completion::PeerId;
+use crate::memory::PACKET_HEADROOM;
+use crate::port::Caps;
+
+/// Sessions that the gate has place for.
+pub(super) const ADMITTED: u8 = landing::PLACES as u8;
+
+/// What the session's sender agreed to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InboundTerms {
+    pub(crate) peer: PeerId,
+    pub(crate) key: u64,
+    pub(crate) layout: Layout,
+    pub(crate) window: WindowShape,
+    pub(crate) chunk_len: u32,
+    pub(crate) caps: Caps,
+    /// Generic mode: every packet of the session must have passed the gate on one CPU (invariant I3a).
+    pub(crate) one_processor: bool,
+    pub(crate) first_message: u32,
+    pub(crate) limits: Limits,
+    pub(crate) delivery: Delivery,
+    /// Messages are shown in the order in which they were sent.
+    pub(crate) in_order: bool,
+    /// Whether the sender sends digests.
+    pub(crate) integrity: Integrity,
+    /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
+    pub(crate) one_copy: bool,
+    /// It did once, and the session gave its place up.
+    pub(crate) is_aside: bool,
+    /// What the gate was told, to tell it again when the channel is built anew.
+    pub(crate) admission: SessionAdmission,
+}
+
+/// How much of what a session may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) messages_in_flight: u32,
+    pub(crate) max_message_len: u64,
+    /// Packets that the sender may have on the way, at most.
+    pub(crate) on_the_way: u32,
+    /// Fill entries that may be posted at once.
+    pub(crate) posted_max: u32,
+    /// Landing memory that messages of its address may take, in bytes.
+    pub(crate) memory_max: u64,
+}
+
+impl InboundTerms {
+    /// Frames that the packet of fragment `index` takes.
+    #[inline]
+    pub(super) fn frames_of(&self, geometry: &Geometry, index: u32) -> u32 {
+        match self.caps.capacity {
+            0 => 1,
+            capacity => frames_of(geometry.fragment(index).frame_len(), capacity),
+        }
+    }
+
+    /// How many of the entries behind one, in its window, let somebody write where its payload lies. A device may write to a chunk's end;
+    /// the kernel writes a packet that the gate admitted, which ends where the payload begins.
+    #[inline]
+    pub(super) fn reach(&self) -> u32 {
+        match self.caps.witness {
+            true => 0,
+            false => {
+                let written = self.chunk_len - PACKET_HEADROOM as u32;
+                written / u32::from(self.layout.first_payload_len())
+            }
+        }
+    }
+
+    /// Bytes of memory that a message takes, and where its payload begins in them.
+    pub(super) fn zone_of(&self, geometry: &Geometry) -> (u64, u64) {
+        let shape = ZoneShape::new(geometry, self.chunk_len, self.caps.prefix_len);
+        (shape.total_len(), shape.message_start())
+    }
+
+    /// By how many bytes a message's first fragment has a longer header than others: 8 with IP fragments, else 0.
+    pub(super) fn skew(&self) -> u32 {
+        u32::from(self.layout.payload_len() - self.layout.first_payload_len())
+    }
+
+    /// What is not right is given up, and nobody asks what it was. In zero-copy mode, where one lost packet shifts all others, that
+    /// would be the end of every message behind it.
+    pub(super) fn gives_up_unasked(&self) -> bool {
+        self.delivery == Delivery::Unreliable && self.caps.witness
+    }
+
+    /// The session's place on its channel: four bits of its key say it to the gate.
+    pub(super) fn place(&self) -> u8 {
+        let tier = u8::from(self.one_copy) + u8::from(self.is_aside);
+        self.admission.place() as u8 + tier * ADMITTED
+    }
+
+    /// Whether it was granted to land, by a daemon if there is one; else the endpoint granted it by the one-copy path.
+    pub(crate) fn was_to_land(&self) -> bool {
+        !self.one_copy || self.is_aside
+    }
+}
