@@ -1,6 +1,7 @@
 //! Who is measured: every system with the best configuration that was found for it, in words that go into the report.
 
 use super::end::Transport;
+use super::frozen::PREFIX;
 use super::schema::What;
 use super::tools::Tool;
 use crate::bare::Sockets;
@@ -27,6 +28,8 @@ pub(super) enum How {
     Ours(Transport),
     /// The bare programs, by whose sockets.
     Bare(Sockets),
+    /// The ends of a frozen build, as LM's own.
+    Frozen,
     /// Somebody else's.
     Tool(Tool),
 }
@@ -267,6 +270,15 @@ pub(super) const ALL: &[Entry] = &[
     ),
 ];
 
+/// LM by a frozen build of this name.
+pub(super) fn frozen(name: &str) -> Entry {
+    // A command runs once and ends.
+    let id = format!("{PREFIX}{name}").leak();
+    let title = format!("LM at {name}").leak();
+    let configuration = format!("as LM, by both ends of the build {name}").leak();
+    entry(id, title, Main, How::Frozen, configuration)
+}
+
 /// Longest datagram over IPv4.
 const MAX_DATAGRAM: u64 = 65_507;
 
@@ -292,6 +304,7 @@ impl Entry {
                 What::Latency => (8..=1472).contains(&size),
                 What::Cpu | What::LatencyUnderLoad => false,
             },
+            How::Frozen => ALL[0].measures(what, size),
             How::Ours(transport) => match transport {
                 // To hand a single packet to another core only takes time.
                 _ if what == What::Latency && self.on == Steered => false,

@@ -10,6 +10,7 @@ use lm_measure::distance::{Apart, Distances, PATIENCE};
 
 use super::bare::{self, Recipe};
 use super::catalogue::{self, Entry, How, On};
+use super::frozen::{self, Frozen};
 use super::measure::{Addresses, Bench, Extent, SHORT};
 use super::output;
 use super::schema::{Absent, Cores, Failed, Report, Round, Row, SCHEMA, System, What};
@@ -90,6 +91,10 @@ pub struct MeasureArgs {
     /// were with it, and show ratios over near cores beside those of all rounds. A virtual machine's cores move
     #[arg(long)]
     near_cores: bool,
+    /// Also measure LM by a frozen build of this program, as lm@NAME; the other host's serve is started with it, too. May be given more than
+    /// once
+    #[arg(long, value_name = "NAME=PATH", value_parser = frozen::parse)]
+    frozen: Vec<Frozen>,
     /// Something that the results keep among their settings: commit=1a2b3c4
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     setting: Vec<(String, String)>,
@@ -216,7 +221,8 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         [] => command.systems().to_vec(),
         names => names.iter().map(String::as_str).collect(),
     };
-    let entries = entries(&asked)?;
+    let mut entries = entries(&asked)?;
+    entries.extend(args.frozen.iter().map(|one| catalogue::frozen(&one.name)));
     let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
@@ -235,7 +241,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         polled: args.napi_host,
         offloads: args.offloads_host,
     };
-    let mut bench = Bench::connect(&to, args.place.as_deref(), args.core)?;
+    let mut bench = Bench::connect(&to, args.place.as_deref(), args.core, &args.frozen)?;
     let extent = Extent {
         warm_up: args.warm_up,
         seconds: args.seconds,
@@ -494,7 +500,10 @@ impl Run {
             histogram.write_hgrm(&mut text).expect("memory can be written to");
             self.rows[*index].histogram = Some(String::from_utf8_lossy(&text).into_owned());
         }
-        let place = |system: &str| catalogue::ALL.iter().position(|entry| entry.id == system);
+        let place = |system: &str| {
+            let known = catalogue::ALL.iter().position(|entry| entry.id == system);
+            known.unwrap_or(catalogue::ALL.len())
+        };
         self.rows
             .sort_by_key(|row| (row.what, row.size, place(&row.system)));
         let systems = entries

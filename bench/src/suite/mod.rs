@@ -15,6 +15,7 @@ mod catalogue;
 mod child;
 mod command;
 mod end;
+mod frozen;
 mod host;
 #[cfg(any(test, feature = "fuzzing"))]
 mod hostile;

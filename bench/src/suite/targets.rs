@@ -2,6 +2,7 @@
 
 use lm_measure::statistics::Summary;
 
+use super::frozen::PREFIX;
 use super::schema::{Near, Ratio, Round, Row, Target, Verdict, What};
 
 /// Kernel UDP without segmentation by the kernel.
@@ -147,6 +148,14 @@ fn is_quickest(rows: &[Row], row: &Row, metric: &str, systems: &[&str]) -> bool 
 fn target(rows: &[Row], row: &Row, metric: &str, mtu: u32) -> Option<Target> {
     let (system, size) = (row.system.as_str(), row.size);
     let is_best = |systems: &[&str]| best(rows, size, systems) == Some(system);
+    if system.starts_with(PREFIX) {
+        // Missed is what is slower than the frozen build for sure.
+        return match metric {
+            "bits_per_s" => Some(Target::AtLeast(1.0)),
+            "p50" => Some(Target::AtMost(1.0)),
+            _ => None,
+        };
+    }
     match (row.what, metric) {
         (What::Throughput, "bits_per_s") if system == "bare" => {
             (size >= 7168).then_some(Target::AtLeast(0.95))
@@ -300,6 +309,28 @@ mod tests {
             "five rounds say nothing"
         );
     }
+
+    #[test]
+    fn a_build_beside_a_frozen_one_is_not_slower() {
+        let of = |system: &str, gigabits: &[f64]| {
+            let rows = [row("lm", gigabits), row(system, &[10.0; 6])];
+            let ratio = ratios(&rows, 1500).swap_remove(0);
+            (ratio.target, ratio.verdict)
+        };
+        let least = Some(Target::AtLeast(1.0));
+        let around = [9.0, 9.5, 10.0, 10.0, 10.5, 11.0];
+        assert_eq!(of("lm@v1", &around), (least, Verdict::Unclear));
+        assert_eq!(
+            of("lm@v1", &around.map(|speed| speed - 2.0)),
+            (least, Verdict::Missed)
+        );
+        assert_eq!(
+            of("lm@v1", &around.map(|speed| speed + 2.0)),
+            (least, Verdict::Met)
+        );
+        assert_eq!(of("lm-sleeping", &around), (None, Verdict::None));
+    }
+
     #[test]
     fn verdicts_are_clear_or_unclear() {
         let median = Summary::of(&[1.1, 0.9, 1.0]).unwrap();

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use super::frozen::{self, Revision};
+
 use crate::bed::links::LinkConfig;
 use crate::bed::{Bed, BedConfig, Launch, Side};
 use crate::machine::{command_line, revision, two_cores};
-use crate::workspace::Programs;
+use crate::workspace::{self, Programs};
 
 /// As long as anybody may want to measure.
 const LONG: Duration = Duration::from_secs(12 * 3600);
@@ -26,6 +28,10 @@ pub(super) struct Arguments {
     /// Cargo features that lm-bench is built with besides its own: xsk-rs, for bare AF_XDP by that crate
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     features: Vec<String>,
+    /// Also measure LM as it was at these revisions, as lm@REVISION, in turns with this tree's: before-house,242f8ac. Each is built once, in a
+    /// git worktree below target/frozen; a figure of this tree over theirs that is worse for sure is MISSED
+    #[arg(long, value_name = "REVISIONS", value_delimiter = ',')]
+    frozen: Vec<String>,
     /// With a switch, a bridge in a namespace of its own, on each link
     #[arg(long)]
     switch: bool,
@@ -38,6 +44,9 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let revisions = frozen::revisions(workspace::root(), &arguments.frozen)?;
+    let frozen: Vec<String> = revisions.iter().map(Revision::built).collect::<Result<_>>()?;
+    let frozen = || frozen.iter().flat_map(|build| ["--frozen", build]);
     let programs = Programs::build_with(&arguments.features)?;
     let [near, far] = two_cores();
     let bed = Bed::new(&BedConfig {
@@ -75,6 +84,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         &format!("{}:7170", Side::Right.address()),
         "--from-anyone",
     ]);
+    let serve = serve.args(frozen());
     let mut server = bed.right().spawn(serve)?;
     server.await_text("ready")?;
     let mut measure = launch()
@@ -89,6 +99,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(commit) = revision() {
         measure = measure.args(["--setting", &format!("commit={commit}")]);
     }
+    measure = measure.args(frozen());
     for (option, address) in links {
         measure = measure.arg(option).arg(address.to_string());
     }

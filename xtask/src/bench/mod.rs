@@ -10,6 +10,7 @@ mod card;
 mod compare;
 mod congestion;
 pub mod delivery;
+mod frozen;
 mod instructions;
 pub mod loss;
 mod memory;
