@@ -438,7 +438,7 @@ fn asked_by_code() -> Vec<Asked> {
             let of = target.of(first);
             Asked {
                 key: format!("{suite}/{}/{of}", comparison.key),
-                what: format!("`bench {suite}`, {}: {of}", comparison.title),
+                what: format!("`bench compare {suite}`, {}: {of}", comparison.title),
                 bound: target.bound(),
                 at_least: target.is_at_least(),
             }

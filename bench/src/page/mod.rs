@@ -4,7 +4,6 @@
 
 mod figures;
 mod input;
-mod loss;
 mod paper;
 mod plot;
 mod ratios;
@@ -23,7 +22,7 @@ use crate::files;
 /// Options of `lm-bench report`.
 #[derive(Clone, Debug, Args)]
 pub struct ReportArgs {
-    /// Files that `lm-bench compare`, `latency`, `throughput`, `cpu` and `limit` or `cargo xtask bench loss` wrote with --json
+    /// Files that `lm-bench compare`, `latency`, `throughput`, `cpu` and `limit` wrote with --json
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
@@ -75,7 +74,6 @@ fn page(input: &Input) -> Markup {
                 main {
                     (ratios::section(&input.reports))
                     @for group in &groups { (sections::group(group)) }
-                    (loss::section(&input.losses))
                     @if !input.reports.is_empty() { (paper::section(&groups)) }
                     (sections::systems(&input.reports))
                     (sections::beds(input))

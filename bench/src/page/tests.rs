@@ -51,19 +51,6 @@ fn measured(link: &str, mtu: u32) -> Value {
     })
 }
 
-fn losses() -> Value {
-    let contender = |name: &str, median: f64| {
-        json!({"name": name, "median": median, "lower_quartile": median - 0.5, "upper_quartile": median + 0.5, "samples": [median],
-            "reports": []})
-    };
-    let comparison = |key: &str, title: &str| {
-        json!({"key": key, "title": title, "unit": "Gbit/s", "contenders": [contender("LM reliable", 7.0), contender("kernel TCP", 3.0)],
-            "core_distances_ns": [50.0], "targets": [{"asked": "≥ 2 × kernel TCP", "reached": 2.33, "met": true}]})
-    };
-    json!({"suite": "loss", "rounds": 10, "machine": {"kernel": "6.18.3", "cores": 2, "unix_time_s": 1_795_281_185},
-        "comparisons": [comparison("box", "the box, no loss"), comparison("64k_0", "64 KiB, no loss"), comparison("64k_01", "64 KiB, 0.1 % lost")]})
-}
-
 /// The page made of these files.
 fn page_of(files: &[Value]) -> String {
     made_of(files).unwrap()
@@ -164,7 +151,7 @@ fn the_page_needs_nothing_else_and_is_short() {
             long["rows"].as_array_mut().unwrap().push(row);
         }
     }
-    let page = page_of(&[long, losses()]);
+    let page = page_of(&[long]);
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
     for outside in [
         "http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link",
@@ -178,7 +165,7 @@ fn the_page_needs_nothing_else_and_is_short() {
 /// Each line of a chart is there, with its name, and says its figures.
 #[test]
 fn what_was_measured_is_drawn() {
-    let page = page_of(&[measured("veth", 1500), losses()]);
+    let page = page_of(&[measured("veth", 1500)]);
     for words in [
         "Throughput against message size",
         "CPU per GB",
@@ -188,9 +175,6 @@ fn what_was_measured_is_drawn() {
         "udp-blocking: 50.0 µs at 64 B",
         "lm: 0.600 s per GB at 64 KiB",
         "25 %, 50 %",
-        "2026-11-21T17:13:05Z",
-        "Goodput against loss, 64 KiB",
-        "LM reliable: 7.00 Gbit/s at 0.1 %",
     ] {
         assert!(page.contains(words), "{words} is missing");
     }

@@ -172,7 +172,7 @@ impl BareSpec {
 
     /// Arguments of `lm-bench`.
     pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
-        let (Place::Near(interface) | Place::Far(interface)) = place;
+        let (Place::Near(interface, _) | Place::Far(interface)) = place;
         let mut line = format!(
             " --interface {interface} --queue {} --port {} {}",
             self.queue,
@@ -222,7 +222,7 @@ impl BareSpec {
                 "bare-recv{line} --warmup {} --seconds {}",
                 self.warm_up, self.seconds
             ),
-            (Place::Near(_), None) => {
+            (Place::Near(..), None) => {
                 let credit = match has_credit {
                     true => format!(" --credit {credit}"),
                     false => String::new(),
@@ -233,7 +233,7 @@ impl BareSpec {
                 )
             }
             (Place::Far(_), Some(_)) => format!("bare-pong{line}"),
-            (Place::Near(_), Some(count)) => format!("bare-ping{line}{to} --count {count}"),
+            (Place::Near(..), Some(count)) => format!("bare-ping{line}{to} --count {count}"),
         };
         line.split_whitespace().map(str::to_owned).collect()
     }

@@ -42,6 +42,8 @@ pub(super) struct Entry {
     pub(super) configuration: &'static str,
     pub(super) on: On,
     pub(super) how: How,
+    /// Of the near end.
+    pub(super) options: &'static str,
 }
 
 const fn entry(
@@ -57,6 +59,25 @@ const fn entry(
         configuration,
         on,
         how,
+        options: "",
+    }
+}
+
+/// One that `all` does not stand for.
+const fn variant(
+    id: &'static str,
+    title: &'static str,
+    how: How,
+    options: &'static str,
+    configuration: &'static str,
+) -> Entry {
+    let on = match how {
+        Ours(Transport::Tcp) => Plain,
+        _ => Main,
+    };
+    Entry {
+        options,
+        ..entry(id, title, on, how, configuration)
     }
 }
 
@@ -270,6 +291,50 @@ pub(super) const ALL: &[Entry] = &[
     ),
 ];
 
+/// Who is measured by name alone, beside one of [`ALL`].
+const VARIANTS: &[Entry] = &[
+    variant(
+        "lm-unreliable",
+        "LM unreliable",
+        Ours(Transport::Lm),
+        "--delivery unreliable",
+        "as LM, what is lost is not sent again",
+    ),
+    variant(
+        "lm-no-integrity-partial",
+        "LM partial without digests",
+        Ours(Transport::LmNoIntegrity),
+        "--delivery partial",
+        "as LM without digests; what is lost is not sent again, and the rest is delivered",
+    ),
+    variant(
+        "lm-no-integrity-unreliable",
+        "LM unreliable without digests",
+        Ours(Transport::LmNoIntegrity),
+        "--delivery unreliable",
+        "as LM without digests, what is lost is not sent again",
+    ),
+    variant(
+        "tcp-cubic",
+        "kernel TCP, cubic",
+        Ours(Transport::Tcp),
+        "--congestion cubic",
+        "as tcp, with the kernel's default congestion control, which takes every loss for congestion",
+    ),
+    variant(
+        "tcp-bbr",
+        "kernel TCP, bbr",
+        Ours(Transport::Tcp),
+        "--congestion bbr",
+        "as tcp, with a congestion control that hardly minds random losses",
+    ),
+];
+
+/// Everybody, and who is measured by name alone.
+pub(super) fn known() -> impl Iterator<Item = &'static Entry> {
+    ALL.iter().chain(VARIANTS)
+}
+
 /// LM by a frozen build of this name.
 pub(super) fn frozen(name: &str) -> Entry {
     // A command runs once and ends.
@@ -337,9 +402,9 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_everybody_measures_something() {
-        let ids: BTreeSet<_> = ALL.iter().map(|entry| entry.id).collect();
-        assert_eq!(ids.len(), ALL.len());
-        for entry in ALL {
+        let ids: BTreeSet<_> = known().map(|entry| entry.id).collect();
+        assert_eq!(ids.len(), known().count());
+        for entry in known() {
             let whats = [What::Latency, What::Throughput, What::Cpu, What::LatencyUnderLoad];
             assert!(
                 whats.into_iter().any(|what| [64, 1024, 65_536]
@@ -349,6 +414,15 @@ mod tests {
                 entry.id
             );
         }
+    }
+
+    #[test]
+    fn what_is_called_lm_has_the_tools_defaults() {
+        for entry in known() {
+            let is_default = entry.how == Ours(Transport::Lm) && entry.options.is_empty();
+            assert_eq!(entry.title == "LM", is_default, "{entry:?}");
+        }
+        assert_eq!(ALL[0].title, "LM");
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub(super) enum Launch {
 /// On which host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place<'a> {
-    /// The command's, with this interface.
-    Near(&'a str),
+    /// The command's, with this interface and these options of `end`.
+    Near(&'a str, &'a str),
     /// The other, with this interface.
     Far(&'a str),
 }
@@ -75,12 +75,13 @@ impl Launch {
                     Launch::Frozen(system, _) => frozen::program(known, system)?,
                     _ => ours()?,
                 };
-                let (side, interface) = match place {
-                    Place::Near(interface) => ("near", interface),
-                    Place::Far(interface) => ("far", interface),
+                let (side, interface, options) = match place {
+                    Place::Near(interface, options) => ("near", interface, options),
+                    Place::Far(interface) => ("far", interface, ""),
                 };
                 let spec = serde_json::to_string(spec).expect("a spec is numbers and names");
                 words.extend(["end", side, &spec, "--interface", interface].map(str::to_owned));
+                words.extend(options.split_whitespace().map(str::to_owned));
                 (program, words)
             }
             Launch::Bare(spec) => {
@@ -115,7 +116,7 @@ impl Running {
         limit: Duration,
         known: &[Frozen],
     ) -> Result<Running, Failure> {
-        let (Place::Near(interface) | Place::Far(interface)) = place;
+        let (Place::Near(interface, _) | Place::Far(interface)) = place;
         await_link(interface)?;
         let (program, words) = launch.words(place, limit, known)?;
         let mut command = Command::new(&program);

@@ -15,7 +15,7 @@ use super::measure::{Addresses, Bench, Extent, SHORT};
 use super::output;
 use super::schema::{Absent, Cores, Failed, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
-use super::targets;
+use super::targets::{self, Least};
 use crate::cli::{Failure, Mode, parse_rate};
 use crate::histogram::LatencyHistogram;
 use crate::link;
@@ -95,6 +95,9 @@ pub struct MeasureArgs {
     /// once
     #[arg(long, value_name = "NAME=PATH", value_parser = frozen::parse)]
     frozen: Vec<Frozen>,
+    /// What one system's throughput shall be of another's, at least: lm/tcp-bbr=2. May be given more than once
+    #[arg(long, value_name = "SYSTEM/SYSTEM=RATIO", value_parser = targets::parse)]
+    least: Vec<Least>,
     /// Something that the results keep among their settings: commit=1a2b3c4
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     setting: Vec<(String, String)>,
@@ -199,9 +202,9 @@ fn entries(names: &[&str]) -> Result<Vec<Entry>, Failure> {
     let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
     (names.iter().filter(|name| !is_left_out(name)))
         .map(|name| {
-            let found = catalogue::ALL.iter().find(|entry| entry.id == *name);
+            let found = catalogue::known().find(|entry| entry.id == *name);
             found.copied().ok_or_else(|| {
-                let known: Vec<_> = catalogue::ALL.iter().map(|entry| entry.id).collect();
+                let known: Vec<_> = catalogue::known().map(|entry| entry.id).collect();
                 Failure::usage(format!(
                     "no system is called {name}; there are {}",
                     known.join(", ")
@@ -501,8 +504,8 @@ impl Run {
             self.rows[*index].histogram = Some(String::from_utf8_lossy(&text).into_owned());
         }
         let place = |system: &str| {
-            let known = catalogue::ALL.iter().position(|entry| entry.id == system);
-            known.unwrap_or(catalogue::ALL.len())
+            let known = catalogue::known().position(|entry| entry.id == system);
+            known.unwrap_or(usize::MAX)
         };
         self.rows
             .sort_by_key(|row| (row.what, row.size, place(&row.system)));
@@ -547,7 +550,7 @@ impl Run {
             settings,
             caveats: caveats(args, bench, &self.rows),
             systems: systems.collect(),
-            ratios: targets::ratios(&self.rows, mtu),
+            ratios: targets::ratios(&self.rows, mtu, &args.least),
             rows: self.rows,
             absent: self.absent,
             failures: self.failures,

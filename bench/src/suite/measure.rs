@@ -165,6 +165,13 @@ impl Bench {
         if let Err(why) = self.pair(entry.on) {
             return Some(why.to_owned());
         }
+        if let Some(congestion) = entry.options.strip_prefix("--congestion ") {
+            let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+            let offered = std::fs::read_to_string(path).unwrap_or_default();
+            let is_offered = offered.split_whitespace().any(|one| one == congestion);
+            return (!is_offered)
+                .then(|| format!("this kernel does not offer it; modprobe tcp_{congestion}"));
+        }
         let How::Tool(tool) = entry.how else { return None };
         let (program, package) = tool.program();
         let missing = |here: bool| {
@@ -242,7 +249,7 @@ impl Bench {
                     How::Frozen => Launch::Frozen(entry.id.to_owned(), spec),
                     _ => Launch::End(spec),
                 };
-                let [here, there] = self.run(&launch, &near, limit, stop)?;
+                let [here, there] = self.run(&launch, (&near, entry.options), limit, stop)?;
                 let here = outcome(&here)?;
                 took_mode(&here, extent.mode)?;
                 let there = if stop {
@@ -271,7 +278,7 @@ impl Bench {
                 };
                 let spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
                 let launch = Launch::Bare(spec.clone());
-                let [here, there] = self.run(&launch, &near, limit, count.is_some())?;
+                let [here, there] = self.run(&launch, (&near, ""), limit, count.is_some())?;
                 if zero_copy {
                     self.modes.insert("native zero-copy".to_owned());
                 }
@@ -288,7 +295,7 @@ impl Bench {
                     seconds: extent.seconds,
                     count: extent.count,
                 };
-                let [here, _] = self.run(&Launch::Tool(spec.clone()), &near, limit, true)?;
+                let [here, _] = self.run(&Launch::Tool(spec.clone()), (&near, ""), limit, true)?;
                 Ok((spec.round(at, &here)?, None))
             }
         }
@@ -298,14 +305,14 @@ impl Bench {
     fn run(
         &mut self,
         launch: &Launch,
-        near: &LinkEnd,
+        (near, options): (&LinkEnd, &str),
         limit: Duration,
         stop: bool,
     ) -> Result<[String; 2], Failure> {
         self.far.start(launch, limit)?;
         let here = Running::start(
             launch,
-            Place::Near(&near.interface),
+            Place::Near(&near.interface, options),
             self.core,
             limit,
             &self.frozen,

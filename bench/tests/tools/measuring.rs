@@ -86,6 +86,16 @@ fn udp_stream_counts_what_arrived() {
 }
 
 #[test]
+fn lm_is_measured_with_digests_unless_it_is_named_so() {
+    let Some(bed) = Bed::new() else { return };
+    for (transport, integrity) in [("lm", "manifest"), ("lm-no-integrity", "none")] {
+        let (received, sent) = measured_stream(&bed, transport, 64 << 10);
+        assert!(number(&received, "bytes") > 0, "{received}");
+        assert_eq!(sent["integrity"], integrity, "{sent}");
+    }
+}
+
+#[test]
 fn tcp_streams_count_whole_messages() {
     let Some(bed) = Bed::new() else { return };
     for len in [1 << 10, 1_u64 << 20] {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
 use crate::machine::{self, ResultFile};
-use crate::{bench, content, workspace};
+use crate::{content, workspace};
 
 /// Send a real file through LM, check it, and show LM and kernel UDP beside each other.
 ///
@@ -201,10 +201,4 @@ fn result(kind: &str, content: &Content, transfer: Value, comparisons: Vec<Value
         "transfer": transfer,
         "comparisons": comparisons,
     })
-}
-
-fn print_table(measured: &[bench::Measured], rounds: u32) {
-    let mut table = bench::table(bench::Headings::LM);
-    measured.iter().for_each(|one| one.add_to(&mut table));
-    println!("\nMedians of {rounds} rounds in turns; spread: half the distance of the quartiles.\n\n{table}");
 }
