@@ -1,7 +1,7 @@
 //! A bare AF_XDP sender and receiver: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
-//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its own XDP
-//! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
+//! It is the yardstick for the data plane, with whose rings and memory it has its own XDP program, assembled by hand, fixed frames that do not
+//! overlap, no message, no acknowledgement, no gate. A stream by the crate `xsk-rs`, whose rings are somebody else's, judges ours. Two pairs of
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
 
@@ -22,13 +22,13 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use lm_dataplane::xsk::BindMode;
 use serde::{Deserialize, Serialize};
 
 pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
 pub use inject::{Injector, Stored};
 pub use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
-use socket::Moved;
 pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
 pub use sys::Attach;
 
@@ -54,22 +54,12 @@ pub enum BusyPoll {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sockets {
-    /// This program's own.
+    /// The data plane's.
     #[default]
     Own,
-    /// The crate xsk-rs; payload is copied into and out of frames.
+    /// The crate xsk-rs; streams alone.
     #[cfg(feature = "xsk-rs")]
     XskRs,
-    /// The crate xsk-rs; of the payload only a sequence number is written and read, as by `own`.
-    #[cfg(feature = "xsk-rs")]
-    XskRsNoCopy,
-}
-
-#[cfg(feature = "xsk-rs")]
-impl Sockets {
-    fn copies(self) -> bool {
-        self == Sockets::XskRs
-    }
 }
 
 /// The switches both sides have.
@@ -135,11 +125,11 @@ impl PortArgs {
     }
 
     fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
-        let moved = match self.zero_copy {
-            true => Moved::ByCard,
-            false => Moved::ByKernel,
+        let bind = match self.zero_copy {
+            true => BindMode::ZeroCopy,
+            false => BindMode::Copy,
         };
-        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), moved)
+        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), bind)
     }
 
     /// Refuses payload that packets cannot have.
@@ -231,11 +221,6 @@ impl Port {
         }
         self.waiting.step(self.socket.raw_fd())
     }
-
-    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
-    fn napi_id(&self) -> io::Result<u32> {
-        self.waiting.napi_id(self.socket.raw_fd())
-    }
 }
 
 /// How a receiver waits for packets, and makes them come.
@@ -314,6 +299,7 @@ impl Waiting {
         self.kept.is_some()
     }
 
+    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
     fn napi_id(&self, xsk: i32) -> io::Result<u32> {
         match &self.poller {
             Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk),

@@ -90,8 +90,6 @@ pub(super) const WITHOUT: &[(&str, &str)] = &[
     ("quinn", "peers"),
     #[cfg(not(feature = "xsk-rs"))]
     ("xsk-rs", "xsk-rs"),
-    #[cfg(not(feature = "xsk-rs"))]
-    ("xsk-rs-no-copy", "xsk-rs"),
 ];
 
 /// Everybody. The first one is what the others are compared with.
@@ -130,19 +128,11 @@ pub(super) const ALL: &[Entry] = &[
     #[cfg(feature = "xsk-rs")]
     entry(
         "xsk-rs",
-        "bare AF_XDP by xsk-rs, copied",
-        Main,
-        Bare(Sockets::XskRs),
-        "as bare, by the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; payload is copied into and out of frames, \
-         of which a packet has one",
-    ),
-    #[cfg(feature = "xsk-rs")]
-    entry(
-        "xsk-rs-no-copy",
         "bare AF_XDP by xsk-rs",
         Main,
-        Bare(Sockets::XskRsNoCopy),
-        "as xsk-rs; of the payload only a sequence number is written and read, as by bare",
+        Bare(Sockets::XskRs),
+        "streams as of bare, by the rings of the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; a packet has one \
+         frame",
     ),
     entry(
         "udp-blocking",
@@ -364,9 +354,9 @@ impl Entry {
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             // One packet is all that a bare round trip has.
-            How::Bare(_) => match what {
+            How::Bare(sockets) => match what {
                 What::Throughput => size >= 8,
-                What::Latency => (8..=1472).contains(&size),
+                What::Latency => sockets == Sockets::Own && (8..=1472).contains(&size),
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             How::Frozen => ALL[0].measures(what, size),

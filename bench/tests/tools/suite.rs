@@ -163,12 +163,10 @@ fn compare_measures_everybody_in_turns() {
     // Who is not there is said to be absent: this link has no receive packet steering.
     assert!(report.absent.iter().any(|absent| absent.system == "udp-rps"));
     // So is who was not built in.
-    for system in ["xsk-rs", "xsk-rs-no-copy"] {
-        let absent = report.absent.iter().find(|absent| absent.system == system);
-        assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
-        assert_eq!(measured(What::Throughput, system), cfg!(feature = "xsk-rs"));
-        assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
-    }
+    let absent = report.absent.iter().find(|absent| absent.system == "xsk-rs");
+    assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
+    assert_eq!(measured(What::Throughput, "xsk-rs"), cfg!(feature = "xsk-rs"));
+    assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
     let targets = |against: &str| {
         let of = report.ratios.iter().filter(move |ratio| ratio.against == against);
         of.filter(|ratio| ratio.target.is_some())
