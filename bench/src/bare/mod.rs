@@ -27,12 +27,42 @@ use serde::{Deserialize, Serialize};
 
 pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
 pub use inject::{Injector, Stored};
-pub use pingpong::{PingArgs, PongArgs, ping, pong};
+use pingpong::{PingArgs, PongArgs, ping, pong};
 pub use socket::Idle;
-pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
+use stream::{ReceiveArgs, SendArgs, receive, send};
+pub(crate) use stream::{ReceiveReport, SendReport};
 pub use sys::Attach;
 
+use crate::cli::print;
 use crate::kept::Kept;
+
+/// The programs.
+#[derive(Debug, clap::Subcommand)]
+pub enum Program {
+    /// Send packets
+    Send(SendArgs),
+    /// Receive packets and count
+    Recv(ReceiveArgs),
+    /// Measure round trips
+    Ping(PingArgs),
+    /// Answer until ended
+    Pong(PongArgs),
+}
+
+/// Runs a program and prints what it reports.
+///
+/// # Errors
+///
+/// Anything the kernel says when sockets and XDP program are made; packets that do not come.
+pub fn run(program: &Program, ready: impl FnOnce()) -> io::Result<()> {
+    match program {
+        Program::Send(args) => print(&send(args)?),
+        Program::Recv(args) => print(&receive(args, ready)?),
+        Program::Ping(args) => print(&ping(args)?),
+        Program::Pong(args) => pong(args, ready)?,
+    }
+    Ok(())
+}
 
 /// Longest payload of a UDP datagram over IPv4.
 const MAX_PAYLOAD: usize = 65_507;

@@ -10,7 +10,7 @@ use super::{Port, PortArgs, ToArgs};
 use crate::histogram::LatencyHistogram;
 use crate::suite::Outcome;
 
-/// Arguments of `bare-ping`.
+/// Arguments of `bare ping`.
 #[derive(Debug, Clone, Args)]
 pub struct PingArgs {
     /// Switches of the port
@@ -27,7 +27,7 @@ pub struct PingArgs {
     pub count: u64,
 }
 
-/// Arguments of `bare-pong`.
+/// Arguments of `bare pong`.
 #[derive(Debug, Clone, Args)]
 pub struct PongArgs {
     /// Switches of the port
@@ -85,12 +85,12 @@ impl Port {
     }
 }
 
-/// Runs `bare-ping`.
+/// Runs `bare ping`.
 ///
 /// # Errors
 ///
 /// Set-up errors of the kernel, and a round trip that took more than a second.
-pub fn ping(args: &PingArgs) -> io::Result<Outcome> {
+pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     args.port.check_payload(args.payload)?;
     let mut port = Port::open(&args.port)?;
     let headers = args.to.ends(args.port.port).headers(args.payload);
@@ -127,12 +127,12 @@ pub fn ping(args: &PingArgs) -> io::Result<Outcome> {
     Ok(Outcome::of_round_trips(&round_trips))
 }
 
-/// Runs `bare-pong` until the process is ended.
+/// Runs `bare pong` until the process is ended.
 ///
 /// # Errors
 ///
 /// Set-up errors of the kernel.
-pub fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
+pub(super) fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
     let mut port = Port::open(&args.port)?;
     ready();
     loop {

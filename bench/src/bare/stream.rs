@@ -16,7 +16,7 @@ use super::socket::{CHUNKS_EACH_WAY, Socket};
 use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, sys};
 use crate::suite::{Cost, Meter};
 
-/// Arguments of `bare-send`.
+/// Arguments of `bare send`.
 #[derive(Debug, Clone, Args)]
 pub struct SendArgs {
     /// Switches of the port
@@ -72,9 +72,9 @@ impl Room {
     }
 }
 
-/// What `bare-send` prints.
+/// What `bare send` prints.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct SendReport {
+pub(crate) struct SendReport {
     /// Name of the program.
     pub program: String,
     /// Packets given to the kernel.
@@ -102,12 +102,12 @@ pub(super) trait Sending {
     fn wake(&mut self) -> io::Result<bool>;
 }
 
-/// Runs `bare-send`.
+/// Runs `bare send`.
 ///
 /// # Errors
 ///
 /// Anything the kernel says when the socket is made, and sending errors other than a full device.
-pub fn send(args: &SendArgs) -> io::Result<SendReport> {
+pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
     args.port.check_payload(args.payload)?;
     match args.port.sockets {
         Sockets::Own => {
@@ -278,7 +278,7 @@ fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) ->
     Ok(())
 }
 
-/// Arguments of `bare-recv`.
+/// Arguments of `bare recv`.
 #[derive(Debug, Clone, Args)]
 pub struct ReceiveArgs {
     /// Switches of the port
@@ -292,9 +292,9 @@ pub struct ReceiveArgs {
     pub seconds: f64,
 }
 
-/// What `bare-recv` prints.
+/// What `bare recv` prints.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct ReceiveReport {
+pub(crate) struct ReceiveReport {
     /// Name of the program.
     pub program: String,
     /// Payload received.
@@ -359,12 +359,12 @@ impl Taken {
     }
 }
 
-/// Runs `bare-recv`: waits for the first packet, then measures.
+/// Runs `bare recv`: waits for the first packet, then measures.
 ///
 /// # Errors
 ///
 /// Anything the kernel says when socket and program are made.
-pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
+pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
     match args.port.sockets {
         Sockets::Own => {
             let port = Port::open(&args.port)?;

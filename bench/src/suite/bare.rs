@@ -219,7 +219,7 @@ impl BareSpec {
         );
         let line = match (place, self.round_trips) {
             (Place::Far(_), None) => format!(
-                "bare-recv{line} --warmup {} --seconds {}",
+                "bare recv{line} --warmup {} --seconds {}",
                 self.warm_up, self.seconds
             ),
             (Place::Near(..), None) => {
@@ -228,12 +228,12 @@ impl BareSpec {
                     false => String::new(),
                 };
                 format!(
-                    "bare-send{line}{to} --seconds {} --in-flight {in_flight}{credit}",
+                    "bare send{line}{to} --seconds {} --in-flight {in_flight}{credit}",
                     self.warm_up + self.seconds + OVERTIME
                 )
             }
-            (Place::Far(_), Some(_)) => format!("bare-pong{line}"),
-            (Place::Near(..), Some(count)) => format!("bare-ping{line}{to} --count {count}"),
+            (Place::Far(_), Some(_)) => format!("bare pong{line}"),
+            (Place::Near(..), Some(count)) => format!("bare ping{line}{to} --count {count}"),
         };
         line.split_whitespace().map(str::to_owned).collect()
     }

@@ -45,7 +45,8 @@ fn would_start(launch: &Launch, limit_s: f64) {
             [
                 "--time-limit",
                 _,
-                "bare-recv" | "bare-pong",
+                "bare",
+                "recv" | "pong",
                 "--interface",
                 "lm0",
                 rest @ ..,

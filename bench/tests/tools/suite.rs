@@ -425,7 +425,7 @@ fn kernel_sockets_poll_their_queue_as_lm_does() {
     assert!(ended.stderr.contains("--napi-host"), "{}", ended.stderr);
     let programs = [Host::Sender, Host::Receiver].map(|host| {
         let mut program = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
-        program.args(["--time-limit", "300", "bare-pong", "--interface", INTERFACE]);
+        program.args(["--time-limit", "300", "bare", "pong", "--interface", INTERFACE]);
         let program = Tool::start(program);
         program.wait_for_line("ready");
         program
@@ -597,7 +597,7 @@ fn a_pace_file_leads_nowhere_else() {
     let send = |file: &std::path::Path| {
         let to = bare_addresses(&bed);
         let line = format!(
-            "bare-send --interface {INTERFACE} {to} --payload 64 --seconds 0.05 --pace {}",
+            "bare send --interface {INTERFACE} {to} --payload 64 --seconds 0.05 --pace {}",
             file.display()
         );
         Tool::start(lm_bench(&bed, Host::Sender, &line)).end()
