@@ -1,10 +1,9 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
-//! `figures` finds numbers in the files, `plot` draws lines, `sections`, `ratios` and `paper` are the page's parts.
+//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts.
 
 mod figures;
 mod input;
-mod paper;
 mod plot;
 mod ratios;
 mod sections;
@@ -74,7 +73,6 @@ fn page(input: &Input) -> Markup {
                 main {
                     (ratios::section(&input.reports))
                     @for group in &groups { (sections::group(group)) }
-                    @if !input.reports.is_empty() { (paper::section(&groups)) }
                     (sections::systems(&input.reports))
                     (sections::beds(input))
                 }

@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
-use crate::vm::{self, Purpose};
 use crate::workspace::Programs;
 
 /// Measure LM beside kernel UDP, kernel TCP and bare AF_XDP.
@@ -42,19 +41,6 @@ enum Suite {
     Compare(compare::Arguments),
     Admission(admission::Arguments),
     Instructions(instructions::Arguments),
-    /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
-    ///
-    /// Fails where zero-copy mode moves less than 1.3 (igb) or 1.8 (virtio-net) times the packets of copy mode.
-    Vm {
-        /// Also keep everything, with every single sample, in this file.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Measure what `lm-bench report` shows of the paper's evaluation on igb instead, with interrupts as the driver has them, held
-        /// back, and not; keep a file for each command of lm-bench in this folder. Takes some seven minutes, more on a
-        /// busy machine, whose figures are worth nothing.
-        #[arg(long, value_name = "FOLDER")]
-        paper: Option<PathBuf>,
-    },
 }
 
 /// How often what is measured, and where it is kept.
@@ -459,19 +445,6 @@ pub fn run(arguments: Arguments) -> Result<()> {
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
-        Suite::Vm { json, paper } => {
-            let choice = vm::Choice {
-                purpose: match paper {
-                    Some(_) => Purpose::Paper,
-                    None => Purpose::Bench,
-                },
-                json,
-                reports: paper,
-                build: vm::Build::Release,
-                ..vm::Choice::default()
-            };
-            vm::run(&choice.into())
-        }
     }
 }
 

@@ -27,10 +27,10 @@ pub mod qemu;
 pub mod unavailable;
 mod userland;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ use crate::workspace::target_dir;
 
 /// Run checks on emulated network cards, in a virtual machine with a kernel of Debian's.
 ///
-/// Without names it runs those of the machine itself; `cargo xtask test --vm` and `cargo xtask bench vm` run the others.
+/// Without names it runs those of the machine itself; `cargo xtask test --vm` runs the others.
 ///
 /// Fetches the kernel (trixie-backports), QEMU and tools that are pinned in xtask/src/vm/packages.lock from Debian's packages with the
 /// ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Boots the tools under QEMU's software emulation
@@ -110,8 +110,6 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
     #[arg(skip)]
-    reports: Option<PathBuf>,
-    #[arg(skip)]
     purpose: Purpose,
     #[arg(skip)]
     build: Build,
@@ -131,10 +129,6 @@ pub enum Purpose {
     Test,
     /// `cargo xtask test --vm --short`.
     ShortTest,
-    /// `cargo xtask bench vm`.
-    Bench,
-    /// `cargo xtask bench vm --paper`.
-    Paper,
 }
 
 impl Purpose {
@@ -143,15 +137,6 @@ impl Purpose {
             Purpose::Machine => |list| list == List::Machine,
             Purpose::Test => |list| matches!(list, List::Short | List::Long),
             Purpose::ShortTest => |list| list == List::Short,
-            Purpose::Bench => |list| list == List::Bench,
-            Purpose::Paper => |list| list == List::Paper,
-        }
-    }
-
-    fn devices(self) -> &'static [Device] {
-        match self {
-            Purpose::Paper => &[Device::Igb],
-            Purpose::Machine | Purpose::Test | Purpose::ShortTest | Purpose::Bench => &Device::ALL,
         }
     }
 }
@@ -171,8 +156,6 @@ pub struct Choice {
     pub json: Option<PathBuf>,
     /// Where the guest's console is kept.
     pub console: Option<PathBuf>,
-    /// The folder for reports of `lm-bench` that checks bring, a file each.
-    pub reports: Option<PathBuf>,
     /// Whose builds the guest gets.
     pub build: Build,
     /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
@@ -185,7 +168,7 @@ impl From<Choice> for Arguments {
     fn from(choice: Choice) -> Arguments {
         Arguments {
             checks: choice.checks,
-            devices: choice.purpose.devices().to_vec(),
+            devices: Device::ALL.to_vec(),
             mode: choice.mode,
             clock: choice.clock,
             list: false,
@@ -198,7 +181,6 @@ impl From<Choice> for Arguments {
             refresh: false,
             json: choice.json,
             console: choice.console,
-            reports: choice.reports,
             purpose: choice.purpose,
             build: choice.build,
             hub: choice.hub,
@@ -231,19 +213,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    if let Some(folder) = &arguments.reports {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make the folder {}; name another", folder.display()))?;
-    }
     let tasks = tasks(arguments, &selected);
     let (report, result) = boot(arguments, &devices, &tasks)?;
     if let Some(file) = result_file {
         file.write(&result)?;
     }
     print!("{}", shown(&report, !arguments.run.is_empty()));
-    if let Some(folder) = &arguments.reports {
-        print!("{}", keep_reports(folder, &report)?);
-    }
     verdict(&report, &tasks)
 }
 
@@ -456,24 +431,6 @@ fn shown(report: &Report, of_commands: bool) -> String {
         }
     }
     format!("{table}{words}")
-}
-
-/// Writes the reports of `lm-bench` that the checks have brought, and says what makes a page of them; nothing where there is none.
-fn keep_reports(folder: &Path, report: &Report) -> Result<String> {
-    let reports = report
-        .ended
-        .iter()
-        .filter_map(|ended| ended.report["reports"].as_object());
-    let mut files = Vec::new();
-    for (name, of_lm_bench) in reports.flatten() {
-        let path = folder.join(format!("{name}.json"));
-        ResultFile::create(&path)?.write(of_lm_bench)?;
-        files.push(path.display().to_string());
-    }
-    Ok(match files.is_empty() {
-        true => String::new(),
-        false => format!("\nlm-bench report {} --html page.html\n", files.join(" ")),
-    })
 }
 
 /// An error for whatever did not pass or did not run.

@@ -98,33 +98,6 @@ fn what_failed_is_told_with_its_words() {
 }
 
 #[test]
-fn reports_of_lm_bench_become_files() {
-    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "reports").unwrap();
-    let mut report = Report {
-        ended: vec![
-            ended("boot", Outcome::Passed),
-            ended("igb/paper-polling", Outcome::Passed),
-        ],
-        ..Report::default()
-    };
-    assert_eq!(keep_reports(&folder, &report).unwrap(), "", "none brings any");
-    report.ended[1].report =
-        json!({"reports": {"a-latency": {"schema": "s"}, "a-throughput": {"schema": "t"}}});
-    let said = keep_reports(&folder, &report).unwrap();
-    let files = ["a-latency", "a-throughput"].map(|name| folder.join(format!("{name}.json")));
-    let names = files.each_ref().map(|file| file.display().to_string());
-    assert_eq!(
-        said,
-        format!("\nlm-bench report {} --html page.html\n", names.join(" "))
-    );
-    let text = std::fs::read_to_string(&files[1]).unwrap();
-    assert_eq!(
-        serde_json::from_str::<Value>(&text).unwrap(),
-        json!({"schema": "t"})
-    );
-}
-
-#[test]
 fn kernels_without_zero_copy_are_warned_of() {
     let warning = warning_about("6.12.9-amd64", &Device::ALL).unwrap();
     assert!(
