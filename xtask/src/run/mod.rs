@@ -124,10 +124,10 @@ impl Content {
         };
         let len = arguments.size.map_or(default_len, ByteSize::bytes);
         let (folder, registered) = temporary_folder(&workspace::target_dir()?, "xtask-run")?;
-        let path = folder.join("content.tar");
+        let path = folder.join("content");
         let sha256 = content::write(&path, len)?;
         println!(
-            "file       {}, sources and toolchain of this workspace, SHA-256 {}…",
+            "file       {}, random bytes, SHA-256 {}…",
             size::exact(len),
             &sha256[..16]
         );

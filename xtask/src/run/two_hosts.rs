@@ -42,7 +42,7 @@ fn transfer(arguments: &Arguments, programs: &Programs, content: &Content) -> Re
         left.address(),
         right.address()
     );
-    let received = content.folder.join("received.tar");
+    let received = content.folder.join("received");
     let receiver = Launch::new(programs.path("lm-recv"))
         .args(["--interface", INTERFACE, "--count", "1", "--json", "--output"])
         .arg(&received)
