@@ -33,8 +33,9 @@ const BACKPORTS: &str = "trixie-backports";
 const KERNEL: &str = "kernel";
 const QEMU: &str = "qemu";
 const TOOLS: &str = "tools";
-/// What is asked for beside the kernel; the packages that these need are pinned as well.
-const ASKED: [(&str, &[&str]); 2] = [
+/// What is asked for; the packages that these need are pinned as well, but of what a kernel needs when it is installed.
+const ASKED: [(&str, &[&str]); 3] = [
+    (KERNEL, &["-t", BACKPORTS, "linux-image-amd64"]),
     (QEMU, &["qemu-system-x86"]),
     // Busybox is the static one.
     (TOOLS, &["busybox-static", "dash", "iproute2", "ethtool"]),
@@ -201,43 +202,26 @@ impl Cache {
         Ok(())
     }
 
-    /// Pins of what the mirror has now: the newest kernel of the backports that is new enough for igb's zero-copy, QEMU and tools.
+    /// Pins of what the mirror has now: the newest kernel of the backports, QEMU and tools.
     fn newest(&self) -> Result<Lock> {
         let apt = Apt::new(&self.root, &self.sources)?;
         apt.forget_lists()?;
         apt.update()?;
-        let list = apt.list(BACKPORTS)?;
-        let index =
-            std::fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
-        let kernel = debian::newest_kernel(&index)
-            .ok_or_else(|| Unavailable::Package(format!("kernel for amd64 in {BACKPORTS}")))?;
-        eprintln!("pinning Linux {}, QEMU and tools", kernel.release);
-        let mut parts = vec![(KERNEL, kernel.packages)];
-        for (part, asked) in ASKED {
-            let uris = apt.install(&["--print-uris", "-qq"], asked)?;
-            parts.push((
-                part,
-                debian::files(&uris.stdout).filter_map(Package::of_file).collect(),
-            ));
-        }
         let mut pins = Vec::new();
-        for (part, packages) in parts {
-            let (download, _download) = temporary_folder(&self.root, "download")?;
-            apt.download(&packages.iter().collect::<Vec<_>>(), &download)?;
-            for fetched in files_ending(&download, ".deb")? {
-                let name = fetched.file_name().unwrap_or_default().to_string_lossy();
-                let package =
-                    Package::of_file(&name).with_context(|| format!("apt-get calls a file {name}"))?;
-                let sha256 = sha256(&fetched)?;
-                let file = self.file_of(&package);
-                std::fs::rename(&fetched, &file)
-                    .with_context(|| format!("cannot write {}", file.display()))?;
-                pins.push(Pin {
-                    part: part.to_owned(),
-                    package,
-                    sha256,
-                });
-            }
+        for (part, asked) in ASKED {
+            let uris = apt.uris(asked)?;
+            let found = debian::packages(&uris.stdout);
+            let found = found.filter(|(package, _)| part != KERNEL || debian::is_of_kernel(&package.name));
+            let before = pins.len();
+            pins.extend(found.map(|(package, sha256)| Pin {
+                part: part.to_owned(),
+                package,
+                sha256: sha256.to_owned(),
+            }));
+            ensure!(
+                pins.len() > before,
+                Unavailable::Package(format!("package of the {part} ({})", asked.join(" ")))
+            );
         }
         Ok(Lock::new(pins))
     }
@@ -282,18 +266,6 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     set("LM_VM_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("lm-vm")))
         .or_else(|| Some(set("HOME")?.join(".cache/lm-vm")))
-}
-
-/// Files in a folder whose names end so, sorted.
-fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.to_string_lossy().ends_with(ending))
-        .collect();
-    files.sort();
-    Ok(files)
 }
 
 /// `apt-get` with a state of its own.
@@ -374,13 +346,19 @@ impl Apt {
         .map(drop)
     }
 
-    fn install(&self, options: &[&str], packages: &[&str]) -> Result<Output> {
+    /// What installing packages would fetch, with the SHA-256 of each file.
+    fn uris(&self, asked: &[&str]) -> Result<Output> {
         let words = ["apt-get".to_owned()].into_iter().chain(self.settings());
-        let rest = ["install", "--no-install-recommends"]
-            .iter()
-            .chain(options)
-            .chain(packages);
-        self.run(words.chain(rest.map(|&word| word.to_owned())).collect())
+        let options = [
+            "install",
+            "--no-install-recommends",
+            "--print-uris",
+            "-qq",
+            "-o",
+            "Acquire::ForceHash=SHA256",
+        ];
+        let rest = options.iter().chain(asked).map(|&word| word.to_owned());
+        self.run(words.chain(rest).collect())
     }
 
     /// Runs `env WORDS…` to its end.
@@ -401,13 +379,6 @@ impl Apt {
             Some(127) => bail!(Unavailable::Command("apt-get")),
             _ => bail!(Unavailable::from_apt(debian::apt_message(&output.stderr))),
         }
-    }
-
-    /// The file with the list of a suite's packages.
-    fn list(&self, suite: &str) -> Result<PathBuf> {
-        let ending = format!("_{suite}_main_binary-amd64_Packages");
-        let found = files_ending(&self.root.join("lists"), &ending)?.pop();
-        found.ok_or_else(|| Unavailable::Package(format!("package list of {suite}")).into())
     }
 }
 
@@ -441,7 +412,6 @@ APT::Install-Recommends \"false\";
 APT::Sandbox::User \"root\";
 APT::Update::Error-Mode \"any\";
 Acquire::Languages \"none\";
-Acquire::GzipIndexes \"false\";
 Acquire::Retries \"3\";
 Acquire::http::Timeout \"30\";
 Debug::NoLocking \"true\";

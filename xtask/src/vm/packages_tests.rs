@@ -1,5 +1,17 @@
 use super::*;
 
+/// Files in a folder whose names end so, sorted.
+fn files_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.to_string_lossy().ends_with(ending))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
 #[test]
 fn the_cache_lies_where_the_environment_says() {
     let find = |variables: &'static [(&'static str, &'static str)]| {
