@@ -73,9 +73,6 @@ const MAX_PAYLOAD: usize = 65_507;
 pub enum BusyPoll {
     /// Nobody's: the kernel's softirq does it.
     Off,
-    /// The AF_XDP socket's own. Works where the driver gives the queue's NAPI id to its packets; on veth, where generic
-    /// receive offload was on before the program was attached.
-    Xsk,
     /// A UDP socket's that has seen one datagram on that queue.
     Udp,
 }
@@ -125,9 +122,6 @@ pub struct PortArgs {
     /// Receive chunks in circulation: few stay in the processor's cache
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=4096))]
     pub posted: u32,
-    /// Packets that one wake-up of the sender may move (XDP_MAX_TX_SKB_BUDGET; the kernel's 32 when not given)
-    #[arg(long)]
-    pub tx_budget: Option<u32>,
     /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
     #[arg(long)]
     pub long: bool,
@@ -234,9 +228,6 @@ impl Port {
         let ifindex = ifindex(&args.interface)?;
         let socket = args.socket(ifindex)?;
         let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
-        if let Some(budget) = args.tx_budget {
-            socket.set_tx_budget(budget)?;
-        }
         Ok(Port {
             socket,
             waiting: Waiting::open(args)?,
@@ -247,7 +238,7 @@ impl Port {
     /// One step of waiting.
     fn wait(&mut self) -> io::Result<()> {
         if self.socket.fill.needs_wakeup() {
-            socket::ask(self.socket.raw_fd());
+            self.socket.wake_rx()?;
         }
         self.waiting.step(self.socket.raw_fd())
     }
@@ -259,67 +250,46 @@ struct Waiting {
     kept: Option<Kept>,
     keep: bool,
     idle: Idle,
-    poller: Poller,
+    /// The UDP socket that polls, as soon as it knows its queue.
+    poller: Option<UdpSocket>,
+    polls: bool,
     budget: u32,
-}
-
-enum Poller {
-    Off,
-    Xsk { ready: bool },
-    Udp { socket: UdpSocket, ready: bool },
 }
 
 impl Waiting {
     fn open(args: &PortArgs) -> io::Result<Waiting> {
-        let poller = match args.busy_poll {
-            BusyPoll::Off => Poller::Off,
-            BusyPoll::Xsk => Poller::Xsk { ready: false },
-            BusyPoll::Udp => {
-                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
-                socket.set_nonblocking(true)?;
-                Poller::Udp { socket, ready: false }
-            }
+        let udp = || {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
+            socket.set_nonblocking(true)?;
+            io::Result::Ok(socket)
         };
         Ok(Waiting {
             kept: None,
             keep: args.keep_napi,
             idle: args.idle,
-            poller,
+            poller: (args.busy_poll == BusyPoll::Udp).then(udp).transpose()?,
+            polls: false,
             budget: args.busy_budget,
         })
     }
 
     fn step(&mut self, xsk: i32) -> io::Result<()> {
-        let polls_from_now = match &mut self.poller {
-            Poller::Off => {
-                match self.idle {
-                    Idle::Spin => std::hint::spin_loop(),
-                    Idle::Yield => std::thread::yield_now(),
-                    Idle::Poll => socket::sleep(xsk),
-                }
-                None
+        let Some(socket) = &self.poller else {
+            match self.idle {
+                Idle::Spin => std::hint::spin_loop(),
+                Idle::Poll => socket::sleep(xsk),
             }
-            Poller::Xsk { ready: true } => {
-                socket::ask(xsk);
-                None
-            }
-            Poller::Xsk { ready } => {
-                *ready = socket::napi_id(xsk)? != 0;
-                ready.then_some(xsk)
-            }
-            Poller::Udp { socket, ready } => {
-                let received = socket.recv(&mut [0; 16]).is_ok();
-                if !received || *ready {
-                    return Ok(());
-                }
-                *ready = socket::napi_id(socket.as_raw_fd())? != 0;
-                ready.then_some(socket.as_raw_fd())
-            }
+            return Ok(());
         };
-        let Some(fd) = polls_from_now else { return Ok(()) };
-        socket::prefer_busy_poll(fd, self.budget)?;
-        if self.keep {
-            self.kept = Some(Kept::new(socket::napi_id(fd)?)?);
+        let received = socket.recv(&mut [0; 16]).is_ok();
+        if !received || self.polls {
+            return Ok(());
+        }
+        let napi = socket::napi_id(socket.as_raw_fd())?;
+        self.polls = napi != 0;
+        if self.polls {
+            socket::prefer_busy_poll(socket.as_raw_fd(), self.budget)?;
+            self.kept = self.keep.then(|| Kept::new(napi)).transpose()?;
         }
         Ok(())
     }
@@ -331,9 +301,6 @@ impl Waiting {
 
     /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
     fn napi_id(&self, xsk: i32) -> io::Result<u32> {
-        match &self.poller {
-            Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk),
-            Poller::Udp { socket, .. } => socket::napi_id(socket.as_raw_fd()),
-        }
+        socket::napi_id(self.poller.as_ref().map_or(xsk, AsRawFd::as_raw_fd))
     }
 }

@@ -27,8 +27,6 @@ pub(super) const CHUNKS_EACH_WAY: u32 = 4096;
 pub enum Idle {
     /// Look again at once.
     Spin,
-    /// Give the core away once (`sched_yield`), then look again.
-    Yield,
     /// Sleep in `poll(2)`.
     Poll,
 }
@@ -102,6 +100,11 @@ impl Socket {
         self.xsk.wake_tx().map_err(io::Error::other)
     }
 
+    /// Wakes a driver that waits for chunks.
+    pub(super) fn wake_rx(&self) -> io::Result<()> {
+        self.xsk.wake_rx().map_err(io::Error::other)
+    }
+
     /// True when the kernel has taken everything that was submitted.
     pub(super) fn is_drained(&mut self) -> bool {
         self.tx.consumed() == self.tx.produced()
@@ -171,17 +174,6 @@ impl Socket {
         let lost = self.xsk.statistics()?;
         Ok(lost.rx_dropped + lost.rx_ring_full + lost.rx_fill_ring_empty)
     }
-
-    /// Packets that one `wake_tx` may send (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.18; 32 when unset).
-    pub(super) fn set_tx_budget(&self, packets: u32) -> io::Result<()> {
-        const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
-        set_option(
-            self.raw_fd(),
-            libc::SOL_XDP,
-            XDP_MAX_TX_SKB_BUDGET,
-            packets as i32,
-        )
-    }
 }
 
 fn system_error(error: XskError) -> io::Error {
@@ -189,21 +181,6 @@ fn system_error(error: XskError) -> io::Error {
         XskError::Busy { .. } => io::Error::from_raw_os_error(libc::EBUSY),
         other => io::Error::other(crate::cli::chain(&other)),
     }
-}
-
-/// Asks for packets: wakes a driver that waits for chunks, and is one round of busy polling where the socket has a NAPI id (see [`prefer_busy_poll`]).
-pub(super) fn ask(fd: i32) {
-    // SAFETY: receives no bytes into memory: null with length 0.
-    unsafe {
-        libc::recvfrom(
-            fd,
-            ptr::null_mut(),
-            0,
-            libc::MSG_DONTWAIT,
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
-    };
 }
 
 /// Sleeps until a packet waits at the socket, 100 ms at most.
@@ -235,10 +212,10 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Re
 pub(super) fn prefer_busy_poll(fd: i32, budget: u32) -> io::Result<()> {
     const SO_PREFER_BUSY_POLL: i32 = 69;
     const SO_BUSY_POLL_BUDGET: i32 = 70;
-    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, 1)?;
+    set_option(fd, SO_PREFER_BUSY_POLL, 1)?;
     // Microseconds.
-    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, 20)?;
-    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, budget as i32)
+    set_option(fd, libc::SO_BUSY_POLL, 20)?;
+    set_option(fd, SO_BUSY_POLL_BUDGET, budget as i32)
 }
 
 /// The NAPI id that the kernel has noted for a socket; 0 when none.
@@ -262,12 +239,13 @@ pub(super) fn napi_id(fd: i32) -> io::Result<u32> {
     }
 }
 
-pub(super) fn set_option(fd: i32, level: i32, name: i32, value: i32) -> io::Result<()> {
+/// An option of the socket level.
+pub(super) fn set_option(fd: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the kernel reads an i32 that lives.
     let result = unsafe {
         libc::setsockopt(
             fd,
-            level,
+            libc::SOL_SOCKET,
             name,
             ptr::from_ref(&value).cast(),
             size_of::<i32>() as u32,

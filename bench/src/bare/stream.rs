@@ -134,10 +134,7 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
             .for_batch(args.port.batch, sequence, unfinished)
             .min(to.room());
         if count == 0 {
-            match args.port.idle {
-                Idle::Spin | Idle::Poll => std::hint::spin_loop(),
-                Idle::Yield => std::thread::yield_now(),
-            }
+            std::hint::spin_loop();
         } else {
             to.send(count, sequence);
             sequence += u64::from(count);
@@ -169,9 +166,6 @@ impl Own {
         let mut socket = args.port.socket(ifindex)?;
         let redirect = || sys::Redirect::to(socket.raw_fd(), ifindex, &args.port);
         let redirect = args.port.zero_copy.then(redirect).transpose()?;
-        if let Some(budget) = args.port.tx_budget {
-            socket.set_tx_budget(budget)?;
-        }
         let headers = args.to.ends(args.port.port).headers(args.payload);
         let packet_len = (HEADER_LEN + args.payload) as u32;
         let chunks = socket.chunks(packet_len);

@@ -72,12 +72,7 @@ impl Port {
             unsafe { Socket::new(socket, &umem, &interface, args.queue) }.map_err(system_error)
         })?;
         let (mut fill, completion) = queues.expect("memory that nobody shares has rings of its own");
-        set_option(
-            tx.fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUFFORCE,
-            SEND_BUFFER_LEN,
-        )?;
+        set_option(tx.fd().as_raw_fd(), libc::SO_SNDBUFFORCE, SEND_BUFFER_LEN)?;
         let (receiving, sending) = frames.split_at(CHUNKS_EACH_WAY as usize);
         let posted = &receiving[..receiving.len().min(args.posted as usize)];
         // SAFETY: frames of this memory, each of which is in this ring alone.
