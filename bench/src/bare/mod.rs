@@ -9,9 +9,9 @@ mod frame;
 mod inject;
 mod pace;
 mod pingpong;
+mod redirect;
 mod socket;
 mod stream;
-mod sys;
 #[cfg(feature = "xsk-rs")]
 mod xsk_rs;
 
@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
 pub use inject::{Injector, Stored};
 use pingpong::{PingArgs, PongArgs, ping, pong};
+pub use redirect::Attach;
 pub use socket::Idle;
 use stream::{ReceiveArgs, SendArgs, receive, send};
 pub(crate) use stream::{ReceiveReport, SendReport};
-pub use sys::Attach;
 
 use crate::cli::print;
 use crate::kept::Kept;
@@ -220,14 +220,14 @@ fn ifindex(name: &str) -> io::Result<u32> {
 struct Port {
     socket: socket::Socket,
     waiting: Waiting,
-    _redirect: sys::Redirect,
+    _redirect: redirect::Redirect,
 }
 
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
         let ifindex = ifindex(&args.interface)?;
         let socket = args.socket(ifindex)?;
-        let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
+        let redirect = redirect::Redirect::to(socket.raw_fd(), ifindex, args)?;
         Ok(Port {
             socket,
             waiting: Waiting::open(args)?,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
 use super::socket::{CHUNKS_EACH_WAY, Socket};
-use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, sys};
+use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, redirect};
 use crate::suite::{Cost, Meter};
 
 /// Arguments of `bare send`.
@@ -157,14 +157,14 @@ struct Own {
     free: Slots,
     chunks: u32,
     packet_len: u32,
-    _redirect: Option<sys::Redirect>,
+    _redirect: Option<redirect::Redirect>,
 }
 
 impl Own {
     fn open(args: &SendArgs) -> io::Result<Own> {
         let ifindex = ifindex(&args.port.interface)?;
         let mut socket = args.port.socket(ifindex)?;
-        let redirect = || sys::Redirect::to(socket.raw_fd(), ifindex, &args.port);
+        let redirect = || redirect::Redirect::to(socket.raw_fd(), ifindex, &args.port);
         let redirect = args.port.zero_copy.then(redirect).transpose()?;
         let headers = args.to.ends(args.port.port).headers(args.payload);
         let packet_len = (HEADER_LEN + args.payload) as u32;

@@ -14,9 +14,9 @@ use xsk_rs::config::{
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
+use super::redirect::Redirect;
 use super::socket::{CHUNKS_EACH_WAY, patiently, set_option};
 use super::stream::{Receiving, SendArgs, Sending, Taken};
-use super::sys::Redirect;
 use super::{PortArgs, Waiting, ifindex};
 
 /// Bytes of sent packets that the kernel may hold for the socket, as for the data plane's own.
