@@ -2,7 +2,6 @@
 //! print what they have measured.
 
 use anyhow::{Context, Result};
-use lm_measure::statistics::Quantile;
 use serde_json::{Value, json};
 
 use crate::bed::{INTERFACE, Side};
@@ -75,11 +74,6 @@ impl Ends {
         self
     }
 
-    /// Whether nothing is set that could be left as the tools have it.
-    pub fn is_default(&self) -> bool {
-        self.transport == "lm" && self.options.iter().all(String::is_empty)
-    }
-
     /// Arguments of `lm-bench` for the end that asks or sends, on the left host.
     pub fn near(&self) -> Vec<String> {
         self.words("near", 0)
@@ -126,13 +120,6 @@ pub fn gbit_per_s(report: &Value) -> Result<f64> {
     Ok(number("bytes")? * 8.0 / number("seconds")? / 1e9)
 }
 
-/// Median of the round trips in microseconds, of what a near end printed.
-pub fn median_us(report: &Value) -> Result<f64> {
-    let all = latencies_us([&report["round_trips"]]);
-    let median = Quantile::of(&all, 0.5).with_context(|| format!("no round trips in {report}"))?;
-    Ok(median.value)
-}
-
 /// Latencies in microseconds, shortest first, of lists of nanoseconds and how many took so long.
 pub fn latencies_us<'a>(counts: impl IntoIterator<Item = &'a Value>) -> Vec<f64> {
     let counts = counts
@@ -150,10 +137,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_of_the_round_trips_are_not_longer_than_the_median() {
-        let of = |counts: &[(u64, u64)]| median_us(&json!({"round_trips": counts}));
-        assert_eq!(of(&[(1000, 2), (3000, 1), (9000, 1)]).unwrap(), 1.0);
-        assert_eq!(of(&[(1000, 1), (3000, 1), (9000, 1)]).unwrap(), 3.0);
-        assert!(of(&[]).is_err());
+    fn latencies_are_counted_out_in_order() {
+        let (one, other) = (json!([[3000, 1], [1000, 2]]), json!([[2000, 1]]));
+        assert_eq!(latencies_us([&one, &other]), [1.0, 1.0, 2.0, 3.0]);
+        assert!(latencies_us([&Value::Null]).is_empty());
     }
 }

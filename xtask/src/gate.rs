@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::bed::leftovers::temporary_folder;
 use crate::workspace::{root, run};
 
-/// Rebuild the committed objects of the gate and the impairment box from their C sources.
+/// Rebuild the committed objects of the gate, the impairment box and bare AF_XDP from their C sources.
 ///
 /// Needs clang. The objects are committed, so only who changes a program of the kernel runs this.
 #[derive(Debug, clap::Args)]
@@ -76,7 +76,14 @@ const IMPAIR: Object = Object {
     sources: &["impair.c"],
 };
 
-const ALL: [Object; 2] = [GATE, IMPAIR];
+/// The XDP program of bare AF_XDP.
+const REDIRECT: Object = Object {
+    name: "redirect",
+    folder: "bench",
+    sources: &["redirect.c"],
+};
+
+const ALL: [Object; 3] = [GATE, IMPAIR, REDIRECT];
 
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror",

@@ -1,6 +1,6 @@
 //! `cargo xtask bed`: makes a bed and keeps it, for trying things by hand.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, leftovers};
 use crate::machine::two_cores;
@@ -15,18 +15,6 @@ pub struct Arguments {
     /// MTU of both interfaces, in bytes.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..))]
     mtu: u16,
-    /// Receive and transmit queues of both interfaces.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    queues: u32,
-    /// Leave segmentation offloads (TSO, GSO, GRO) on.
-    #[arg(long, conflicts_with = "box")]
-    offloads: bool,
-    /// Receive packet steering on the right host: CPU masks of its queues, hexadecimal, separated by commas.
-    #[arg(long, value_name = "MASK,…", value_delimiter = ',', value_parser = parse_mask)]
-    rps: Vec<u64>,
-    /// Give both interfaces a pfifo queueing discipline of so many packets.
-    #[arg(long, value_name = "PACKETS")]
-    pfifo: Option<u32>,
     /// Put an impairment box between the hosts: without further options it only forwards.
     #[arg(long = "box", id = "box")]
     with_box: bool,
@@ -37,24 +25,12 @@ pub struct Arguments {
     impairments: Impairments,
 }
 
-fn parse_mask(text: &str) -> Result<u64> {
-    Ok(u64::from_str_radix(text.trim_start_matches("0x"), 16)?)
-}
-
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(
-        arguments.rps.len() <= arguments.queues as usize,
-        "more RPS masks than queues; give one for each queue"
-    );
     crate::bed::require_root("make network namespaces")?;
     let programs = arguments.with_box.then(Programs::build).transpose()?;
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
-        queues: arguments.queues,
-        segmentation_offloads: arguments.offloads,
-        rps_right: arguments.rps.clone(),
-        pfifo_packets: arguments.pfifo,
         with_box: arguments.with_box,
         box_cores: Some(two_cores()),
         senders: arguments.senders,

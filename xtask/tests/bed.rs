@@ -81,11 +81,6 @@ fn the_bed_is_what_its_configuration_says() {
     let config = BedConfig {
         mtu: 3000,
         queues: 3,
-        rps_right: vec![0, 1, 2],
-        pfifo_packets: Some(777),
-        tx_queue_len: Some(555),
-        gro: Some(true),
-        threaded_napi: true,
         ..BedConfig::default()
     };
     let bed = Bed::new(&config).unwrap();
@@ -95,8 +90,6 @@ fn the_bed_is_what_its_configuration_says() {
                 .unwrap()
         };
         assert_eq!(read("mtu"), "3000");
-        assert_eq!(read("tx_queue_len"), "555");
-        assert_eq!(read("threaded"), "1");
         assert!(!host.has_xdp_program().unwrap());
         host.enter(|| {
             let queues = Path::new("/sys/class/net").join(INTERFACE).join("queues");
@@ -117,46 +110,12 @@ fn the_bed_is_what_its_configuration_says() {
                 .filter(|f| f.changeable && joins_packets(&f.name) && f.on)
                 .map(|f| f.name.as_str())
                 .collect();
-            assert_eq!(on, ["rx-gro"], "segmentation offloads left on");
+            assert!(on.is_empty(), "segmentation offloads left on: {on:?}");
             assert!(features.iter().any(|f| f.name == "tx-tcp-segmentation" && !f.on));
             Ok(())
         })
         .unwrap();
     }
-    let mask = |queue: u32| {
-        bed.right()
-            .read_file(&format!("/sys/class/net/{INTERFACE}/queues/rx-{queue}/rps_cpus"))
-            .unwrap()
-    };
-    assert_eq!(
-        [0, 1, 2]
-            .map(mask)
-            .map(|m| u64::from_str_radix(&m.replace(',', ""), 16).unwrap()),
-        [0, 1, 2]
-    );
-    let tc = Command::new("tc")
-        .args(["-n", bed.left().name(), "qdisc", "show", "dev", INTERFACE])
-        .output()
-        .unwrap();
-    let tc = String::from_utf8_lossy(&tc.stdout).into_owned();
-    assert!(tc.contains("pfifo") && tc.contains("limit 777p"), "{tc}");
-}
-
-#[test]
-fn offloads_can_stay_on() {
-    if skipped() {
-        return;
-    }
-    let bed = Bed::new(&BedConfig {
-        segmentation_offloads: true,
-        ..BedConfig::default()
-    })
-    .unwrap();
-    let features = bed
-        .left()
-        .enter(|| Ok(Ethtool::named(INTERFACE)?.features()?))
-        .unwrap();
-    assert!(features.iter().any(|f| f.name == "tx-tcp-segmentation" && f.on));
     let error = bed.left().set_features(&[("no-such-feature", true)]).unwrap_err();
     assert!(format!("{error:#}").contains("no-such-feature"), "{error:#}");
 }

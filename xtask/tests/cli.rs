@@ -59,9 +59,9 @@ fn users_who_are_not_root_are_told_what_to_do() {
     for command in [
         &["run"][..],
         &["bed"],
-        &["bench", "core"],
-        &["bench", "loss"],
-        &["bench", "share"],
+        &["bench", "compare"],
+        &["bench", "compare", "loss"],
+        &["bench", "compare", "share"],
     ] {
         let mut xtask = Command::new(&program);
         if rustix::process::geteuid().is_root() {
@@ -96,7 +96,11 @@ fn an_unwritable_result_file_is_refused_before_anything_runs() {
     if skipped() {
         return;
     }
-    for command in [&["run"][..], &["bench", "core"], &["bench", "loss"]] {
+    for command in [
+        &["run"][..],
+        &["bench", "compare", "memory"],
+        &["bench", "compare", "share"],
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
             .args(command)
             .args(["--json", "/no/such/folder/result"])

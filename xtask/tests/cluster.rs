@@ -131,7 +131,7 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
     let [asking, asked] = [&ground.cluster.hosts()[0], &ground.cluster.hosts()[1]];
     let receive = |port: u16| {
         format!(
-            "admission-receive --interface {INTERFACE} --socket {} --bind {}:{port}",
+            "admission receive --interface {INTERFACE} --socket {} --bind {}:{port}",
             ground.socket(asked),
             asked.address()
         )
@@ -139,14 +139,14 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
     let mut receiver = ground.spawn(asked, "lm-bench", &receive(7168));
     receiver.await_text("ready").unwrap();
     let to = format!("--to {}:7169 --bind {}", asked.address(), asking.address());
-    let flood = ground.run_with_key(asking, &format!("admission-flood {to} --seconds 0.2 --rate 5000"));
+    let flood = ground.run_with_key(asking, &format!("admission flood {to} --seconds 0.2 --rate 5000"));
     let replayed = flood["replayed"].as_u64().unwrap();
     assert!(replayed > 0, "{flood}");
     let datagrams = ground.interface(asked)["datagrams"].clone();
     assert!(datagrams["unauthenticated"].as_u64().unwrap() > 0, "{datagrams}");
     assert!(datagrams["replayed"].as_u64().unwrap() <= replayed, "{datagrams}");
 
-    let report = ground.run_with_key(asking, &format!("admission-ask {to} --requests 40 --rate 100"));
+    let report = ground.run_with_key(asking, &format!("admission ask {to} --requests 40 --rate 100"));
     assert_eq!(report["granted"], 40, "{report}");
     assert_eq!(
         (&report["ended"], &report["lost"]),
@@ -156,7 +156,7 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
     assert!(report["latency_us"]["p99"].as_f64().unwrap() > 0.0, "{report}");
 
     let hop = format!(
-        "admission-hop --interface {INTERFACE} --socket {} --bind {}:9000 --to {}:7168 --requests 10 --rate 100",
+        "admission hop --interface {INTERFACE} --socket {} --bind {}:9000 --to {}:7168 --requests 10 --rate 100",
         ground.socket(asking),
         asking.address(),
         asked.address()

@@ -44,7 +44,7 @@ fn mac(host: &Host) -> String {
 
 /// An XDP program on the receiver, so that its queues are counted.
 fn counting(lm_bench: &Path, host: &Host) -> Program {
-    let launch = Launch::new(lm_bench).args(["bare-recv", "--interface", INTERFACE, "--seconds", "30"]);
+    let launch = Launch::new(lm_bench).args(["bare", "recv", "--interface", INTERFACE, "--seconds", "30"]);
     let mut program = host.spawn(launch).unwrap();
     program.await_text("ready").unwrap();
     program
@@ -74,7 +74,7 @@ fn queues_of(receiver: &Host, work: impl FnOnce()) -> Vec<u64> {
 /// Packets of one flow from an XSK on a queue of the sender. The port is none that the receiver takes.
 fn from_xsk(lm_bench: &Path, [sender, receiver]: [&Host; 2], queue: u32) {
     let line = format!(
-        "bare-send --interface {INTERFACE} --queue {queue} --port 7444 --seconds 0.05 --to {} --to-mac {} --from {} --from-mac {}",
+        "bare send --interface {INTERFACE} --queue {queue} --port 7444 --seconds 0.05 --to {} --to-mac {} --from {} --from-mac {}",
         receiver.address(),
         mac(receiver),
         sender.address(),

@@ -29,7 +29,7 @@ const WARMUP_LIMIT: Duration = Duration::from_secs(20);
 /// Data ports that requests come from, in turns: a receiver has one session for each.
 const DATA_PORTS: std::ops::Range<u16> = 10_000..60_000;
 
-/// Arguments of `admission-ask`.
+/// Arguments of `admission ask`.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
     /// Own address
@@ -65,9 +65,9 @@ pub struct AskArgs {
     pub histogram: bool,
 }
 
-/// What `admission-ask` prints.
+/// What `admission ask` prints.
 #[derive(Debug, Default, Serialize)]
-pub struct AskReport {
+pub(super) struct AskReport {
     /// Name of the program.
     pub program: &'static str,
     /// Requests that left.
@@ -103,12 +103,12 @@ struct Asking {
     report: AskReport,
 }
 
-/// Runs `admission-ask`.
+/// Runs `admission ask`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the key cannot be read, the socket not be opened, or the daemon not be reached.
-pub fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
+pub(super) fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
     let mut host = Host::new(args.bind, &args.key_file, args.spin)?;
     let patience = Duration::from_secs_f64(args.patience.clamp(0.1, 60.0));
     let mut asking = Asking {

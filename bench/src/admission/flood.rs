@@ -17,7 +17,7 @@ const DATA_PORT: u16 = 9;
 /// How long the daemon may take to answer the message that is altered and repeated.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Arguments of `admission-flood`.
+/// Arguments of `admission flood`.
 #[derive(Debug, Clone, Args)]
 pub struct FloodArgs {
     /// Own address
@@ -40,9 +40,9 @@ pub struct FloodArgs {
     pub seed: u64,
 }
 
-/// What `admission-flood` prints.
+/// What `admission flood` prints.
 #[derive(Debug, Default, Serialize)]
-pub struct FloodReport {
+pub(super) struct FloodReport {
     /// Name of the program.
     pub program: &'static str,
     /// Authentic messages with a bit that is not its sender's.
@@ -55,12 +55,12 @@ pub struct FloodReport {
     pub seconds: f64,
 }
 
-/// Runs `admission-flood`.
+/// Runs `admission flood`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the key cannot be read, the socket not be opened, or the daemon not be reached.
-pub fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
+pub(super) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
     let mut host = Host::new(args.bind, &args.key_file, false)?;
     let mut told = Vec::new();
     // The second one is from a life that the daemon knows by then: its replay is known for one by its number.

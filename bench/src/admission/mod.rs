@@ -10,9 +10,39 @@ mod flood;
 mod host;
 mod program;
 
-pub use ask::{AskArgs, AskReport, ask};
-pub use flood::{FloodArgs, FloodReport, flood};
-pub use program::{HopArgs, HopReport, ReceiveArgs, hop, receive};
+use ask::{AskArgs, ask};
+use flood::{FloodArgs, flood};
+use program::{HopArgs, ReceiveArgs, hop, receive};
+
+use crate::cli::{Failure, print};
+
+/// The programs.
+#[derive(Debug, clap::Subcommand)]
+pub enum Program {
+    /// Ask a host's daemon for sessions, as a daemon does, and measure how long grants take
+    Ask(AskArgs),
+    /// Receive nothing, so that a daemon has somebody to grant sessions for
+    Receive(ReceiveArgs),
+    /// Ask this host's daemon for sessions, and measure how long grants take
+    Hop(HopArgs),
+    /// Send a daemon what it must not believe
+    Flood(FloodArgs),
+}
+
+/// Runs a program and prints what it reports.
+///
+/// # Errors
+///
+/// A one-line reason when the key cannot be read, a socket not be opened, or the daemon not be reached.
+pub fn run(program: &Program, ready: impl FnOnce()) -> Result<(), Failure> {
+    match program {
+        Program::Ask(args) => print(&ask(args)?),
+        Program::Receive(args) => receive(args, ready)?,
+        Program::Hop(args) => print(&hop(args)?),
+        Program::Flood(args) => print(&flood(args, ready)?),
+    }
+    Ok(())
+}
 
 use lm_protocol::control::Request;
 use lm_protocol::geometry::{LinkShape, Wire};

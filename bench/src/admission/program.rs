@@ -51,7 +51,7 @@ pub struct DaemonArgs {
     pub bind: SocketAddrV4,
 }
 
-/// Arguments of `admission-receive`. It ends with Ctrl-C or SIGTERM.
+/// Arguments of `admission receive`. It ends with Ctrl-C or SIGTERM.
 #[derive(Debug, Clone, Args)]
 pub struct ReceiveArgs {
     /// The daemon
@@ -59,7 +59,7 @@ pub struct ReceiveArgs {
     pub daemon: DaemonArgs,
 }
 
-/// Arguments of `admission-hop`.
+/// Arguments of `admission hop`.
 #[derive(Debug, Clone, Args)]
 pub struct HopArgs {
     /// The daemon
@@ -76,9 +76,9 @@ pub struct HopArgs {
     pub rate: f64,
 }
 
-/// What `admission-hop` prints.
+/// What `admission hop` prints.
 #[derive(Debug, Serialize)]
-pub struct HopReport {
+pub(super) struct HopReport {
     /// Name of the program.
     pub program: &'static str,
     /// Sessions that were granted.
@@ -97,12 +97,12 @@ struct Program {
     _data: UdpSocket,
 }
 
-/// Runs `admission-receive`.
+/// Runs `admission receive`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the daemon does not let it receive.
-pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Failure> {
+pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Failure> {
     let interrupt = Interrupt::install().map_err(|error| Failure::new(chain(&error)))?;
     let mut program = Program::join(&args.daemon, true)?;
     let queue = program
@@ -144,12 +144,12 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Runs `admission-hop`.
+/// Runs `admission hop`.
 ///
 /// # Errors
 ///
 /// A one-line reason when the daemon does not let it ask.
-pub fn hop(args: &HopArgs) -> Result<HopReport, Failure> {
+pub(super) fn hop(args: &HopArgs) -> Result<HopReport, Failure> {
     let mut program = Program::join(&args.daemon, false)?;
     let mut latencies = LatencyHistogram::new();
     let (mut granted, mut refused) = (0, 0);

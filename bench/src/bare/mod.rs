@@ -1,7 +1,7 @@
 //! A bare AF_XDP sender and receiver: what the kernel's interface gives on a bed when nothing is done but moving packets.
 //!
-//! It is the yardstick for the data plane, so it shares none of its code but the message that defers interrupts: its own rings ([`socket`](self)), its own XDP
-//! program assembled by hand, fixed frames that do not overlap, no message, no acknowledgement, no gate. Two pairs of
+//! It is the yardstick for the data plane, with whose rings and memory it has its own XDP program, assembled by hand, fixed frames that do not
+//! overlap, no message, no acknowledgement, no gate. A stream by the crate `xsk-rs`, whose rings are somebody else's, judges ours. Two pairs of
 //! programs: a one-way stream, and a ping-pong of one packet. Each has the switches that a recipe is made of: queue,
 //! native or generic attachment, batch, packets in flight, how to wait, and busy polling.
 
@@ -9,9 +9,9 @@ mod frame;
 mod inject;
 mod pace;
 mod pingpong;
+mod redirect;
 mod socket;
 mod stream;
-mod sys;
 #[cfg(feature = "xsk-rs")]
 mod xsk_rs;
 
@@ -22,17 +22,47 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use lm_dataplane::xsk::BindMode;
 use serde::{Deserialize, Serialize};
 
 pub use frame::{Ends, HEADER_LEN as UDP_HEADER_LEN, Mac};
 pub use inject::{Injector, Stored};
-pub use pingpong::{PingArgs, PongArgs, ping, pong};
+use pingpong::{PingArgs, PongArgs, ping, pong};
+pub use redirect::Attach;
 pub use socket::Idle;
-use socket::Moved;
-pub use stream::{ReceiveArgs, ReceiveReport, SendArgs, SendReport, receive, send};
-pub use sys::Attach;
+use stream::{ReceiveArgs, SendArgs, receive, send};
+pub(crate) use stream::{ReceiveReport, SendReport};
 
+use crate::cli::print;
 use crate::kept::Kept;
+
+/// The programs.
+#[derive(Debug, clap::Subcommand)]
+pub enum Program {
+    /// Send packets
+    Send(SendArgs),
+    /// Receive packets and count
+    Recv(ReceiveArgs),
+    /// Measure round trips
+    Ping(PingArgs),
+    /// Answer until ended
+    Pong(PongArgs),
+}
+
+/// Runs a program and prints what it reports.
+///
+/// # Errors
+///
+/// Anything the kernel says when sockets and XDP program are made; packets that do not come.
+pub fn run(program: &Program, ready: impl FnOnce()) -> io::Result<()> {
+    match program {
+        Program::Send(args) => print(&send(args)?),
+        Program::Recv(args) => print(&receive(args, ready)?),
+        Program::Ping(args) => print(&ping(args)?),
+        Program::Pong(args) => pong(args, ready)?,
+    }
+    Ok(())
+}
 
 /// Longest payload of a UDP datagram over IPv4.
 const MAX_PAYLOAD: usize = 65_507;
@@ -43,9 +73,6 @@ const MAX_PAYLOAD: usize = 65_507;
 pub enum BusyPoll {
     /// Nobody's: the kernel's softirq does it.
     Off,
-    /// The AF_XDP socket's own. Works where the driver gives the queue's NAPI id to its packets; on veth, where generic
-    /// receive offload was on before the program was attached.
-    Xsk,
     /// A UDP socket's that has seen one datagram on that queue.
     Udp,
 }
@@ -54,22 +81,12 @@ pub enum BusyPoll {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sockets {
-    /// This program's own.
+    /// The data plane's.
     #[default]
     Own,
-    /// The crate xsk-rs; payload is copied into and out of frames.
+    /// The crate xsk-rs; streams alone.
     #[cfg(feature = "xsk-rs")]
     XskRs,
-    /// The crate xsk-rs; of the payload only a sequence number is written and read, as by `own`.
-    #[cfg(feature = "xsk-rs")]
-    XskRsNoCopy,
-}
-
-#[cfg(feature = "xsk-rs")]
-impl Sockets {
-    fn copies(self) -> bool {
-        self == Sockets::XskRs
-    }
 }
 
 /// The switches both sides have.
@@ -105,9 +122,6 @@ pub struct PortArgs {
     /// Receive chunks in circulation: few stay in the processor's cache
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=4096))]
     pub posted: u32,
-    /// Packets that one wake-up of the sender may move (XDP_MAX_TX_SKB_BUDGET; the kernel's 32 when not given)
-    #[arg(long)]
-    pub tx_budget: Option<u32>,
     /// Chunks of 4096 bytes, of which a packet may take several (XDP_USE_SG): for payload of more than 1728 bytes
     #[arg(long)]
     pub long: bool,
@@ -135,11 +149,11 @@ impl PortArgs {
     }
 
     fn socket(&self, ifindex: u32) -> io::Result<socket::Socket> {
-        let moved = match self.zero_copy {
-            true => Moved::ByCard,
-            false => Moved::ByKernel,
+        let bind = match self.zero_copy {
+            true => BindMode::ZeroCopy,
+            false => BindMode::Copy,
         };
-        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), moved)
+        socket::Socket::open(ifindex, self.queue, self.posted, self.chunk_len(), bind)
     }
 
     /// Refuses payload that packets cannot have.
@@ -206,17 +220,14 @@ fn ifindex(name: &str) -> io::Result<u32> {
 struct Port {
     socket: socket::Socket,
     waiting: Waiting,
-    _redirect: sys::Redirect,
+    _redirect: redirect::Redirect,
 }
 
 impl Port {
     fn open(args: &PortArgs) -> io::Result<Port> {
         let ifindex = ifindex(&args.interface)?;
         let socket = args.socket(ifindex)?;
-        let redirect = sys::Redirect::to(socket.raw_fd(), ifindex, args)?;
-        if let Some(budget) = args.tx_budget {
-            socket.set_tx_budget(budget)?;
-        }
+        let redirect = redirect::Redirect::to(socket.raw_fd(), ifindex, args)?;
         Ok(Port {
             socket,
             waiting: Waiting::open(args)?,
@@ -227,14 +238,9 @@ impl Port {
     /// One step of waiting.
     fn wait(&mut self) -> io::Result<()> {
         if self.socket.fill.needs_wakeup() {
-            socket::ask(self.socket.raw_fd());
+            self.socket.wake_rx()?;
         }
         self.waiting.step(self.socket.raw_fd())
-    }
-
-    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
-    fn napi_id(&self) -> io::Result<u32> {
-        self.waiting.napi_id(self.socket.raw_fd())
     }
 }
 
@@ -244,67 +250,46 @@ struct Waiting {
     kept: Option<Kept>,
     keep: bool,
     idle: Idle,
-    poller: Poller,
+    /// The UDP socket that polls, as soon as it knows its queue.
+    poller: Option<UdpSocket>,
+    polls: bool,
     budget: u32,
-}
-
-enum Poller {
-    Off,
-    Xsk { ready: bool },
-    Udp { socket: UdpSocket, ready: bool },
 }
 
 impl Waiting {
     fn open(args: &PortArgs) -> io::Result<Waiting> {
-        let poller = match args.busy_poll {
-            BusyPoll::Off => Poller::Off,
-            BusyPoll::Xsk => Poller::Xsk { ready: false },
-            BusyPoll::Udp => {
-                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
-                socket.set_nonblocking(true)?;
-                Poller::Udp { socket, ready: false }
-            }
+        let udp = || {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, args.port + 1))?;
+            socket.set_nonblocking(true)?;
+            io::Result::Ok(socket)
         };
         Ok(Waiting {
             kept: None,
             keep: args.keep_napi,
             idle: args.idle,
-            poller,
+            poller: (args.busy_poll == BusyPoll::Udp).then(udp).transpose()?,
+            polls: false,
             budget: args.busy_budget,
         })
     }
 
     fn step(&mut self, xsk: i32) -> io::Result<()> {
-        let polls_from_now = match &mut self.poller {
-            Poller::Off => {
-                match self.idle {
-                    Idle::Spin => std::hint::spin_loop(),
-                    Idle::Yield => std::thread::yield_now(),
-                    Idle::Poll => socket::sleep(xsk),
-                }
-                None
+        let Some(socket) = &self.poller else {
+            match self.idle {
+                Idle::Spin => std::hint::spin_loop(),
+                Idle::Poll => socket::sleep(xsk),
             }
-            Poller::Xsk { ready: true } => {
-                socket::ask(xsk);
-                None
-            }
-            Poller::Xsk { ready } => {
-                *ready = socket::napi_id(xsk)? != 0;
-                ready.then_some(xsk)
-            }
-            Poller::Udp { socket, ready } => {
-                let received = socket.recv(&mut [0; 16]).is_ok();
-                if !received || *ready {
-                    return Ok(());
-                }
-                *ready = socket::napi_id(socket.as_raw_fd())? != 0;
-                ready.then_some(socket.as_raw_fd())
-            }
+            return Ok(());
         };
-        let Some(fd) = polls_from_now else { return Ok(()) };
-        socket::prefer_busy_poll(fd, self.budget)?;
-        if self.keep {
-            self.kept = Some(Kept::new(socket::napi_id(fd)?)?);
+        let received = socket.recv(&mut [0; 16]).is_ok();
+        if !received || self.polls {
+            return Ok(());
+        }
+        let napi = socket::napi_id(socket.as_raw_fd())?;
+        self.polls = napi != 0;
+        if self.polls {
+            socket::prefer_busy_poll(socket.as_raw_fd(), self.budget)?;
+            self.kept = self.keep.then(|| Kept::new(napi)).transpose()?;
         }
         Ok(())
     }
@@ -314,10 +299,8 @@ impl Waiting {
         self.kept.is_some()
     }
 
+    /// The NAPI id that busy polling uses; 0 where none is known (then the softirq did the work).
     fn napi_id(&self, xsk: i32) -> io::Result<u32> {
-        match &self.poller {
-            Poller::Off | Poller::Xsk { .. } => socket::napi_id(xsk),
-            Poller::Udp { socket, .. } => socket::napi_id(socket.as_raw_fd()),
-        }
+        socket::napi_id(self.poller.as_ref().map_or(xsk, AsRawFd::as_raw_fd))
     }
 }

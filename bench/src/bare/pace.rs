@@ -7,16 +7,15 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use lm_dataplane::memory::Mapping;
 use rustix::fs::{Mode, OFlags};
 
-use super::sys::Mapping;
-
-const LEN: usize = 4096;
+const LEN: u64 = 4096;
 
 /// The counter.
 pub(super) struct Pace {
@@ -54,10 +53,10 @@ impl Pace {
             flags | OFlags::RDWR | OFlags::CREATE,
             mode,
         )?);
-        file.set_len(LEN as u64)?;
+        file.set_len(LEN)?;
         // A mapping keeps its file open.
         Ok(Pace {
-            memory: Mapping::shared(file.as_raw_fd(), 0, LEN)?,
+            memory: Mapping::of_file(file.as_fd(), LEN)?,
         })
     }
 
@@ -73,7 +72,7 @@ impl Pace {
 
     fn counter(&self) -> &AtomicU64 {
         #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
-        let counter = self.memory.base().cast::<AtomicU64>();
+        let counter = self.memory.base().as_ptr().cast::<AtomicU64>();
         // SAFETY: page-aligned, LEN bytes long, lives as long as `self`; both processes use it as an atomic only.
         unsafe { &*counter }
     }

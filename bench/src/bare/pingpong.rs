@@ -6,14 +6,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
-use super::socket::is_last;
 use super::{Port, PortArgs, ToArgs};
-#[cfg(feature = "xsk-rs")]
-use super::{Sockets, xsk_rs};
 use crate::histogram::LatencyHistogram;
 use crate::suite::Outcome;
 
-/// Arguments of `bare-ping`.
+/// Arguments of `bare ping`.
 #[derive(Debug, Clone, Args)]
 pub struct PingArgs {
     /// Switches of the port
@@ -30,7 +27,7 @@ pub struct PingArgs {
     pub count: u64,
 }
 
-/// Arguments of `bare-pong`.
+/// Arguments of `bare pong`.
 #[derive(Debug, Clone, Args)]
 pub struct PongArgs {
     /// Switches of the port
@@ -55,7 +52,7 @@ impl Port {
 
     /// Sends that packet, `len` bytes long.
     fn send(&mut self, len: u32) -> io::Result<()> {
-        let done = self.socket.completion.waiting(u32::MAX);
+        let done = self.socket.completion.available(u32::MAX);
         self.socket.completion.release(done);
         self.socket.write_packet(0, self.socket.first_to_send(), len);
         self.socket.tx.submit(self.socket.chunks(len));
@@ -64,7 +61,7 @@ impl Port {
 
     /// The next received packet, if one waits: the kernel shows no part of one before its last.
     fn next_packet(&mut self) -> Option<Arrived> {
-        let waiting = self.socket.rx.waiting(u32::MAX);
+        let waiting = self.socket.rx.available(u32::MAX);
         if waiting == 0 {
             return None;
         }
@@ -77,30 +74,23 @@ impl Port {
         let mut count = 0;
         while count < waiting {
             let descriptor = self.socket.rx.read(count);
-            let chunk = self.socket.chunk_of(descriptor.addr);
-            self.socket.fill.write(count, chunk);
             arrived.len += descriptor.len;
             count += 1;
-            if is_last(&descriptor) {
+            if !descriptor.continues() {
                 break;
             }
         }
-        self.socket.rx.release(count);
-        self.socket.fill.submit(count);
+        self.socket.give_back(count);
         Some(arrived)
     }
 }
 
-/// Runs `bare-ping`.
+/// Runs `bare ping`.
 ///
 /// # Errors
 ///
 /// Set-up errors of the kernel, and a round trip that took more than a second.
-pub fn ping(args: &PingArgs) -> io::Result<Outcome> {
-    #[cfg(feature = "xsk-rs")]
-    if args.port.sockets != Sockets::Own {
-        return xsk_rs::ping(args);
-    }
+pub(super) fn ping(args: &PingArgs) -> io::Result<Outcome> {
     args.port.check_payload(args.payload)?;
     let mut port = Port::open(&args.port)?;
     let headers = args.to.ends(args.port.port).headers(args.payload);
@@ -137,16 +127,12 @@ pub fn ping(args: &PingArgs) -> io::Result<Outcome> {
     Ok(Outcome::of_round_trips(&round_trips))
 }
 
-/// Runs `bare-pong` until the process is ended.
+/// Runs `bare pong` until the process is ended.
 ///
 /// # Errors
 ///
 /// Set-up errors of the kernel.
-pub fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
-    #[cfg(feature = "xsk-rs")]
-    if args.port.sockets != Sockets::Own {
-        return xsk_rs::pong(args, ready);
-    }
+pub(super) fn pong(args: &PongArgs, ready: impl FnOnce()) -> io::Result<()> {
     let mut port = Port::open(&args.port)?;
     ready();
     loop {

@@ -12,13 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
-use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
-use super::{Attach, BusyPoll, Idle, Port, PortArgs, ToArgs, ifindex, sys};
-#[cfg(feature = "xsk-rs")]
-use super::{Sockets, xsk_rs};
+use super::socket::{CHUNKS_EACH_WAY, Socket};
+use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, redirect};
 use crate::suite::{Cost, Meter};
 
-/// Arguments of `bare-send`.
+/// Arguments of `bare send`.
 #[derive(Debug, Clone, Args)]
 pub struct SendArgs {
     /// Switches of the port
@@ -42,7 +40,7 @@ pub struct SendArgs {
 }
 
 /// What a sender may have on the way.
-pub(super) struct Room {
+struct Room {
     uncompleted: u32,
     credit: u32,
     pace: Option<Pace>,
@@ -50,7 +48,7 @@ pub(super) struct Room {
 
 impl Room {
     /// For packets of so many chunks.
-    pub(super) fn new(args: &SendArgs, chunks: u32) -> io::Result<Room> {
+    fn new(args: &SendArgs, chunks: u32) -> io::Result<Room> {
         let uncompleted = args.in_flight.min(CHUNKS_EACH_WAY / chunks);
         Ok(Room {
             uncompleted,
@@ -61,7 +59,7 @@ impl Room {
 
     /// Packets that may be sent now, `batch` at most; 0 while a whole batch is worth waiting for: one completion must not cost one
     /// system call.
-    pub(super) fn for_batch(&self, batch: u32, sequence: u64, uncompleted: u32) -> u32 {
+    fn for_batch(&self, batch: u32, sequence: u64, uncompleted: u32) -> u32 {
         let on_the_way = match &self.pace {
             Some(pace) => ((sequence - pace.count()) as u32).min(self.credit),
             None => 0,
@@ -74,9 +72,9 @@ impl Room {
     }
 }
 
-/// What `bare-send` prints.
+/// What `bare send` prints.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct SendReport {
+pub(crate) struct SendReport {
     /// Name of the program.
     pub program: String,
     /// Packets given to the kernel.
@@ -89,34 +87,40 @@ pub struct SendReport {
     pub cost: Cost,
 }
 
-/// Runs `bare-send`.
+/// Where a stream's packets go, each with the next number.
+pub(super) trait Sending {
+    /// Packets that there is room for.
+    fn room(&mut self) -> u32;
+
+    /// Hands so many packets to the kernel, the first with this number.
+    fn send(&mut self, count: u32, sequence: u64);
+
+    /// Packets that have been sent since this was asked last.
+    fn reap(&mut self) -> u32;
+
+    /// Wakes the kernel unless it has taken everything; whether it did.
+    fn wake(&mut self) -> io::Result<bool>;
+}
+
+/// Runs `bare send`.
 ///
 /// # Errors
 ///
 /// Anything the kernel says when the socket is made, and sending errors other than a full device.
-pub fn send(args: &SendArgs) -> io::Result<SendReport> {
-    #[cfg(feature = "xsk-rs")]
-    if args.port.sockets != Sockets::Own {
-        return xsk_rs::send(args);
-    }
+pub(super) fn send(args: &SendArgs) -> io::Result<SendReport> {
     args.port.check_payload(args.payload)?;
-    let ifindex = ifindex(&args.port.interface)?;
-    let mut socket = args.port.socket(ifindex)?;
-    let redirect = || sys::Redirect::to(socket.raw_fd(), ifindex, &args.port);
-    let _redirect = args.port.zero_copy.then(redirect).transpose()?;
-    if let Some(budget) = args.port.tx_budget {
-        socket.set_tx_budget(budget)?;
+    match args.port.sockets {
+        Sockets::Own => {
+            let own = Own::open(args)?;
+            let room = Room::new(args, own.chunks)?;
+            send_by(args, own, &room)
+        }
+        #[cfg(feature = "xsk-rs")]
+        Sockets::XskRs => send_by(args, super::xsk_rs::Port::to_send(args)?, &Room::new(args, 1)?),
     }
-    let headers = args.to.ends(args.port.port).headers(args.payload);
-    let packet_len = (HEADER_LEN + args.payload) as u32;
-    let chunks = socket.chunks(packet_len);
-    let mut free = Slots::new(&socket, chunks);
-    for &chunk in &free.chunks {
-        socket.copy_in(chunk, &headers);
-        socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
-    }
-    teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
-    let room = Room::new(args, chunks)?;
+}
+
+fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<SendReport> {
     let mut unfinished = 0;
     let mut sequence = 0_u64;
     let mut wake_ups = 0;
@@ -125,28 +129,18 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.seconds);
     while Instant::now() < end {
-        unfinished -= free.reap(&mut socket);
-        let count = room.for_batch(args.port.batch, sequence, unfinished);
-        let count = count.min(socket.tx.room() / chunks);
+        unfinished -= to.reap();
+        let count = room
+            .for_batch(args.port.batch, sequence, unfinished)
+            .min(to.room());
         if count == 0 {
-            match args.port.idle {
-                Idle::Spin | Idle::Poll => std::hint::spin_loop(),
-                Idle::Yield => std::thread::yield_now(),
-            }
+            std::hint::spin_loop();
         } else {
-            for n in 0..count {
-                let chunk = free.take();
-                socket.copy_in(chunk + HEADER_LEN as u64, &sequence.to_be_bytes());
-                socket.write_packet(n * chunks, chunk, packet_len);
-                sequence += 1;
-            }
-            socket.tx.submit(count * chunks);
+            to.send(count, sequence);
+            sequence += u64::from(count);
             unfinished += count;
         }
-        if !socket.tx.is_drained() {
-            socket.wake_tx()?;
-            wake_ups += 1;
-        }
+        wake_ups += u64::from(to.wake()?);
     }
     Ok(SendReport {
         program: "bare-send".to_owned(),
@@ -157,18 +151,80 @@ pub fn send(args: &SendArgs) -> io::Result<SendReport> {
     })
 }
 
+/// Packets by the data plane's rings.
+struct Own {
+    socket: Socket,
+    free: Slots,
+    chunks: u32,
+    packet_len: u32,
+    _redirect: Option<redirect::Redirect>,
+}
+
+impl Own {
+    fn open(args: &SendArgs) -> io::Result<Own> {
+        let ifindex = ifindex(&args.port.interface)?;
+        let mut socket = args.port.socket(ifindex)?;
+        let redirect = || redirect::Redirect::to(socket.raw_fd(), ifindex, &args.port);
+        let redirect = args.port.zero_copy.then(redirect).transpose()?;
+        let headers = args.to.ends(args.port.port).headers(args.payload);
+        let packet_len = (HEADER_LEN + args.payload) as u32;
+        let chunks = socket.chunks(packet_len);
+        let mut free = Slots::new(&socket, chunks);
+        for &chunk in &free.chunks {
+            socket.copy_in(chunk, &headers);
+            socket.copy_in(chunk + HEADER_LEN as u64, &vec![0x5a; args.payload]);
+        }
+        teach_queue(&mut socket, &args.to, args.port.port, &mut free)?;
+        Ok(Own {
+            socket,
+            free,
+            chunks,
+            packet_len,
+            _redirect: redirect,
+        })
+    }
+}
+
+impl Sending for Own {
+    fn room(&mut self) -> u32 {
+        self.socket.tx.free(u32::MAX) / self.chunks
+    }
+
+    fn send(&mut self, count: u32, sequence: u64) {
+        for n in 0..count {
+            let chunk = self.free.take();
+            let number = sequence + u64::from(n);
+            self.socket
+                .copy_in(chunk + HEADER_LEN as u64, &number.to_be_bytes());
+            self.socket.write_packet(n * self.chunks, chunk, self.packet_len);
+        }
+        self.socket.tx.submit(count * self.chunks);
+    }
+
+    fn reap(&mut self) -> u32 {
+        self.free.reap(&mut self.socket)
+    }
+
+    fn wake(&mut self) -> io::Result<bool> {
+        if self.socket.is_drained() {
+            return Ok(false);
+        }
+        self.socket.wake_tx().map(|()| true)
+    }
+}
+
 /// Room for packets to send, each in so many chunks one after the other. What was given back last is used first: the
 /// cache has it.
-pub(super) struct Slots {
+struct Slots {
     /// First chunk of each free one.
-    pub(super) chunks: Vec<u64>,
+    chunks: Vec<u64>,
     first: u64,
     len: u64,
 }
 
 impl Slots {
     /// All of the socket's memory for sending.
-    pub(super) fn new(socket: &Socket, chunks: u32) -> Slots {
+    fn new(socket: &Socket, chunks: u32) -> Slots {
         let (first, len) = (socket.first_to_send(), u64::from(chunks) * socket.chunk_len());
         let count = u64::from(CHUNKS_EACH_WAY / chunks);
         Slots {
@@ -179,13 +235,13 @@ impl Slots {
     }
 
     /// One that is free.
-    pub(super) fn take(&mut self) -> u64 {
+    fn take(&mut self) -> u64 {
         self.chunks.pop().expect("fewer packets in flight than room")
     }
 
     /// Takes finished packets back; returns how many. All of a packet's chunks finish together.
-    pub(super) fn reap(&mut self, socket: &mut Socket) -> u32 {
-        let (done, before) = (socket.completion.waiting(u32::MAX), self.chunks.len());
+    fn reap(&mut self, socket: &mut Socket) -> u32 {
+        let (done, before) = (socket.completion.available(u32::MAX), self.chunks.len());
         for n in 0..done {
             // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
             let chunk = socket.chunk_of(socket.completion.read(n));
@@ -199,7 +255,7 @@ impl Slots {
 }
 
 /// Sends a datagram through this queue to the port above, where a UDP socket may want to learn the queue's NAPI id.
-pub(super) fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) -> io::Result<()> {
+fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) -> io::Result<()> {
     let chunk = free.take();
     socket.copy_in(chunk, &to.ends(port + 1).headers(SEQUENCE_LEN));
     socket.write_packet(0, chunk, (HEADER_LEN + SEQUENCE_LEN) as u32);
@@ -207,16 +263,16 @@ pub(super) fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mu
     socket.wake_tx()?;
     // This chunk keeps its own headers: it is not given back.
     let deadline = Instant::now() + Duration::from_millis(200);
-    while socket.completion.waiting(1) == 0 && Instant::now() < deadline {
+    while socket.completion.available(1) == 0 && Instant::now() < deadline {
         socket.wake_tx()?;
         std::thread::yield_now();
     }
-    let done = socket.completion.waiting(1);
+    let done = socket.completion.available(1);
     socket.completion.release(done);
     Ok(())
 }
 
-/// Arguments of `bare-recv`.
+/// Arguments of `bare recv`.
 #[derive(Debug, Clone, Args)]
 pub struct ReceiveArgs {
     /// Switches of the port
@@ -230,9 +286,9 @@ pub struct ReceiveArgs {
     pub seconds: f64,
 }
 
-/// What `bare-recv` prints.
+/// What `bare recv` prints.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct ReceiveReport {
+pub(crate) struct ReceiveReport {
     /// Name of the program.
     pub program: String,
     /// Payload received.
@@ -264,34 +320,83 @@ pub struct ReceiveReport {
     pub cost: Cost,
 }
 
-/// Runs `bare-recv`: waits for the first packet, then measures.
+/// Where a stream's packets come from.
+pub(super) trait Receiving {
+    /// Takes what has come, so many descriptors at most; how many those were.
+    fn receive(&mut self, most: u32, taken: &mut Taken) -> u32;
+
+    /// One step of waiting.
+    fn wait(&mut self) -> io::Result<()>;
+
+    /// How it waits, and the socket that it waits for.
+    fn waiting(&self) -> (&Waiting, i32);
+
+    /// Packets that the kernel dropped at the socket.
+    fn dropped(&self) -> io::Result<u64>;
+}
+
+/// What has come.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    bytes: u64,
+    packets: u64,
+    /// The number after the last packet's.
+    next: u64,
+}
+
+impl Taken {
+    /// A whole packet with its number.
+    pub(super) fn packet(&mut self, len: u64, sequence: u64) {
+        self.next = sequence + 1;
+        self.bytes += len - HEADER_LEN as u64;
+        self.packets += 1;
+    }
+}
+
+/// Runs `bare recv`: waits for the first packet, then measures.
 ///
 /// # Errors
 ///
 /// Anything the kernel says when socket and program are made.
-pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
-    #[cfg(feature = "xsk-rs")]
-    if args.port.sockets != Sockets::Own {
-        return xsk_rs::receive(args, ready);
+pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveReport> {
+    match args.port.sockets {
+        Sockets::Own => {
+            let port = Port::open(&args.port)?;
+            receive_by(
+                args,
+                Whole {
+                    port,
+                    len: 0,
+                    sequence: 0,
+                },
+                ready,
+            )
+        }
+        #[cfg(feature = "xsk-rs")]
+        Sockets::XskRs => receive_by(args, super::xsk_rs::Port::to_receive(&args.port)?, ready),
     }
-    let mut port = Port::open(&args.port)?;
+}
+
+fn receive_by(
+    args: &ReceiveArgs,
+    mut from: impl Receiving,
+    ready: impl FnOnce(),
+) -> io::Result<ReceiveReport> {
     let pace = args.port.pace.as_deref().map(Pace::open).transpose()?;
     if let Some(pace) = &pace {
         pace.set_count(0);
     }
     ready();
-    let (mut bytes, mut packets, mut batches) = (0_u64, 0_u64, 0_u64);
+    let (mut taken, mut batches) = (Taken::default(), 0_u64);
     let mut started: Option<Instant> = None;
     let mut counts_from: Option<(Instant, u64)> = None;
-    let mut next = 0_u64;
-    let (mut packet_len, mut sequence) = (0, 0);
     let mut meter = Meter::new(false)?;
     loop {
-        let count = port.socket.rx.waiting(args.port.batch);
+        let count = from.receive(args.port.batch, &mut taken);
         if count == 0 {
-            port.wait()?;
-            if let (Some(_), Some((from, _))) = (started, counts_from)
-                && from.elapsed().as_secs_f64() > args.seconds + 1.0
+            from.wait()?;
+            if let Some((since, _)) = counts_from
+                && since.elapsed().as_secs_f64() > args.seconds + 1.0
             {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
@@ -300,55 +405,80 @@ pub fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> io::Result<ReceiveRe
             }
             continue;
         }
-        for n in 0..count {
-            let descriptor = port.socket.rx.read(n);
-            if packet_len == 0 {
-                let bytes = port.socket.copy_out(descriptor.addr + HEADER_LEN as u64);
-                sequence = u64::from_be_bytes(bytes);
-            }
-            packet_len += u64::from(descriptor.len);
-            if is_last(&descriptor) {
-                next = sequence + 1;
-                bytes += packet_len - HEADER_LEN as u64;
-                packets += 1;
-                packet_len = 0;
-            }
-            port.socket.fill.write(n, port.socket.chunk_of(descriptor.addr));
-        }
-        port.socket.rx.release(count);
-        port.socket.fill.submit(count);
         if let Some(pace) = &pace {
-            pace.set_count(next);
+            pace.set_count(taken.next);
         }
         batches += 1;
         let now = Instant::now();
         let started = *started.get_or_insert(now);
         match counts_from {
             None if (now - started).as_secs_f64() >= args.warmup => {
-                counts_from = Some((now, next));
+                counts_from = Some((now, taken.next));
                 meter.begin();
-                (bytes, packets, batches) = (0, 0, 0);
+                (taken.bytes, taken.packets, batches) = (0, 0, 0);
             }
-            Some((from, first)) if (now - from).as_secs_f64() >= args.seconds => {
-                let seconds = (now - from).as_secs_f64();
+            Some((since, first)) if (now - since).as_secs_f64() >= args.seconds => {
+                let seconds = (now - since).as_secs_f64();
+                let (waiting, fd) = from.waiting();
                 return Ok(ReceiveReport {
                     program: "bare-recv".to_owned(),
-                    bytes,
-                    packets,
-                    lost_packets: (next - first).saturating_sub(packets),
+                    bytes: taken.bytes,
+                    packets: taken.packets,
+                    lost_packets: (taken.next - first).saturating_sub(taken.packets),
                     seconds,
-                    gbit_per_s: bytes as f64 * 8.0 / seconds / 1e9,
-                    dropped: port.socket.dropped()?,
+                    gbit_per_s: taken.bytes as f64 * 8.0 / seconds / 1e9,
+                    dropped: from.dropped()?,
                     mode: args.port.mode,
                     idle: args.port.idle,
                     busy_poll: args.port.busy_poll,
-                    napi_id: port.napi_id()?,
-                    kept: port.waiting.is_kept(),
-                    packets_per_batch: packets as f64 / batches as f64,
+                    napi_id: waiting.napi_id(fd)?,
+                    kept: waiting.is_kept(),
+                    packets_per_batch: taken.packets as f64 / batches as f64,
                     cost: meter.end(),
                 });
             }
             _ => {}
         }
+    }
+}
+
+/// A port whose packets may have several chunks.
+struct Whole {
+    port: Port,
+    /// Of the packet of which something has come.
+    len: u64,
+    sequence: u64,
+}
+
+impl Receiving for Whole {
+    fn receive(&mut self, most: u32, taken: &mut Taken) -> u32 {
+        let socket = &mut self.port.socket;
+        let count = socket.rx.available(most);
+        for n in 0..count {
+            let descriptor = socket.rx.read(n);
+            if self.len == 0 {
+                self.sequence = u64::from_be_bytes(socket.copy_out(descriptor.addr + HEADER_LEN as u64));
+            }
+            self.len += u64::from(descriptor.len);
+            if !descriptor.continues() {
+                taken.packet(std::mem::take(&mut self.len), self.sequence);
+            }
+        }
+        if count > 0 {
+            socket.give_back(count);
+        }
+        count
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        self.port.wait()
+    }
+
+    fn waiting(&self) -> (&Waiting, i32) {
+        (&self.port.waiting, self.port.socket.raw_fd())
+    }
+
+    fn dropped(&self) -> io::Result<u64> {
+        self.port.socket.dropped()
     }
 }

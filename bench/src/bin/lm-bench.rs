@@ -46,30 +46,12 @@ enum Program {
     /// One end of a measurement; the commands above start it
     #[command(hide = true)]
     End(suite::EndArgs),
-    /// Admission: ask a host's daemon for sessions, as a daemon does, and measure how long grants take
-    #[command(hide = true)]
-    AdmissionAsk(admission::AskArgs),
-    /// Admission: receive nothing, so that a daemon has somebody to grant sessions for
-    #[command(hide = true)]
-    AdmissionReceive(admission::ReceiveArgs),
-    /// Admission: ask this host's daemon for sessions, and measure how long grants take
-    #[command(hide = true)]
-    AdmissionHop(admission::HopArgs),
-    /// Admission: send a daemon what it must not believe
-    #[command(hide = true)]
-    AdmissionFlood(admission::FloodArgs),
-    /// Bare AF_XDP: send packets
-    #[command(hide = true)]
-    BareSend(bare::SendArgs),
-    /// Bare AF_XDP: receive packets and count
-    #[command(hide = true)]
-    BareRecv(bare::ReceiveArgs),
-    /// Bare AF_XDP: measure round trips
-    #[command(hide = true)]
-    BarePing(bare::PingArgs),
-    /// Bare AF_XDP: answer until ended
-    #[command(hide = true)]
-    BarePong(bare::PongArgs),
+    /// What measures the admission between daemons
+    #[command(hide = true, subcommand)]
+    Admission(admission::Program),
+    /// Bare AF_XDP: packets without messages
+    #[command(hide = true, subcommand)]
+    Bare(bare::Program),
     /// Impairment box: forward packets between two interfaces with seeded loss, duplication, reordering, corruption, delay
     /// and rate limit
     Impair(lm_box::ImpairArgs),
@@ -119,14 +101,8 @@ fn run(program: Program) -> Result<(), Failure> {
         Program::Limit(args) => suite::measure(Measuring::Limit, &args)?,
         Program::Compare(args) => suite::measure(Measuring::Compare, &args)?,
         Program::End(args) => suite::run(&args, ready, print)?,
-        Program::AdmissionAsk(args) => print(&admission::ask(&args)?),
-        Program::AdmissionReceive(args) => admission::receive(&args, ready)?,
-        Program::AdmissionHop(args) => print(&admission::hop(&args)?),
-        Program::AdmissionFlood(args) => print(&admission::flood(&args, ready)?),
-        Program::BareSend(args) => print(&bare::send(&args).map_err(system)?),
-        Program::BareRecv(args) => print(&bare::receive(&args, ready).map_err(system)?),
-        Program::BarePing(args) => print(&bare::ping(&args).map_err(system)?),
-        Program::BarePong(args) => bare::pong(&args, ready).map_err(system)?,
+        Program::Admission(program) => admission::run(&program, ready)?,
+        Program::Bare(program) => bare::run(&program, ready).map_err(system)?,
         Program::Report(args) => page::report(&args)?,
         Program::Impair(args) => {
             let interrupt =

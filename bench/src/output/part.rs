@@ -131,7 +131,7 @@ pub fn digest(file: &File, from: u64, to: u64, between: &mut dyn FnMut() -> bool
         hash.update(&piece[..read]);
         at += read as u64;
         if !between() {
-            return Err(super::stopped());
+            return Err(super::destination::stopped());
         }
     }
     Ok(hash.finalize().into())

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::loss::LossReport;
 use crate::cli::Failure;
 use crate::suite::schema::{Report, SCHEMA};
 
@@ -12,14 +11,12 @@ use crate::suite::schema::{Report, SCHEMA};
 #[derive(Debug, Default)]
 pub(super) struct Input {
     pub(super) reports: Vec<Report>,
-    pub(super) losses: Vec<LossReport>,
 }
 
 /// What tells one kind of file from another.
 #[derive(Deserialize)]
 struct Kind {
     schema: Option<String>,
-    suite: Option<String>,
 }
 
 impl Input {
@@ -37,15 +34,12 @@ impl Input {
                 Failure::new(format!("{shown}: {error}; name a file that --json wrote"))
             };
             let kind: Kind = serde_json::from_str(&text).map_err(broken)?;
-            match (kind.schema.as_deref(), kind.suite.as_deref()) {
-                (Some(SCHEMA), _) => input.reports.push(serde_json::from_str(&text).map_err(broken)?),
-                (None, Some("loss")) => input.losses.push(serde_json::from_str(&text).map_err(broken)?),
-                _ => {
-                    return Err(Failure::new(format!(
-                        "{shown} is of another kind or version; name files of `lm-bench` ({SCHEMA}) or `cargo xtask bench loss`"
-                    )));
-                }
+            if kind.schema.as_deref() != Some(SCHEMA) {
+                return Err(Failure::new(format!(
+                    "{shown} is of another kind or version; name files of `lm-bench` ({SCHEMA})"
+                )));
             }
+            input.reports.push(serde_json::from_str(&text).map_err(broken)?);
         }
         Ok(input)
     }

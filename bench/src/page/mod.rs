@@ -1,11 +1,9 @@
 //! `lm-bench report`: what measuring commands kept in files, as one HTML page that needs nothing else.
 //!
-//! `figures` finds numbers in the files, `plot` draws lines, `sections`, `ratios` and `paper` are the page's parts.
+//! `figures` finds numbers in the files, `plot` draws lines, `sections` and `ratios` are the page's parts.
 
 mod figures;
 mod input;
-mod loss;
-mod paper;
 mod plot;
 mod ratios;
 mod sections;
@@ -23,7 +21,7 @@ use crate::files;
 /// Options of `lm-bench report`.
 #[derive(Clone, Debug, Args)]
 pub struct ReportArgs {
-    /// Files that `lm-bench compare`, `latency`, `throughput`, `cpu` and `limit` or `cargo xtask bench loss` wrote with --json
+    /// Files that `lm-bench compare`, `latency`, `throughput`, `cpu` and `limit` wrote with --json
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
@@ -75,8 +73,6 @@ fn page(input: &Input) -> Markup {
                 main {
                     (ratios::section(&input.reports))
                     @for group in &groups { (sections::group(group)) }
-                    (loss::section(&input.losses))
-                    @if !input.reports.is_empty() { (paper::section(&groups)) }
                     (sections::systems(&input.reports))
                     (sections::beds(input))
                 }

@@ -1,7 +1,5 @@
 //! The page's head, what was measured on each link, and what it was measured with.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use lm_measure::size::exact;
 use lm_measure::statistics::Summary;
 use maud::{Markup, html};
@@ -41,17 +39,6 @@ pub(super) fn header(input: &Input) -> Markup {
                     @if !report.settings.is_empty() {
                         dt { "settings" }
                         dd { @for (name, value) in &report.settings { span.pair { (name) " " b { (value) } } " " } }
-                    }
-                }
-            }
-            @for report in &input.losses {
-                dl.facts {
-                    (fact("command", "cargo xtask bench loss"))
-                    @for (name, value) in &report.machine {
-                        @match (name.as_str(), value.as_u64()) {
-                            ("unix_time_s", Some(seconds)) => (fact("date", &date(seconds))),
-                            _ => (fact(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned).as_str())),
-                        }
                     }
                 }
             }
@@ -96,12 +83,6 @@ fn caveats(reports: &[Report]) -> Vec<(&str, Option<String>)> {
         (!without.is_empty()).then(|| links.join("; "))
     };
     found.into_iter().map(|caveat| (caveat, places(caveat))).collect()
-}
-
-/// As the other files have it (RFC 3339).
-fn date(unix_time_s: u64) -> String {
-    let since = Duration::from_secs(unix_time_s.min(u64::from(u32::MAX)));
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }
 
 fn fact(name: &str, value: &str) -> Markup {
@@ -450,7 +431,7 @@ pub(super) fn systems(reports: &[Report]) -> Markup {
 pub(super) fn beds(input: &Input) -> Markup {
     html! {
         footer {
-            p { "Made by lm-bench " (env!("CARGO_PKG_VERSION")) " from " (input.reports.len() + input.losses.len()) " files. "
+            p { "Made by lm-bench " (env!("CARGO_PKG_VERSION")) " from " (input.reports.len()) " files. "
                 "Only payload that arrived is counted. Colours tell kinds of systems apart, dashes the systems of a kind." }
         }
     }

@@ -51,19 +51,6 @@ fn measured(link: &str, mtu: u32) -> Value {
     })
 }
 
-fn losses() -> Value {
-    let contender = |name: &str, median: f64| {
-        json!({"name": name, "median": median, "lower_quartile": median - 0.5, "upper_quartile": median + 0.5, "samples": [median],
-            "reports": []})
-    };
-    let comparison = |key: &str, title: &str| {
-        json!({"key": key, "title": title, "unit": "Gbit/s", "contenders": [contender("LM reliable", 7.0), contender("kernel TCP", 3.0)],
-            "core_distances_ns": [50.0], "targets": [{"asked": "≥ 2 × kernel TCP", "reached": 2.33, "met": true}]})
-    };
-    json!({"suite": "loss", "rounds": 10, "machine": {"kernel": "6.18.3", "cores": 2, "unix_time_s": 1_795_281_185},
-        "comparisons": [comparison("box", "the box, no loss"), comparison("64k_0", "64 KiB, no loss"), comparison("64k_01", "64 KiB, 0.1 % lost")]})
-}
-
 /// The page made of these files.
 fn page_of(files: &[Value]) -> String {
     made_of(files).unwrap()
@@ -164,7 +151,7 @@ fn the_page_needs_nothing_else_and_is_short() {
             long["rows"].as_array_mut().unwrap().push(row);
         }
     }
-    let page = page_of(&[long, losses()]);
+    let page = page_of(&[long]);
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
     for outside in [
         "http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link",
@@ -178,7 +165,7 @@ fn the_page_needs_nothing_else_and_is_short() {
 /// Each line of a chart is there, with its name, and says its figures.
 #[test]
 fn what_was_measured_is_drawn() {
-    let page = page_of(&[measured("veth", 1500), losses()]);
+    let page = page_of(&[measured("veth", 1500)]);
     for words in [
         "Throughput against message size",
         "CPU per GB",
@@ -188,9 +175,6 @@ fn what_was_measured_is_drawn() {
         "udp-blocking: 50.0 µs at 64 B",
         "lm: 0.600 s per GB at 64 KiB",
         "25 %, 50 %",
-        "2026-11-21T17:13:05Z",
-        "Goodput against loss, 64 KiB",
-        "LM reliable: 7.00 Gbit/s at 0.1 %",
     ] {
         assert!(page.contains(words), "{words} is missing");
     }
@@ -214,92 +198,6 @@ fn ratios_stand_with_their_intervals_and_verdicts() {
     ] {
         assert!(page.contains(words), "{words} is missing");
     }
-}
-
-/// The paper's figures beside ours, and nothing invented where there is none.
-#[test]
-fn the_papers_evaluation_is_beside_ours() {
-    let page = page_of(&[measured("veth", 1500), measured("veth mtu 9000", 9000)]);
-    for words in [
-        "0.424 ×",
-        "28.9 over 68.1 µs",
-        "1.68 ×",
-        "668.6 over 398.6 Mbit/s",
-        "GAMMA",
-        "Speculative Defragmentation",
-        "not mentioned",
-        // Ours: 5 µs over 50, 10 Gbit/s over 5, 0.6 s over 1.2.
-        "0.100 ×",
-        "5.00 over 50.0 µs",
-        "2.00 ×",
-        "10.0 over 5.00 Gbit/s",
-        "0.600 over 1.20 s per GB",
-        // Jumbo frames over standard ones, here the same.
-        "5.00 over 5.00 µs",
-    ] {
-        assert!(page.contains(words), "{words} is missing");
-    }
-    let without = |page: &str| page.matches("not measured").count();
-    let alone = page_of(&[measured("veth", 1500)]);
-    assert!(without(&alone) > without(&page) && without(&page) > 0);
-}
-
-/// The paper's interrupts: what holds them back sleeps, what polls spins, and each place has a file for each command.
-#[test]
-fn the_papers_interrupts_are_compared_between_files() {
-    let file = |place: &str, command: &str, lm: &str, sizes: [u64; 2]| {
-        let mut report = measured(place, 1500);
-        report["command"] = json!(command);
-        report["links"][0]["mode"] = json!("native zero-copy");
-        report["systems"][0]["id"] = json!(lm);
-        // Only what that command measures.
-        let rows = report["rows"].as_array().unwrap().iter();
-        let mut rows: Vec<Value> = rows.filter(|row| row["what"] == command).cloned().collect();
-        for row in &mut rows {
-            if row["system"] == "lm" {
-                row["system"] = json!(lm);
-            }
-        }
-        if command == "latency" {
-            let more: Vec<Value> = rows.clone();
-            rows.iter_mut().for_each(|row| row["size"] = json!(sizes[0]));
-            rows.extend(more.into_iter().map(|mut row| {
-                row["size"] = json!(sizes[1]);
-                row
-            }));
-        }
-        report["rows"] = json!(rows);
-        report
-    };
-    let mut files = Vec::new();
-    for (place, lm) in [
-        ("igb (emulated)", "lm-sleeping"),
-        ("igb (emulated), coalescing", "lm-sleeping"),
-        ("igb (emulated), polling", "lm"),
-    ] {
-        for command in ["latency", "throughput"] {
-            files.push(file(place, command, lm, [64, 7168]));
-        }
-    }
-    let absent = |page: &str, row: &str| {
-        let from = page.find(row).unwrap_or_else(|| panic!("no row {row}"));
-        // The paper's row, then ours.
-        let rows: Vec<&str> = page[from..].split("</tr>").take(2).collect();
-        rows.concat().matches("not measured").count()
-    };
-    let page = page_of(&files);
-    for row in [
-        "interrupt coalescing over polling",
-        "<td>igb, emulated",
-        "LM here, igb (emulated)",
-    ] {
-        assert_eq!(absent(&page, row), 0, "{row}");
-    }
-    assert!(page.contains("native zero-copy"));
-    // A spinning LM is no measurement of coalescing.
-    files[2] = file("igb (emulated), coalescing", "latency", "lm", [64, 7168]);
-    let page = page_of(&files);
-    assert_eq!(absent(&page, "interrupt coalescing over polling"), 2);
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl BareSpec {
 
     /// Arguments of `lm-bench`.
     pub(super) fn words(&self, place: Place<'_>) -> Vec<String> {
-        let (Place::Near(interface) | Place::Far(interface)) = place;
+        let (Place::Near(interface, _) | Place::Far(interface)) = place;
         let mut line = format!(
             " --interface {interface} --queue {} --port {} {}",
             self.queue,
@@ -219,21 +219,21 @@ impl BareSpec {
         );
         let line = match (place, self.round_trips) {
             (Place::Far(_), None) => format!(
-                "bare-recv{line} --warmup {} --seconds {}",
+                "bare recv{line} --warmup {} --seconds {}",
                 self.warm_up, self.seconds
             ),
-            (Place::Near(_), None) => {
+            (Place::Near(..), None) => {
                 let credit = match has_credit {
                     true => format!(" --credit {credit}"),
                     false => String::new(),
                 };
                 format!(
-                    "bare-send{line}{to} --seconds {} --in-flight {in_flight}{credit}",
+                    "bare send{line}{to} --seconds {} --in-flight {in_flight}{credit}",
                     self.warm_up + self.seconds + OVERTIME
                 )
             }
-            (Place::Far(_), Some(_)) => format!("bare-pong{line}"),
-            (Place::Near(_), Some(count)) => format!("bare-ping{line}{to} --count {count}"),
+            (Place::Far(_), Some(_)) => format!("bare pong{line}"),
+            (Place::Near(..), Some(count)) => format!("bare ping{line}{to} --count {count}"),
         };
         line.split_whitespace().map(str::to_owned).collect()
     }

@@ -1,6 +1,7 @@
 //! Who is measured: every system with the best configuration that was found for it, in words that go into the report.
 
 use super::end::Transport;
+use super::frozen::PREFIX;
 use super::schema::What;
 use super::tools::Tool;
 use crate::bare::Sockets;
@@ -27,6 +28,8 @@ pub(super) enum How {
     Ours(Transport),
     /// The bare programs, by whose sockets.
     Bare(Sockets),
+    /// The ends of a frozen build, as LM's own.
+    Frozen,
     /// Somebody else's.
     Tool(Tool),
 }
@@ -39,6 +42,8 @@ pub(super) struct Entry {
     pub(super) configuration: &'static str,
     pub(super) on: On,
     pub(super) how: How,
+    /// Of the near end.
+    pub(super) options: &'static str,
 }
 
 const fn entry(
@@ -54,6 +59,25 @@ const fn entry(
         configuration,
         on,
         how,
+        options: "",
+    }
+}
+
+/// One that `all` does not stand for.
+const fn variant(
+    id: &'static str,
+    title: &'static str,
+    how: How,
+    options: &'static str,
+    configuration: &'static str,
+) -> Entry {
+    let on = match how {
+        Ours(Transport::Tcp) => Plain,
+        _ => Main,
+    };
+    Entry {
+        options,
+        ..entry(id, title, on, how, configuration)
     }
 }
 
@@ -66,8 +90,6 @@ pub(super) const WITHOUT: &[(&str, &str)] = &[
     ("quinn", "peers"),
     #[cfg(not(feature = "xsk-rs"))]
     ("xsk-rs", "xsk-rs"),
-    #[cfg(not(feature = "xsk-rs"))]
-    ("xsk-rs-no-copy", "xsk-rs"),
 ];
 
 /// Everybody. The first one is what the others are compared with.
@@ -106,19 +128,11 @@ pub(super) const ALL: &[Entry] = &[
     #[cfg(feature = "xsk-rs")]
     entry(
         "xsk-rs",
-        "bare AF_XDP by xsk-rs, copied",
-        Main,
-        Bare(Sockets::XskRs),
-        "as bare, by the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; payload is copied into and out of frames, \
-         of which a packet has one",
-    ),
-    #[cfg(feature = "xsk-rs")]
-    entry(
-        "xsk-rs-no-copy",
         "bare AF_XDP by xsk-rs",
         Main,
-        Bare(Sockets::XskRsNoCopy),
-        "as xsk-rs; of the payload only a sequence number is written and read, as by bare",
+        Bare(Sockets::XskRs),
+        "streams as of bare, by the rings of the crate xsk-rs 0.11 (libxdp) with bare's XDP program and 16 MiB of send buffer; a packet has one \
+         frame",
     ),
     entry(
         "udp-blocking",
@@ -267,6 +281,59 @@ pub(super) const ALL: &[Entry] = &[
     ),
 ];
 
+/// Who is measured by name alone, beside one of [`ALL`].
+const VARIANTS: &[Entry] = &[
+    variant(
+        "lm-unreliable",
+        "LM unreliable",
+        Ours(Transport::Lm),
+        "--delivery unreliable",
+        "as LM, what is lost is not sent again",
+    ),
+    variant(
+        "lm-no-integrity-partial",
+        "LM partial without digests",
+        Ours(Transport::LmNoIntegrity),
+        "--delivery partial",
+        "as LM without digests; what is lost is not sent again, and the rest is delivered",
+    ),
+    variant(
+        "lm-no-integrity-unreliable",
+        "LM unreliable without digests",
+        Ours(Transport::LmNoIntegrity),
+        "--delivery unreliable",
+        "as LM without digests, what is lost is not sent again",
+    ),
+    variant(
+        "tcp-cubic",
+        "kernel TCP, cubic",
+        Ours(Transport::Tcp),
+        "--congestion cubic",
+        "as tcp, with the kernel's default congestion control, which takes every loss for congestion",
+    ),
+    variant(
+        "tcp-bbr",
+        "kernel TCP, bbr",
+        Ours(Transport::Tcp),
+        "--congestion bbr",
+        "as tcp, with a congestion control that hardly minds random losses",
+    ),
+];
+
+/// Everybody, and who is measured by name alone.
+pub(super) fn known() -> impl Iterator<Item = &'static Entry> {
+    ALL.iter().chain(VARIANTS)
+}
+
+/// LM by a frozen build of this name.
+pub(super) fn frozen(name: &str) -> Entry {
+    // A command runs once and ends.
+    let id = format!("{PREFIX}{name}").leak();
+    let title = format!("LM at {name}").leak();
+    let configuration = format!("as LM, by both ends of the build {name}").leak();
+    entry(id, title, Main, How::Frozen, configuration)
+}
+
 /// Longest datagram over IPv4.
 const MAX_DATAGRAM: u64 = 65_507;
 
@@ -287,11 +354,12 @@ impl Entry {
                 What::Cpu | What::LatencyUnderLoad => false,
             },
             // One packet is all that a bare round trip has.
-            How::Bare(_) => match what {
+            How::Bare(sockets) => match what {
                 What::Throughput => size >= 8,
-                What::Latency => (8..=1472).contains(&size),
+                What::Latency => sockets == Sockets::Own && (8..=1472).contains(&size),
                 What::Cpu | What::LatencyUnderLoad => false,
             },
+            How::Frozen => ALL[0].measures(what, size),
             How::Ours(transport) => match transport {
                 // To hand a single packet to another core only takes time.
                 _ if what == What::Latency && self.on == Steered => false,
@@ -324,9 +392,9 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_everybody_measures_something() {
-        let ids: BTreeSet<_> = ALL.iter().map(|entry| entry.id).collect();
-        assert_eq!(ids.len(), ALL.len());
-        for entry in ALL {
+        let ids: BTreeSet<_> = known().map(|entry| entry.id).collect();
+        assert_eq!(ids.len(), known().count());
+        for entry in known() {
             let whats = [What::Latency, What::Throughput, What::Cpu, What::LatencyUnderLoad];
             assert!(
                 whats.into_iter().any(|what| [64, 1024, 65_536]
@@ -336,6 +404,15 @@ mod tests {
                 entry.id
             );
         }
+    }
+
+    #[test]
+    fn what_is_called_lm_has_the_tools_defaults() {
+        for entry in known() {
+            let is_default = entry.how == Ours(Transport::Lm) && entry.options.is_empty();
+            assert_eq!(entry.title == "LM", is_default, "{entry:?}");
+        }
+        assert_eq!(ALL[0].title, "LM");
     }
 
     #[test]

@@ -1,13 +1,11 @@
 //! The commands: what is measured how often, in which order, and what is told of it.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::time::SystemTime;
 
 use lm_measure::distance::{Apart, Distances, PATIENCE};
 
+use super::args::MeasureArgs;
 use super::bare::{self, Recipe};
 use super::catalogue::{self, Entry, How, On};
 use super::measure::{Addresses, Bench, Extent, SHORT};
@@ -15,101 +13,13 @@ use super::output;
 use super::schema::{Absent, Cores, Failed, Report, Round, Row, SCHEMA, System, What};
 use super::serve;
 use super::targets;
-use crate::cli::{Failure, Mode, parse_rate};
+use crate::cli::Failure;
 use crate::histogram::LatencyHistogram;
 use crate::link;
 use crate::size::ByteSize;
 
 /// How often each recipe of bare AF_XDP is tried before the best one is measured, at most.
 const TRIES: u32 = 3;
-
-/// Arguments of the measuring commands.
-#[derive(Clone, Debug, clap::Args)]
-pub struct MeasureArgs {
-    /// The other host, where `lm-bench serve` runs
-    #[arg(value_name = "HOST[:PORT]")]
-    host: String,
-    /// Its address on a second link that is just the same and has no XDP program, for the kernel's systems [default: HOST]
-    #[arg(long, value_name = "ADDRESS")]
-    peer_host: Option<Ipv4Addr>,
-    /// Its address on a link whose packets the receiving core takes (receive packet steering)
-    #[arg(long, value_name = "ADDRESS")]
-    rps_host: Option<Ipv4Addr>,
-    /// Its address on a link whose queues sockets can poll: a veth pair with generic receive offload and no other offload
-    #[arg(long, value_name = "ADDRESS")]
-    napi_host: Option<Ipv4Addr>,
-    /// Its address on a link with segmentation offloads
-    #[arg(long, value_name = "ADDRESS")]
-    offloads_host: Option<Ipv4Addr>,
-    /// What the link is called in the results, where its driver alone does not tell: "through a switch", "igb (emulated), coalescing"
-    #[arg(long, value_name = "TEXT")]
-    place: Option<String>,
-    /// Core that this host's programs run on
-    #[arg(long, default_value_t = 0)]
-    core: u32,
-    /// Systems, separated by commas; `all` for everybody [default: lm; with compare all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    systems: Vec<String>,
-    /// Message lengths, separated by commas: 64,7168,1M [default: the command's own]
-    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
-    sizes: Vec<ByteSize>,
-    /// How often everything is measured, in turns [default: 1; with compare 20]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: Option<u32>,
-    /// Seconds that count of each transfer; the longest that round trips may take
-    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
-    seconds: f64,
-    /// Seconds of each transfer before that
-    #[arg(long, default_value_t = 0.15, value_parser = seconds)]
-    warm_up: f64,
-    /// Round trips of each measurement
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
-    count: u64,
-    /// Round trips a second, begun by the clock and measured from when they were due, however late [default: one after the other]
-    #[arg(long, value_name = "NUMBER")]
-    rate: Option<NonZeroU64>,
-    /// Most that a transfer sends, in bits of payload per second: 500Mbit, 2.5G [default: as much as goes]
-    #[arg(long, value_name = "BITS", value_parser = parse_rate)]
-    bit_rate: Option<NonZeroU64>,
-    /// How packets pass between driver and LM
-    #[arg(long, value_enum, default_value_t = Mode::Auto)]
-    mode: Mode,
-    /// The recipe of bare AF_XDP's streams [default: the best of all, which are tried before]
-    #[arg(long, value_enum, value_name = "RECIPE")]
-    recipe: Option<Recipe>,
-    /// Keep everything in this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Keep each round as a line of this file
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
-    /// Keep round trips as HdrHistogram's .hgrm files in this folder
-    #[arg(long, value_name = "FOLDER")]
-    hgrm: Option<PathBuf>,
-    /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, keep how far apart they
-    /// were with it, and show ratios over near cores beside those of all rounds. A virtual machine's cores move
-    #[arg(long)]
-    near_cores: bool,
-    /// Something that the results keep among their settings: commit=1a2b3c4
-    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
-    setting: Vec<(String, String)>,
-    /// Something to be told with the results: what else the machine did, for example
-    #[arg(long, value_name = "TEXT")]
-    caveat: Vec<String>,
-}
-
-fn setting(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
-    Ok((name.to_owned(), value.to_owned()))
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds = text
-        .parse()
-        .ok()
-        .filter(|seconds| (0.02..=60.0).contains(seconds));
-    seconds.ok_or_else(|| "write a number of seconds from 0.02 to 60".to_owned())
-}
 
 /// Which command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,9 +104,9 @@ fn entries(names: &[&str]) -> Result<Vec<Entry>, Failure> {
     let is_left_out = |name: &str| catalogue::WITHOUT.iter().any(|(id, _)| *id == name);
     (names.iter().filter(|name| !is_left_out(name)))
         .map(|name| {
-            let found = catalogue::ALL.iter().find(|entry| entry.id == *name);
+            let found = catalogue::known().find(|entry| entry.id == *name);
             found.copied().ok_or_else(|| {
-                let known: Vec<_> = catalogue::ALL.iter().map(|entry| entry.id).collect();
+                let known: Vec<_> = catalogue::known().map(|entry| entry.id).collect();
                 Failure::usage(format!(
                     "no system is called {name}; there are {}",
                     known.join(", ")
@@ -216,7 +126,8 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         [] => command.systems().to_vec(),
         names => names.iter().map(String::as_str).collect(),
     };
-    let entries = entries(&asked)?;
+    let mut entries = entries(&asked)?;
+    entries.extend(args.frozen.iter().map(|one| catalogue::frozen(&one.name)));
     let is_asked = |id: &str| asked.contains(&id) || asked.contains(&"all");
     let sizes: Vec<u64> = args.sizes.iter().map(|size| size.bytes().max(1)).collect();
     let rounds = args
@@ -235,7 +146,7 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         polled: args.napi_host,
         offloads: args.offloads_host,
     };
-    let mut bench = Bench::connect(&to, args.place.as_deref(), args.core)?;
+    let mut bench = Bench::connect(&to, args.place.as_deref(), args.core, &args.frozen)?;
     let extent = Extent {
         warm_up: args.warm_up,
         seconds: args.seconds,
@@ -494,7 +405,10 @@ impl Run {
             histogram.write_hgrm(&mut text).expect("memory can be written to");
             self.rows[*index].histogram = Some(String::from_utf8_lossy(&text).into_owned());
         }
-        let place = |system: &str| catalogue::ALL.iter().position(|entry| entry.id == system);
+        let place = |system: &str| {
+            let known = catalogue::known().position(|entry| entry.id == system);
+            known.unwrap_or(usize::MAX)
+        };
         self.rows
             .sort_by_key(|row| (row.what, row.size, place(&row.system)));
         let systems = entries
@@ -538,7 +452,7 @@ impl Run {
             settings,
             caveats: caveats(args, bench, &self.rows),
             systems: systems.collect(),
-            ratios: targets::ratios(&self.rows, mtu),
+            ratios: targets::ratios(&self.rows, mtu, &args.least),
             rows: self.rows,
             absent: self.absent,
             failures: self.failures,

@@ -25,7 +25,12 @@ pub(crate) fn hear(bytes: &[u8]) {
 fn would_start(launch: &Launch, limit_s: f64) {
     let limit = limit_of(limit_s);
     assert!((1.0..=LIMIT.as_secs_f64()).contains(&limit.as_secs_f64()));
-    let (program, words) = launch.words(Place::Far("lm0"), limit).expect("it can be found");
+    let found = launch.words(Place::Far("lm0"), limit, &[]);
+    if let Launch::Frozen(..) = launch {
+        assert!(found.is_err(), "this host was told of no frozen build");
+        return;
+    }
+    let (program, words) = found.expect("it can be found");
     assert!(
         words.iter().map(String::len).sum::<usize>() <= WORDS_LEN_MAX,
         "{words:?}"
@@ -40,7 +45,8 @@ fn would_start(launch: &Launch, limit_s: f64) {
             [
                 "--time-limit",
                 _,
-                "bare-recv" | "bare-pong",
+                "bare",
+                "recv" | "pong",
                 "--interface",
                 "lm0",
                 rest @ ..,

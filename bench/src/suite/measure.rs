@@ -10,6 +10,7 @@ use super::bare::{BareSpec, Recipe, Way};
 use super::catalogue::{Entry, How, On};
 use super::child::{Launch, Place, Running};
 use super::end::{Outcome, Spec, Task, Transport};
+use super::frozen::Frozen;
 use super::host::{LINK, LinkEnd};
 use super::schema::{LatencyRound, Link, Round, TransferRound, What};
 use super::serve::{Far, Hello};
@@ -84,6 +85,8 @@ pub(super) struct Bench {
     pub(super) here: Hello,
     /// The best way of each system on bare AF_XDP.
     recipes: BTreeMap<&'static str, Recipe>,
+    /// Builds whose ends can be measured beside ours.
+    frozen: Vec<Frozen>,
     /// How AF_XDP has moved LM's packets, as its ends have told.
     modes: BTreeSet<String>,
 }
@@ -98,7 +101,12 @@ pub(super) struct Addresses {
 }
 
 impl Bench {
-    pub(super) fn connect(to: &Addresses, place: Option<&str>, core: u32) -> Result<Bench, Failure> {
+    pub(super) fn connect(
+        to: &Addresses,
+        place: Option<&str>,
+        core: u32,
+        frozen: &[Frozen],
+    ) -> Result<Bench, Failure> {
         let mut far = Far::connect(to.control)?;
         let mut pair = |address: Option<Ipv4Addr>| {
             let pair = address.map(|address| Pair::new(&mut far, address, place));
@@ -116,6 +124,7 @@ impl Bench {
             core,
             here: Hello::of_this_host(core),
             recipes: BTreeMap::new(),
+            frozen: frozen.to_vec(),
             modes: BTreeSet::new(),
         })
     }
@@ -155,6 +164,13 @@ impl Bench {
     pub(super) fn absence(&self, entry: &Entry) -> Option<String> {
         if let Err(why) = self.pair(entry.on) {
             return Some(why.to_owned());
+        }
+        if let Some(congestion) = entry.options.strip_prefix("--congestion ") {
+            let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+            let offered = std::fs::read_to_string(path).unwrap_or_default();
+            let is_offered = offered.split_whitespace().any(|one| one == congestion);
+            return (!is_offered)
+                .then(|| format!("this kernel does not offer it; modprobe tcp_{congestion}"));
         }
         let How::Tool(tool) = entry.how else { return None };
         let (program, package) = tool.program();
@@ -214,7 +230,11 @@ impl Bench {
         let (near, far) = (pair.near.clone(), pair.far.clone());
         let limit = Duration::from_secs_f64(extent.warm_up + extent.seconds) + SET_UP;
         match entry.how {
-            How::Ours(transport) => {
+            How::Ours(_) | How::Frozen => {
+                let transport = match entry.how {
+                    How::Ours(transport) => transport,
+                    _ => Transport::Lm,
+                };
                 let spec = Spec {
                     transport,
                     task: task(what, extent),
@@ -225,8 +245,13 @@ impl Bench {
                 };
                 // A far end that only answers has no end of its own.
                 let stop = what == What::Latency;
-                let [here, there] = self.run(&Launch::End(spec), &near, limit, stop)?;
+                let launch = match entry.how {
+                    How::Frozen => Launch::Frozen(entry.id.to_owned(), spec),
+                    _ => Launch::End(spec),
+                };
+                let [here, there] = self.run(&launch, (&near, entry.options), limit, stop)?;
                 let here = outcome(&here)?;
+                took_mode(&here, extent.mode)?;
                 let there = if stop {
                     Outcome::default()
                 } else {
@@ -253,7 +278,7 @@ impl Bench {
                 };
                 let spec = BareSpec::new(way, ends, size, count, windows, self.same_machine());
                 let launch = Launch::Bare(spec.clone());
-                let [here, there] = self.run(&launch, &near, limit, count.is_some())?;
+                let [here, there] = self.run(&launch, (&near, ""), limit, count.is_some())?;
                 if zero_copy {
                     self.modes.insert("native zero-copy".to_owned());
                 }
@@ -270,7 +295,7 @@ impl Bench {
                     seconds: extent.seconds,
                     count: extent.count,
                 };
-                let [here, _] = self.run(&Launch::Tool(spec.clone()), &near, limit, true)?;
+                let [here, _] = self.run(&Launch::Tool(spec.clone()), (&near, ""), limit, true)?;
                 Ok((spec.round(at, &here)?, None))
             }
         }
@@ -280,13 +305,19 @@ impl Bench {
     fn run(
         &mut self,
         launch: &Launch,
-        near: &LinkEnd,
+        (near, options): (&LinkEnd, &str),
         limit: Duration,
         stop: bool,
     ) -> Result<[String; 2], Failure> {
         self.far.start(launch, limit)?;
-        let here =
-            Running::start(launch, Place::Near(&near.interface), self.core, limit).and_then(Running::finish);
+        let here = Running::start(
+            launch,
+            Place::Near(&near.interface, options),
+            self.core,
+            limit,
+            &self.frozen,
+        )
+        .and_then(Running::finish);
         let here = match here {
             Ok(text) => text,
             Err(failure) => {
@@ -403,6 +434,23 @@ impl Bench {
 
 fn outcome(text: &str) -> Result<Outcome, Failure> {
     serde_json::from_str(text).map_err(|error| Failure::new(format!("an end's report: {error}")))
+}
+
+/// A frozen build that knows no modes takes what the driver has, whatever is asked for.
+fn took_mode(outcome: &Outcome, asked: Mode) -> Result<(), Failure> {
+    let wanted = match asked {
+        Mode::Auto => return Ok(()),
+        Mode::ZeroCopy => "native zero-copy",
+        Mode::Copy => "native copy",
+        Mode::Generic => "generic copy",
+    };
+    match outcome.mode.as_deref() {
+        None => Ok(()),
+        Some(mode) if mode == wanted => Ok(()),
+        Some(mode) => Err(Failure::new(format!(
+            "it took {mode} mode where {wanted} was asked for"
+        ))),
+    }
 }
 
 fn port(transport: Transport) -> u16 {

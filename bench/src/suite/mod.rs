@@ -10,11 +10,13 @@
 //! Each measurement has a fresh program on each side, pinned to a core, and nothing else runs meanwhile. `end` has the systems and what is
 //! done with them, `catalogue` who they are, `measure` one measurement, `command` the rounds, `schema` what is kept.
 
+mod args;
 mod bare;
 mod catalogue;
 mod child;
 mod command;
 mod end;
+mod frozen;
 mod host;
 #[cfg(any(test, feature = "fuzzing"))]
 mod hostile;
@@ -25,7 +27,8 @@ mod serve;
 mod targets;
 mod tools;
 
-pub use command::{MeasureArgs, Measuring, measure};
+pub use args::MeasureArgs;
+pub use command::{Measuring, measure};
 pub(crate) use end::Meter;
 pub use end::{Cost, EndArgs, Outcome, run};
 pub(crate) use host::await_link;

@@ -2,6 +2,7 @@
 
 use lm_measure::statistics::Summary;
 
+use super::frozen::PREFIX;
 use super::schema::{Near, Ratio, Round, Row, Target, Verdict, What};
 
 /// Kernel UDP without segmentation by the kernel.
@@ -147,6 +148,14 @@ fn is_quickest(rows: &[Row], row: &Row, metric: &str, systems: &[&str]) -> bool 
 fn target(rows: &[Row], row: &Row, metric: &str, mtu: u32) -> Option<Target> {
     let (system, size) = (row.system.as_str(), row.size);
     let is_best = |systems: &[&str]| best(rows, size, systems) == Some(system);
+    if system.starts_with(PREFIX) {
+        // Missed is what is slower than the frozen build for sure.
+        return match metric {
+            "bits_per_s" => Some(Target::AtLeast(1.0)),
+            "p50" => Some(Target::AtMost(1.0)),
+            _ => None,
+        };
+    }
     match (row.what, metric) {
         (What::Throughput, "bits_per_s") if system == "bare" => {
             (size >= 7168).then_some(Target::AtLeast(0.95))
@@ -179,9 +188,46 @@ fn target(rows: &[Row], row: &Row, metric: &str, mtu: u32) -> Option<Target> {
     }
 }
 
-/// LM beside everybody at every length, and our kernel programs beside the standard tools.
-pub(super) fn ratios(rows: &[Row], mtu: u32) -> Vec<Ratio> {
+/// What a command asks of two systems beside what is asked always.
+#[derive(Clone, Debug)]
+pub(super) struct Least {
+    system: String,
+    against: String,
+    ratio: f64,
+}
+
+/// Reads `lm/tcp-bbr=2`.
+pub(super) fn parse(text: &str) -> Result<Least, String> {
+    let read = || {
+        let (systems, ratio) = text.split_once('=')?;
+        let (system, against) = systems.split_once('/')?;
+        Some(Least {
+            system: system.to_owned(),
+            against: against.to_owned(),
+            ratio: ratio.parse().ok()?,
+        })
+    };
+    read().ok_or_else(|| "write SYSTEM/SYSTEM=RATIO".to_owned())
+}
+
+/// What is asked by the command, LM beside everybody at every length, and our kernel programs beside the standard tools.
+pub(super) fn ratios(rows: &[Row], mtu: u32, asked: &[Least]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
+    let (of_lm, of_others): (Vec<&Least>, Vec<&Least>) = asked.iter().partition(|one| one.system == "lm");
+    for least in of_others {
+        for row in (rows.iter()).filter(|row| row.what == What::Throughput && row.system == least.system) {
+            let against = find(rows, What::Throughput, row.size, &least.against);
+            let target = Some(Target::AtLeast(least.ratio));
+            ratios.extend(against.and_then(|against| ratio(row, against, "bits_per_s", target)));
+        }
+    }
+    let target = |row: &Row, metric: &str| {
+        let least = (of_lm.iter()).find(|one| one.against == row.system && row.what == What::Throughput);
+        match least.filter(|_| metric == "bits_per_s") {
+            Some(least) => Some(Target::AtLeast(least.ratio)),
+            None => target(rows, row, metric, mtu),
+        }
+    };
     for row in rows {
         let metrics: &[&str] = match row.what {
             What::Latency | What::LatencyUnderLoad => &["p50", "p99"],
@@ -193,7 +239,7 @@ pub(super) fn ratios(rows: &[Row], mtu: u32) -> Vec<Ratio> {
         ratios.extend(
             metrics
                 .iter()
-                .filter_map(|metric| ratio(lm, row, metric, target(rows, row, metric, mtu))),
+                .filter_map(|metric| ratio(lm, row, metric, target(row, metric))),
         );
     }
     for (what, ours, theirs, metric) in YARDSTICKS {
@@ -249,7 +295,7 @@ mod tests {
             near,
         };
         let mut rows = [row("lm", &[2.0, 2.0, 8.0, 8.0]), row("tcp", &[1.0; 4])];
-        assert_eq!(ratios(&rows, 1500)[0].near, None, "nothing is known");
+        assert_eq!(ratios(&rows, 1500, &[])[0].near, None, "nothing is known");
         rows[0].cores = [true, true, true, false]
             .iter()
             .zip(0..)
@@ -260,7 +306,7 @@ mod tests {
             .zip(0..)
             .map(|(&near, at)| cores(at, near))
             .collect();
-        let ratio = &ratios(&rows, 1500)[0];
+        let ratio = &ratios(&rows, 1500, &[])[0];
         let near = ratio.near.as_ref().unwrap();
         assert_eq!((ratio.rounds, ratio.median), (4, 5.0), "no round is thrown away");
         assert_eq!((near.rounds, near.left_out), (2, 2));
@@ -275,7 +321,7 @@ mod tests {
             row("udp-rps", &[1.0, 2.0, 40.0, 2.0, 2.0, 2.0]),
             row("iperf3", &[1.0; 5]),
         ];
-        let ratios = ratios(&rows, 1500);
+        let ratios = ratios(&rows, 1500, &[]);
         let find = |against: &str, metric: &str| {
             ratios
                 .iter()
@@ -300,6 +346,51 @@ mod tests {
             "five rounds say nothing"
         );
     }
+
+    #[test]
+    fn what_a_command_asks_is_judged() {
+        let rows = [
+            row("lm", &[4.0; 6]),
+            row("lm-no-integrity", &[3.0; 6]),
+            row("tcp-bbr", &[2.0; 6]),
+        ];
+        let asked = ["lm/tcp-bbr=1.5", "lm-no-integrity/tcp-bbr=2", "lm/tcp-cubic=1"]
+            .map(|text| parse(text).unwrap());
+        let ratios = ratios(&rows, 1500, &asked);
+        let judged: Vec<_> = (ratios.iter())
+            .filter_map(|one| Some((one.median, one.target?, one.verdict)))
+            .collect();
+        let expected = [(1.5, 2.0, Verdict::Missed), (2.0, 1.5, Verdict::Met)];
+        assert_eq!(
+            judged,
+            expected.map(|(median, least, verdict)| (median, Target::AtLeast(least), verdict))
+        );
+        for text in ["lm=2", "lm/tcp", "lm/tcp=fast"] {
+            assert!(parse(text).unwrap_err().contains("RATIO"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_build_beside_a_frozen_one_is_not_slower() {
+        let of = |system: &str, gigabits: &[f64]| {
+            let rows = [row("lm", gigabits), row(system, &[10.0; 6])];
+            let ratio = ratios(&rows, 1500, &[]).swap_remove(0);
+            (ratio.target, ratio.verdict)
+        };
+        let least = Some(Target::AtLeast(1.0));
+        let around = [9.0, 9.5, 10.0, 10.0, 10.5, 11.0];
+        assert_eq!(of("lm@v1", &around), (least, Verdict::Unclear));
+        assert_eq!(
+            of("lm@v1", &around.map(|speed| speed - 2.0)),
+            (least, Verdict::Missed)
+        );
+        assert_eq!(
+            of("lm@v1", &around.map(|speed| speed + 2.0)),
+            (least, Verdict::Met)
+        );
+        assert_eq!(of("lm-sleeping", &around), (None, Verdict::None));
+    }
+
     #[test]
     fn verdicts_are_clear_or_unclear() {
         let median = Summary::of(&[1.1, 0.9, 1.0]).unwrap();

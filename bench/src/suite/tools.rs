@@ -94,13 +94,13 @@ impl ToolSpec {
         // sockperf and iperf3 count whole seconds.
         let line = match (self.tool, place) {
             (Tool::Iperf3Udp | Tool::Iperf3Tcp, Place::Far(_)) => format!("iperf3 -s -1 -B {ip} -p {port}"),
-            (Tool::Iperf3Udp, Place::Near(_)) => {
+            (Tool::Iperf3Udp, Place::Near(..)) => {
                 format!(
                     "iperf3 -c {ip} -p {port} -u -b 0 -l {size} -t {} -J",
                     whole(seconds)
                 )
             }
-            (Tool::Iperf3Tcp, Place::Near(_)) => {
+            (Tool::Iperf3Tcp, Place::Near(..)) => {
                 format!("iperf3 -c {ip} -p {port} -l {size} -t {} -J", whole(seconds))
             }
             (Tool::Sockperf | Tool::SockperfSpinning, _) => {
@@ -112,7 +112,7 @@ impl ToolSpec {
                 let to = format!("--ip {ip} --port {port}{spin}");
                 match place {
                     Place::Far(_) => format!("sockperf server {to}"),
-                    Place::Near(_) => format!(
+                    Place::Near(..) => format!(
                         "sockperf ping-pong {to} --msg-size {} --time {} --full-rtt",
                         size.max(14),
                         whole(seconds)
@@ -122,14 +122,14 @@ impl ToolSpec {
             (Tool::FiPingpong, Place::Far(_)) => {
                 format!("fi_pingpong -p tcp -e msg -B {port} -I {count} -S {size}")
             }
-            (Tool::FiPingpong, Place::Near(_)) => {
+            (Tool::FiPingpong, Place::Near(..)) => {
                 format!("fi_pingpong -p tcp -e msg -P {port} -I {count} -S {size} {ip}")
             }
             // By itself it takes any way between the hosts that it finds.
             (Tool::UcxPerftest, Place::Far(interface)) => {
                 format!("env UCX_TLS=tcp UCX_NET_DEVICES={interface} ucx_perftest -p {port}")
             }
-            (Tool::UcxPerftest, Place::Near(interface)) => {
+            (Tool::UcxPerftest, Place::Near(interface, _)) => {
                 format!(
                     "env UCX_TLS=tcp UCX_NET_DEVICES={interface} ucx_perftest {ip} -p {port} -t tag_lat -s {size} -n {count} -w 100"
                 )

@@ -634,14 +634,14 @@ fn requests_in_trains_wait_for_one_another() {
     };
     let socket = hosts.socket(Host::Receiver);
     let line = format!(
-        "admission-receive --interface {INTERFACE} --bind {RECEIVER}:7168 --socket {}",
+        "admission receive --interface {INTERFACE} --bind {RECEIVER}:7168 --socket {}",
         socket.display()
     );
     let receiving = receiver(&hosts.bed, &line);
     let key = hosts.bed.path("key");
     let ask = |options: &str| {
         let line = format!(
-            "admission-ask --bind {SENDER} --to {RECEIVER}:7169 --key-file {} {options}",
+            "admission ask --bind {SENDER} --to {RECEIVER}:7169 --key-file {} {options}",
             key.display()
         );
         Tool::start(lm_bench(&hosts.bed, Host::Sender, &line)).end()

@@ -362,8 +362,8 @@ fn queues_are_kept() {
         );
         let (received, _) = stream(
             &bed,
-            &format!("bare-recv {both} --mode native"),
-            &format!("bare-send {both} --payload 1000 {}", bare_addresses(&bed)),
+            &format!("bare recv {both} --mode native"),
+            &format!("bare send {both} --payload 1000 {}", bare_addresses(&bed)),
         );
         assert!(number(&received, "packets") > 0, "{options} {queue}: {received}");
         assert_eq!(

@@ -86,6 +86,16 @@ fn udp_stream_counts_what_arrived() {
 }
 
 #[test]
+fn lm_is_measured_with_digests_unless_it_is_named_so() {
+    let Some(bed) = Bed::new() else { return };
+    for (transport, integrity) in [("lm", "manifest"), ("lm-no-integrity", "none")] {
+        let (received, sent) = measured_stream(&bed, transport, 64 << 10);
+        assert!(number(&received, "bytes") > 0, "{received}");
+        assert_eq!(sent["integrity"], integrity, "{sent}");
+    }
+}
+
+#[test]
 fn tcp_streams_count_whole_messages() {
     let Some(bed) = Bed::new() else { return };
     for len in [1 << 10, 1_u64 << 20] {
@@ -133,9 +143,9 @@ fn bare_streams_lose_nothing() {
         let both = format!("--interface {INTERFACE} --pace {}", pace.display());
         let (received, sent) = stream(
             &bed,
-            &format!("bare-recv {both} --mode {mode} --queue {receiver_queue} --busy-poll {busy_poll}"),
+            &format!("bare recv {both} --mode {mode} --queue {receiver_queue} --busy-poll {busy_poll}"),
             &format!(
-                "bare-send {both} --queue {sender_queue} --payload 1000 {}",
+                "bare send {both} --queue {sender_queue} --payload 1000 {}",
                 bare_addresses(&bed)
             ),
         );
@@ -170,9 +180,9 @@ fn a_bare_receiver_keeps_its_queue_as_lm_does() {
         "--interface {INTERFACE} --queue 1 --busy-poll udp --busy-budget 128 --keep-napi --posted 1536 --pace {}",
         bed.path("pace").display()
     );
-    let receiver = receiver(&bed, &format!("bare-recv {both} --seconds 1"));
+    let receiver = receiver(&bed, &format!("bare recv {both} --seconds 1"));
     let sending = format!(
-        "bare-send {both} --credit 768 --payload 1472 --seconds 3 {}",
+        "bare send {both} --credit 768 --payload 1472 --seconds 3 {}",
         bare_addresses(&bed)
     );
     let sending = Tool::start(lm_bench(&bed, Host::Sender, &sending));
@@ -204,8 +214,8 @@ fn bare_packets_may_be_long() {
             let to = format!("--payload {payload} {}", bare_addresses(&bed));
             let (received, _) = stream(
                 &bed,
-                &format!("bare-recv {both}"),
-                &format!("bare-send {both} --in-flight 16 {to}"),
+                &format!("bare recv {both}"),
+                &format!("bare send {both} --in-flight 16 {to}"),
             );
             let packets = number(&received, "packets");
             assert!(packets > 0, "{mtu} {mode}: {received}");
@@ -215,8 +225,8 @@ fn bare_packets_may_be_long() {
                 "{mtu} {mode}: {received}"
             );
             assert_eq!(number(&received, "lost_packets"), 0, "{mtu} {mode}: {received}");
-            let pong = receiver(&bed, &format!("bare-pong {end}"));
-            let report = sender(&bed, &format!("bare-ping {end} --count 20 {to}"));
+            let pong = receiver(&bed, &format!("bare pong {end}"));
+            let report = sender(&bed, &format!("bare ping {end} --count 20 {to}"));
             assert_eq!(number(&report, "messages"), 20, "{mtu} {mode}: {report}");
             pong.signal(Signal::TERM);
             pong.end();
@@ -228,7 +238,7 @@ fn bare_packets_may_be_long() {
 #[test]
 fn a_killed_bare_program_leaves_nothing_attached() {
     let Some(bed) = Bed::new() else { return };
-    let receiver = receiver(&bed, &format!("bare-pong --interface {INTERFACE} --mode native"));
+    let receiver = receiver(&bed, &format!("bare pong --interface {INTERFACE} --mode native"));
     assert!(bed.has_program(Host::Receiver));
     receiver.signal(Signal::KILL);
     receiver.end();
@@ -260,8 +270,8 @@ fn round_trips_are_whole_and_ordered() {
         round_trips("udp-blocking", None),
         round_trips("udp-spinning", Some(5000)),
         [
-            format!("bare-ping {bare} {} --count 500", bare_addresses(&bed)),
-            format!("bare-pong {bare}"),
+            format!("bare ping {bare} {} --count 500", bare_addresses(&bed)),
+            format!("bare pong {bare}"),
         ],
         round_trips("lm", None),
     ];

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use lm_bench::suite::schema::{Failed, Report, Round, Row, Verdict, What};
+use lm_bench::suite::schema::{Failed, Ratio, Report, Round, Row, Verdict, What};
 use rustix::process::{Pid, Signal};
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
@@ -163,12 +163,10 @@ fn compare_measures_everybody_in_turns() {
     // Who is not there is said to be absent: this link has no receive packet steering.
     assert!(report.absent.iter().any(|absent| absent.system == "udp-rps"));
     // So is who was not built in.
-    for system in ["xsk-rs", "xsk-rs-no-copy"] {
-        let absent = report.absent.iter().find(|absent| absent.system == system);
-        assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
-        assert_eq!(measured(What::Throughput, system), cfg!(feature = "xsk-rs"));
-        assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
-    }
+    let absent = report.absent.iter().find(|absent| absent.system == "xsk-rs");
+    assert_eq!(absent.is_none(), cfg!(feature = "xsk-rs"), "{:?}", report.absent);
+    assert_eq!(measured(What::Throughput, "xsk-rs"), cfg!(feature = "xsk-rs"));
+    assert!(absent.is_none_or(|absent| absent.why == "built without the feature xsk-rs"));
     let targets = |against: &str| {
         let of = report.ratios.iter().filter(move |ratio| ratio.against == against);
         of.filter(|ratio| ratio.target.is_some())
@@ -288,6 +286,48 @@ fn the_limit_is_that_of_the_best_recipe() {
     end(&bed, server);
 }
 
+#[test]
+fn a_frozen_build_is_measured_beside_this_one() {
+    let Some(bed) = Bed::new() else { return };
+    // Another build would do the same more slowly or faster.
+    let build = format!("--frozen v1={}", env!("CARGO_BIN_EXE_lm-bench"));
+    let server = serve_with(&bed, &format!("--bind {RECEIVER}:7170 --allow {SENDER} {build}"));
+    let line = format!(
+        "compare {RECEIVER} {build} --systems lm --sizes 7168 --rounds 2 --seconds 0.1 --warm-up 0.02 --count 50"
+    );
+    let (report, text) = measure(&bed, &line);
+    for row in &report.rows {
+        row.rounds
+            .iter()
+            .zip(0..)
+            .for_each(|(round, at)| check_round(row, round, at));
+        let of_row =
+            |ratio: &&Ratio| (ratio.what, ratio.size, &*ratio.against) == (row.what, row.size, "lm@v1");
+        let ratios: Vec<_> = report.ratios.iter().filter(of_row).collect();
+        assert!(
+            ratios.len() == 2 && ratios.iter().all(|one| one.rounds == 2),
+            "{ratios:?}"
+        );
+        assert!(ratios.iter().any(|one| one.target.is_some()), "{ratios:?}");
+    }
+    let measured: Vec<_> = report.rows.iter().map(|row| (row.what, &*row.system)).collect();
+    let whats = [What::Latency, What::Throughput, What::LatencyUnderLoad];
+    let both = whats.map(|what| [(what, "lm"), (what, "lm@v1")]);
+    assert_eq!(measured, both.concat(), "{:?}", report.failures);
+    assert!(text.contains("lm@v1"), "{text}");
+    let line = format!(
+        "latency {RECEIVER} --frozen v2={} --systems lm --count 50",
+        env!("CARGO_BIN_EXE_lm-bench")
+    );
+    let ended = Tool::start(lm_bench(&bed, Host::Sender, &format!("{line} --sizes 64"))).end_within(LONG);
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(
+        text.contains("no build is called v2 here; start lm-bench serve with --frozen"),
+        "{text}"
+    );
+    end(&bed, server);
+}
+
 /// A program of the far host that dies under a measurement: that round has no sample, which is told, and the next one has.
 #[test]
 fn a_measurement_that_fails_is_told_and_not_repeated() {
@@ -385,7 +425,7 @@ fn kernel_sockets_poll_their_queue_as_lm_does() {
     assert!(ended.stderr.contains("--napi-host"), "{}", ended.stderr);
     let programs = [Host::Sender, Host::Receiver].map(|host| {
         let mut program = bed.command(host, env!("CARGO_BIN_EXE_lm-bench"));
-        program.args(["--time-limit", "300", "bare-pong", "--interface", INTERFACE]);
+        program.args(["--time-limit", "300", "bare", "pong", "--interface", INTERFACE]);
         let program = Tool::start(program);
         program.wait_for_line("ready");
         program
@@ -557,7 +597,7 @@ fn a_pace_file_leads_nowhere_else() {
     let send = |file: &std::path::Path| {
         let to = bare_addresses(&bed);
         let line = format!(
-            "bare-send --interface {INTERFACE} {to} --payload 64 --seconds 0.05 --pace {}",
+            "bare send --interface {INTERFACE} {to} --payload 64 --seconds 0.05 --pace {}",
             file.display()
         );
         Tool::start(lm_bench(&bed, Host::Sender, &line)).end()

@@ -16,10 +16,9 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result, ensure};
 
 use super::host::NAMESPACE_DIR;
-use super::leftovers::{self, Leftover, Registered};
-use super::{
-    BedConfig, Host, INTERFACE, configure, ip, namespace_name, next_number, owner_of, prepare, switch,
-};
+use super::leftovers::Registered;
+use super::topology::Topology;
+use super::{BedConfig, Host, INTERFACE, configure, namespace_name, next_number, owner_of, prepare, switch};
 
 /// Side of the hosts' namespaces, followed by their number.
 const HOST: &str = "host";
@@ -72,40 +71,23 @@ impl Cluster {
             })
             .collect();
         let switch = Host::new(namespace_name(bed, switch::SWITCH), Ipv4Addr::UNSPECIFIED);
-        // Registered before they exist: what is registered and was never made is harmless to remove.
-        let namespaces = hosts
-            .iter()
-            .chain([&switch])
-            .map(|host| leftovers::register(Leftover::Namespace(host.name().to_owned())))
-            .collect::<Result<_>>()?;
         let all = BedConfig::default();
-        let shape = format!(
-            "mtu {} numrxqueues {queues} numtxqueues {queues}",
-            all.mtu,
-            queues = config.queues
-        );
-        let mut commands: Vec<String> = (hosts.iter().chain([&switch]))
-            .map(|host| format!("netns add {}", host.name()))
-            .collect();
-        commands.extend(hosts.iter().map(|host| {
-            format!(
-                "link add {INTERFACE} netns {} {shape} type veth peer name {} netns {} {shape}",
-                host.name(),
-                switch::port_of(host),
-                switch.name()
-            )
-        }));
-        ip::batch(None, &commands).context("cannot make the hosts")?;
+        let mut topology = Topology::default();
+        topology.hosts(hosts.iter().chain([&switch]))?;
+        for host in &hosts {
+            let port = switch::port_of(host);
+            topology.join([(host, INTERFACE), (&switch, &port)], all.mtu, config.queues);
+        }
         let cluster = Cluster {
+            _namespaces: topology.make()?,
             hosts,
-            _namespaces: namespaces,
         };
         let ports: Vec<_> = (cluster.hosts.iter())
             .map(|host| (host, config.landing_queue))
             .collect();
         switch::configure(&switch, &ports)?;
         for host in &cluster.hosts {
-            configure(host, &all, &[]).with_context(|| format!("cannot set up host {}", host.name()))?;
+            configure(host, &all).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
         let everybody: Vec<&Host> = cluster.hosts.iter().collect();
         switch::introduce(&everybody, &everybody).context("cannot introduce the hosts")?;

@@ -94,26 +94,6 @@ impl Host {
         self.write_file(&file, &cpu_mask(mask))
     }
 
-    /// Threaded NAPI for the interface. On a veth without an XDP program it needs GRO, see
-    /// [`Self::set_features`].
-    pub fn set_threaded_napi(&self, on: bool) -> Result<()> {
-        self.write_file(
-            &format!("/sys/class/net/{INTERFACE}/threaded"),
-            if on { "1" } else { "0" },
-        )
-    }
-
-    /// A `pfifo` queueing discipline with room for `packets`.
-    pub fn set_pfifo(&self, packets: u32) -> Result<()> {
-        let limit = packets.to_string();
-        ip::traffic_control(
-            &self.name,
-            &[
-                "qdisc", "replace", "dev", INTERFACE, "root", "pfifo", "limit", &limit,
-            ],
-        )
-    }
-
     /// Switches interface features by the names that `ethtool -k` shows, for example `("rx-gro", true)`.
     pub fn set_features(&self, wanted: &[(&str, bool)]) -> Result<()> {
         self.set_features_of(INTERFACE, wanted)

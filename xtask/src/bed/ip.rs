@@ -1,4 +1,4 @@
-//! The `ip` and `tc` commands of iproute2: many settings in one process through `ip -batch`.
+//! The `ip` command of iproute2: many settings in one process through `ip -batch`.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -8,17 +8,13 @@ use anyhow::{Context, Result, bail};
 
 /// Fails with the remedy if iproute2 is not installed.
 pub fn require_installed() -> Result<()> {
-    for (tool, flag) in [("ip", "-V"), ("tc", "-V")] {
-        let found = Command::new(tool)
-            .arg(flag)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-        if !found.is_ok_and(|status| status.success()) {
-            bail!(
-                "the command `{tool}` is missing; install iproute2 (Debian, Ubuntu: apt-get install iproute2)"
-            );
-        }
+    let found = Command::new("ip")
+        .arg("-V")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !found.is_ok_and(|status| status.success()) {
+        bail!("the command `ip` is missing; install iproute2 (Debian, Ubuntu: apt-get install iproute2)");
     }
     Ok(())
 }
@@ -60,26 +56,6 @@ pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
         "`ip {failed}` failed: {}",
         message.lines().next().unwrap_or("no message")
     )
-}
-
-/// Runs `tc` in a namespace.
-pub fn traffic_control(namespace: &str, arguments: &[&str]) -> Result<()> {
-    let output = iproute2("tc")
-        .args(["-n", namespace])
-        .args(arguments)
-        .output()
-        .context("cannot start `tc`; install iproute2")?;
-    if !output.status.success() {
-        bail!(
-            "`tc {}` failed: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr)
-                .lines()
-                .next()
-                .unwrap_or("no message")
-        );
-    }
-    Ok(())
 }
 
 /// A command in a process group of its own: a Ctrl-C at the terminal must not end an `ip` that is cleaning up.

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
 
+use super::topology::Topology;
 use super::{Bed, Host, ip, switch};
 
 /// What a further link shall look like.
@@ -28,25 +29,22 @@ impl Bed {
     pub fn add_link(&self, number: u8, config: &LinkConfig) -> Result<Ipv4Addr> {
         ensure!(number > 0, "link 0 is the bed's own");
         let name = format!("lm{number}");
-        let LinkConfig { mtu, queues, .. } = config;
-        let queues_each = format!("numrxqueues {queues} numtxqueues {queues}");
         let (left, right) = (self.left(), self.right());
-        let join = |one: &Host, other: &Host, its_name: &str| {
-            format!(
-                "link add {name} netns {} mtu {mtu} {queues_each} type veth peer name {its_name} netns {} mtu {mtu} {queues_each}",
-                one.name(),
-                other.name()
-            )
-        };
-        let failed = || format!("cannot make the link {name}");
+        let mut topology = Topology::default();
+        let mut join = |ends: [(&Host, &str); 2]| topology.join(ends, config.mtu, config.queues);
+        let ports = ["left", "right"].map(|side| format!("{side}{number}"));
         match &self.switch {
-            None => ip::batch(None, &[join(left, right, &name)]).with_context(failed)?,
+            None => join([(left, &name), (right, &name)]),
             Some(switch) => {
-                let ports = ["left", "right"].map(|side| format!("{side}{number}"));
-                let pairs = [join(left, switch, &ports[0]), join(right, switch, &ports[1])];
-                ip::batch(None, &pairs).with_context(failed)?;
-                switch::bridge(switch, &format!("bridge{number}"), &ports).with_context(failed)?;
+                join([(left, &name), (switch, &ports[0])]);
+                join([(right, &name), (switch, &ports[1])]);
             }
+        }
+        topology
+            .make()
+            .with_context(|| format!("cannot make the link {name}"))?;
+        if let Some(switch) = &self.switch {
+            switch::bridge(switch, &format!("bridge{number}"), &ports)?;
         }
         for (host, end, mask) in [(left, 1, config.rps[0]), (right, 2, config.rps[1])] {
             if !config.segmentation_offloads {

@@ -2,9 +2,10 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::leftovers::{self, Leftover, Registered};
+use super::leftovers::Registered;
+use super::topology::Topology;
 use super::{Host, ip};
 
 /// The last word of its name.
@@ -14,7 +15,7 @@ pub(super) const LONE: &str = "lone";
 #[derive(Debug)]
 pub struct Lone {
     host: Host,
-    _namespace: Registered,
+    _namespace: Vec<Registered>,
 }
 
 impl Lone {
@@ -22,11 +23,12 @@ impl Lone {
     pub fn new() -> Result<Lone> {
         super::prepare()?;
         let name = super::namespace_name(super::next_number(), LONE);
-        let namespace = leftovers::register(Leftover::Namespace(name.clone()))?;
-        ip::batch(None, &[format!("netns add {name}")]).context("cannot make a namespace")?;
+        let host = Host::new(name, Ipv4Addr::UNSPECIFIED);
+        let mut topology = Topology::default();
+        topology.hosts([&host])?;
         Ok(Lone {
-            host: Host::new(name, Ipv4Addr::UNSPECIFIED),
-            _namespace: namespace,
+            _namespace: topology.make()?,
+            host,
         })
     }
 

@@ -28,6 +28,7 @@ pub mod lone;
 pub mod middle;
 pub mod program;
 pub mod switch;
+mod topology;
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,6 +42,7 @@ pub use middle::{Impairments, RunningBox};
 pub use program::{Launch, Output, Program};
 
 use leftovers::{Leftover, Registered};
+use topology::Topology;
 
 /// The interface's name on both hosts of a bed.
 pub const INTERFACE: &str = "lm0";
@@ -85,23 +87,6 @@ pub struct BedConfig {
     /// Receive and transmit queues of both interfaces. XDP needs as many receive queues on one side as there
     /// are transmit queues on the other, so there is one number for all four.
     pub queues: u32,
-    /// Whether TSO, GSO, GRO and their relatives stay on. Off by default: with them on, 64 KiB segments cross a
-    /// veth pair without ever becoming packets, and nothing that is measured says anything about a network.
-    pub segmentation_offloads: bool,
-    /// Generic receive offload, set before any XDP program is attached; `None` leaves it as
-    /// `segmentation_offloads` put it. Threaded NAPI on a veth needs it on.
-    pub gro: Option<bool>,
-    /// Threaded NAPI on both interfaces.
-    pub threaded_napi: bool,
-    /// Receive packet steering of the left host's queues: CPU mask of queue 0, 1, … (missing or 0 = off).
-    pub rps_left: Vec<u64>,
-    /// The same for the right host.
-    pub rps_right: Vec<u64>,
-    /// `Some(n)`: a `pfifo` queueing discipline with room for n packets on both interfaces. veth has none by
-    /// itself, and its ring of 256 packets then drops what does not fit.
-    pub pfifo_packets: Option<u32>,
-    /// `Some(n)`: the interfaces' `txqueuelen`.
-    pub tx_queue_len: Option<u32>,
     /// Whether a box is between the hosts. Nothing passes until [`Bed::start_box`].
     pub with_box: bool,
     /// Cores of the left and the right host's programs: the box does its work, and the kernel what follows from it, on the core
@@ -123,13 +108,6 @@ impl Default for BedConfig {
         BedConfig {
             mtu: 1500,
             queues: 2,
-            segmentation_offloads: false,
-            gro: None,
-            threaded_napi: false,
-            rps_left: Vec::new(),
-            rps_right: Vec::new(),
-            pfifo_packets: None,
-            tx_queue_len: None,
             with_box: false,
             box_cores: None,
             senders: None,
@@ -179,54 +157,41 @@ impl Bed {
         let middle = middle.map(nameless);
         let switch = switch.map(nameless);
         let hosts = || [&left, &right].into_iter().chain(&further);
-        let names: Vec<&str> = hosts().chain(&middle).chain(&switch).map(Host::name).collect();
-        // Registered before they exist: what is registered and was never made is harmless to remove.
+        let mut topology = Topology::default();
+        // Cards go home before their namespaces go.
         let first = match &middle {
             Some(middle) => (middle, middle::RIGHT),
             None => (&left, INTERFACE),
         };
-        let places = [first, (&right, INTERFACE)];
-        let cards = || config.cards.iter().flatten().zip(places);
-        let homes = cards().map(|(card, (host, interface))| Leftover::Card {
-            namespace: host.name().to_owned(),
-            interface,
-            name: card.clone(),
-        });
-        let namespaces = names.iter().map(|name| Leftover::Namespace((*name).to_owned()));
-        let leftovers = homes
-            .chain(namespaces)
-            .map(leftovers::register)
-            .collect::<Result<_>>()?;
-        let mut commands: Vec<String> = names.iter().map(|name| format!("netns add {name}")).collect();
-        let (mtu, queues) = (
-            config.mtu,
-            format!("numrxqueues {0} numtxqueues {0}", config.queues),
-        );
-        let mut join = |[one, other]: [(&str, &str); 2]| {
-            commands.push(format!(
-                "link add {} netns {} mtu {mtu} {queues} type veth peer name {} netns {} mtu {mtu} {queues}",
-                one.1, one.0, other.1, other.0
-            ));
-        };
+        let cards = || config.cards.iter().flatten().zip([first, (&right, INTERFACE)]);
+        for (card, (host, interface)) in cards() {
+            topology.keep(Leftover::Card {
+                namespace: host.name().to_owned(),
+                interface,
+                name: card.clone(),
+            })?;
+        }
+        topology.hosts(hosts().chain(&middle).chain(&switch))?;
+        let mut join = |ends: [(&Host, &str); 2]| topology.join(ends, config.mtu, config.queues);
         if let Some(switch) = &switch {
             for host in hosts() {
-                join([(host.name(), INTERFACE), (switch.name(), &switch::port_of(host))]);
+                join([(host, INTERFACE), (switch, &switch::port_of(host))]);
             }
         } else if let Some(middle) = &middle {
-            join([(left.name(), INTERFACE), (middle.name(), middle::LEFT)]);
+            join([(&left, INTERFACE), (middle, middle::LEFT)]);
             if config.cards.is_none() {
-                join([(right.name(), INTERFACE), (middle.name(), middle::RIGHT)]);
+                join([(&right, INTERFACE), (middle, middle::RIGHT)]);
             }
         } else if config.cards.is_none() {
-            join([(left.name(), INTERFACE), (right.name(), INTERFACE)]);
+            join([(&left, INTERFACE), (&right, INTERFACE)]);
         }
-        commands.extend(cards().map(|(card, (host, interface))| {
-            format!(
-                "link set dev {card} netns {} name {interface} mtu {mtu}",
-                host.name()
-            )
-        }));
-        ip::batch(None, &commands).context("cannot make the hosts")?;
+        for (card, (host, interface)) in cards() {
+            let (namespace, mtu) = (host.name(), config.mtu);
+            topology.run(format!(
+                "link set dev {card} netns {namespace} name {interface} mtu {mtu}"
+            ));
+        }
+        let leftovers = topology.make()?;
         let bed = Bed {
             left,
             right,
@@ -261,9 +226,8 @@ impl Bed {
                 }
             }
         }
-        let senders = bed.senders().into_iter().map(|host| (host, &config.rps_left));
-        for (host, rps) in senders.chain([(&bed.right, &config.rps_right)]) {
-            configure(host, config, rps).with_context(|| format!("cannot set up host {}", host.name()))?;
+        for host in bed.senders().into_iter().chain([&bed.right]) {
+            configure(host, config).with_context(|| format!("cannot set up host {}", host.name()))?;
         }
         if let Some(switch) = &bed.switch {
             let senders = bed.senders();
@@ -308,37 +272,21 @@ impl Bed {
 }
 
 /// Address, offloads and whatever else of `config` is about a host by itself.
-fn configure(host: &Host, config: &BedConfig, rps: &[u64]) -> Result<()> {
+fn configure(host: &Host, config: &BedConfig) -> Result<()> {
     // IPv6 would send router solicitations and multicast reports of its own into every measurement.
     host.write_file("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")
         .ok();
-    if !config.segmentation_offloads {
-        host.switch_segmentation_offloads(false)?;
-    }
+    // With them 64 KiB segments cross a veth pair without ever becoming packets, and nothing that is measured says anything about a network.
+    host.switch_segmentation_offloads(false)?;
     if !config.checksum_offload {
         host.set_features(&[("tx-checksum-ip-generic", false)])?;
     }
-    let mut commands = vec![
+    let commands = [
         "link set lo up".to_owned(),
         format!("addr add {}/24 dev {INTERFACE}", host.address()),
+        format!("link set {INTERFACE} up"),
     ];
-    if let Some(len) = config.tx_queue_len {
-        commands.push(format!("link set {INTERFACE} txqueuelen {len}"));
-    }
-    commands.push(format!("link set {INTERFACE} up"));
     ip::batch(Some(host.name()), &commands)?;
-    if let Some(on) = config.gro {
-        host.set_features(&[("rx-gro", on)])?;
-    }
-    if config.threaded_napi {
-        host.set_threaded_napi(true)?;
-    }
-    if let Some(packets) = config.pfifo_packets {
-        host.set_pfifo(packets)?;
-    }
-    for (queue, &mask) in (0..).zip(rps) {
-        host.set_rps(queue, mask)?;
-    }
     Ok(())
 }
 

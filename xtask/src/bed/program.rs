@@ -35,7 +35,6 @@ pub struct Launch {
     user: Option<u32>,
     goes_first: bool,
     time_limit: Duration,
-    stdout: Option<std::fs::File>,
 }
 
 impl Launch {
@@ -49,7 +48,6 @@ impl Launch {
             user: None,
             goes_first: false,
             time_limit,
-            stdout: None,
         }
     }
 
@@ -95,13 +93,6 @@ impl Launch {
         self
     }
 
-    /// Sends standard output to a file instead of collecting it.
-    #[must_use]
-    pub fn stdout_to(mut self, file: std::fs::File) -> Launch {
-        self.stdout = Some(file);
-        self
-    }
-
     /// The command as a user would type it.
     pub fn command_line(&self) -> String {
         let words =
@@ -139,12 +130,9 @@ impl Launch {
         command
             .args(&self.arguments)
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        match self.stdout {
-            Some(file) => command.stdout(file),
-            None => command.stdout(Stdio::piped()),
-        };
         // SAFETY: between fork and exec the closure makes system calls only and allocates nothing: the namespace
         // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
         unsafe {
@@ -197,7 +185,7 @@ impl Launch {
                 return Err(error.context(format!("cannot watch {name}")));
             }
         };
-        let stdout = child.stdout.take().map(Collector::start);
+        let stdout = Collector::start(child.stdout.take().expect("stdout is piped"));
         let stderr = Collector::start(child.stderr.take().expect("stderr is piped"));
         let deadline = Instant::now() + self.time_limit;
         Ok(Program {
@@ -230,7 +218,7 @@ pub struct Program {
     pidfd: Arc<OwnedFd>,
     deadline: Instant,
     time_limit: Duration,
-    stdout: Option<Collector>,
+    stdout: Collector,
     stderr: Collector,
     _registered: Registered,
 }
@@ -303,7 +291,7 @@ impl Program {
 
     /// Whether it has written anything to standard output.
     pub fn has_printed(&self) -> bool {
-        self.stdout.as_ref().is_some_and(|out| !out.text().is_empty())
+        !self.stdout.text().is_empty()
     }
 
     /// Whether the program has ended by itself.
@@ -321,11 +309,7 @@ impl Program {
     /// Waits until the program has written `text` to standard error or standard output.
     pub fn await_text(&mut self, text: &str) -> Result<()> {
         self.await_that(&format!("said {text:?}"), |program| {
-            program.stderr.text().contains(text)
-                || program
-                    .stdout
-                    .as_ref()
-                    .is_some_and(|out| out.text().contains(text))
+            program.stderr.text().contains(text) || program.stdout.text().contains(text)
         })
     }
 
@@ -380,14 +364,14 @@ impl Program {
         self.drain();
         Ok(Output {
             status,
-            stdout: self.stdout.as_ref().map_or_else(String::new, Collector::text),
+            stdout: self.stdout.text(),
             stderr: self.stderr.text(),
         })
     }
 
     /// Takes what a program that has ended said. What it started itself may hold the pipes open: their ends are waited for, but not for ever.
     fn drain(&mut self) {
-        for pipe in self.stdout.iter_mut().chain([&mut self.stderr]) {
+        for pipe in [&mut self.stdout, &mut self.stderr] {
             pipe.drained_within(Duration::from_secs(1));
         }
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask bench admission`: how long LM_ACQ_OK takes, and what a daemon bears.
 //!
 //! Two hosts on a veth pair, with a daemon on each. On the right host a program receives, as a user without privileges, so that a
-//! grant opens a place in the gate. On the left host `lm-bench admission-ask` speaks the daemons' protocol itself, so that what is
+//! grant opens a place in the gate. On the left host `lm-bench admission ask` speaks the daemons' protocol itself, so that what is
 //! measured is LM_REQ to LM_ACQ_OK without the hop between a program and its own daemon; that one is measured by a program of the
 //! left daemon, which waits for the whole of it. The daemon that is asked has a core of its own.
 
@@ -93,7 +93,8 @@ impl Ground {
             .args([
                 "--time-limit",
                 "3600",
-                "admission-receive",
+                "admission",
+                "receive",
                 "--interface",
                 INTERFACE,
             ])
@@ -116,7 +117,7 @@ impl Ground {
     fn launch(&self, host: &Host, program: &str) -> Launch {
         let to = format!("{}:{CONTROL_PORT}", self.bed.right().address());
         Launch::new(self.daemons.tool("lm-bench"))
-            .args(["--time-limit", "3600", program, "--to", &to])
+            .args(["--time-limit", "3600", "admission", program, "--to", &to])
             .args(["--bind", &host.address().to_string()])
             .arg("--key-file")
             .arg(self.daemons.key_file())
@@ -131,7 +132,7 @@ impl Ground {
 
     /// The same, with other options.
     fn ask_with(&self, requests: u32, spin: bool, options: &[&str]) -> Result<Value> {
-        let mut launch = self.launch(self.bed.left(), "admission-ask");
+        let mut launch = self.launch(self.bed.left(), "ask");
         launch = launch
             .args(["--requests", &requests.to_string()])
             .args(options)
@@ -179,7 +180,14 @@ impl Ground {
         let mut left = self.daemons.spawn(host, Some(two_cores()[0]))?;
         self.daemons.await_ready(host, &mut left)?;
         let launch = Launch::new(self.daemons.tool("lm-bench"))
-            .args(["--time-limit", "3600", "admission-hop", "--interface", INTERFACE])
+            .args([
+                "--time-limit",
+                "3600",
+                "admission",
+                "hop",
+                "--interface",
+                INTERFACE,
+            ])
             .arg("--socket")
             .arg(self.daemons.socket(host))
             .args(["--bind", &format!("{}:{HOP_PORT}", host.address())])
@@ -443,7 +451,7 @@ fn flood(ground: &Ground, arguments: &Arguments) -> Result<Value> {
     let mut floods = Vec::new();
     for _ in 0..3 {
         let alone = ground.ask(requests, arguments.rate, false)?;
-        let launch = ground.launch(ground.bed.left(), "admission-flood").args([
+        let launch = ground.launch(ground.bed.left(), "flood").args([
             "--rate",
             &arguments.flood.to_string(),
             "--seconds",

@@ -3,18 +3,18 @@
 //! A [`Comparison`] has one quantity and several [`Contender`]s. One *round* measures every contender once, each
 //! on a bed of its own; every other round goes backwards, so that a slow drift of the machine hits all alike.
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
-//! What is compared with what, by which programs and settings, is [`recipes`].
+//! So `lm-bench compare` does it, which [`compare`] starts; what it has no ends for is done here: many senders, a stream beside another one,
+//! a receiver's memory.
 
 mod admission;
 mod card;
-mod compare;
+pub(crate) mod compare;
 mod congestion;
-pub mod delivery;
+mod frozen;
 mod instructions;
-pub mod loss;
 mod memory;
-pub mod recipes;
-pub mod share;
+mod recipes;
+mod share;
 
 use std::path::PathBuf;
 
@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
-use crate::vm::{self, Purpose};
 use crate::workspace::Programs;
 
 /// Measure LM beside kernel UDP, kernel TCP and bare AF_XDP.
@@ -38,40 +37,10 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Suite {
-    /// Throughput and round trips on a veth pair, beside kernel UDP and a bare AF_XDP sender and receiver.
-    ///
-    /// Takes some minutes and both of two cores; leave the machine alone meanwhile. Prints a table of medians with
-    /// the quartiles' spread, and whether each target is met. A target that is missed is no error.
-    Core(Rounds),
     Card(card::Arguments),
     Compare(compare::Arguments),
     Admission(admission::Arguments),
-    /// LM and kernel TCP through a link that loses packets, at 64 KiB and 1 MiB messages.
-    ///
-    /// An impairment box between the two hosts loses 0 %, 0.1 %, 1 % and 5 % of the packets. Prints goodput, the ratios to kernel
-    /// TCP with cubic and with bbr, and, with --only box alone, what the box forwards beside the link without it. Takes both of two cores;
-    /// leave the machine alone meanwhile. A target that is missed is no error.
-    Loss(Rounds),
-    /// Reliable beside unreliable delivery where nothing is lost, at 7168 B, 64 KiB and 1 MiB messages.
-    ///
-    /// Prints goodput and the ratio. Takes both of two cores; leave the machine alone meanwhile. A target that is missed is
-    /// no error.
-    Delivery(Rounds),
-    Share(share::Arguments),
     Instructions(instructions::Arguments),
-    /// Packets a second in zero-copy mode beside copy mode, on emulated network cards in the virtual machine of `cargo xtask vm`.
-    ///
-    /// Fails where zero-copy mode moves less than 1.3 (igb) or 1.8 (virtio-net) times the packets of copy mode.
-    Vm {
-        /// Also keep everything, with every single sample, in this file.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// Measure what `lm-bench report` shows of the paper's evaluation on igb instead, with interrupts as the driver has them, held
-        /// back, and not; keep a file for each command of lm-bench in this folder. Takes some seven minutes, more on a
-        /// busy machine, whose figures are worth nothing.
-        #[arg(long, value_name = "FOLDER")]
-        paper: Option<PathBuf>,
-    },
 }
 
 /// How often what is measured, and where it is kept.
@@ -80,10 +49,10 @@ struct Rounds {
     /// Rounds: how often every contender is measured.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
-    /// Also keep everything, with every single sample, in this file. `lm-bench report` draws what bench loss keeps
+    /// Also keep everything, with every single sample, in this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only comparisons whose key contains this text: box, 64k, 1m, senders, tcp, …
+    /// Only comparisons whose key contains this text: 64k, 1m, senders, tcp, …
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
@@ -94,7 +63,6 @@ impl Rounds {
         &self,
         suite: &str,
         comparisons: Vec<Comparison>,
-        headings: Headings,
         remarks: impl FnOnce(&[Measured]),
     ) -> Result<()> {
         let comparisons = selected(comparisons, self.only.as_deref())?;
@@ -103,7 +71,7 @@ impl Rounds {
         let measure =
             |comparison: Comparison| comparison.measure(self.pairs, &programs, |what| eprintln!("  {what}"));
         let measured: Vec<Measured> = comparisons.into_iter().map(measure).collect::<Result<_>>()?;
-        print_results(&measured, self.pairs, headings);
+        print_results(&measured, self.pairs);
         remarks(&measured);
         println!("{ABOUT_VETH}");
         let Some(file) = file else { return Ok(()) };
@@ -121,8 +89,6 @@ impl Rounds {
 pub enum Unit {
     /// Payload bits per nanosecond: more is better.
     GbitPerSecond,
-    /// A duration: less is better.
-    Microseconds,
     /// An amount of memory: less is better.
     Mebibytes,
 }
@@ -131,7 +97,6 @@ impl Unit {
     const fn name(self) -> &'static str {
         match self {
             Unit::GbitPerSecond => "Gbit/s",
-            Unit::Microseconds => "µs",
             Unit::Mebibytes => "MiB",
         }
     }
@@ -173,12 +138,8 @@ impl std::fmt::Debug for Contender {
 pub enum Target {
     /// First contender / named contender, median of the rounds' ratios, at least this.
     RatioAtLeast(&'static str, f64),
-    /// The same, at most this.
-    RatioAtMost(&'static str, f64),
     /// The first contender's own median, at most this.
     AtMost(f64),
-    /// One named contender / another, median of the rounds' ratios, at least this.
-    RatioOfAtLeast(&'static str, &'static str, f64),
     /// What the function finds in the first contender's reports, median of the rounds, at least this. The text says
     /// what it is: "≥ 0.5 of its share has each".
     ReportAtLeast(&'static str, fn(&Value) -> Option<f64>, f64),
@@ -188,28 +149,22 @@ impl Target {
     /// The number in it.
     pub(crate) const fn bound(&self) -> f64 {
         match *self {
-            Target::RatioAtLeast(_, bound)
-            | Target::RatioAtMost(_, bound)
-            | Target::AtMost(bound)
-            | Target::RatioOfAtLeast(_, _, bound)
-            | Target::ReportAtLeast(_, _, bound) => bound,
+            Target::RatioAtLeast(_, bound) | Target::AtMost(bound) | Target::ReportAtLeast(_, _, bound) => {
+                bound
+            }
         }
     }
 
     /// Whether more is asked by a larger number.
     pub(crate) const fn is_at_least(&self) -> bool {
-        matches!(
-            self,
-            Target::RatioAtLeast(..) | Target::RatioOfAtLeast(..) | Target::ReportAtLeast(..)
-        )
+        matches!(self, Target::RatioAtLeast(..) | Target::ReportAtLeast(..))
     }
 
     /// What it is about, without its number.
     pub(crate) fn of(&self, first: &str) -> String {
         match *self {
-            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => format!("{first} / {name}"),
+            Target::RatioAtLeast(name, _) => format!("{first} / {name}"),
             Target::AtMost(_) => first.to_owned(),
-            Target::RatioOfAtLeast(one, other, _) => format!("{one} / {other}"),
             Target::ReportAtLeast(what, ..) => format!("{first}: {what}"),
         }
     }
@@ -217,9 +172,7 @@ impl Target {
     fn asked(&self, unit: Unit) -> String {
         match *self {
             Target::RatioAtLeast(name, least) => format!("≥ {least} × {name}"),
-            Target::RatioAtMost(name, most) => format!("≤ {most} × {name}"),
             Target::AtMost(most) => format!("≤ {most} {}", unit.name()),
-            Target::RatioOfAtLeast(one, other, least) => format!("{one} ≥ {least} × {other}"),
             Target::ReportAtLeast(what, _, least) => format!("≥ {least} {what}"),
         }
     }
@@ -379,9 +332,8 @@ impl Measured {
     /// What was reached of a target; `None` where nothing was measured for it.
     fn reached(&self, target: &Target) -> Option<f64> {
         Some(match *target {
-            Target::RatioAtLeast(name, _) | Target::RatioAtMost(name, _) => self.ratio_to(name)?.median,
+            Target::RatioAtLeast(name, _) => self.ratio_to(name)?.median,
             Target::AtMost(_) => self.results.first()?.1.median,
-            Target::RatioOfAtLeast(one, other, _) => self.ratio(one, other)?.median,
             Target::ReportAtLeast(_, find, _) => {
                 let found: Vec<f64> = self.results.first()?.2.iter().filter_map(find).collect();
                 Summary::of(&found)?.median
@@ -460,12 +412,7 @@ impl Measured {
 
 /// Every comparison of every suite that has some.
 pub fn all_comparisons() -> Vec<(&'static str, Vec<Comparison>)> {
-    vec![
-        ("core", recipes::core()),
-        ("loss", loss::all()),
-        ("delivery", delivery::comparisons()),
-        ("share", share::all()),
-    ]
+    vec![("memory", vec![memory::one_gibibyte()]), ("share", share::all())]
 }
 
 fn is_near(apart: &Option<Apart>) -> bool {
@@ -481,22 +428,6 @@ fn apart_json(apart: &Option<Apart>) -> Value {
     })
 }
 
-/// The heading over the ratios of the first contender to the others.
-#[derive(Clone, Copy, Debug)]
-pub struct Headings(&'static str);
-
-impl Headings {
-    /// Where the first contender is LM.
-    pub const LM: Headings = Headings("LM is");
-    /// Where several are.
-    pub const FIRST: Headings = Headings("the first is");
-}
-
-/// The table of measured comparisons.
-pub fn table(headings: Headings) -> Table {
-    Table::new(&["", "contender", "median", "spread", headings.0, "near cores"])
-}
-
 /// Says in plain words what a veth pair can and cannot show.
 pub const ABOUT_VETH: &str = "\
 A veth pair has no zero-copy mode: here the kernel copies every packet once on its way into the receiver's memory
@@ -510,29 +441,10 @@ pub fn run(arguments: Arguments) -> Result<()> {
         crate::bed::require_root("make network namespaces")?;
     }
     match arguments.suite {
-        Suite::Core(rounds) => rounds.measure("core", recipes::core(), Headings::LM, |_| ()),
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
-        Suite::Loss(rounds) => loss::run(&rounds),
-        Suite::Delivery(rounds) => {
-            rounds.measure("delivery", delivery::comparisons(), Headings::FIRST, |_| ())
-        }
-        Suite::Share(arguments) => share::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
-        Suite::Vm { json, paper } => {
-            let choice = vm::Choice {
-                purpose: match paper {
-                    Some(_) => Purpose::Paper,
-                    None => Purpose::Bench,
-                },
-                json,
-                reports: paper,
-                build: vm::Build::Release,
-                ..vm::Choice::default()
-            };
-            vm::run(&choice.into())
-        }
     }
 }
 
@@ -552,8 +464,8 @@ fn selected(mut comparisons: Vec<Comparison>, only: Option<&str>) -> Result<Vec<
 }
 
 /// Prints the table of results and that of targets.
-fn print_results(measured: &[Measured], pairs: u32, headings: Headings) {
-    let mut results = table(headings);
+fn print_results(measured: &[Measured], pairs: u32) {
+    let mut results = Table::new(&["", "contender", "median", "spread", "the first is", "near cores"]);
     for comparison in measured {
         comparison.add_to(&mut results);
     }
@@ -596,72 +508,4 @@ fn print_distances(measured: &[Measured]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn apart(after_ns: f64) -> Option<Apart> {
-        Some(Apart {
-            before_ns: 60.0,
-            after_ns,
-            is_shared: false,
-            is_near: after_ns < 90.0,
-        })
-    }
-
-    fn measured(targets: Vec<Target>) -> Measured {
-        let report = || vec![json!({"share": 0.5})];
-        let result = |name, samples: &[f64]| (name, Summary::of(samples).unwrap(), report());
-        Measured {
-            key: "k",
-            title: "t",
-            unit: Unit::GbitPerSecond,
-            // The medians' ratio is 1; the median of the rounds' ratios is 2.
-            cores: [60.0, 60.0, 400.0].map(apart).into(),
-            results: vec![result("LM", &[2.0, 4.0, 8.0]), result("UDP", &[1.0, 2.0, 16.0])],
-            targets,
-        }
-    }
-
-    #[test]
-    fn ratios_are_taken_within_a_round() {
-        assert_eq!(measured(vec![]).ratio_to("UDP").unwrap().median, 2.0);
-        assert_eq!(measured(vec![]).ratio_to("nobody"), None);
-    }
-
-    #[test]
-    fn every_round_counts_and_near_ones_stand_beside() {
-        let far_last = Measured {
-            results: vec![
-                ("LM", Summary::of(&[2.0, 2.0, 9.0]).unwrap(), Vec::new()),
-                ("UDP", Summary::of(&[1.0, 2.0, 1.0]).unwrap(), Vec::new()),
-            ],
-            ..measured(vec![])
-        };
-        assert_eq!(far_last.ratio("LM", "UDP").unwrap().samples, [2.0, 1.0, 9.0]);
-        let near = far_last.near_only().unwrap();
-        assert_eq!(near.ratio("LM", "UDP").unwrap().samples, [2.0, 1.0]);
-        let json = far_last.to_json();
-        assert_eq!(json["contenders"][1]["lm_ratio"]["median"], 2.0);
-        assert_eq!(json["contenders"][1]["lm_ratio_near"]["median"], 1.5);
-        assert_eq!(json["cores"][2]["after_ns"], 400.0);
-    }
-
-    #[test]
-    fn verdicts_compare_with_what_was_asked() {
-        let targets = vec![
-            Target::RatioAtLeast("UDP", 1.8),
-            Target::RatioAtLeast("UDP", 2.2),
-            Target::RatioAtMost("UDP", 1.9),
-            Target::AtMost(4.0),
-            Target::RatioOfAtLeast("UDP", "LM", 0.5),
-            Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.6),
-            Target::ReportAtLeast("of its share", |report| report["share"].as_f64(), 0.5),
-        ];
-        let met: Vec<bool> = measured(targets)
-            .verdicts()
-            .into_iter()
-            .map(|(_, _, met)| met)
-            .collect();
-        assert_eq!(met, [true, false, false, true, true, false, true]);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench share`: many LM senders into one receiver, and kernel TCP beside LM.
+//! `cargo xtask bench compare share`: many LM senders into one receiver, and kernel TCP beside LM.
 //!
 //! **Many senders** stand at a switch (`bed/switch.rs`) with their receiver, which counts each sender's messages from the moment
 //! on when it has one of each. All senders share one core and the receiver has the other, as in every comparison; what is compared with
@@ -20,7 +20,7 @@ use lm_measure::statistics::Summary;
 use serde_json::{Value, json};
 
 use super::recipes::{self, SECONDS};
-use super::{Comparison, Contender, Headings, Measured, Rounds, Target, Unit, congestion::Congestion};
+use super::{Comparison, Contender, Measured, Rounds, Target, Unit, congestion::Congestion};
 use crate::bed::{Bed, BedConfig, Launch, Program};
 use crate::ends::Ends;
 use crate::machine::two_cores;
@@ -32,7 +32,7 @@ use crate::workspace::Programs;
 /// what they reach alone when they share a link. Takes both of two cores; leave the machine alone meanwhile. A target
 /// that is missed is no error.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     rounds: Rounds,
     /// Senders into the one receiver.
@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         None => comparisons(arguments.senders, &congestion),
     };
     let rounds = &arguments.rounds;
-    rounds.measure("share", comparisons, Headings::FIRST, |measured| {
+    rounds.measure("share", comparisons, |measured| {
         for (title, shares) in measured.iter().filter_map(shares_of_all) {
             println!(
                 "{title}: each of {} senders had {:.2} to {:.2} of its fair share in all rounds, {:.2} in the median.",
@@ -122,7 +122,7 @@ pub(super) fn all() -> Vec<Comparison> {
     all
 }
 
-/// Everything of `cargo xtask bench share`.
+/// Everything of `cargo xtask bench compare share`.
 fn comparisons(senders: u32, congestion: &Congestion) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
     for (key, message_len) in LENS {

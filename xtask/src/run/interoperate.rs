@@ -25,7 +25,7 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     let [sending, receiving] = two_cores();
     let bed = Bed::new(&BedConfig::default())?;
     let to = SocketAddr::from((bed.right().address(), PORT)).to_string();
-    let received = content.folder.join("received.tar");
+    let received = content.folder.join("received");
     let receiver = Launch::new(std::env::current_exe().context("cannot find this program")?)
         .args([
             "udp-receive",

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
 use crate::machine::{self, ResultFile};
-use crate::{bench, content, workspace};
+use crate::{content, workspace};
 
 /// Send a real file through LM, check it, and show LM and kernel UDP beside each other.
 ///
@@ -124,10 +124,10 @@ impl Content {
         };
         let len = arguments.size.map_or(default_len, ByteSize::bytes);
         let (folder, registered) = temporary_folder(&workspace::target_dir()?, "xtask-run")?;
-        let path = folder.join("content.tar");
+        let path = folder.join("content");
         let sha256 = content::write(&path, len)?;
         println!(
-            "file       {}, sources and toolchain of this workspace, SHA-256 {}…",
+            "file       {}, random bytes, SHA-256 {}…",
             size::exact(len),
             &sha256[..16]
         );
@@ -201,10 +201,4 @@ fn result(kind: &str, content: &Content, transfer: Value, comparisons: Vec<Value
         "transfer": transfer,
         "comparisons": comparisons,
     })
-}
-
-fn print_table(measured: &[bench::Measured], rounds: u32) {
-    let mut table = bench::table(bench::Headings::LM);
-    measured.iter().for_each(|one| one.add_to(&mut table));
-    println!("\nMedians of {rounds} rounds in turns; spread: half the distance of the quartiles.\n\n{table}");
 }

@@ -3,11 +3,9 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{
-    Arguments, Content, TRANSFER_LIMIT, print_table, result, send_options, tool_options, transfer_line,
-};
+use super::{Arguments, Content, TRANSFER_LIMIT, result, send_options, tool_options, transfer_line};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch};
-use crate::bench::{ABOUT_VETH, Measured, recipes};
+use crate::bench::{ABOUT_VETH, compare};
 use crate::machine::{cores, two_cores};
 use crate::workspace::Programs;
 
@@ -22,18 +20,15 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
         );
     }
     let transfer = transfer(arguments, programs, &content)?;
-    let comparisons = [recipes::throughput_64k(), recipes::round_trip_64()];
-    let mut measured = Vec::new();
-    for comparison in comparisons {
-        measured.push(comparison.measure(arguments.rounds, programs, |what| eprintln!("  {what}"))?);
-    }
-    print_table(&measured, arguments.rounds);
-    println!("{ABOUT_VETH}\nMore comparisons, and targets: cargo xtask bench core.");
+    let file = content.folder.join("compared.json");
+    print!("{}", compare::for_show(programs, arguments.rounds, &file)?);
+    println!("\n{ABOUT_VETH}\nMore comparisons: cargo xtask bench compare.");
+    let compared = std::fs::read_to_string(&file).context("lm-bench kept nothing")?;
     Ok(result(
         "two hosts on a veth pair",
         &content,
         transfer,
-        measured.iter().map(Measured::to_json).collect(),
+        vec![serde_json::from_str(&compared).context("what lm-bench kept is no JSON")?],
     ))
 }
 
@@ -47,7 +42,7 @@ fn transfer(arguments: &Arguments, programs: &Programs, content: &Content) -> Re
         left.address(),
         right.address()
     );
-    let received = content.folder.join("received.tar");
+    let received = content.folder.join("received");
     let receiver = Launch::new(programs.path("lm-recv"))
         .args(["--interface", INTERFACE, "--count", "1", "--json", "--output"])
         .arg(&received)

@@ -32,8 +32,8 @@ pub(super) fn run(arguments: &Arguments, interface: &str, peer: &str, programs: 
         .map(|word| format!(" {word}"))
         .collect();
     ask(&[
-        format!("lm-recv --interface IF{mode} --allow {ours} --count 1 --output received.tar --force"),
-        "sha256sum received.tar".to_owned(),
+        format!("lm-recv --interface IF{mode} --allow {ours} --count 1 --output received --force"),
+        "sha256sum received".to_owned(),
     ])?;
     let core = two_cores()[0];
     let send = Launch::new(programs.path("lm-send"))

@@ -27,10 +27,10 @@ pub mod qemu;
 pub mod unavailable;
 mod userland;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use lm_measure::table::Table;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ use crate::workspace::target_dir;
 
 /// Run checks on emulated network cards, in a virtual machine with a kernel of Debian's.
 ///
-/// Without names it runs those of the machine itself; `cargo xtask test --vm` and `cargo xtask bench vm` run the others.
+/// Without names it runs those of the machine itself; `cargo xtask test --vm` runs the others.
 ///
 /// Fetches the kernel (trixie-backports), QEMU and tools that are pinned in xtask/src/vm/packages.lock from Debian's packages with the
 /// ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Boots the tools under QEMU's software emulation
@@ -110,8 +110,6 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     console: Option<PathBuf>,
     #[arg(skip)]
-    reports: Option<PathBuf>,
-    #[arg(skip)]
     purpose: Purpose,
     #[arg(skip)]
     build: Build,
@@ -131,10 +129,6 @@ pub enum Purpose {
     Test,
     /// `cargo xtask test --vm --short`.
     ShortTest,
-    /// `cargo xtask bench vm`.
-    Bench,
-    /// `cargo xtask bench vm --paper`.
-    Paper,
 }
 
 impl Purpose {
@@ -143,15 +137,6 @@ impl Purpose {
             Purpose::Machine => |list| list == List::Machine,
             Purpose::Test => |list| matches!(list, List::Short | List::Long),
             Purpose::ShortTest => |list| list == List::Short,
-            Purpose::Bench => |list| list == List::Bench,
-            Purpose::Paper => |list| list == List::Paper,
-        }
-    }
-
-    fn devices(self) -> &'static [Device] {
-        match self {
-            Purpose::Paper => &[Device::Igb],
-            Purpose::Machine | Purpose::Test | Purpose::ShortTest | Purpose::Bench => &Device::ALL,
         }
     }
 }
@@ -171,8 +156,6 @@ pub struct Choice {
     pub json: Option<PathBuf>,
     /// Where the guest's console is kept.
     pub console: Option<PathBuf>,
-    /// The folder for reports of `lm-bench` that checks bring, a file each.
-    pub reports: Option<PathBuf>,
     /// Whose builds the guest gets.
     pub build: Build,
     /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
@@ -185,7 +168,7 @@ impl From<Choice> for Arguments {
     fn from(choice: Choice) -> Arguments {
         Arguments {
             checks: choice.checks,
-            devices: choice.purpose.devices().to_vec(),
+            devices: Device::ALL.to_vec(),
             mode: choice.mode,
             clock: choice.clock,
             list: false,
@@ -198,7 +181,6 @@ impl From<Choice> for Arguments {
             refresh: false,
             json: choice.json,
             console: choice.console,
-            reports: choice.reports,
             purpose: choice.purpose,
             build: choice.build,
             hub: choice.hub,
@@ -231,19 +213,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     watch_signals()?;
     let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
-    if let Some(folder) = &arguments.reports {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make the folder {}; name another", folder.display()))?;
-    }
     let tasks = tasks(arguments, &selected);
     let (report, result) = boot(arguments, &devices, &tasks)?;
     if let Some(file) = result_file {
         file.write(&result)?;
     }
     print!("{}", shown(&report, !arguments.run.is_empty()));
-    if let Some(folder) = &arguments.reports {
-        print!("{}", keep_reports(folder, &report)?);
-    }
     verdict(&report, &tasks)
 }
 
@@ -458,24 +433,6 @@ fn shown(report: &Report, of_commands: bool) -> String {
     format!("{table}{words}")
 }
 
-/// Writes the reports of `lm-bench` that the checks have brought, and says what makes a page of them; nothing where there is none.
-fn keep_reports(folder: &Path, report: &Report) -> Result<String> {
-    let reports = report
-        .ended
-        .iter()
-        .filter_map(|ended| ended.report["reports"].as_object());
-    let mut files = Vec::new();
-    for (name, of_lm_bench) in reports.flatten() {
-        let path = folder.join(format!("{name}.json"));
-        ResultFile::create(&path)?.write(of_lm_bench)?;
-        files.push(path.display().to_string());
-    }
-    Ok(match files.is_empty() {
-        true => String::new(),
-        false => format!("\nlm-bench report {} --html page.html\n", files.join(" ")),
-    })
-}
-
 /// An error for whatever did not pass or did not run.
 fn verdict(report: &Report, tasks: &[Task]) -> Result<()> {
     if let Some(died) = &report.died {
@@ -531,141 +488,4 @@ pub fn skip_reason(error: &anyhow::Error) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
-    fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
-        let words = ["vm"].iter().chain(words);
-        Line::try_parse_from(words).map(|line| line.arguments)
-    }
-
-    fn ended(name: &str, outcome: Outcome) -> Ended {
-        Ended {
-            name: name.to_owned(),
-            outcome,
-            seconds: 1.25,
-            report: Value::Null,
-            output: "first\nlast\n".to_owned(),
-        }
-    }
-
-    #[test]
-    fn the_command_line_says_what_runs() {
-        let arguments = parse(&["--devices", "virtio-net,igb,igb", "transfer"]).unwrap();
-        assert_eq!(sorted(&arguments.devices), [Device::Igb, Device::VirtioNet]);
-        let selected = checks::select(
-            &arguments.checks,
-            &sorted(&arguments.devices),
-            Purpose::Machine.includes(),
-        )
-        .unwrap();
-        let tasks_of_checks = tasks(&arguments, &selected);
-        assert_eq!(tasks_of_checks.len(), 2);
-        assert!(tasks_of_checks[0].command.is_none() && tasks_of_checks[0].name == "igb/transfer");
-        assert!(listing(&selected).starts_with("igb/transfer         a file"));
-
-        let arguments = parse(&["--run", "ls /", "--run", "true", "--run-limit", "7"]).unwrap();
-        let commands = tasks(&arguments, &[]);
-        assert_eq!((commands.len(), commands[0].limit_s), (2, 7));
-        assert_eq!(commands[0].command.as_deref(), Some("ls /"));
-        for wrong in [
-            &["--devices", "e1000"][..],
-            &["--kernel", "/k"],
-            &["--run", "ls", "boot"],
-            &["--run-limit", "0"],
-        ] {
-            assert!(parse(wrong).is_err(), "{wrong:?}");
-        }
-        let error = run(&parse(&["--with", "/nowhere/test"]).unwrap())
-            .unwrap_err()
-            .to_string();
-        assert_eq!(error, "/nowhere/test is no file");
-    }
-
-    #[test]
-    fn what_failed_is_told_with_its_words() {
-        let task = |name: &str| Task {
-            name: name.to_owned(),
-            limit_s: 1,
-            command: None,
-            row: None,
-        };
-        let tasks = [task("boot"), task("igb/transfer")];
-        let mut report = Report {
-            ended: vec![
-                ended("boot", Outcome::Passed),
-                ended("igb/transfer", Outcome::Failed),
-            ],
-            ..Report::default()
-        };
-        let text = shown(&report, false);
-        assert!(text.contains("igb/transfer      1.2  FAILED"), "{text}");
-        assert!(
-            text.ends_with("\nigb/transfer FAILED:\n  first\n  last\n"),
-            "{text}"
-        );
-        assert_eq!(shown(&report, true), "first\nlast\nfirst\nlast\n");
-        let error = verdict(&report, &tasks).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "1 of 2 failed: igb/transfer; what they said is above"
-        );
-        report.ended[1].outcome = Outcome::Skipped;
-        verdict(&report, &tasks).unwrap();
-        report.ended.pop();
-        let error = verdict(&report, &tasks).unwrap_err().to_string();
-        assert!(error.starts_with("igb/transfer did not run"), "{error}");
-        report.died = Some("the guest died in boot: Kernel panic".to_owned());
-        let error = verdict(&report, &tasks).unwrap_err().to_string();
-        assert!(
-            error.starts_with("the guest died in boot: Kernel panic"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn reports_of_lm_bench_become_files() {
-        let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "reports").unwrap();
-        let mut report = Report {
-            ended: vec![
-                ended("boot", Outcome::Passed),
-                ended("igb/paper-polling", Outcome::Passed),
-            ],
-            ..Report::default()
-        };
-        assert_eq!(keep_reports(&folder, &report).unwrap(), "", "none brings any");
-        report.ended[1].report =
-            json!({"reports": {"a-latency": {"schema": "s"}, "a-throughput": {"schema": "t"}}});
-        let said = keep_reports(&folder, &report).unwrap();
-        let files = ["a-latency", "a-throughput"].map(|name| folder.join(format!("{name}.json")));
-        let names = files.each_ref().map(|file| file.display().to_string());
-        assert_eq!(
-            said,
-            format!("\nlm-bench report {} --html page.html\n", names.join(" "))
-        );
-        let text = std::fs::read_to_string(&files[1]).unwrap();
-        assert_eq!(
-            serde_json::from_str::<Value>(&text).unwrap(),
-            json!({"schema": "t"})
-        );
-    }
-
-    #[test]
-    fn kernels_without_zero_copy_are_warned_of() {
-        let warning = warning_about("6.12.9-amd64", &Device::ALL).unwrap();
-        assert!(
-            warning.contains("6.12.9-amd64 has no zero-copy for igb, which came with 6.14"),
-            "{warning}"
-        );
-        assert_eq!(warning_about("7.2.1", &Device::ALL), None);
-        assert_eq!(warning_about("6.1", &[Device::Veth]), None);
-    }
-}
+mod tests;

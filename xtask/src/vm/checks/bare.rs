@@ -35,15 +35,15 @@ fn measure(pair: &Pair) -> Result<Value> {
         let both = format!("--interface {INTERFACE} --posted 512{mode}");
         let near = format!("{both} --payload {PAYLOAD} {}", addresses(pair)?);
         // What QEMU still keeps of a stream while a card begins anew is no answer.
-        let pong = start_far(pair, &format!("bare-pong {both} --port 7302"))?;
+        let pong = start_far(pair, &format!("bare pong {both} --port 7302"))?;
         let round_trips = run_near(
             pair,
-            &format!("bare-ping {near} --port 7302 --count {ROUND_TRIPS}"),
+            &format!("bare ping {near} --port 7302 --count {ROUND_TRIPS}"),
         )?;
         pong.stop()?;
         ensure!(round_trips["messages"] == ROUND_TRIPS, "{round_trips}");
-        let receiver = start_far(pair, &format!("bare-recv {both} --warmup 0.05 --seconds 0.2"))?;
-        run_near(pair, &format!("bare-send {near} --seconds 1"))?;
+        let receiver = start_far(pair, &format!("bare recv {both} --warmup 0.05 --seconds 0.2"))?;
+        run_near(pair, &format!("bare send {near} --seconds 1"))?;
         let received = receiver.finish()?.json().context("bare-recv")?;
         let number = |name: &str| {
             received[name]

@@ -1,5 +1,5 @@
 //! How a program learns of packets on the emulated igb: by interrupts that the card holds back (LM §2.1 and figure 4), or by looking
-//! itself (LM §5). `lm-bench` measures under each setting, and `lm-bench report` sets the two beside each other.
+//! itself (LM §5). `lm-bench` measures under each setting.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,34 +19,15 @@ const DRIVERS_OWN: u32 = 3;
 const COUNTED_SECONDS: f64 = 1.0;
 /// Longer than any command here takes.
 const LIMIT: Duration = Duration::from_secs(880);
-/// What a reader of the figures has to know.
-const EMULATED: &str = "Cards, processor and clock are those of an emulator (QEMU's TCG, without KVM): only ratios between figures of this \
-    machine mean anything. A program that spins takes a core from the emulator's own threads, and the settings were measured one after \
-    the other, not in turns.";
-
 /// A way to learn of packets, and who is measured in it.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
-    /// Its files' name.
     name: &'static str,
-    /// The link's name in the results, by which the report knows it.
-    place: &'static str,
     /// `ethtool -C IF rx-usecs`, on both hosts.
     rx_usecs: u32,
     /// Of `lm-bench`.
     systems: &'static [&'static str],
-    /// The setting in words.
-    about: &'static str,
 }
-
-const DEFAULTS: Setting = Setting {
-    name: "igb",
-    place: "igb (emulated)",
-    rx_usecs: DRIVERS_OWN,
-    // Whoever spins takes a core from the emulator.
-    systems: &["lm-sleeping", "udp-blocking"],
-    about: "by the driver's own setting igb adapts to the traffic, and programs sleep",
-};
 
 /// A fixed interval, because the driver's own setting becomes short for exactly those packets that would show the delay. The driver of
 /// the paper's PRO/1000 had 125 µs (e1000's `InterruptThrottleRate` of 8000), a few of its round trips; here a round trip takes a
@@ -54,67 +35,25 @@ const DEFAULTS: Setting = Setting {
 /// for: igb writes it in quarters of a microsecond, and each counts for 1024 ns (`igb_intrmgr_rearm_timer` of hw/net/igb_core.c in
 /// QEMU 10.0). So these 500 µs are two milliseconds, again some round trips.
 const COALESCING: Setting = Setting {
-    name: "igb-coalescing",
-    place: "igb (emulated), coalescing",
+    name: "coalescing",
     rx_usecs: 500,
     systems: &["lm-sleeping", "udp-blocking"],
-    about: "one in 500 µs at most is asked for, of which QEMU 10.0 makes 2 ms, some of this machine's round trips, and programs sleep until \
-            one comes",
 };
 
 const POLLING: Setting = Setting {
-    name: "igb-polling",
-    place: "igb (emulated), polling",
+    name: "polling",
     rx_usecs: 0,
     systems: &["lm", "udp-spinning"],
-    about: "they are not held back, and programs never sleep: they look at their rings or sockets without end. Packets still come there \
-            by interrupts, because on a card LM leaves its queues to the kernel",
 };
 
-/// What is measured: for the paper's rows, or only that it works.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    rounds: u32,
-    /// Of a stream, and the longest that round trips take.
-    seconds: f64,
-    round_trips: u32,
-    /// Message lengths in bytes.
-    latency_sizes: &'static [u64],
-    throughput_sizes: &'static [u64],
-}
-
-const PAPER: Extent = Extent {
-    rounds: 3,
-    seconds: 1.0,
-    round_trips: 300,
-    latency_sizes: &[64, 7168],
-    throughput_sizes: &[65_536],
-};
-const SHORT: Extent = Extent {
-    rounds: 1,
-    seconds: 0.1,
-    round_trips: 5,
-    latency_sizes: &[64],
-    throughput_sizes: &[65_536],
-};
-
-pub(super) fn defaults(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    measure(device, &[DEFAULTS], PAPER)
-}
-
-pub(super) fn coalescing(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    measure(device, &[COALESCING], PAPER)
-}
-
-pub(super) fn polling(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    measure(device, &[POLLING], PAPER)
-}
+/// Round trips of 64 bytes, and messages of a stream.
+const SIZES: [(&str, u64); 2] = [("latency", 64), ("throughput", 65_536)];
 
 /// Both settings, a few round trips and a short stream each: the cards take the setting, every program runs to its end, and what the
 /// reports say of the link is what the driver has.
 pub(super) fn check(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     require_zero_copy(device.context("this check is of a device")?)?;
-    let measured = measure(device, &[COALESCING, POLLING], SHORT)?;
+    let measured = measure(device)?;
     for (name, report) in measured["reports"].as_object().into_iter().flatten() {
         let link = &report["links"][0];
         ensure!(
@@ -125,17 +64,17 @@ pub(super) fn check(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     Ok(measured)
 }
 
-/// Measures under each setting; the reports of `lm-bench` by the names of their files.
-fn measure(device: Option<Device>, settings: &[Setting], extent: Extent) -> Result<Value> {
+/// Measures under each setting; the reports of `lm-bench` by setting and command.
+fn measure(device: Option<Device>) -> Result<Value> {
     let bed = hosts(device.context("this check is of a device")?, false)?;
     bed.introduce()?;
-    let measured = measure_on(&bed, settings, extent);
+    let measured = measure_on(&bed);
     // The card keeps its setting when the bed has gone.
     set_rx_usecs(&bed, DRIVERS_OWN)?;
     measured
 }
 
-fn measure_on(bed: &Bed, settings: &[Setting], extent: Extent) -> Result<Value> {
+fn measure_on(bed: &Bed) -> Result<Value> {
     let serve = lm_bench().args(["serve", "--core", "1"]);
     let serve = serve.args([
         "--bind",
@@ -144,37 +83,27 @@ fn measure_on(bed: &Bed, settings: &[Setting], extent: Extent) -> Result<Value> 
     ]);
     let mut server = bed.right().spawn(serve)?;
     server.await_text("ready")?;
-    let mut reports = Map::new();
-    let mut counts = Vec::new();
-    for setting in settings {
+    let (mut reports, mut lines, mut interrupts) = (Map::new(), Vec::new(), Vec::new());
+    for setting in [COALESCING, POLLING] {
         set_rx_usecs(bed, setting.rx_usecs)?;
         let count = count_interrupts(bed)?;
-        for (command, sizes) in [
-            ("latency", extent.latency_sizes),
-            ("throughput", extent.throughput_sizes),
-        ] {
-            let report = run(bed, setting, extent, command, sizes, &count)
-                .with_context(|| format!("{}, {command}", setting.place))?;
-            ensure_measured(&report, setting.systems, sizes)?;
+        for (command, size) in SIZES {
+            let report =
+                run(bed, &setting, command, size).with_context(|| format!("{}, {command}", setting.name))?;
+            ensure_measured(&report, setting.systems, &[size])?;
             reports.insert(format!("{}-{command}", setting.name), report);
         }
-        counts.push((setting, count));
-    }
-    server.stop()?;
-    let lines: Vec<String> = (counts.iter())
-        .map(|(setting, count)| format!("{}: {}", setting.place, count.words()))
-        .collect();
-    Ok(json!({
-        "summary": lines.join("; "),
-        "interrupts": counts.iter().map(|(setting, count)| json!({
-            "place": setting.place,
+        lines.push(format!("{}: {}", setting.name, count.words()));
+        interrupts.push(json!({
+            "setting": setting.name,
             "rx_usecs": setting.rx_usecs,
             "interrupts": count.interrupts,
             "packets": count.packets,
             "seconds": count.seconds,
-        })).collect::<Vec<_>>(),
-        "reports": reports,
-    }))
+        }));
+    }
+    server.stop()?;
+    Ok(json!({"summary": lines.join("; "), "interrupts": interrupts, "reports": reports}))
 }
 
 fn lm_bench() -> Launch {
@@ -182,36 +111,18 @@ fn lm_bench() -> Launch {
 }
 
 /// One command of `lm-bench` from the left host to the right one; its report.
-fn run(
-    bed: &Bed,
-    setting: &Setting,
-    extent: Extent,
-    command: &str,
-    sizes: &[u64],
-    count: &Count,
-) -> Result<Value> {
+fn run(bed: &Bed, setting: &Setting, command: &str, size: u64) -> Result<Value> {
     let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "interrupts")?;
     let file = folder.join("report.json");
-    let caveat = format!(
-        "Interrupts: {} (ethtool -C rx-usecs {}). Counted under a stream of kernel UDP: {}.",
-        setting.about,
-        setting.rx_usecs,
-        count.words()
-    );
-    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
     let launch = lm_bench()
         .args([command, &bed.right().address().to_string(), "--core", "0"])
         .args([
             "--systems",
             &setting.systems.join(","),
             "--sizes",
-            &sizes.join(","),
+            &size.to_string(),
         ])
-        .args(["--rounds", &extent.rounds.to_string()])
-        .args(["--seconds", &extent.seconds.to_string()])
-        .args(["--count", &extent.round_trips.to_string()])
-        .args(["--place", setting.place])
-        .args(["--caveat", EMULATED, "--caveat", &caveat])
+        .args(["--seconds", "0.1", "--count", "5"])
         .arg("--json")
         .arg(&file);
     bed.left().spawn(launch)?.finish()?;

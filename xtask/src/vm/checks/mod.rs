@@ -47,10 +47,8 @@ pub enum List {
     Short,
     /// `cargo xtask test --vm`.
     Long,
-    /// `cargo xtask bench vm`.
-    Bench,
-    /// `cargo xtask bench vm --paper`.
-    Paper,
+    /// Nobody: it judges speed by the host's clock.
+    Named,
 }
 
 /// Devices with zero-copy.
@@ -219,33 +217,9 @@ pub const TABLE: &[Check] = &[
         run: interrupts::check,
     },
     Check {
-        name: "paper-defaults",
-        devices: &[Device::Igb],
-        list: List::Paper,
-        limit_s: 900,
-        about: "LM and kernel UDP with the driver's own setting of interrupts, for the report's rows of the paper's evaluation",
-        run: interrupts::defaults,
-    },
-    Check {
-        name: "paper-coalescing",
-        devices: &[Device::Igb],
-        list: List::Paper,
-        limit_s: 900,
-        about: "the same with interrupts held back, asleep meanwhile",
-        run: interrupts::coalescing,
-    },
-    Check {
-        name: "paper-polling",
-        devices: &[Device::Igb],
-        list: List::Paper,
-        limit_s: 900,
-        about: "the same with interrupts that are not held back, never asleep",
-        run: interrupts::polling,
-    },
-    Check {
         name: "packets-per-second",
         devices: CARDS,
-        list: List::Bench,
+        list: List::Named,
         limit_s: 600,
         about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × (virtio-net)",
         run: rate::packets_per_second,
@@ -374,16 +348,11 @@ mod tests {
             short.contains(&"virtio-net/foreign".to_owned()) && short.contains(&"veth/no-driver".to_owned())
         );
         assert!(!short.contains(&"boot".to_owned()) && !short.contains(&"igb/abort".to_owned()));
-        let paper = of(|list| list == List::Paper);
-        assert_eq!(
-            paper,
-            ["igb/paper-defaults", "igb/paper-coalescing", "igb/paper-polling"]
-        );
-        let bench = of(|list| list == List::Bench);
-        assert_eq!(bench, ["igb/packets-per-second", "virtio-net/packets-per-second"]);
+        let named = of(|list| list == List::Named);
+        assert_eq!(named, ["igb/packets-per-second", "virtio-net/packets-per-second"]);
         assert_eq!(
             names(&["packets-per-second"], CARDS).unwrap(),
-            bench,
+            named,
             "by name from any list"
         );
     }

@@ -3,8 +3,7 @@
 //! Two interfaces of this machine that are connected with each other, by a cable or inside the machine: one sends, the other one's
 //! landing queue receives through the real gate into a real landing zone. Everything is as the data plane does it: geometry, windows
 //! in reverse order, headers in holes, the tail that is saved and put back (invariant I5). But one packet at a time: the next one is
-//! sent when the memory has been looked at. So each byte of the memory can be told for what it is (`picture::Picture`), and is compared with
-//! what geometry says (`picture::Prediction`). A byte anywhere in the registered memory that is not what it should be is an error.
+//! sent when the memory has been looked at. So each byte of the memory is compared with what geometry says (`picture::Picture`). A byte anywhere in the registered memory that is not what it should be is an error.
 //!
 //! First packets of every length are received one by one, to find out what the driver writes beside a packet (its *footprint*,
 //! [`lm_cards::footprint`]): virtio-net's prefix is part of the picture.
@@ -25,7 +24,7 @@ use lm_bench::cli::{Failure, chain};
 use lm_bench::size::ByteSize;
 
 use ends::{CHUNK_LEN, Link, MEMORY_LEN};
-use picture::{Content, Picture, Prediction, Prefix};
+use picture::{Content, Picture, Prefix};
 pub(crate) use probe::FootprintReport;
 
 /// Where the landing zone begins in the registered memory.
@@ -124,7 +123,7 @@ struct Trace {
     windows: WindowShape,
     zone: ZoneShape,
     content: Content,
-    prediction: Prediction,
+    picture: Picture,
     prefix_len: u64,
 }
 
@@ -143,13 +142,13 @@ impl Trace {
             len: prefix_len.into(),
             written: footprint.prefix_written as u64,
         };
-        let prediction = Prediction::new(geometry, ZONE + zone.message_start(), prefix);
+        let picture = Picture::painted(&content, link.receiver.umem.len(), prefix);
         Ok(Trace {
             geometry,
             windows,
             zone,
             content,
-            prediction,
+            picture,
             prefix_len: prefix_len.into(),
         })
     }
@@ -173,7 +172,7 @@ impl Trace {
             let packet = (self.geometry.tx_frame_offset(index), len);
             let start = ZONE + self.zone.frame_offset(&self.geometry, index);
             link.pass(packet, start)?;
-            self.prediction.packet(index);
+            self.picture.packet(&self.content, index);
             if let Some(window) = rule.tail_to_save(self.windows, index, count) {
                 let end = start + u64::from(len);
                 let tail = &mut saved[TailRule::slot(window)];
@@ -189,7 +188,7 @@ impl Trace {
             {
                 let tail = &saved[TailRule::slot(window)];
                 link.receiver.umem.copy_to(start - self.prefix_len, tail);
-                self.prediction.tail_restored(index);
+                self.picture.tail_restored(&self.content, index);
                 self.look(link, &format!("the tail of window {window}"))?;
                 tails_restored += 1;
             }
@@ -214,15 +213,14 @@ impl Trace {
     fn look(&self, link: &Link, what: &str) -> Result<(), Failure> {
         let mut memory = vec![0; link.receiver.umem.len() as usize];
         link.receiver.umem.copy_from(0, &mut memory);
-        let seen = Picture::of(&memory, &self.content, self.prefix_len);
-        let expected = self.prediction.picture(memory.len());
-        if let Some((at, seen, expected)) = seen.difference(&expected) {
-            let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
-            return Err(Failure::new(format!(
-                "after {what}, byte {from_message} from the message's start is {seen:?} instead of {expected:?}"
-            )));
-        }
-        Ok(())
+        let Some(at) = self.picture.difference(&self.content, &memory) else {
+            return Ok(());
+        };
+        let from_message = at as i64 - (ZONE + self.zone.message_start()) as i64;
+        let found = memory[at];
+        Err(Failure::new(format!(
+            "after {what}, byte {from_message} from the message's start is not what geometry says: {found:#04x}"
+        )))
     }
 
     fn compare_message(&self, link: &Link) -> Result<(), Failure> {

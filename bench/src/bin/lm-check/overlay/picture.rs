@@ -1,8 +1,8 @@
-//! What each byte of the memory is, told by its value, and what it should be, told by geometry.
+//! What the memory should be after each packet, told by geometry.
 //!
-//! So that a value tells, the values are kept apart: memory is painted with bytes from 0x60 to 0x7d, payload has the highest bit set
-//! and the fragment's number behind it, and where a packet's headers will lie, paint and payload differ from the header byte of that
-//! place. What is none of the three and lies where a driver may write its prefix is *prefix*; anything else is *foreign*.
+//! So that no byte passes for another, the values are kept apart: memory is painted with bytes from 0x60 to 0x7d, payload has the highest bit
+//! set and the fragment's number behind it, and where a packet's headers will lie, paint and payload differ from the header byte of that
+//! place. Where a driver may write its prefix anything else will do.
 
 use std::ops::Range;
 
@@ -14,30 +14,6 @@ const KEY: u64 = 0x6f76_6572_6c61_7973;
 const MESSAGE: u32 = 1;
 /// `lm` over IPv4, untagged.
 const HEADER_LEN: usize = 66;
-
-/// What a byte is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
-    /// As it was painted.
-    Paint,
-    /// Written by the driver in front of the packet of a fragment.
-    Prefix {
-        /// The fragment.
-        fragment: u32,
-    },
-    /// Headers of a fragment's packet.
-    Header {
-        /// The fragment.
-        fragment: u32,
-    },
-    /// Payload of a fragment, at its place in the message.
-    Payload {
-        /// The fragment.
-        fragment: u32,
-    },
-    /// Anything else.
-    Foreign,
-}
 
 /// The bytes that are sent, and those that lie in the memory before.
 pub(crate) struct Content {
@@ -126,43 +102,19 @@ impl Content {
         region
     }
 
-    fn classify(&self, address: u64, byte: u8, prefix_len: u64) -> What {
-        if byte == self.paint_at(address) {
-            return What::Paint;
-        }
-        let at = address as i64 - self.message_start as i64;
-        if let Some((fragment, expected)) = u64::try_from(at).ok().and_then(|at| self.payload_at(at))
-            && byte == expected
-        {
-            return What::Payload { fragment };
-        }
-        match self.header_at(at) {
-            Some((fragment, expected)) if byte == expected => return What::Header { fragment },
-            Some(_) => return What::Foreign,
-            None => {}
-        }
-        match self.header_at(at + prefix_len as i64) {
-            Some((fragment, _)) => What::Prefix { fragment },
-            None => What::Foreign,
-        }
-    }
-}
-
-/// What each byte of the registered memory is.
-pub(crate) struct Picture(Vec<What>);
-
-impl Picture {
-    pub(crate) fn of(memory: &[u8], content: &Content, prefix_len: u64) -> Picture {
-        let classify = |(address, &byte): (usize, &u8)| content.classify(address as u64, byte, prefix_len);
-        Picture(memory.iter().enumerate().map(classify).collect())
+    /// Where a fragment's headers lie.
+    fn headers_at(&self, fragment: u32) -> Range<u64> {
+        let range = self.geometry.rx_header_range(fragment);
+        let place = |at| self.message_start.wrapping_add_signed(at);
+        place(range.start)..place(range.end)
     }
 
-    /// The first byte where two pictures differ: its address, what it is here and what there.
-    pub(crate) fn difference(&self, other: &Picture) -> Option<(usize, What, What)> {
-        let pairs = self.0.iter().zip(&other.0).enumerate();
-        pairs
-            .map(|(at, (&here, &there))| (at, here, there))
-            .find(|(_, here, there)| here != there)
+    /// Whether that byte is what was painted there, or the payload of that place.
+    fn is_known(&self, address: u64, byte: u8) -> bool {
+        let payload = address
+            .checked_sub(self.message_start)
+            .and_then(|at| self.payload_at(at));
+        byte == self.paint_at(address) || payload.is_some_and(|(_, expected)| byte == expected)
     }
 }
 
@@ -175,60 +127,61 @@ pub(crate) struct Prefix {
     pub(crate) written: u64,
 }
 
-/// What the memory should be: geometry alone, no byte was looked at.
-pub(crate) struct Prediction {
-    geometry: Geometry,
-    message_start: u64,
+/// What the registered memory should be.
+pub(crate) struct Picture {
     prefix: Prefix,
-    /// In the order of writing: later ones lie over earlier ones.
-    written: Vec<(Range<u64>, What)>,
+    /// Each byte; nothing of what only the driver knows.
+    bytes: Vec<Option<u8>>,
 }
 
-impl Prediction {
-    pub(crate) fn new(geometry: Geometry, message_start: u64, prefix: Prefix) -> Prediction {
-        Prediction {
-            geometry,
-            message_start,
+impl Picture {
+    /// Before anything comes.
+    pub(crate) fn painted(content: &Content, len: u64, prefix: Prefix) -> Picture {
+        Picture {
             prefix,
-            written: Vec::new(),
+            bytes: content.painted(len).into_iter().map(Some).collect(),
         }
     }
 
     /// The packet of a fragment was written.
-    pub(crate) fn packet(&mut self, fragment: u32) {
-        let headers = self.headers(fragment);
-        let payload = self.geometry.rx_payload_range(fragment);
-        let prefix = headers.start - self.prefix.len;
-        self.written.extend([
-            (prefix..prefix + self.prefix.written, What::Prefix { fragment }),
-            (headers, What::Header { fragment }),
-            (
-                self.message_start + payload.start..self.message_start + payload.end,
-                What::Payload { fragment },
-            ),
-        ]);
+    pub(crate) fn packet(&mut self, content: &Content, fragment: u32) {
+        let headers = content.headers_at(fragment);
+        let prefix = (headers.start - self.prefix.len) as usize;
+        self.bytes[prefix..][..self.prefix.written as usize].fill(None);
+        self.write(headers.start, &content.headers[fragment as usize]);
+        self.write_payload(content, content.geometry.rx_payload_range(fragment));
     }
 
     /// The payload under a fragment's headers was put back.
-    pub(crate) fn tail_restored(&mut self, lowest: u32) {
-        let headers = self.headers(lowest);
-        let below = What::Payload { fragment: lowest - 1 };
-        self.written
-            .push((headers.start - self.prefix.len..headers.end, below));
+    pub(crate) fn tail_restored(&mut self, content: &Content, lowest: u32) {
+        let headers = content.headers_at(lowest);
+        let below = headers.start - self.prefix.len..headers.end;
+        self.write_payload(
+            content,
+            below.start - content.message_start..below.end - content.message_start,
+        );
     }
 
-    fn headers(&self, fragment: u32) -> Range<u64> {
-        let range = self.geometry.rx_header_range(fragment);
-        let place = |at| self.message_start.wrapping_add_signed(at);
-        place(range.start)..place(range.end)
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        let place = self.bytes[address as usize..].iter_mut();
+        place.zip(bytes).for_each(|(place, &byte)| *place = Some(byte));
     }
 
-    pub(crate) fn picture(&self, memory_len: usize) -> Picture {
-        let mut picture = vec![What::Paint; memory_len];
-        for (range, what) in &self.written {
-            picture[range.start as usize..range.end as usize].fill(*what);
-        }
-        Picture(picture)
+    fn write_payload(&mut self, content: &Content, of_message: Range<u64>) {
+        let start = content.message_start + of_message.start;
+        let payload = of_message
+            .filter_map(|at| content.payload_at(at))
+            .map(|(_, byte)| byte);
+        self.write(start, &payload.collect::<Vec<_>>());
+    }
+
+    /// The first byte of the memory that is not what it should be.
+    pub(crate) fn difference(&self, content: &Content, memory: &[u8]) -> Option<usize> {
+        let is_right = |at: usize| match self.bytes[at] {
+            Some(expected) => memory[at] == expected,
+            None => !content.is_known(at as u64, memory[at]),
+        };
+        (0..memory.len()).find(|&at| !is_right(at))
     }
 }
 
@@ -260,19 +213,15 @@ mod tests {
         Content::new(layout.message(message_len).unwrap(), &addressing, START)
     }
 
-    /// Writes packets as a device does, and gives the pictures seen and predicted after the last one.
-    fn receive(content: &Content, fragments: &[u32], prefix: &[u8], gap: usize) -> (Picture, Picture) {
+    /// Writes packets as a device does; the memory, and what it should be after the last one.
+    fn receive(content: &Content, fragments: &[u32], prefix: &[u8], gap: usize) -> (Vec<u8>, Picture) {
         let geometry = content.geometry;
         let mut memory = content.painted(LEN as u64);
-        let prefix_len = (prefix.len() + gap) as u64;
-        let mut prediction = Prediction::new(
-            geometry,
-            START,
-            Prefix {
-                len: prefix_len,
-                written: prefix.len() as u64,
-            },
-        );
+        let of_driver = Prefix {
+            len: (prefix.len() + gap) as u64,
+            written: prefix.len() as u64,
+        };
+        let mut expected = Picture::painted(content, LEN as u64, of_driver);
         let region = content.send_region();
         for &index in fragments {
             let start = START.wrapping_add_signed(geometry.rx_frame_start(index)) as usize;
@@ -280,9 +229,9 @@ mod tests {
             let len = usize::from(geometry.fragment(index).frame_len());
             memory[start - prefix.len() - gap..start - gap].copy_from_slice(prefix);
             memory[start..start + len].copy_from_slice(&region[frame..frame + len]);
-            prediction.packet(index);
+            expected.packet(content, index);
         }
-        (Picture::of(&memory, content, prefix_len), prediction.picture(LEN))
+        (memory, expected)
     }
 
     #[test]
@@ -293,8 +242,24 @@ mod tests {
             let order: Vec<u32> = WindowShape::whole(count).transmit_order(count).collect();
             for arrived in 0..=order.len() {
                 for (prefix, gap) in [(&[][..], 0), (&[0; 12], 0), (&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0], 2)] {
-                    let (seen, predicted) = receive(&content, &order[..arrived], prefix, gap);
-                    assert_eq!(seen.difference(&predicted), None, "{len} {arrived}");
+                    let (memory, expected) = receive(&content, &order[..arrived], prefix, gap);
+                    assert_eq!(expected.difference(&content, &memory), None, "{len} {arrived}");
+                    // What did not come is missed, the prefix too.
+                    if let Some(&next) = order.get(arrived) {
+                        let (more, with_next) = receive(&content, &order[..=arrived], prefix, gap);
+                        let start = content.headers_at(next).start as usize;
+                        let first = start - prefix.len() - gap;
+                        assert_eq!(
+                            with_next.difference(&content, &memory),
+                            Some(first),
+                            "{len} {arrived}"
+                        );
+                        assert_eq!(
+                            expected.difference(&content, &more),
+                            Some(first),
+                            "{len} {arrived}"
+                        );
+                    }
                 }
             }
         }
@@ -303,36 +268,41 @@ mod tests {
     #[test]
     fn a_byte_too_many_is_foreign() {
         let content = content(3000);
-        let (_, predicted) = receive(&content, &[], &[], 0);
-        let paint = content.painted(LEN as u64);
-        let prefix_len = 12;
-        for at in [0, START as usize - 66 - 13, START as usize + 3000, LEN - 1] {
+        let (paint, expected) = receive(&content, &[], &[], 0);
+        // In a header's place, too.
+        for at in [
+            0,
+            START as usize - 66 - 13,
+            START as usize - 30,
+            START as usize + 3000,
+            LEN - 1,
+        ] {
             let mut memory = paint.clone();
             memory[at] ^= 0xff;
-            let seen = Picture::of(&memory, &content, prefix_len);
-            assert_eq!(
-                seen.difference(&predicted),
-                Some((at, What::Foreign, What::Paint))
-            );
+            assert_eq!(expected.difference(&content, &memory), Some(at));
         }
-        // In a header's place, too, what is not that header.
-        let mut memory = paint;
-        let at = START as usize - 30;
-        memory[at] = (0..=0xff)
-            .find(|&byte| byte != memory[at] && Some(byte) != content.header_at(-30).map(|(_, byte)| byte))
-            .unwrap();
-        let seen = Picture::of(&memory, &content, prefix_len);
-        assert_eq!(
-            seen.difference(&predicted),
-            Some((at, What::Foreign, What::Paint))
-        );
+    }
+
+    #[test]
+    fn a_tail_is_put_back() {
+        let content = content(2896);
+        let (mut memory, mut expected) = receive(&content, &[0, 1], &[7; 12], 0);
+        let headers = content.headers_at(1);
+        let below = headers.start as usize - 12..headers.end as usize;
+        let from = |at: usize| at - START as usize;
+        memory[below.clone()].copy_from_slice(&content.message()[from(below.start)..from(below.end)]);
+        assert_eq!(expected.difference(&content, &memory), Some(below.start));
+        expected.tail_restored(&content, 1);
+        assert_eq!(expected.difference(&content, &memory), None);
     }
 
     #[test]
     fn forward_order_destroys_payload() {
         let content = content(2896);
-        let (seen, predicted) = receive(&content, &[0, 1], &[], 0);
-        assert_eq!(seen.difference(&predicted), None);
-        assert_eq!(seen.0[START as usize + 1447], What::Header { fragment: 1 });
+        let (memory, expected) = receive(&content, &[0, 1], &[], 0);
+        assert_eq!(expected.difference(&content, &memory), None);
+        let last = START as usize + 1447;
+        assert_eq!(memory[last], content.headers[1][HEADER_LEN - 1]);
+        assert_ne!(memory[last], content.message()[1447]);
     }
 }

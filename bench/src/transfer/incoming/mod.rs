@@ -4,19 +4,24 @@
 //! sends makes it panic or take memory without bound: transfers under way, messages kept for their turn, answers
 //! waiting and ended transfers remembered are all limited by constants.
 
+mod ending;
+mod one;
+mod quota;
+
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::ops::Deref;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lm_admission::Policy;
 
+use self::quota::Quota;
 use super::outgoing::REPEAT_EVERY;
-use super::progress::{Arrival, Sequence};
-use super::wire::{CONTROL_TAG, Control, ControlError, Digest, Plan, Refusal, Status, TransferId};
+use super::progress::Sequence;
+use super::wire::{CONTROL_TAG, Control, ControlError, Plan, Refusal, Status, TransferId};
 use crate::output::{Destination, Output, OutputError, Source};
-use crate::size::{ByteSize, approximate};
+use crate::size::ByteSize;
 
 /// A sender that is silent for so long is asked whether it is there, as often as it should speak: a live one says ALIVE every second.
 const ASK_AFTER: Duration = Duration::from_secs(3);
@@ -104,32 +109,6 @@ pub struct Totals {
     pub first_start: Option<Instant>,
     /// When the last transfer ended.
     pub last_end: Option<Instant>,
-}
-
-/// How many bytes may come in all.
-#[derive(Clone, Copy, Debug)]
-struct Quota {
-    max: u64,
-    taken: u64,
-}
-
-impl Quota {
-    /// Whether `len` bytes more may come.
-    fn check(&self, len: u64) -> Result<(), OutputError> {
-        let left = self.max - self.taken;
-        if len <= left {
-            return Ok(());
-        }
-        let text = format!(
-            "{} of the {} that the receiver takes in all are left; send less, or start it with a larger --max-bytes",
-            approximate(left),
-            ByteSize::new(self.max)
-        );
-        Err(OutputError {
-            refusal: Refusal::DiskFull,
-            text,
-        })
-    }
 }
 
 /// One transfer under way.
@@ -592,290 +571,7 @@ impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
         }
         self.settle(position, begun, now);
     }
-
-    fn on_end(
-        &mut self,
-        peer: P,
-        transfer: TransferId,
-        status: Status,
-        (bytes, messages): (u64, u64),
-        now: Instant,
-    ) {
-        if self.is_waiting_for_disk(peer, transfer) {
-            return self.reply(peer, Control::Alive { transfer });
-        }
-        let Some(position) = self.position(peer, transfer) else {
-            let unknown = Control::Result {
-                transfer,
-                status: Status::Unknown,
-                bytes: 0,
-                messages: 0,
-                text: "the receiver knows of no such transfer; send again".to_owned(),
-            };
-            let answer = self.ended_answer(peer, transfer).unwrap_or(unknown);
-            return self.reply(peer, answer);
-        };
-        self.active[position].last_heard = now;
-        if status != Status::Complete {
-            return self.fail(position, Status::Aborted, "the sender gave up".to_owned(), now);
-        }
-        let ended = self.active[position].sequence.end(bytes, messages);
-        if ended.is_ok() && !self.active[position].sequence.is_complete() {
-            // A long message is still on its way; the sender must not think that we are gone.
-            self.reply(peer, Control::Alive { transfer });
-        }
-        self.settle(
-            position,
-            ended.map_err(|text| (Status::Inconsistent, text.to_owned())),
-            now,
-        );
-    }
-
-    /// Ends the transfer at `position` if `step` failed or was its last.
-    fn settle(&mut self, position: usize, step: Result<(), (Status, String)>, now: Instant) {
-        match step {
-            Err((status, text)) => self.fail(position, status, text, now),
-            Ok(()) if self.active[position].sequence.is_complete() => self.finish(position, now),
-            Ok(()) => {}
-        }
-    }
-
-    fn finish(&mut self, position: usize, now: Instant) {
-        let (over, destination) = self.active.swap_remove(position).split();
-        if !destination.waits() {
-            return self.finished(over, destination.finish(), now);
-        }
-        let disk = thread::Builder::new().spawn(move || destination.finish());
-        match disk {
-            Ok(disk) => self.closing.push(Closing { over, disk }),
-            Err(error) => self.finished(over, Err(no_thread(&error.to_string())), now),
-        }
-    }
-
-    /// Waits for the disk, if it has not answered yet.
-    fn close(&mut self, position: usize, now: Instant) {
-        let Closing { over, disk } = self.closing.swap_remove(position);
-        let finished = disk.join().unwrap_or_else(|_| Err(no_thread("it panicked")));
-        self.finished(over, finished, now);
-    }
-
-    fn finished(&mut self, over: Over<P>, finished: Result<String, OutputError>, now: Instant) {
-        match finished {
-            Ok(name) => {
-                self.totals.transfers += 1;
-                self.totals.resumed_bytes += over.resumed;
-                let bytes = over.sequence.bytes();
-                self.tell(Event::Finished { name, bytes });
-                self.end(&over, Status::Complete, String::new(), now);
-            }
-            Err(error) => self.failed(&over, Status::WriteFailed, error.text, now),
-        }
-    }
-
-    fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
-        let (mut over, destination) = self.active.swap_remove(position).split();
-        // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
-        let keep = match status {
-            Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
-            Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
-        };
-        if destination.abandon(keep) {
-            // They still take their place.
-            over.written = 0;
-        }
-        self.failed(&over, status, text, now);
-    }
-
-    fn failed(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
-        self.quota.taken -= over.written;
-        self.output.failed();
-        self.totals.failed_transfers += 1;
-        self.tell(Event::Failed {
-            from: over.from,
-            text: format!("{text} (after {})", approximate(over.sequence.bytes())),
-        });
-        self.end(over, status, text, now);
-    }
-
-    fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
-        self.totals.last_end = Some(now);
-        let peer = over.peer;
-        let answer = Control::Result {
-            transfer: over.transfer,
-            status,
-            bytes: over.sequence.bytes(),
-            messages: over.sequence.messages(),
-            text,
-        };
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(Ended {
-            peer,
-            answer: answer.clone(),
-        });
-        self.reply(peer, answer);
-    }
-
-    fn ended_answer(&self, peer: P, transfer: TransferId) -> Option<Control> {
-        let ended = self
-            .ended
-            .iter()
-            .find(|ended| ended.peer == peer && ended.answer.transfer() == transfer);
-        ended.map(|ended| ended.answer.clone())
-    }
-
-    fn refuse(&mut self, peer: P, from: Ipv4Addr, transfer: TransferId, error: OutputError) {
-        let OutputError { refusal, text } = error;
-        self.tell(Event::Refused {
-            from,
-            text: text.clone(),
-        });
-        self.reply(
-            peer,
-            Control::Refused {
-                transfer,
-                refusal,
-                text,
-            },
-        );
-    }
-
-    fn reply(&mut self, peer: P, control: Control) {
-        if self.replies.len() == REPLIES_MAX {
-            self.replies.pop_front();
-        }
-        self.replies.push_back((peer, control));
-    }
-
-    fn tell(&mut self, event: Event) {
-        if self.events.len() == EVENTS_MAX {
-            self.events.pop_front();
-        }
-        self.events.push_back(event);
-    }
-}
-
-fn no_thread(why: &str) -> OutputError {
-    OutputError {
-        refusal: Refusal::NotWritable,
-        text: format!("no thread could wait for the disk: {why}; free memory or leave out --fsync"),
-    }
-}
-
-impl<P, M: Deref<Target = [u8]>> Incoming<P, M> {
-    fn split(self) -> (Over<P>, Destination) {
-        let over = Over {
-            peer: self.peer,
-            from: self.from,
-            transfer: self.transfer,
-            sequence: self.sequence,
-            written: self.written,
-            resumed: self.resumed,
-        };
-        (over, self.destination)
-    }
-
-    /// Digests of blocks of what is there: as many as a second is enough for.
-    fn digests(
-        &self,
-        offset: u64,
-        block_len: u64,
-        end: u64,
-        between: &mut dyn FnMut() -> bool,
-    ) -> Vec<Digest> {
-        let (began, end) = (Instant::now(), end.min(self.destination.held()));
-        let mut digests = Vec::new();
-        let mut from = offset;
-        while self.searching && from < end && began.elapsed() < CHECK_MAX {
-            let to = from.saturating_add(block_len).min(end);
-            match self.destination.digest(from, to, between) {
-                Ok(digest) => digests.push(digest),
-                // What cannot be read is sent again.
-                Err(_) => break,
-            }
-            from = to;
-        }
-        digests
-    }
-
-    /// What comes begins at message `first`. Said again it changes nothing.
-    fn begin(&mut self, first: u64) -> Result<(), (Status, String)> {
-        if !self.searching {
-            return Ok(());
-        }
-        let sequence = Sequence::resumed(self.plan, first);
-        let len = sequence.bytes();
-        if len > self.destination.held() {
-            let text = "the sender goes on behind what is there; send again".to_owned();
-            return Err((Status::Inconsistent, text));
-        }
-        self.destination
-            .cut(len)
-            .map_err(|error| (Status::WriteFailed, error.text))?;
-        self.sequence = sequence;
-        self.resumed = len;
-        self.searching = false;
-        Ok(())
-    }
-
-    /// Writes message `index`, or keeps it until its turn.
-    fn take(
-        &mut self,
-        index: u32,
-        message: M,
-        (totals, quota): (&mut Totals, &mut Quota),
-        between: &mut dyn FnMut() -> bool,
-    ) -> Result<(), (Status, String)> {
-        if self.searching {
-            let text = "data came before its beginning was said; send again".to_owned();
-            return Err((Status::Inconsistent, text));
-        }
-        let arrival = self.sequence.arrived(index, message.len() as u64);
-        let arrival = arrival.map_err(|text| (Status::Inconsistent, text.to_owned()))?;
-        if self.destination.in_order() && arrival == Arrival::Early {
-            if self.early.len() == EARLY_MAX {
-                let text =
-                    "messages came further out of order than a stream can bear; write to a file instead";
-                return Err((Status::Inconsistent, text.to_owned()));
-            }
-            self.early.push((index, message));
-            return Ok(());
-        }
-        self.write(index, &message, (&mut *totals, &mut *quota), between)?;
-        // Early ones whose turn it is now; the memory of each goes back as soon as it is written.
-        let mut turn = index;
-        while !self.early.is_empty() {
-            turn = turn.wrapping_add(1);
-            let Some(position) = self.early.iter().position(|(index, _)| *index == turn) else {
-                break;
-            };
-            let (index, message) = self.early.swap_remove(position);
-            self.write(index, &message, (&mut *totals, &mut *quota), between)?;
-        }
-        Ok(())
-    }
-
-    fn write(
-        &mut self,
-        index: u32,
-        bytes: &[u8],
-        (totals, quota): (&mut Totals, &mut Quota),
-        between: &mut dyn FnMut() -> bool,
-    ) -> Result<(), (Status, String)> {
-        let (offset, len) = (self.sequence.offset(index), bytes.len() as u64);
-        let written = quota
-            .check(len)
-            .and_then(|()| self.destination.write_at(offset, bytes, between));
-        written.map_err(|error| (Status::WriteFailed, error.text))?;
-        quota.taken += len;
-        self.written += len;
-        totals.bytes += len;
-        totals.messages += 1;
-        Ok(())
-    }
 }
 
 #[cfg(test)]
-#[path = "incoming_tests.rs"]
 mod tests;

@@ -1,0 +1,83 @@
+//! The XDP program of the bare AF_XDP programs (`src/redirect.c`), with its socket map.
+
+use std::error::Error;
+use std::io;
+use std::os::fd::RawFd;
+
+use aya::maps::{MapData, XskMap};
+use aya::programs::{ProgramError, Xdp, XdpMode};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+
+use super::PortArgs;
+use super::socket::patiently;
+use crate::suite::await_link;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../redirect.o");
+
+/// How the XDP program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attach {
+    /// In the driver.
+    Native,
+    /// In the stack, on socket buffers.
+    Generic,
+}
+
+/// An attached redirect program. Dropping it detaches: the link is the only reference to the attachment, so a killed
+/// process leaves nothing behind either.
+pub(super) struct Redirect {
+    _sockets: XskMap<MapData>,
+    _ebpf: Ebpf,
+}
+
+impl Redirect {
+    /// Attaches to `ifindex` a program that redirects each IPv4 UDP datagram to the port and queue of `args` to
+    /// `socket`, and passes everything else to the stack. Returns when the card, which may begin anew with that, has its link again: what was
+    /// sent before would be lost.
+    pub(super) fn to(socket: RawFd, ifindex: u32, args: &PortArgs) -> io::Result<Redirect> {
+        let attached = patiently(|| Redirect::attach(ifindex, args, socket).map_err(system_error))?;
+        await_link(&args.interface).map_err(|failure| io::Error::other(failure.text))?;
+        Ok(attached)
+    }
+
+    fn attach(ifindex: u32, args: &PortArgs, socket: RawFd) -> Result<Redirect, EbpfError> {
+        let port = args.port.to_be();
+        let mut ebpf = EbpfLoader::new()
+            .override_global("lm_bare_port", &port, true)
+            .load(OBJECT)?;
+        let sockets = ebpf.take_map("lm_bare_sockets").expect("it is in the object");
+        let mut sockets = XskMap::try_from(sockets)?;
+        let program: &mut Xdp = (ebpf.program_mut("lm_bare"))
+            .ok_or(ProgramError::NotLoaded)?
+            .try_into()?;
+        program.load()?;
+        sockets.set(args.queue, socket, 0)?;
+        program.attach_to_if_index(
+            ifindex,
+            match args.mode {
+                Attach::Native => XdpMode::Driver,
+                Attach::Generic => XdpMode::Skb,
+            },
+        )?;
+        Ok(Redirect {
+            _sockets: sockets,
+            _ebpf: ebpf,
+        })
+    }
+}
+
+/// The system's error within, so that an interface that is busy is asked again.
+fn system_error(error: EbpfError) -> io::Error {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+    while let Some(within) = cause {
+        let code = within
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error);
+        if let Some(code) = code {
+            return io::Error::from_raw_os_error(code);
+        }
+        cause = within.source();
+    }
+    io::Error::other(error)
+}

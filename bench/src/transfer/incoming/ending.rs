@@ -1,0 +1,182 @@
+//! How a transfer ends, and what its sender is answered.
+
+use std::net::Ipv4Addr;
+use std::ops::Deref;
+use std::thread;
+use std::time::Instant;
+
+use super::{Closing, ENDED_MAX, EVENTS_MAX, Ended, Event, Over, REPLIES_MAX, Receiver};
+use crate::output::OutputError;
+use crate::size::approximate;
+use crate::transfer::wire::{Control, Refusal, Status, TransferId};
+
+impl<P: Copy + Eq, M: Deref<Target = [u8]>> Receiver<P, M> {
+    pub(super) fn on_end(
+        &mut self,
+        peer: P,
+        transfer: TransferId,
+        status: Status,
+        (bytes, messages): (u64, u64),
+        now: Instant,
+    ) {
+        if self.is_waiting_for_disk(peer, transfer) {
+            return self.reply(peer, Control::Alive { transfer });
+        }
+        let Some(position) = self.position(peer, transfer) else {
+            let unknown = Control::Result {
+                transfer,
+                status: Status::Unknown,
+                bytes: 0,
+                messages: 0,
+                text: "the receiver knows of no such transfer; send again".to_owned(),
+            };
+            let answer = self.ended_answer(peer, transfer).unwrap_or(unknown);
+            return self.reply(peer, answer);
+        };
+        self.active[position].last_heard = now;
+        if status != Status::Complete {
+            return self.fail(position, Status::Aborted, "the sender gave up".to_owned(), now);
+        }
+        let ended = self.active[position].sequence.end(bytes, messages);
+        if ended.is_ok() && !self.active[position].sequence.is_complete() {
+            // A long message is still on its way; the sender must not think that we are gone.
+            self.reply(peer, Control::Alive { transfer });
+        }
+        self.settle(
+            position,
+            ended.map_err(|text| (Status::Inconsistent, text.to_owned())),
+            now,
+        );
+    }
+
+    /// Ends the transfer at `position` if `step` failed or was its last.
+    pub(super) fn settle(&mut self, position: usize, step: Result<(), (Status, String)>, now: Instant) {
+        match step {
+            Err((status, text)) => self.fail(position, status, text, now),
+            Ok(()) if self.active[position].sequence.is_complete() => self.finish(position, now),
+            Ok(()) => {}
+        }
+    }
+
+    pub(super) fn finish(&mut self, position: usize, now: Instant) {
+        let (over, destination) = self.active.swap_remove(position).split();
+        if !destination.waits() {
+            return self.finished(over, destination.finish(), now);
+        }
+        let disk = thread::Builder::new().spawn(move || destination.finish());
+        match disk {
+            Ok(disk) => self.closing.push(Closing { over, disk }),
+            Err(error) => self.finished(over, Err(no_thread(&error.to_string())), now),
+        }
+    }
+
+    /// Waits for the disk, if it has not answered yet.
+    pub(super) fn close(&mut self, position: usize, now: Instant) {
+        let Closing { over, disk } = self.closing.swap_remove(position);
+        let finished = disk.join().unwrap_or_else(|_| Err(no_thread("it panicked")));
+        self.finished(over, finished, now);
+    }
+
+    pub(super) fn finished(&mut self, over: Over<P>, finished: Result<String, OutputError>, now: Instant) {
+        match finished {
+            Ok(name) => {
+                self.totals.transfers += 1;
+                self.totals.resumed_bytes += over.resumed;
+                let bytes = over.sequence.bytes();
+                self.tell(Event::Finished { name, bytes });
+                self.end(&over, Status::Complete, String::new(), now);
+            }
+            Err(error) => self.failed(&over, Status::WriteFailed, error.text, now),
+        }
+    }
+
+    pub(super) fn fail(&mut self, position: usize, status: Status, text: String, now: Instant) {
+        let (mut over, destination) = self.active.swap_remove(position).split();
+        // Where the way to it broke there may be another; a disk or a sender that is faulty will be so again.
+        let keep = match status {
+            Status::Aborted | Status::Incomplete | Status::TimedOut | Status::Stopped => true,
+            Status::Complete | Status::WriteFailed | Status::Inconsistent | Status::Unknown => false,
+        };
+        if destination.abandon(keep) {
+            // They still take their place.
+            over.written = 0;
+        }
+        self.failed(&over, status, text, now);
+    }
+
+    pub(super) fn failed(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
+        self.quota.taken -= over.written;
+        self.output.failed();
+        self.totals.failed_transfers += 1;
+        self.tell(Event::Failed {
+            from: over.from,
+            text: format!("{text} (after {})", approximate(over.sequence.bytes())),
+        });
+        self.end(over, status, text, now);
+    }
+
+    pub(super) fn end(&mut self, over: &Over<P>, status: Status, text: String, now: Instant) {
+        self.totals.last_end = Some(now);
+        let peer = over.peer;
+        let answer = Control::Result {
+            transfer: over.transfer,
+            status,
+            bytes: over.sequence.bytes(),
+            messages: over.sequence.messages(),
+            text,
+        };
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(Ended {
+            peer,
+            answer: answer.clone(),
+        });
+        self.reply(peer, answer);
+    }
+
+    pub(super) fn ended_answer(&self, peer: P, transfer: TransferId) -> Option<Control> {
+        let ended = self
+            .ended
+            .iter()
+            .find(|ended| ended.peer == peer && ended.answer.transfer() == transfer);
+        ended.map(|ended| ended.answer.clone())
+    }
+
+    pub(super) fn refuse(&mut self, peer: P, from: Ipv4Addr, transfer: TransferId, error: OutputError) {
+        let OutputError { refusal, text } = error;
+        self.tell(Event::Refused {
+            from,
+            text: text.clone(),
+        });
+        self.reply(
+            peer,
+            Control::Refused {
+                transfer,
+                refusal,
+                text,
+            },
+        );
+    }
+
+    pub(super) fn reply(&mut self, peer: P, control: Control) {
+        if self.replies.len() == REPLIES_MAX {
+            self.replies.pop_front();
+        }
+        self.replies.push_back((peer, control));
+    }
+
+    pub(super) fn tell(&mut self, event: Event) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+}
+
+fn no_thread(why: &str) -> OutputError {
+    OutputError {
+        refusal: Refusal::NotWritable,
+        text: format!("no thread could wait for the disk: {why}; free memory or leave out --fsync"),
+    }
+}

@@ -1,0 +1,143 @@
+use super::*;
+
+fn row(what: What) -> Row {
+    Row {
+        device: Device::Igb,
+        system: "lm".to_owned(),
+        mode: Some(Mode::Copy),
+        what,
+        size: 64,
+        rounds: 2,
+        rx_usecs: RX_USECS,
+    }
+}
+
+fn ended(outcome: Outcome, report: Value) -> Ended {
+    Ended {
+        name: row(What::Stream).name(),
+        outcome,
+        seconds: 1.0,
+        report,
+        output: "first\nlast words\n".to_owned(),
+    }
+}
+
+fn streams(seconds: [f64; 2], lost: u64) -> Measured {
+    let round =
+        |seconds: f64| json!({"bytes": 1_000_000, "seconds": seconds, "messages": 10, "lost_messages": lost});
+    let report = json!({
+        "rounds": seconds.map(round),
+        "failures": Value::Null,
+        "interrupts": [5, 50],
+    });
+    Measured::of(&row(What::Stream), &ended(Outcome::Passed, report), false)
+}
+
+#[test]
+fn rounds_agree_within_one_percent_or_the_row_says_by_how_much_not() {
+    let good = streams([1.0, 1.009], 0);
+    assert!(good.remark().is_empty(), "{good:?}");
+    assert!((good.median().unwrap() - 8e6 / 1.0045).abs() < 1e3);
+    assert_eq!(good.interrupts, Some([2.5, 25.0]), "of each round");
+    let bad = streams([1.0, 1.02], 5);
+    assert_eq!(
+        bad.remark(),
+        "rounds differ by 2.0 %; 0.50 lost for each that came"
+    );
+}
+
+#[test]
+fn what_failed_is_in_the_row() {
+    let report = json!({
+        "rounds": [{"p50_ns": 5.0, "p99_ns": 9.0}],
+        "failures": [{"why": "no answer"}],
+        "error": "something else",
+    });
+    let one = Measured::of(&row(What::RoundTrips), &ended(Outcome::Passed, report), false);
+    assert_eq!(
+        (one.median(), one.remark().as_str()),
+        (Some(5.0), "1 failed: no answer; one round")
+    );
+    let dead = Measured::of(&row(What::Stream), &ended(Outcome::Failed, Value::Null), false);
+    assert_eq!(
+        (dead.median(), dead.remark().as_str()),
+        (None, "1 failed: last words")
+    );
+    let nothing = json!({"rounds": null, "error": "nothing was measured"});
+    let nothing = Measured::of(&row(What::Stream), &ended(Outcome::Passed, nothing), false);
+    assert_eq!(nothing.remark(), "1 failed: nothing was measured");
+    assert!(table(&[nothing]).to_string().contains("–"));
+}
+
+#[test]
+fn two_runs_are_compared_row_by_row() {
+    let first = [streams([1.0, 1.0], 0)];
+    compare(&[streams([1.005, 1.005], 0)], &first).unwrap();
+    let error = compare(&[streams([1.05, 1.05], 0)], &first)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("1 of 1 rows differ"), "{error}");
+    let scattered = [streams([1.0, 1.5], 0)];
+    assert!(
+        compare(&scattered, &first).is_err(),
+        "rounds that differ are no excuse"
+    );
+    let dead = [Measured::of(
+        &row(What::Stream),
+        &ended(Outcome::Failed, Value::Null),
+        false,
+    )];
+    assert!(compare(&dead, &first).is_err(), "nor is a row without a figure");
+    let error = compare(&first, &[]).unwrap_err().to_string();
+    assert_eq!(error, "no row is in both runs");
+    // As it is kept in a file.
+    let text = serde_json::to_string(&first[0]).unwrap();
+    assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), first[0]);
+}
+
+#[test]
+fn why_two_runs_differ_is_told() {
+    let machine = |qemu: &str, files: &str| Machine {
+        device: Device::Igb,
+        qemu: qemu.to_owned(),
+        guest: "7.3".to_owned(),
+        kernel_sha256: "k".to_owned(),
+        initramfs_sha256: files.to_owned(),
+    };
+    let first = [machine("10", "a")];
+    assert!(other_machine(&first, &first).contains("something else than instructions"));
+    let other = other_machine(&[machine("11", "b")], &first);
+    assert!(
+        other.contains("QEMU") && other.contains("files") && !other.contains("kernel"),
+        "{other}"
+    );
+    assert!(other_machine(&[], &first).contains("another machine"));
+    let result = json!({"qemu": {"version": "10"}, "guest": {"kernel": "7.3"}, "sha256": {"kernel": "k", "initramfs": "a"}});
+    assert_eq!(Machine::of(&row(What::Stream), &result), first[0]);
+}
+
+#[test]
+fn a_boot_has_cards_of_one_kind_and_an_end() {
+    let mut rows = vec![row(What::Stream); 20];
+    rows[18].device = Device::VirtioNet;
+    rows[19].device = Device::VirtioNet;
+    rows[19].mode = Some(Mode::ZeroCopy);
+    let lens: Vec<usize> = boots(&rows, 2).iter().map(|rows| rows.len()).collect();
+    assert_eq!(lens, [14, 4, 1, 1], "and is joined in one way");
+    assert_eq!(boots(&rows, 10).len(), 11, "two at a time");
+}
+
+#[test]
+fn only_what_a_system_can_do_is_asked_of_it() {
+    assert!(!measures("bare", What::RoundTrips, 7168) && measures("lm", What::RoundTrips, 1 << 20));
+    assert!(
+        !measures("udp-blocking", What::RoundTrips, 65_508)
+            && measures("udp-blocking", What::Stream, 1 << 20)
+    );
+    assert_eq!(modes(Device::Igb, "lm-no-integrity"), [Some(Mode::Copy)]);
+    assert_eq!(modes(Device::Igb, "bare"), modes(Device::Igb, "lm"));
+    assert_eq!(modes(Device::VirtioNet, "bare"), [Some(Mode::Copy)]);
+    let short = short_rows(2, RX_USECS);
+    let names: std::collections::BTreeSet<String> = short.iter().map(Row::name).collect();
+    assert_eq!(names.len(), short.len(), "a row is known by its name");
+}

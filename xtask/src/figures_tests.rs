@@ -1,0 +1,142 @@
+use super::*;
+
+fn committed(path: &str) -> String {
+    std::fs::read_to_string(workspace::root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn the_page_is_what_the_command_makes_of_the_committed_files() {
+    let made = make(workspace::root()).unwrap();
+    assert_eq!(
+        committed(PAGE),
+        made.page,
+        "run cargo xtask figures and commit {PAGE}"
+    );
+    assert_eq!(
+        committed(TARGETS),
+        made.targets,
+        "run cargo xtask figures and commit {TARGETS}"
+    );
+}
+
+/// The page's tables are wide: the last four cells are command, commit, date and host.
+#[test]
+fn no_row_is_without_command_commit_date_and_host() {
+    let page = committed(PAGE);
+    let rows: Vec<&str> = (page.lines())
+        .filter(|line| line.starts_with("| ") && !line.contains("| command |"))
+        .collect();
+    assert!(!rows.is_empty(), "nothing is measured");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [.., command, commit, date, host] = &cells[..] else {
+            panic!("{row}")
+        };
+        assert!(
+            command.starts_with("`cargo xtask bench ") || command.starts_with("`lm-bench "),
+            "{row}"
+        );
+        assert!(commit.len() >= 7 && !commit.contains("dirty"), "{row}");
+        assert!(date.starts_with("20") && date.ends_with('Z'), "{row}");
+        assert!(host.contains("Linux"), "{row}");
+    }
+}
+
+fn file(revision: &str) -> Value {
+    let contender = |name: &str, samples: [f64; 2]| json!({"name": name, "median": 1.5, "samples": samples, "reports": [{"a": 1}]});
+    let cores =
+        |after_ns: f64, is_near: bool| json!({"before_ns": 60.0, "after_ns": after_ns, "is_near": is_near});
+    json!({
+        "suite": "core", "rounds": 2, "sleeping": {"rounds": []},
+        "machine": {"command": "cargo xtask bench core", "revision": revision, "date": "2031-02-03T04:05:06Z", "processor": "P",
+            "kernel": "7.0", "cores": 2},
+        "comparisons": [{"key": "k", "title": "T", "unit": "Gbit/s",
+            "contenders": [contender("LM", [1.0, 2.0]), contender("UDP", [1.0, 1.0])],
+            "cores": [cores(60.0, true), cores(400.0, false)],
+            "targets": [{"asked": "≥ 2 × UDP", "of": "LM / UDP", "bound": 2.0, "reached": 1.5, "near": 1.0, "met": false}]}],
+    })
+}
+
+#[test]
+fn what_is_missed_stands_as_missed_with_all_its_rounds() {
+    let small = cut(&file("1a2b3c4")).unwrap();
+    assert!(
+        small["comparisons"][0]["contenders"][0].get("reports").is_none() && small.get("sleeping").is_none()
+    );
+    let page = page(&[Measured::of(&small).unwrap()], Vec::new(), BTreeMap::new()).page;
+    let run = "`cargo xtask bench core` | 1a2b3c4 | 2031-02-03T04:05:06Z | P, 2 cores, Linux 7.0 |";
+    for row in [
+        format!("| T: LM / UDP | ≥ 2 × UDP | 1.50 | 1.00 | **missed** | {run}"),
+        format!("| T | LM | 1.50 Gbit/s | 1.00 2.00 | 60/60* 60/400 | {run}"),
+    ] {
+        assert!(page.contains(&row), "{page}");
+    }
+}
+
+#[test]
+fn a_file_that_does_not_say_by_what_it_was_measured_is_refused() {
+    for revision in ["", "1a2b3c4-dirty"] {
+        let error = cut(&file(revision)).unwrap_err().to_string();
+        assert!(error.contains("commit"), "{error}");
+    }
+    let mut without_date = file("1a2b3c4");
+    without_date["machine"]["date"] = Value::Null;
+    assert!(cut(&without_date).unwrap_err().to_string().contains("date"));
+    assert!(cut(&json!({"suite": "run"})).is_err());
+}
+
+#[test]
+fn rows_of_emulated_cards_have_the_guest_for_a_host() {
+    let row = |what: &str, rounds: &[f64]| json!({"row": {"device": "igb", "system": "lm", "mode": "copy", "what": what, "size": 64}, "rounds": rounds});
+    let file = json!({
+        "suite": "card", "rounds": 2, "clock": "instructions", "rustc": "rustc 1", "secret": 1,
+        "machine": {"command": "cargo xtask bench card", "revision": "1a2b3c4", "date": "2031-02-03T04:05:06Z"},
+        "boots": [{"qemu": "10.0", "guest": "7.3"}],
+        "rows": [row("stream", &[1e6, 3e6]), row("round-trips", &[5e3]), row("stream", &[])],
+    });
+    let small = cut(&file).unwrap();
+    assert!(small.get("secret").is_none() && small["boots"] == file["boots"]);
+    let page = page(&[Measured::of(&small).unwrap()], Vec::new(), BTreeMap::new()).page;
+    let run = "`cargo xtask bench card` | 1a2b3c4 | 2031-02-03T04:05:06Z | QEMU 10.0, Linux 7.3 |";
+    for row in [
+        format!("| igb, stream, 64 B | lm, copy | 2.00 Mbit/s | 1.00 3.00 | – | {run}"),
+        format!("| igb, round trip p50, 64 B | lm, copy | 5.00 µs | 5.00 | – | {run}"),
+    ] {
+        assert!(page.contains(&row), "{page}");
+    }
+}
+
+#[test]
+fn a_target_that_is_lowered_in_code_is_on_the_page() {
+    let asked = |bound| Asked {
+        key: "core/k/LM / UDP".to_owned(),
+        what: "k".to_owned(),
+        bound,
+        at_least: true,
+    };
+    let first = page(&[], vec![asked(2.0)], BTreeMap::new());
+    assert!(first.page.contains("None asks for less"), "{}", first.page);
+    let most = || serde_json::from_str(&first.targets).unwrap();
+    let lower = page(&[], vec![asked(1.0)], most());
+    assert!(
+        lower.page.contains("k: 1 is asked, and 2 was once"),
+        "{}",
+        lower.page
+    );
+    assert_eq!(lower.targets, first.targets, "the most is remembered");
+    let higher = page(&[], vec![asked(3.0)], most());
+    assert!(higher.page.contains("None asks for less") && higher.targets.contains("3.0"));
+}
+
+/// Figures have one place.
+#[test]
+fn readme_and_changelog_link_to_the_page_and_have_no_figures() {
+    for path in ["README.md", "CHANGELOG.md"] {
+        let text = committed(path);
+        assert!(text.contains("(docs/figures.md)"), "{path}");
+        for line in text.lines() {
+            let measured = ["Gbit/s", " µs", " ns", "times as much", " ×"];
+            assert!(!measured.iter().any(|word| line.contains(word)), "{path}: {line}");
+        }
+    }
+}

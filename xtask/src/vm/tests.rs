@@ -1,0 +1,109 @@
+use clap::Parser as _;
+
+use super::*;
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
+    let words = ["vm"].iter().chain(words);
+    Line::try_parse_from(words).map(|line| line.arguments)
+}
+
+fn ended(name: &str, outcome: Outcome) -> Ended {
+    Ended {
+        name: name.to_owned(),
+        outcome,
+        seconds: 1.25,
+        report: Value::Null,
+        output: "first\nlast\n".to_owned(),
+    }
+}
+
+#[test]
+fn the_command_line_says_what_runs() {
+    let arguments = parse(&["--devices", "virtio-net,igb,igb", "transfer"]).unwrap();
+    assert_eq!(sorted(&arguments.devices), [Device::Igb, Device::VirtioNet]);
+    let selected = checks::select(
+        &arguments.checks,
+        &sorted(&arguments.devices),
+        Purpose::Machine.includes(),
+    )
+    .unwrap();
+    let tasks_of_checks = tasks(&arguments, &selected);
+    assert_eq!(tasks_of_checks.len(), 2);
+    assert!(tasks_of_checks[0].command.is_none() && tasks_of_checks[0].name == "igb/transfer");
+    assert!(listing(&selected).starts_with("igb/transfer         a file"));
+
+    let arguments = parse(&["--run", "ls /", "--run", "true", "--run-limit", "7"]).unwrap();
+    let commands = tasks(&arguments, &[]);
+    assert_eq!((commands.len(), commands[0].limit_s), (2, 7));
+    assert_eq!(commands[0].command.as_deref(), Some("ls /"));
+    for wrong in [
+        &["--devices", "e1000"][..],
+        &["--kernel", "/k"],
+        &["--run", "ls", "boot"],
+        &["--run-limit", "0"],
+    ] {
+        assert!(parse(wrong).is_err(), "{wrong:?}");
+    }
+    let error = run(&parse(&["--with", "/nowhere/test"]).unwrap())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "/nowhere/test is no file");
+}
+
+#[test]
+fn what_failed_is_told_with_its_words() {
+    let task = |name: &str| Task {
+        name: name.to_owned(),
+        limit_s: 1,
+        command: None,
+        row: None,
+    };
+    let tasks = [task("boot"), task("igb/transfer")];
+    let mut report = Report {
+        ended: vec![
+            ended("boot", Outcome::Passed),
+            ended("igb/transfer", Outcome::Failed),
+        ],
+        ..Report::default()
+    };
+    let text = shown(&report, false);
+    assert!(text.contains("igb/transfer      1.2  FAILED"), "{text}");
+    assert!(
+        text.ends_with("\nigb/transfer FAILED:\n  first\n  last\n"),
+        "{text}"
+    );
+    assert_eq!(shown(&report, true), "first\nlast\nfirst\nlast\n");
+    let error = verdict(&report, &tasks).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "1 of 2 failed: igb/transfer; what they said is above"
+    );
+    report.ended[1].outcome = Outcome::Skipped;
+    verdict(&report, &tasks).unwrap();
+    report.ended.pop();
+    let error = verdict(&report, &tasks).unwrap_err().to_string();
+    assert!(error.starts_with("igb/transfer did not run"), "{error}");
+    report.died = Some("the guest died in boot: Kernel panic".to_owned());
+    let error = verdict(&report, &tasks).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the guest died in boot: Kernel panic"),
+        "{error}"
+    );
+}
+
+#[test]
+fn kernels_without_zero_copy_are_warned_of() {
+    let warning = warning_about("6.12.9-amd64", &Device::ALL).unwrap();
+    assert!(
+        warning.contains("6.12.9-amd64 has no zero-copy for igb, which came with 6.14"),
+        "{warning}"
+    );
+    assert_eq!(warning_about("7.2.1", &Device::ALL), None);
+    assert_eq!(warning_about("6.1", &[Device::Veth]), None);
+}
