@@ -109,7 +109,7 @@ impl<P: Port> Engine<P> {
         count
     }
 
-    fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
+    pub(crate) fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         self.counters.control_packets += 1;
         match ControlMessage::parse(datagram) {
             Ok((number, message)) if self.config.key.is_none() => {

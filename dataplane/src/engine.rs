@@ -448,6 +448,9 @@ impl<P: Port> Engine<P> {
 
     /// Stage 5.
     fn look_at_sockets(&mut self, now_ns: u64) -> usize {
+        if !self.fixed.caps.witness {
+            self.take_foreign(now_ns);
+        }
         let news = match self.stewarded.has_news(now_ns) {
             true => self.look_at_daemon(now_ns),
             false => 0,

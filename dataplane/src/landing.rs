@@ -61,6 +61,7 @@ mod zones;
 pub(crate) use arriving::{GivenUp, Landed, Zone};
 pub(crate) use care::Datagram;
 pub(crate) use counts::{ArrivalCounters, RepairCounters};
+pub(crate) use entries::FOREIGN_LEN_MAX;
 pub(crate) use inbound::Inbound;
 pub(crate) use progress::Untaken;
 pub(crate) use repair::Remedy;

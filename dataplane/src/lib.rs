@@ -15,6 +15,7 @@ mod engine;
 mod entropy;
 mod error;
 mod footprint;
+mod foreign;
 mod fragment_digests;
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]

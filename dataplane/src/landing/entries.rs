@@ -10,6 +10,11 @@ use crate::frames::FramePool;
 use crate::memory::PACKET_HEADROOM;
 use crate::port::{Caps, RxQueue};
 
+/// Longest packet, in bytes, that is looked at for what else it may be than a fragment: control messages are shorter.
+pub(crate) const FOREIGN_LEN_MAX: u32 = 256;
+/// Such packets of one burst; more are lost.
+const FOREIGN_MAX: usize = 32;
+
 /// A zone whose message is settled while entries posted in it are unused (I1): quarantined until they are.
 #[derive(Clone, Copy, Debug)]
 struct Quarantined {
@@ -46,6 +51,8 @@ pub(crate) struct Entries {
     pub(super) processor: Option<u8>,
     /// Zero-copy mode: what the device holds of them.
     card: Card,
+    /// Without a witness: short packets of the last burst, start and length.
+    foreign: VecDeque<(u64, u32)>,
 }
 
 impl Entries {
@@ -67,7 +74,20 @@ impl Entries {
             drained_posted: position,
             processor: None,
             card: Card::at(position),
+            foreign: VecDeque::with_capacity(if caps.witness { 0 } else { FOREIGN_MAX }),
         }
+    }
+
+    /// A packet came of which nobody knows what it is.
+    #[inline]
+    pub(super) fn note_foreign(&mut self, start: u64, len: u32) {
+        if len <= FOREIGN_LEN_MAX && self.foreign.len() < FOREIGN_MAX {
+            self.foreign.push_back((start, len));
+        }
+    }
+
+    pub(crate) fn next_foreign(&mut self) -> Option<(u64, u32)> {
+        self.foreign.pop_front()
     }
 
     /// The channel was built anew, with `position` packets accepted: nothing is posted.

@@ -154,6 +154,7 @@ impl Sessions {
             }
             return self.pair(&aim, packet, &entry, umem, burst, now_ns);
         }
+        self.entries.note_foreign(packet.start, packet.len);
         self.take_unread(&aim, packet, umem, now_ns);
         Ok(())
     }

@@ -24,7 +24,8 @@ use super::times;
 use crate::bounds::PEERS_MAX;
 use crate::completion::{Outcome, PeerId, RecvError, SendError};
 use crate::simnic;
-use kinds::{FLOODS, Flood, announced, request};
+pub(super) use kinds::request;
+use kinds::{FLOODS, Flood, announced};
 
 /// So many a round: half of what the engine takes from a socket in one, so that none is lost before it was looked at.
 const PER_ROUND: u64 = 32;

@@ -11,6 +11,7 @@ mod delivery;
 mod failures;
 mod fairness;
 mod flood;
+mod foreign;
 mod growing;
 mod guard;
 mod hostile;

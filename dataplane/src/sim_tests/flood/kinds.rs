@@ -46,7 +46,7 @@ fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
     AnnounceEntry { len, tag: 7 }.encode()
 }
 
-pub(super) fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
+pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
     ControlMessage::Request(Request {
         sender_id: n,
         data_port: from.port(),
