@@ -98,7 +98,10 @@ impl<P: Port> Engine<P> {
         {
             count += 1;
             match event {
-                SocketEvent::Datagram { from, len } => self.take_control(from, &datagram[..len], now_ns),
+                SocketEvent::Datagram { from, len } => {
+                    self.counters.control_packets += 1;
+                    self.take_control(from, &datagram[..len], now_ns);
+                }
                 SocketEvent::Refused(by) => self.take_refusal(by),
                 SocketEvent::TooLong(from) => {
                     self.counters.control_packets += 1;
@@ -110,7 +113,6 @@ impl<P: Port> Engine<P> {
     }
 
     pub(crate) fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
-        self.counters.control_packets += 1;
         match ControlMessage::parse(datagram) {
             Ok((number, message)) if self.config.key.is_none() => {
                 self.take_admission(Socket::Control, from, number, &message, now_ns);

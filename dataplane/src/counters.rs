@@ -157,6 +157,9 @@ pub struct Counters {
     pub one_copy_packets: u64,
     /// Datagrams that came to the control port, dropped ones included.
     pub control_packets: u64,
+    /// Zero-copy mode: packets of others, to the data or the control port, that came to the landing queue and were taken from there. They
+    /// are `landing_packets` as well.
+    pub landing_heard: u64,
     /// Packets other than fragments that were of use.
     pub packets_used: u64,
     /// Small messages and requests from addresses that are not known: their senders are challenged, and repeat them.

@@ -340,6 +340,7 @@ impl<P: Port> Engine<P> {
             if self.footprint.is_some() {
                 self.look_at_footprint(frame.address(), (descriptor.start(), descriptor.len));
             }
+            self.counters.general_packets += 1;
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
         self.stream.looked(packets);

@@ -62,10 +62,12 @@ impl<P: Port> Engine<P> {
                 continue;
             };
             if port == local.port().wrapping_add(1) {
+                self.counters.landing_heard += 1;
                 self.take_control(from, payload, now_ns);
             } else if port == local.port()
                 && let Some(frame) = self.frames.take()
             {
+                self.counters.landing_heard += 1;
                 let start = packet_start(frame.address());
                 self.umem.copy_to(start, &bytes[..len as usize]);
                 self.take_packet(frame, start, len, now_ns);

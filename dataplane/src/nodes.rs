@@ -13,7 +13,6 @@ use lm_protocol::session::Admit;
 use lm_protocol::time::Time;
 
 use crate::engine::Engine;
-use crate::entropy::Entropy;
 use crate::one_copy::ONE_COPY_QUEUE;
 use crate::port::{Port, Socket};
 
@@ -44,13 +43,13 @@ impl Nodes {
         key: Option<ClusterKey>,
         patience: Duration,
         admit: Box<dyn Admit + Send>,
-        entropy: &mut Entropy,
+        boot_ids: [u64; 2],
     ) -> Nodes {
-        let mut own = |port: u16, key: Option<ClusterKey>, sessions_of_address: usize| Own {
+        let own = |port: u16, boot_id: u64, key: Option<ClusterKey>, sessions_of_address: usize| Own {
             node: Node::new(
                 Config {
                     address: std::net::SocketAddrV4::new(*data.ip(), port),
-                    boot_id: entropy.draw(),
+                    boot_id,
                     key,
                     policy: Policy::Concurrent,
                     limits: Limits {
@@ -66,9 +65,10 @@ impl Nodes {
         };
         Nodes {
             // Others are to find a place, whatever one host asks for.
-            landing: (!has_daemon).then(|| own(data.port().wrapping_add(1), key, PLACES as usize / 2)),
+            landing: (!has_daemon)
+                .then(|| own(data.port().wrapping_add(1), boot_ids[0], key, PLACES as usize / 2)),
             // Between endpoints that know each other already.
-            one_copy: own(data.port(), None, usize::MAX),
+            one_copy: own(data.port(), boot_ids[1], None, usize::MAX),
             admit,
             actions: Vec::new(),
         }

@@ -350,13 +350,14 @@ impl<P: Port> Parts<P> {
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
         let (data, has_daemon) = (port.local(), daemon.is_some());
+        let boot_ids = [entropy.draw(), entropy.draw()];
         let nodes = Nodes::new(
             data,
             has_daemon,
             config.key.clone(),
             config.patience,
             admit,
-            &mut entropy,
+            boot_ids,
         );
         let mut engine = Engine {
             port,

@@ -45,7 +45,6 @@ impl<P: Port> Engine<P> {
         if let Some(capture) = &mut self.capture {
             capture.received(bytes);
         }
-        self.counters.general_packets += 1;
         let found = parse_frame(bytes);
         let parsed = found.as_ref().ok().and_then(|parsed| {
             let addressing = parsed.addressing()?.reversed();

@@ -107,6 +107,7 @@ fn a_stranger_is_heard_by_the_landing_queue() {
         bed.rounds(20);
         assert_eq!(bed.hosts[1].counters.challenged, before + 1);
     }
+    assert_eq!(bed.hosts[1].counters.landing_heard, 2);
     go_on(&mut bed, peer);
 }
 
@@ -131,7 +132,7 @@ fn what_was_written_over_is_not_heard() {
     }
     let after = bed.hosts[1].counters;
     assert_eq!(after.challenged, before.challenged);
-    assert_eq!(after.control_packets, before.control_packets);
+    assert_eq!(after.landing_heard, before.landing_heard);
     assert_eq!(bed.wire.counters().device_lost, 0);
     go_on(&mut bed, peer);
 }

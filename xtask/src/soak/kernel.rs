@@ -341,7 +341,8 @@ fn balance(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value) -> Re
     let taken = receiver("landing_packets")?
         + receiver("general_packets")?
         + receiver("one_copy_packets")?
-        + receiver("control_packets")?;
+        + receiver("control_packets")?
+        + receiver("landing_heard")?;
     let used = receiver("packets_used")? + receiver("challenged")? + receiver("fragments_delivered")?;
     let is_packet =
         |name: &str| name != "landing_discarded" && name != "foreign_frame" && !is_violation(name);
@@ -404,7 +405,7 @@ mod tests {
             "data_packets_sent": 40, "fragments_resent": 2}});
         let received = json!({"fates": "wpi", "faults": [],
             "drops": {"fragment_duplicate": 3, "landing_discarded": 2, "landing_header": 1},
-            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2,
+            "counters": {"landing_packets": 33, "general_packets": 9, "one_copy_packets": 1, "control_packets": 2, "landing_heard": 0,
                 "packets_used": 9, "challenged": 1, "fragments_delivered": 32},
             "gate": {"gate_redirect_landing": 35, "gate_redirect_general": 9, "gate_pass_order": 2}});
         let direction = json!({"received": 50, "duplicated": 1, "sent": 46, "lost": 4, "queue_full": 0,

@@ -148,6 +148,7 @@ fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
         ("general_packets", counters.general_packets),
         ("one_copy_packets", counters.one_copy_packets),
         ("control_packets", counters.control_packets),
+        ("landing_heard", counters.landing_heard),
         ("packets_used", counters.packets_used),
         ("challenged", counters.challenged),
         ("fragments_delivered", counters.fragments_delivered),

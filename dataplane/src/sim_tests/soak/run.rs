@@ -692,7 +692,7 @@ impl Run {
 /// ```text
 ///   gate: redirect_landing = landing_packets + drops.landing_discarded + on the ring
 ///   gate: redirect_general = general_packets + drops.foreign_frame + lost at the ring (XDP_STATISTICS) + on the ring
-///   landing_packets + general_packets + one_copy_packets + control_packets
+///   landing_packets + general_packets + one_copy_packets + control_packets + landing_heard
 ///       = packets_used + challenged        what is no fragment
 ///       + fragments_delivered              in messages that were shown
 ///       + fragments of open messages
@@ -723,7 +723,8 @@ pub(in crate::sim_tests) fn check_packets(
     let taken = counters.landing_packets
         + counters.general_packets
         + counters.one_copy_packets
-        + counters.control_packets;
+        + counters.control_packets
+        + counters.landing_heard;
     let dropped: u64 = counters.drops.iter().map(|(_, count)| count).sum();
     let others = counters.drops.landing_discarded
         + counters.drops.foreign_frame
