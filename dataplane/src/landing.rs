@@ -29,6 +29,18 @@
 //!
 //! In zero-copy mode there is no log: [`zero_copy`] says what takes its place, and [`relocation`] finds by their digests what a loss
 //! has shifted.
+//!
+//! Who owns what: a channel has [`Sessions`] and their [`entries`]; a session is an [`Inbound`], in parts that keep their fields to themselves.
+//!
+//! | part | knows |
+//! |---|---|
+//! | [`order::Order`], [`order::Settled`] | which messages are announced, and posted for; which are settled |
+//! | [`arriving::Arriving`] | of one message: its slots and their tails, its gaps, what its sender says of its bytes |
+//! | [`progress::Progress`], [`progress::Pace`] | which packets have come, what the sender claims; how many may be on the way |
+//! | [`places::Places`], [`evidence::Evidence`] | what is held aside, what was counted; digests and manifests |
+//! | [`strays::Strays`], [`astray::Astray`] | what landed for no fragment; what speaks against the session's packets landing |
+//!
+//! What concerns several of them works on a view: [`posting::Poster`], [`care::Care`], [`repair::Watch`], [`relocation`].
 
 mod aims;
 mod arriving;

@@ -28,6 +28,7 @@ pub(crate) struct Care<'a> {
     pub(super) pace: &'a mut Pace,
     pub(super) places: &'a mut Places,
     pub(super) strays: &'a mut Strays,
+    pub(super) astray: &'a mut Astray,
 }
 
 /// A fragment that came by the one-copy path.
@@ -98,11 +99,11 @@ impl Care<'_> {
         true
     }
 
-    /// A fragment came by the one-copy path. `astray`: entries were posted when it passed the gate, which was after the time given.
+    /// A fragment came by the one-copy path. `drained_ns`: entries were posted when it passed the gate, which was after that.
     pub(super) fn take_datagram(
         &mut self,
         datagram: &Datagram,
-        astray: Option<(&mut Astray, u64)>,
+        drained_ns: Option<u64>,
         umem: &Umem,
         now_ns: u64,
     ) {
@@ -130,8 +131,8 @@ impl Care<'_> {
         self.progress.begin(now_ns);
         if self.noticed(at, arrival, now_ns) {
             let message = self.order.at_mut(at);
-            if let Some((astray, drained_ns)) = astray {
-                astray.came_to_the_socket(message, position, drained_ns);
+            if let Some(drained_ns) = drained_ns {
+                (self.astray).came_to_the_socket(message, position, drained_ns);
             }
             self.places.repair.datagrams += 1;
             self.places.store(message, position, datagram.from, now_ns, umem);

@@ -8,7 +8,7 @@ use lm_protocol::time::Time;
 use super::aims::Owner;
 use super::arriving::{GivenUp, Landed, Zone};
 use super::astray::Astray;
-use super::care::{Care, Datagram};
+use super::care::Care;
 use super::entries::Entries;
 use super::order::{Order, Settled};
 use super::places::Places;
@@ -120,6 +120,7 @@ impl Inbound {
             pace: &mut self.pace,
             places: &mut self.places,
             strays: &mut self.strays,
+            astray: &mut self.astray,
         }
     }
 
@@ -172,22 +173,6 @@ impl Inbound {
     /// The sender says how many packets of the session it has sent (cumulative, mod 2^32). If it is not believed, nothing changed.
     pub(crate) fn claimed(&mut self, sent: u32, now_ns: u64) -> Result<(), Untaken> {
         (self.progress).claimed(sent, self.order.packets(), self.told.packet_limit, now_ns)
-    }
-
-    /// A fragment came by the one-copy path. `entries_posted`: there were some when it passed the gate, which was after `drained_ns`.
-    pub(super) fn take_datagram(
-        &mut self,
-        datagram: &Datagram,
-        entries_posted: bool,
-        drained_ns: u64,
-        umem: &Umem,
-        now_ns: u64,
-    ) {
-        let mut astray = self.astray;
-        let care = &mut self.care();
-        let passed = entries_posted.then_some((&mut astray, drained_ns));
-        care.take_datagram(datagram, passed, umem, now_ns);
-        self.astray = astray;
     }
 
     /// The next whole message. Call only after the kernel's statistics were found unchanged.
@@ -296,7 +281,7 @@ impl Inbound {
             }
             _ => {}
         }
-        let watch = Watch {
+        let mut watch = Watch {
             care: self.care(),
             entries,
             arena,

@@ -60,134 +60,57 @@ impl Poster<'_, '_> {
     /// Writes the fill entries of up to `room` packets, as far as memory and I5 allow, in the session's packet order, and puts them to
     /// the entries' aims.
     pub(super) fn write(&mut self, queue: &mut impl RxQueue, room: Posted) -> Posted {
-        let has_witness = self.terms.caps.witness;
+        let (terms, owner) = (self.terms, self.owner);
+        let (has_witness, has_runs) = (terms.caps.witness, terms.caps.has_runs());
+        let (met_first, entries) = (self.accepted + u64::from(self.ahead), &mut *self.entries);
         let mut written = Posted::default();
-        let mut fillers = if has_witness { 0 } else { self.entries.fillers() };
+        let mut fillers = if has_witness { 0 } else { entries.fillers() };
         'messages: while let Some(next) = self.order.next_mut() {
             // Without a witness packets may have come, which digests will find, for a message that no entry is posted for.
             let waits = has_witness && written.packets == room.packets;
-            if waits
-                || (next.slots.zone.is_none() && !self.memory.find(next, self.terms, true, self.may_take))
-            {
+            if waits || (next.slots.zone.is_none() && !self.memory.find(next, terms, true, self.may_take)) {
                 break;
             }
-            while let Some(next) = self.order.next()
-                && next.slots.posted < next.fragment_count()
-            {
-                let met_by = self.accepted + u64::from(self.ahead + written.packets);
+            while next.slots.posted < next.fragment_count() {
+                // The packet that will find the next entry, if none is lost from here on: after a loss it is a later one than the next to
+                // be posted for, and the places in between are left out.
+                let met_by = met_first + u64::from(written.packets);
                 let left = room.packets - written.packets;
-                let run = self.write_run(queue, written.frames, left, met_by);
-                if run > 0 {
-                    written.packets += run;
-                    written.frames += run;
-                    continue;
-                }
-                if (left > 0 || !has_witness) && self.leave_out(met_by, &mut fillers) {
+                let leaves_out = met_by > next.base + u64::from(next.slots.posted);
+                if leaves_out && (left > 0 || !has_witness) {
+                    entries.leave_out(next, owner, met_by, &mut fillers);
                     continue;
                 }
                 if left == 0 {
                     break 'messages;
                 }
-                let Some(aim) = self.next_entry(met_by, room.frames - written.frames) else {
+                if has_runs {
+                    let run = entries.write_run(queue, next, owner, written.frames, left);
+                    written.packets += run;
+                    written.frames += run;
+                    if run > 0 {
+                        continue;
+                    }
+                }
+                let frames_room = room.frames - written.frames;
+                let Some(aim) = entries.next_entry(next, terms, owner, met_by, frames_room) else {
                     break 'messages;
                 };
-                self.write_entry(queue, &aim, written);
+                entries.write_entry(queue, next, terms, &aim, written);
                 fillers = 0;
                 written.packets += 1;
                 written.frames += u32::from(aim.frames);
             }
             self.order.look_for_unposted();
         }
-        self.write_surplus(queue, room, &mut written);
+        if self.order.next().is_none() {
+            self.write_surplus(queue, room, &mut written);
+        }
         if written.packets > 0 {
             self.entries.end_zones(written.packets);
             self.fill_lap(queue, &mut written);
         }
         written
-    }
-
-    /// The message that entries are written for.
-    #[inline]
-    pub(super) fn next(&mut self) -> &mut Arriving {
-        self.order.next_mut().expect("a message that is not fully posted")
-    }
-
-    /// The packet that will find the next entry, if none is lost from here on, is the `met_by`th: after a loss it is a later one than the next
-    /// to be posted for, and the places in between are left out. Their packets meet entries that are posted already: the last `fillers` are
-    /// for no fragment, and become theirs; which else, nobody knows. Whether there were such places.
-    fn leave_out(&mut self, met_by: u64, fillers: &mut u64) -> bool {
-        let owner = self.owner;
-        let next = self.next();
-        let (position, left_out) = (next.slots.posted, next.sent_of(met_by));
-        if position >= left_out {
-            return false;
-        }
-        let mut aim = Aim::skipped(owner, next.number, position..left_out);
-        let behind = met_by - (next.base + u64::from(position)) - 1;
-        let aims = &mut self.entries.aims;
-        let filler = (behind < *fillers).then(|| aims.iter_mut().nth_back(behind as usize));
-        match filler.flatten() {
-            Some(filler) => {
-                (aim.start, aim.spare, aim.until) = (filler.start, true, position + 1);
-                *filler = aim;
-                *fillers = behind;
-            }
-            None => {
-                aims.push_back(aim);
-                *fillers = 0;
-            }
-        }
-        self.next().slots.posted = aim.until;
-        true
-    }
-
-    /// The next entry of the message. `None`: it has to wait.
-    fn next_entry(&mut self, met_by: u64, frames_room: u32) -> Option<Aim> {
-        let (owner, terms) = (self.owner, self.terms);
-        let has_spare = self.entries.spare.is_some();
-        let next = self.next();
-        let position = next.slots.posted;
-        let mut aim = Aim::skipped(owner, next.number, position..position);
-        // Packets came that nobody sent to us; those that they overtook need entries, too, where a digest can say what came there.
-        let is_for_none = has_spare && next.base + u64::from(position) > met_by;
-        if !is_for_none {
-            let index = next.index_at(position);
-            // I5: the tail of the window before must have arrived and been saved first. The fragment it belongs to is the first of that
-            // window to arrive, so posting runs up to two windows ahead.
-            let window = next.window.window_of(index);
-            if next.window.is_lowest(index) && !next.slots.rule.may_post_lowest(window) {
-                return None;
-            }
-            let frames = terms.frames_of(&next.geometry, index);
-            if frames > frames_room {
-                return None;
-            }
-            (aim.until, aim.frames) = (position + 1, frames as u8);
-            aim.start = (next.slots.payload).wrapping_add_signed(next.geometry.rx_frame_start(index));
-            if !terms.caps.page_ends || !crosses_huge_page(aim.start - PACKET_HEADROOM, terms.chunk_len) {
-                return Some(aim);
-            }
-        }
-        aim.spare = true;
-        aim.start = self.entries.take_spare()?;
-        Some(aim)
-    }
-
-    /// Writes the entries of a packet behind those that are `written`.
-    fn write_entry(&mut self, queue: &mut impl RxQueue, aim: &Aim, written: Posted) {
-        let capacity = self.terms.caps.capacity;
-        if capacity > 0 {
-            for frame in 1..u32::from(aim.frames) {
-                let further = u64::from(frame * capacity);
-                queue.write(written.frames + frame, aim.start + further - PACKET_HEADROOM);
-            }
-            // I2, I3: the gate lets nothing land here that takes more or fewer of them, or is longer.
-            let position = self.entries.posted + u64::from(written.packets);
-            queue.set_slot(position, aim.frames, self.terms.layout.max_frame_len());
-        }
-        queue.write(written.frames, aim.start - PACKET_HEADROOM);
-        self.entries.aims.push_back(*aim);
-        self.next().slots.posted = aim.until;
     }
 
     /// Writes an entry that is for no fragment: the spare frame in which `start` lies.
@@ -273,5 +196,92 @@ impl Poster<'_, '_> {
         }
         let expected = self.order.left(self.accepted + u64::from(self.ahead));
         entries.max(expected.min(u64::from(max)) as u32)
+    }
+}
+
+impl Entries {
+    /// Leaves the places of the message out that are before the `met_by`th packet of the session. Their packets meet entries that are posted
+    /// already: the last `fillers` are for no fragment, and become theirs; which else, nobody knows.
+    #[cold]
+    fn leave_out(&mut self, next: &mut Arriving, owner: Owner, met_by: u64, fillers: &mut u64) {
+        let (position, left_out) = (next.slots.posted, next.sent_of(met_by));
+        let mut aim = Aim::skipped(owner, next.number, position..left_out);
+        let behind = met_by - (next.base + u64::from(position)) - 1;
+        let aims = &mut self.aims;
+        let filler = (behind < *fillers).then(|| aims.iter_mut().nth_back(behind as usize));
+        match filler.flatten() {
+            Some(filler) => {
+                (aim.start, aim.spare, aim.until) = (filler.start, true, position + 1);
+                *filler = aim;
+                *fillers = behind;
+            }
+            None => {
+                aims.push_back(aim);
+                *fillers = 0;
+            }
+        }
+        next.slots.posted = aim.until;
+    }
+
+    /// The next entry of the message. `None`: it has to wait.
+    #[inline]
+    fn next_entry(
+        &mut self,
+        next: &Arriving,
+        terms: &InboundTerms,
+        owner: Owner,
+        met_by: u64,
+        frames_room: u32,
+    ) -> Option<Aim> {
+        let position = next.slots.posted;
+        let mut aim = Aim::skipped(owner, next.number, position..position);
+        // Packets came that nobody sent to us; those that they overtook need entries, too, where a digest can say what came there.
+        let is_for_none = self.spare.is_some() && next.base + u64::from(position) > met_by;
+        if !is_for_none {
+            let index = next.index_at(position);
+            // I5: the tail of the window before must have arrived and been saved first. The fragment it belongs to is the first of that
+            // window to arrive, so posting runs up to two windows ahead.
+            let window = next.window.window_of(index);
+            if next.window.is_lowest(index) && !next.slots.rule.may_post_lowest(window) {
+                return None;
+            }
+            let frames = terms.frames_of(&next.geometry, index);
+            if frames > frames_room {
+                return None;
+            }
+            (aim.until, aim.frames) = (position + 1, frames as u8);
+            aim.start = (next.slots.payload).wrapping_add_signed(next.geometry.rx_frame_start(index));
+            if !terms.caps.page_ends || !crosses_huge_page(aim.start - PACKET_HEADROOM, terms.chunk_len) {
+                return Some(aim);
+            }
+        }
+        aim.spare = true;
+        aim.start = self.take_spare()?;
+        Some(aim)
+    }
+
+    /// Writes the entries of a packet behind those that are `written`.
+    #[inline]
+    fn write_entry(
+        &mut self,
+        queue: &mut impl RxQueue,
+        next: &mut Arriving,
+        terms: &InboundTerms,
+        aim: &Aim,
+        written: Posted,
+    ) {
+        let capacity = terms.caps.capacity;
+        if capacity > 0 {
+            for frame in 1..u32::from(aim.frames) {
+                let further = u64::from(frame * capacity);
+                queue.write(written.frames + frame, aim.start + further - PACKET_HEADROOM);
+            }
+            // I2, I3: the gate lets nothing land here that takes more or fewer of them, or is longer.
+            let position = self.posted + u64::from(written.packets);
+            queue.set_slot(position, aim.frames, terms.layout.max_frame_len());
+        }
+        queue.write(written.frames, aim.start - PACKET_HEADROOM);
+        self.aims.push_back(*aim);
+        next.slots.posted = aim.until;
     }
 }

@@ -105,7 +105,8 @@ impl Relocation<'_, '_> {
             }
         }
         self.look_behind(&mut sources);
-        let (moves, taken) = self.find(sources);
+        let mut taken: HashSet<(usize, u32)> = HashSet::new();
+        let moves = self.find(sources, &mut taken);
         let shift = self.learn_shift(&moves);
         let mut unused = wrong;
         unused.retain(|(_, position)| !taken.contains(&(0, *position)));
@@ -179,10 +180,9 @@ impl Relocation<'_, '_> {
         }
     }
 
-    /// What is missing of the front message, and where it is; and the slots that are needed for that.
-    fn find(&self, mut sources: Sources) -> (Vec<(u32, Found)>, HashSet<(usize, u32)>) {
+    /// What is missing of the front message, and where it is. The slots that are needed for that are `taken`.
+    fn find(&self, mut sources: Sources, taken: &mut HashSet<(usize, u32)>) -> Vec<(u32, Found)> {
         let mut moves: Vec<(u32, Found)> = Vec::new();
-        let mut taken: HashSet<(usize, u32)> = HashSet::new();
         let front = self.front();
         let arrivals = &front.gaps.arrivals;
         for position in (0..front.fragment_count()).filter(|position| !arrivals.has(*position)) {
@@ -197,7 +197,7 @@ impl Relocation<'_, '_> {
             };
             moves.push((position, found.unwrap_or(Found::Stray)));
         }
-        (moves, taken)
+        moves
     }
 
     /// By how many packets those that landed last were ahead of their entries, and nobody knew: entries that are posted from now

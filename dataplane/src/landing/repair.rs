@@ -66,7 +66,7 @@ pub(super) struct Watch<'a> {
 
 impl Watch<'_> {
     /// Messages are given up, or shown without waiting for more.
-    pub(super) fn run(mut self) -> Option<Remedy> {
+    pub(super) fn run(&mut self) -> Option<Remedy> {
         if self.care.places.held().is_full()
             && self.entries.outstanding() > 0
             && self.now_ns.saturating_sub(self.entries.landed_ns) >= ROOM_PATIENCE_NS
@@ -321,19 +321,21 @@ impl Care<'_> {
 
     /// Leaves out the entries of the front message that are not posted, when every fragment has come otherwise. Says whether
     /// there were such.
+    #[inline]
     pub(super) fn skip_unposted(&mut self, owner: Owner, entries: &mut Entries, now_ns: u64) -> bool {
-        let quiet_ns = self.quiet_ns(entries, now_ns);
-        let Some(front) = self.order.front_mut() else {
+        let Some(front) = self
+            .order
+            .front()
+            .filter(|front| front.gaps.arrivals.is_complete())
+        else {
             return false;
         };
         let (posted, count) = (front.slots.posted, front.fragment_count());
-        if front.slots.zone.is_none()
-            || posted == count
-            || !front.gaps.arrivals.is_complete()
-            || quiet_ns < LEFTOVER_PATIENCE_NS
-        {
+        let is_quiet = self.quiet_ns(entries, now_ns) >= LEFTOVER_PATIENCE_NS;
+        if front.slots.zone.is_none() || posted == count || !is_quiet {
             return false;
         }
+        let front = self.order.at_mut(0);
         front.slots.posted = count;
         let skipped = Aim::skipped(owner, front.number, posted..count);
         entries.aims.push_back(skipped);

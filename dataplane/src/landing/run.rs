@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use lm_protocol::landing::LogEntry;
 
-use super::aims::Aim;
-use super::posting::Poster;
+use super::aims::{Aim, Owner};
+use super::arriving::Arriving;
+use super::entries::Entries;
 use super::sessions::Sessions;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::port::RxQueue;
@@ -143,24 +144,22 @@ impl Sessions {
     }
 }
 
-impl Poster<'_, '_> {
-    /// Writes fill entries for the rest of a window of the next message, but for its lowest fragment (I5), and their aims: up to
-    /// `room`, behind the `written` ones. `met_by`: the first of them will be met by this packet of the session, if none is lost.
-    /// Gives how many there were: none where places are to be left out first.
+impl Entries {
+    /// Writes fill entries for the rest of a window of a message, but for its lowest fragment (I5), and their aims: up to
+    /// `room`, behind the `written` ones. Gives how many there were.
     #[inline]
     pub(super) fn write_run(
         &mut self,
         queue: &mut impl RxQueue,
+        message: &mut Arriving,
+        owner: Owner,
         written: u32,
         room: u32,
-        met_by: u64,
     ) -> u32 {
-        let (owner, has_runs) = (self.owner, self.terms.caps.has_runs());
-        let message = self.next();
         let (first, count) = (message.slots.posted, message.fragment_count());
         let window_last = (first | (message.window.fragments() - 1)).min(count - 1);
         let entries = (window_last - first).min(room);
-        if !has_runs || entries == 0 || u64::from(first) < met_by.saturating_sub(message.base) {
+        if entries == 0 {
             return 0;
         }
         let number = message.number;
@@ -186,7 +185,7 @@ impl Poster<'_, '_> {
             more: entries - 1,
             step: payload_len as u32,
         };
-        let aims = &mut self.entries.aims;
+        let aims = &mut self.aims;
         match aims.back_mut() {
             Some(back) if back.is_followed_by(&aim) => back.more += entries,
             _ => aims.push_back(aim),

@@ -475,9 +475,9 @@ impl Sessions {
         now_ns: u64,
     ) {
         let posted = self.entries.were_posted(accepted);
-        let drained_ns = self.entries.drained_ns;
+        let drained_ns = posted.then_some(self.entries.drained_ns);
         if let Some(inbound) = self.keyed(key) {
-            inbound.take_datagram(datagram, posted, drained_ns, umem, now_ns);
+            (inbound.care()).take_datagram(datagram, drained_ns, umem, now_ns);
         }
     }
 
