@@ -4,7 +4,7 @@
 pub mod admission;
 #[expect(
     unsafe_code,
-    reason = "socket options, polls and the counter that paces: system calls and shared memory"
+    reason = "a yardstick of its own: system calls, rings and packet memory"
 )]
 pub mod bare;
 pub mod cli;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 /// Kernel, processor, cores, time, command and commit of this measurement.
@@ -14,15 +14,14 @@ pub fn describe() -> Value {
         Some(line.split_once(':')?.1.trim().to_owned())
     });
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let since_epoch = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = std::time::SystemTime::now();
+    let since_epoch = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     json!({
         "kernel": kernel.trim(),
         "processor": processor,
         "cores": cores(),
         "unix_time_s": since_epoch.as_secs(),
-        "date": date(since_epoch.as_secs()),
+        "date": humantime::format_rfc3339_seconds(now).to_string(),
         "command": command_line(std::env::args().skip(1)),
         "revision": revision(),
     })
@@ -44,22 +43,23 @@ pub fn command_line(arguments: impl Iterator<Item = String>) -> String {
     line.join(" ")
 }
 
-/// Seconds since 1970 as RFC 3339 has them, in UTC. Days are counted as in Howard Hinnant's `civil_from_days`: years begin in March.
-pub fn date(unix_time_s: u64) -> String {
-    let (days, seconds) = (unix_time_s / 86_400 + 719_468, unix_time_s % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day_of_year = day - (365 * year + year / 4 - year / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let day_of_month = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    let year = era * 400 + year + u64::from(month < 3);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}Z")
+/// Fields of a process's `status` that count KiB: VmRSS, HugetlbPages and so on.
+pub fn status_kib<const N: usize>(pid: u32, names: [&str; N]) -> Result<[u64; N]> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let found = names.map(|name| kib_in(&text, name));
+    ensure!(
+        found.iter().all(Option::is_some),
+        "{path} does not tell {}",
+        names.join(", ")
+    );
+    Ok(found.map(Option::unwrap_or_default))
+}
+
+fn kib_in(status: &str, name: &str) -> Option<u64> {
+    let fields = status.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.into_iter().find(|(field, _)| *field == name)?;
+    value.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
 /// Cores this process may use.
@@ -182,15 +182,20 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_795_281_185, "2026-11-21T17:13:05Z"),
-        ] {
-            assert_eq!(date(seconds), text);
-        }
+    fn memory_is_that_of_all_pages() {
+        let text = "Name:\tlm-recv\nVmHWM:\t   14000 kB\nVmRSS:\t   13000 kB\nHugetlbPages:\t    4096 kB\n";
+        assert_eq!(
+            ["VmRSS", "HugetlbPages", "Vm", "Name"].map(|name| kib_in(text, name)),
+            [Some(13_000), Some(4096), None, None]
+        );
+        let [resident, _] = status_kib(std::process::id(), ["VmRSS", "HugetlbPages"]).unwrap();
+        assert!(resident > 0);
+        assert!(
+            status_kib(std::process::id(), ["VmNothing"])
+                .unwrap_err()
+                .to_string()
+                .contains("VmNothing")
+        );
     }
 
     #[test]

@@ -3,10 +3,9 @@
 use std::io;
 
 use lm_box::{Inject, LIMIT_MAX};
-use lm_dataplane::xsk::BindMode;
 
 use super::ifindex;
-use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Socket};
+use super::socket::{CHUNK_LEN, CHUNKS_EACH_WAY, Moved, Socket};
 
 /// Packets of one queue that the kernel has and has not finished: veth's ring takes 256.
 const IN_FLIGHT: u32 = 192;
@@ -37,7 +36,7 @@ impl Inject for Injector {
     fn open(interface: &str, queue: u32) -> io::Result<Injector> {
         let first = u64::from(CHUNKS_EACH_WAY) * CHUNK_LEN;
         Ok(Injector {
-            socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN, BindMode::Copy)?,
+            socket: Socket::open(ifindex(interface)?, queue, 0, CHUNK_LEN, Moved::ByKernel)?,
             free: (0..u64::from(CHUNKS_EACH_WAY))
                 .map(|n| first + n * CHUNK_LEN)
                 .collect(),
@@ -77,12 +76,12 @@ impl Inject for Injector {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if !self.socket.is_drained() {
+        if !self.socket.tx.is_drained() {
             self.socket.wake_tx()?;
         }
         self.unsent = 0;
         loop {
-            let done = self.socket.completion.available(u32::MAX);
+            let done = self.socket.completion.waiting(u32::MAX);
             if done == 0 {
                 return Ok(());
             }

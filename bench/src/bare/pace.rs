@@ -7,15 +7,16 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lm_dataplane::memory::Mapping;
 use rustix::fs::{Mode, OFlags};
 
-const LEN: u64 = 4096;
+use super::mapping::Mapping;
+
+const LEN: usize = 4096;
 
 /// The counter.
 pub(super) struct Pace {
@@ -53,10 +54,10 @@ impl Pace {
             flags | OFlags::RDWR | OFlags::CREATE,
             mode,
         )?);
-        file.set_len(LEN)?;
+        file.set_len(LEN as u64)?;
         // A mapping keeps its file open.
         Ok(Pace {
-            memory: Mapping::of_file(file.as_fd(), LEN)?,
+            memory: Mapping::shared(file.as_raw_fd(), 0, LEN)?,
         })
     }
 
@@ -72,7 +73,7 @@ impl Pace {
 
     fn counter(&self) -> &AtomicU64 {
         #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
-        let counter = self.memory.base().as_ptr().cast::<AtomicU64>();
+        let counter = self.memory.base().cast::<AtomicU64>();
         // SAFETY: page-aligned, LEN bytes long, lives as long as `self`; both processes use it as an atomic only.
         unsafe { &*counter }
     }

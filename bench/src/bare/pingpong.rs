@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN, turn_around};
+use super::socket::is_last;
 use super::{Port, PortArgs, ToArgs};
 use crate::histogram::LatencyHistogram;
 use crate::suite::Outcome;
@@ -52,7 +53,7 @@ impl Port {
 
     /// Sends that packet, `len` bytes long.
     fn send(&mut self, len: u32) -> io::Result<()> {
-        let done = self.socket.completion.available(u32::MAX);
+        let done = self.socket.completion.waiting(u32::MAX);
         self.socket.completion.release(done);
         self.socket.write_packet(0, self.socket.first_to_send(), len);
         self.socket.tx.submit(self.socket.chunks(len));
@@ -61,7 +62,7 @@ impl Port {
 
     /// The next received packet, if one waits: the kernel shows no part of one before its last.
     fn next_packet(&mut self) -> Option<Arrived> {
-        let waiting = self.socket.rx.available(u32::MAX);
+        let waiting = self.socket.rx.waiting(u32::MAX);
         if waiting == 0 {
             return None;
         }
@@ -74,13 +75,16 @@ impl Port {
         let mut count = 0;
         while count < waiting {
             let descriptor = self.socket.rx.read(count);
+            let chunk = self.socket.chunk_of(descriptor.addr);
+            self.socket.fill.write(count, chunk);
             arrived.len += descriptor.len;
             count += 1;
-            if !descriptor.continues() {
+            if is_last(&descriptor) {
                 break;
             }
         }
-        self.socket.give_back(count);
+        self.socket.rx.release(count);
+        self.socket.fill.submit(count);
         Some(arrived)
     }
 }

@@ -1,25 +1,156 @@
-//! An AF_XDP socket in the plainest form: aligned chunks that do not overlap, the first half of the memory for receiving and the second half for
-//! sending. Rings and memory are the data plane's own ([`lm_dataplane::xsk`]): what is measured is LM without gate, messages and sessions. What the
-//! rings themselves cost is judged by the crate `xsk-rs`.
+//! An AF_XDP socket with its own memory, in the plainest form: aligned chunks that do not overlap, the first
+//! half of the memory for receiving and the second half for sending. Written against `include/uapi/linux/if_xdp.h` and
+//! `Documentation/networking/af_xdp.rst`; shares nothing with the data plane, whose upper bound it measures.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::mem::{offset_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::HugePages;
-use lm_dataplane::memory::Umem;
-use lm_dataplane::ring::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
-use lm_dataplane::xsk::{BindMode, Xsk, XskConfig, XskError, XskOptions};
+use super::mapping::Mapping;
 
 /// Bytes of one chunk: a 1514-byte packet and the kernel's 256-byte headroom fit.
 pub(super) const CHUNK_LEN: u64 = 2048;
 /// Bytes of one chunk where packets take several: a page, the most there is for aligned chunks.
 pub(super) const LONG_CHUNK_LEN: u64 = 4096;
 /// Bytes of a chunk that the kernel leaves before what it receives into it (`XDP_PACKET_HEADROOM`).
-pub(super) const HEADROOM_LEN: u64 = lm_dataplane::memory::PACKET_HEADROOM;
+pub(super) const HEADROOM_LEN: u64 = 256;
+/// More descriptors of the same packet follow (`XDP_PKT_CONTD`).
+const CONTINUES: u32 = 1;
 /// Chunks for receiving, and as many again for sending.
 pub(super) const CHUNKS_EACH_WAY: u32 = 4096;
+const RING_LEN: u32 = CHUNKS_EACH_WAY;
+/// Bytes of sent packets that the kernel may hold for the socket.
+const SEND_BUFFER_LEN: i32 = 16 << 20;
+
+/// Where one of the four rings' memory begins in the socket's file (`XDP_*_PGOFF_*` of the kernel header).
+const RX_OFFSET: i64 = 0;
+const TX_OFFSET: i64 = 0x8000_0000;
+const FILL_OFFSET: i64 = 0x1_0000_0000;
+const COMPLETION_OFFSET: i64 = 0x1_8000_0000;
+
+/// One ring: the producer's and the consumer's index, then the entries. One side of each index is the kernel's.
+#[derive(Debug)]
+pub(super) struct Ring<T> {
+    memory: Mapping,
+    producer: *const AtomicU32,
+    consumer: *const AtomicU32,
+    flags: *const AtomicU32,
+    entries: *mut T,
+    /// The index that we own, and the last value seen of the kernel's.
+    own: u32,
+    seen: u32,
+}
+
+// SAFETY: the pointers lead into `memory`, which moves along; nothing in a ring is bound to a thread.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T: Copy> Ring<T> {
+    fn new(fd: i32, file_offset: i64, offsets: &libc::xdp_ring_offset) -> io::Result<Ring<T>> {
+        let len = offsets.desc as usize + RING_LEN as usize * size_of::<T>();
+        let memory = Mapping::shared(fd, file_offset, len)?;
+        let base = memory.base();
+        // SAFETY: the kernel's offsets lie inside the mapping, whose length was computed from them; mappings are
+        // page-aligned and the kernel aligns indices to 4 and entries to 8 bytes.
+        let (producer, consumer, flags, entries) = unsafe {
+            (
+                base.add(offsets.producer as usize),
+                base.add(offsets.consumer as usize),
+                base.add(offsets.flags as usize),
+                base.add(offsets.desc as usize),
+            )
+        };
+        Ok(Ring {
+            producer: producer.cast(),
+            consumer: consumer.cast(),
+            flags: flags.cast(),
+            entries: entries.cast(),
+            memory,
+            own: 0,
+            seen: 0,
+        })
+    }
+
+    fn producer(&self) -> &AtomicU32 {
+        // SAFETY: points to an aligned u32 in `memory`, which lives as long as `self`; both sides use it atomically.
+        unsafe { &*self.producer }
+    }
+
+    fn consumer(&self) -> &AtomicU32 {
+        // SAFETY: as for `producer`.
+        unsafe { &*self.consumer }
+    }
+
+    fn entry(&self, index: u32) -> *mut T {
+        debug_assert!(self.memory.len() >= RING_LEN as usize * size_of::<T>());
+        // SAFETY: the masked index is below RING_LEN, a power of two, for which the mapping was made.
+        unsafe { self.entries.add((index & (RING_LEN - 1)) as usize) }
+    }
+
+    // As the consumer (RX and completion ring).
+
+    /// Entries that wait, at most `max`.
+    pub(super) fn waiting(&mut self, max: u32) -> u32 {
+        let mut count = self.seen.wrapping_sub(self.own);
+        if count == 0 {
+            // Acquire pairs with the kernel's store-release of the producer index: entries are written before it.
+            self.seen = self.producer().load(Ordering::Acquire);
+            count = self.seen.wrapping_sub(self.own);
+        }
+        count.min(max)
+    }
+
+    /// The `n`-th entry that waits.
+    pub(super) fn read(&self, n: u32) -> T {
+        // SAFETY: `entry` is inside the ring, and below the producer index the kernel does not write.
+        unsafe { self.entry(self.own.wrapping_add(n)).read() }
+    }
+
+    /// Gives `count` entries back to the kernel.
+    pub(super) fn release(&mut self, count: u32) {
+        self.own = self.own.wrapping_add(count);
+        // Release: our reads of the entries happen before the kernel may see room for new ones.
+        self.consumer().store(self.own, Ordering::Release);
+    }
+
+    // As the producer (fill and TX ring).
+
+    /// Entries that may be written.
+    pub(super) fn room(&mut self) -> u32 {
+        // Acquire pairs with the kernel's store-release of the consumer index: it has read what we overwrite.
+        self.seen = self.consumer().load(Ordering::Acquire);
+        RING_LEN - self.own.wrapping_sub(self.seen)
+    }
+
+    /// Whether the kernel takes nothing more until it is woken (`XDP_RING_NEED_WAKEUP`): in zero-copy mode, a driver that found the fill ring empty.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        // SAFETY: as for `producer`.
+        let flags = unsafe { &*self.flags };
+        // Relaxed: it orders nothing; a flag that is seen late is seen at the next look.
+        flags.load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+    }
+
+    /// True when the kernel has taken everything that was submitted.
+    pub(super) fn is_drained(&mut self) -> bool {
+        self.room() == RING_LEN
+    }
+
+    /// Writes the `n`-th entry after the last submitted one.
+    pub(super) fn write(&mut self, n: u32, value: T) {
+        // SAFETY: `entry` is inside the ring, and above the producer index the kernel does not read; callers stay
+        // below `room`.
+        unsafe { self.entry(self.own.wrapping_add(n)).write(value) }
+    }
+
+    /// Hands `count` written entries to the kernel.
+    pub(super) fn submit(&mut self, count: u32) {
+        self.own = self.own.wrapping_add(count);
+        // Release: the entries (and the packets they name) are written before the kernel sees the index.
+        self.producer().store(self.own, Ordering::Release);
+    }
+}
 
 /// How a program waits for packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -31,83 +162,130 @@ pub enum Idle {
     Poll,
 }
 
+/// How packets get from a card into the socket's memory, and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// Copied (`XDP_COPY`).
+    ByKernel,
+    /// The card reads and writes that memory (`XDP_ZEROCOPY`).
+    ByCard,
+}
+
 /// The socket, its memory and its rings.
 #[derive(Debug)]
 pub(super) struct Socket {
-    xsk: Xsk,
-    memory: Umem,
+    fd: OwnedFd,
+    memory: Mapping,
     chunk_len: u64,
-    pub(super) fill: FillRing,
-    pub(super) completion: CompletionRing,
-    pub(super) rx: RxRing,
-    pub(super) tx: TxRing,
+    pub(super) fill: Ring<u64>,
+    pub(super) completion: Ring<u64>,
+    pub(super) rx: Ring<libc::xdp_desc>,
+    pub(super) tx: Ring<libc::xdp_desc>,
 }
 
 impl Socket {
-    /// Opens a socket bound to `queue` of the interface, with `posted` receive chunks on the fill ring. In copy mode packets may take several
-    /// chunks where these are of [`LONG_CHUNK_LEN`].
+    /// Opens a socket bound to `queue` of the interface, with `posted` receive chunks on the
+    /// fill ring. Packets may take several chunks where these are of [`LONG_CHUNK_LEN`].
     pub(super) fn open(
         ifindex: u32,
         queue: u32,
         posted: u32,
         chunk_len: u64,
-        bind: BindMode,
+        moved: Moved,
     ) -> io::Result<Socket> {
-        let memory = Umem::new(chunk_len * 2 * u64::from(CHUNKS_EACH_WAY), HugePages::Off)?;
-        let config = XskConfig {
-            interface_index: ifindex,
-            queue,
-            mapping: memory.mapping(),
-            registered_len: memory.len(),
-            chunk_len: chunk_len as u32,
-            fill_len: CHUNKS_EACH_WAY,
-            completion_len: CHUNKS_EACH_WAY,
-            rx_len: CHUNKS_EACH_WAY,
-            tx_len: CHUNKS_EACH_WAY,
-            bind,
-            need_wakeup: true,
-        };
-        let options = XskOptions {
-            aligned_chunks: true,
-            headroom_len: 0,
-            multi_buffer: bind == BindMode::Copy && chunk_len == LONG_CHUNK_LEN,
-        };
-        let (xsk, rings) = patiently(|| Xsk::open_with(&config, &options).map_err(system_error))?;
-        let mut socket = Socket {
-            xsk,
-            chunk_len,
-            fill: rings.fill,
-            completion: rings.completion,
-            rx: rings.rx,
-            tx: rings.tx,
-            memory,
-        };
-        let posted = posted.min(CHUNKS_EACH_WAY);
-        for chunk in 0..posted {
+        let memory_len = chunk_len * 2 * u64::from(CHUNKS_EACH_WAY);
+        let mut socket = Socket::unbound(memory_len as usize, chunk_len)?;
+        for chunk in 0..posted.min(CHUNKS_EACH_WAY) {
             socket.fill.write(chunk, u64::from(chunk) * chunk_len);
         }
-        socket.fill.submit(posted);
+        socket.fill.submit(posted.min(CHUNKS_EACH_WAY));
+        patiently(|| socket.bind(ifindex, queue, moved))?;
         Ok(socket)
+    }
+
+    fn unbound(memory_len: usize, chunk_len: u64) -> io::Result<Socket> {
+        // SAFETY: creates a descriptor; no memory is involved.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just created, owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let raw = fd.as_raw_fd();
+        raise_send_buffer(raw)?;
+        let memory = Mapping::anonymous(memory_len)?;
+        // SAFETY: xdp_umem_reg is plain data for which zero is valid.
+        let mut registration: libc::xdp_umem_reg = unsafe { zeroed() };
+        registration.addr = memory.base() as u64;
+        registration.len = memory.len() as u64;
+        registration.chunk_size = chunk_len as u32;
+        set_option(raw, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)?;
+        for ring in [
+            libc::XDP_UMEM_FILL_RING,
+            libc::XDP_UMEM_COMPLETION_RING,
+            libc::XDP_RX_RING,
+            libc::XDP_TX_RING,
+        ] {
+            set_option(raw, libc::SOL_XDP, ring, &RING_LEN)?;
+        }
+        let offsets: libc::xdp_mmap_offsets = option(raw, libc::XDP_MMAP_OFFSETS)?;
+        Ok(Socket {
+            fill: Ring::new(raw, FILL_OFFSET, &offsets.fr)?,
+            completion: Ring::new(raw, COMPLETION_OFFSET, &offsets.cr)?,
+            rx: Ring::new(raw, RX_OFFSET, &offsets.rx)?,
+            tx: Ring::new(raw, TX_OFFSET, &offsets.tx)?,
+            memory,
+            chunk_len,
+            fd,
+        })
+    }
+
+    fn bind(&self, ifindex: u32, queue: u32, moved: Moved) -> io::Result<()> {
+        // SAFETY: sockaddr_xdp is plain data for which zero is valid.
+        let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
+        address.sxdp_family = libc::AF_XDP as u16;
+        address.sxdp_ifindex = ifindex;
+        address.sxdp_queue_id = queue;
+        address.sxdp_flags = libc::XDP_USE_NEED_WAKEUP;
+        address.sxdp_flags |= match moved {
+            Moved::ByKernel if self.chunk_len == LONG_CHUNK_LEN => libc::XDP_COPY | libc::XDP_USE_SG,
+            Moved::ByKernel => libc::XDP_COPY,
+            Moved::ByCard => libc::XDP_ZEROCOPY,
+        };
+        // SAFETY: a live sockaddr_xdp with its length.
+        let result = unsafe {
+            libc::bind(
+                self.fd.as_raw_fd(),
+                ptr::from_ref(&address).cast(),
+                size_of::<libc::sockaddr_xdp>() as u32,
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// The socket's descriptor.
     pub(super) fn raw_fd(&self) -> i32 {
-        self.xsk.as_fd().as_raw_fd()
+        self.fd.as_raw_fd()
     }
 
-    /// Asks the kernel to send what is in the TX ring. It takes one budget's worth a call.
+    /// Asks the kernel to send what is in the TX ring. It takes one budget's worth a call and says EAGAIN when more is
+    /// left; EBUSY and ENOBUFS mean that the device or its memory is full for the moment.
     pub(super) fn wake_tx(&self) -> io::Result<()> {
-        self.xsk.wake_tx().map_err(io::Error::other)
-    }
-
-    /// Wakes a driver that waits for chunks.
-    pub(super) fn wake_rx(&self) -> io::Result<()> {
-        self.xsk.wake_rx().map_err(io::Error::other)
-    }
-
-    /// True when the kernel has taken everything that was submitted.
-    pub(super) fn is_drained(&mut self) -> bool {
-        self.tx.consumed() == self.tx.produced()
+        // SAFETY: sends no bytes from memory: null with length 0.
+        let result =
+            unsafe { libc::sendto(self.raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0) };
+        if result >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS) => Ok(()),
+            _ => Err(error),
+        }
     }
 
     /// Bytes of one chunk.
@@ -131,56 +309,78 @@ impl Socket {
     }
 
     /// Writes the descriptors of a packet, which lies in one chunk after the other, from the TX ring's `n`-th entry on.
-    pub(super) fn write_packet(&mut self, n: u32, chunk: u64, len: u32) {
-        let chunks = self.chunks(len);
-        self.tx.free(n + chunks);
-        for part in 0..chunks {
-            let at = part * self.chunk_len as u32;
-            let descriptor = Descriptor::new(chunk + u64::from(at), (len - at).min(self.chunk_len as u32));
-            let is_last = part + 1 == chunks;
-            self.tx.write(
-                n + part,
-                if is_last {
-                    descriptor
-                } else {
-                    descriptor.continued()
-                },
-            );
+    pub(super) fn write_packet(&mut self, mut n: u32, chunk: u64, len: u32) {
+        let mut at = 0;
+        while at < u64::from(len) {
+            let part = (u64::from(len) - at).min(self.chunk_len);
+            let descriptor = libc::xdp_desc {
+                addr: chunk + at,
+                len: part as u32,
+                options: if at + part < u64::from(len) { CONTINUES } else { 0 },
+            };
+            self.tx.write(n, descriptor);
+            at += part;
+            n += 1;
         }
-    }
-
-    /// Gives the chunks of the first `count` received descriptors back to be received into.
-    pub(super) fn give_back(&mut self, count: u32) {
-        self.fill.free(count);
-        for n in 0..count {
-            self.fill.write(n, self.chunk_of(self.rx.read(n).addr));
-        }
-        self.rx.release(count);
-        self.fill.submit(count);
     }
 
     /// Writes `bytes` at `address` of the memory.
     pub(super) fn copy_in(&self, address: u64, bytes: &[u8]) {
-        self.memory.copy_to(address, bytes);
+        assert!(
+            address as usize + bytes.len() <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns the chunk (it is in no ring), so the kernel does not touch it.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.memory.base().add(address as usize),
+                bytes.len(),
+            )
+        };
     }
 
     /// Copies `N` bytes at `address` of the memory out.
     pub(super) fn copy_out<const N: usize>(&self, address: u64) -> [u8; N] {
-        self.memory.read_header(address)
+        assert!(
+            address as usize + N <= self.memory.len(),
+            "address inside the memory"
+        );
+        // SAFETY: in bounds; the caller owns the chunk (its RX descriptor was read), so the kernel does not touch it.
+        unsafe {
+            self.memory
+                .base()
+                .add(address as usize)
+                .cast::<[u8; N]>()
+                .read_unaligned()
+        }
     }
 
     /// Packets that the kernel dropped at this socket, for any reason.
     pub(super) fn dropped(&self) -> io::Result<u64> {
-        let lost = self.xsk.statistics()?;
-        Ok(lost.rx_dropped + lost.rx_ring_full + lost.rx_fill_ring_empty)
+        let statistics: libc::xdp_statistics = option(self.raw_fd(), libc::XDP_STATISTICS)?;
+        Ok(statistics.rx_dropped + statistics.rx_ring_full + statistics.rx_fill_ring_empty_descs)
     }
 }
 
-fn system_error(error: XskError) -> io::Error {
-    match error {
-        XskError::Busy { .. } => io::Error::from_raw_os_error(libc::EBUSY),
-        other => io::Error::other(crate::cli::chain(&other)),
-    }
+/// Whether this descriptor is its packet's last one.
+pub(super) fn is_last(descriptor: &libc::xdp_desc) -> bool {
+    descriptor.options & CONTINUES == 0
+}
+
+/// Wakes a driver that waits for chunks.
+pub(super) fn ask(fd: i32) {
+    // SAFETY: receives no bytes into memory: null with length 0.
+    unsafe {
+        libc::recvfrom(
+            fd,
+            ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
 }
 
 /// Sleeps until a packet waits at the socket, 100 ms at most.
@@ -192,6 +392,12 @@ pub(super) fn sleep(fd: i32) {
     };
     // SAFETY: one live pollfd.
     unsafe { libc::poll(&mut waiting, 1, 100) };
+}
+
+/// A copied packet is charged to the sender's socket until it was consumed: the default (212,992 bytes) stops the
+/// sender after some ninety full frames, with EAGAIN.
+pub(super) fn raise_send_buffer(fd: i32) -> io::Result<()> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_LEN)
 }
 
 /// Repeats what fails with EBUSY for up to ten seconds: sockets and links of a program that has just ended are freed late, and on a busy machine
@@ -212,43 +418,27 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Re
 pub(super) fn prefer_busy_poll(fd: i32, budget: u32) -> io::Result<()> {
     const SO_PREFER_BUSY_POLL: i32 = 69;
     const SO_BUSY_POLL_BUDGET: i32 = 70;
-    set_option(fd, SO_PREFER_BUSY_POLL, 1)?;
-    // Microseconds.
-    set_option(fd, libc::SO_BUSY_POLL, 20)?;
-    set_option(fd, SO_BUSY_POLL_BUDGET, budget as i32)
+    let (microseconds, prefer) = (20_i32, 1_i32);
+    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &prefer)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;
+    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &(budget as i32))
 }
 
 /// The NAPI id that the kernel has noted for a socket; 0 when none.
 pub(super) fn napi_id(fd: i32) -> io::Result<u32> {
     const SO_INCOMING_NAPI_ID: i32 = 56;
-    let (mut value, mut len) = (0_u32, size_of::<u32>() as u32);
-    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
-    let result = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            SO_INCOMING_NAPI_ID,
-            ptr::from_mut(&mut value).cast(),
-            &mut len,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(value)
-    }
+    any_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID)
 }
 
-/// An option of the socket level.
-pub(super) fn set_option(fd: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the kernel reads an i32 that lives.
+fn set_option<T: Copy>(fd: i32, level: i32, name: i32, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads size_of::<T>() bytes of a live plain value.
     let result = unsafe {
         libc::setsockopt(
             fd,
-            libc::SOL_SOCKET,
+            level,
             name,
-            ptr::from_ref(&value).cast(),
-            size_of::<i32>() as u32,
+            ptr::from_ref(value).cast(),
+            size_of::<T>() as u32,
         )
     };
     if result < 0 {
@@ -257,3 +447,22 @@ pub(super) fn set_option(fd: i32, name: i32, value: i32) -> io::Result<()> {
         Ok(())
     }
 }
+
+fn option<T: Copy>(fd: i32, name: i32) -> io::Result<T> {
+    any_option(fd, libc::SOL_XDP, name)
+}
+
+fn any_option<T: Copy>(fd: i32, level: i32, name: i32) -> io::Result<T> {
+    // SAFETY: used with plain integers and the plain-integer structs of if_xdp.h alone, for which zero is valid.
+    let mut value: T = unsafe { zeroed() };
+    let mut len = size_of::<T>() as u32;
+    // SAFETY: the kernel writes at most `len` bytes into a live value of that size.
+    let result = unsafe { libc::getsockopt(fd, level, name, ptr::from_mut(&mut value).cast(), &mut len) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(value)
+    }
+}
+
+const _: () = assert!(offset_of!(libc::xdp_desc, len) == 8 && size_of::<libc::xdp_desc>() == 16);

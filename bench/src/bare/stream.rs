@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::pace::Pace;
-use super::socket::{CHUNKS_EACH_WAY, Socket};
+use super::socket::{CHUNKS_EACH_WAY, Socket, is_last};
 use super::{Attach, BusyPoll, Idle, Port, PortArgs, Sockets, ToArgs, Waiting, ifindex, redirect};
 use crate::suite::{Cost, Meter};
 
@@ -151,7 +151,7 @@ fn send_by(args: &SendArgs, mut to: impl Sending, room: &Room) -> io::Result<Sen
     })
 }
 
-/// Packets by the data plane's rings.
+/// Packets by this program's own rings.
 struct Own {
     socket: Socket,
     free: Slots,
@@ -187,7 +187,7 @@ impl Own {
 
 impl Sending for Own {
     fn room(&mut self) -> u32 {
-        self.socket.tx.free(u32::MAX) / self.chunks
+        self.socket.tx.room() / self.chunks
     }
 
     fn send(&mut self, count: u32, sequence: u64) {
@@ -206,7 +206,7 @@ impl Sending for Own {
     }
 
     fn wake(&mut self) -> io::Result<bool> {
-        if self.socket.is_drained() {
+        if self.socket.tx.is_drained() {
             return Ok(false);
         }
         self.socket.wake_tx().map(|()| true)
@@ -241,7 +241,7 @@ impl Slots {
 
     /// Takes finished packets back; returns how many. All of a packet's chunks finish together.
     fn reap(&mut self, socket: &mut Socket) -> u32 {
-        let (done, before) = (socket.completion.available(u32::MAX), self.chunks.len());
+        let (done, before) = (socket.completion.waiting(u32::MAX), self.chunks.len());
         for n in 0..done {
             // 6.18 loses bit 0 of completion addresses; chunks are aligned, so masking restores them everywhere.
             let chunk = socket.chunk_of(socket.completion.read(n));
@@ -263,11 +263,11 @@ fn teach_queue(socket: &mut Socket, to: &ToArgs, port: u16, free: &mut Slots) ->
     socket.wake_tx()?;
     // This chunk keeps its own headers: it is not given back.
     let deadline = Instant::now() + Duration::from_millis(200);
-    while socket.completion.available(1) == 0 && Instant::now() < deadline {
+    while socket.completion.waiting(1) == 0 && Instant::now() < deadline {
         socket.wake_tx()?;
         std::thread::yield_now();
     }
-    let done = socket.completion.available(1);
+    let done = socket.completion.waiting(1);
     socket.completion.release(done);
     Ok(())
 }
@@ -336,7 +336,7 @@ pub(super) trait Receiving {
 }
 
 /// What has come.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
     bytes: u64,
     packets: u64,
@@ -453,19 +453,24 @@ struct Whole {
 impl Receiving for Whole {
     fn receive(&mut self, most: u32, taken: &mut Taken) -> u32 {
         let socket = &mut self.port.socket;
-        let count = socket.rx.available(most);
+        let count = socket.rx.waiting(most);
+        // In registers until the batch is through: the yardstick counts instructions.
+        let (mut sum, mut len, mut sequence) = (*taken, self.len, self.sequence);
         for n in 0..count {
             let descriptor = socket.rx.read(n);
-            if self.len == 0 {
-                self.sequence = u64::from_be_bytes(socket.copy_out(descriptor.addr + HEADER_LEN as u64));
+            if len == 0 {
+                sequence = u64::from_be_bytes(socket.copy_out(descriptor.addr + HEADER_LEN as u64));
             }
-            self.len += u64::from(descriptor.len);
-            if !descriptor.continues() {
-                taken.packet(std::mem::take(&mut self.len), self.sequence);
+            len += u64::from(descriptor.len);
+            if is_last(&descriptor) {
+                sum.packet(std::mem::take(&mut len), sequence);
             }
+            socket.fill.write(n, socket.chunk_of(descriptor.addr));
         }
+        (*taken, self.len, self.sequence) = (sum, len, sequence);
         if count > 0 {
-            socket.give_back(count);
+            socket.rx.release(count);
+            socket.fill.submit(count);
         }
         count
     }

@@ -15,12 +15,9 @@ use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem};
 
 use super::frame::{HEADER_LEN, SEQUENCE_LEN};
 use super::redirect::Redirect;
-use super::socket::{CHUNKS_EACH_WAY, patiently, set_option};
+use super::socket::{CHUNKS_EACH_WAY, patiently, raise_send_buffer};
 use super::stream::{Receiving, SendArgs, Sending, Taken};
 use super::{PortArgs, Waiting, ifindex};
-
-/// Bytes of sent packets that the kernel may hold for the socket, as for the data plane's own.
-const SEND_BUFFER_LEN: i32 = 16 << 20;
 
 /// A socket, its rings and its frames.
 pub(super) struct Port {
@@ -72,7 +69,7 @@ impl Port {
             unsafe { Socket::new(socket, &umem, &interface, args.queue) }.map_err(system_error)
         })?;
         let (mut fill, completion) = queues.expect("memory that nobody shares has rings of its own");
-        set_option(tx.fd().as_raw_fd(), libc::SO_SNDBUFFORCE, SEND_BUFFER_LEN)?;
+        raise_send_buffer(tx.fd().as_raw_fd())?;
         let (receiving, sending) = frames.split_at(CHUNKS_EACH_WAY as usize);
         let posted = &receiving[..receiving.len().min(args.posted as usize)];
         // SAFETY: frames of this memory, each of which is in this ring alone.

@@ -1,6 +1,5 @@
 //! What a receiver takes for one message of 1 GiB, beside the message itself.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,7 +8,7 @@ use serde_json::json;
 use super::{Comparison, Contender, Sample, Target, Unit};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch, leftovers};
 use crate::content;
-use crate::machine::two_cores;
+use crate::machine::{status_kib, two_cores};
 use crate::workspace::Programs;
 
 const MESSAGE_LEN: u64 = 1 << 30;
@@ -101,23 +100,14 @@ struct Peak {
 impl Peak {
     /// Looks at a process now. The kernel itself keeps the peak of resident memory, but not that of huge pages.
     fn look(&mut self, process: u32) -> Result<()> {
-        let path = format!("/proc/{process}/status");
-        let status = std::fs::read_to_string(Path::new(&path)).context("the receiver has ended early")?;
-        self.take(&status);
+        let found = status_kib(process, ["VmHWM", "HugetlbPages"]).context("the receiver has ended early")?;
+        self.take(found);
         Ok(())
     }
 
-    fn take(&mut self, status: &str) {
-        let kib = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim_start_matches(':')
-                .split_whitespace()
-                .next()?
-                .parse::<u64>()
-                .ok()
-        };
-        self.resident_kib = self.resident_kib.max(kib("VmHWM").unwrap_or(0));
-        self.huge_pages_kib = self.huge_pages_kib.max(kib("HugetlbPages").unwrap_or(0));
+    fn take(&mut self, [resident_kib, huge_pages_kib]: [u64; 2]) {
+        self.resident_kib = self.resident_kib.max(resident_kib);
+        self.huge_pages_kib = self.huge_pages_kib.max(huge_pages_kib);
     }
 
     fn total_kib(self) -> u64 {
@@ -132,8 +122,8 @@ mod tests {
     #[test]
     fn peaks_are_kept() {
         let mut peak = Peak::default();
-        peak.take("Name:\tlm-recv\nVmHWM:\t    4096 kB\nHugetlbPages:\t  2048 kB\n");
-        peak.take("VmHWM:\t    8192 kB\nHugetlbPages:\t       0 kB\n");
+        peak.take([4096, 2048]);
+        peak.take([8192, 0]);
         assert_eq!(
             peak,
             Peak {

@@ -429,7 +429,7 @@ fn apart_json(apart: &Option<Apart>) -> Value {
 }
 
 /// Says in plain words what a veth pair can and cannot show.
-pub const ABOUT_VETH: &str = "\
+const ABOUT_VETH: &str = "\
 A veth pair has no zero-copy mode: here the kernel copies every packet once on its way into the receiver's memory
 and once out of the sender's, for LM as for UDP, and no NIC takes work off the CPU. So these figures compare
 software paths on one machine and say nothing about a network. Segmentation offloads are off for everyone: with

@@ -19,7 +19,7 @@ use crate::bed::leftovers::{Registered, temporary_folder, watch_signals};
 use crate::machine::{self, ResultFile};
 use crate::{content, workspace};
 
-/// Send a real file through LM, check it, and show LM and kernel UDP beside each other.
+/// Send a file through LM, check it, and show LM and kernel UDP beside each other.
 ///
 /// Without --interface: makes two hosts on this machine (network namespaces joined by a veth pair with two queues
 /// each), starts lm-recv on one and lm-send on the other, each on a core of its own, compares SHA-256 of what was

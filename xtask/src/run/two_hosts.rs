@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Arguments, Content, TRANSFER_LIMIT, result, send_options, tool_options, transfer_line};
 use crate::bed::{Bed, BedConfig, INTERFACE, Launch};
-use crate::bench::{ABOUT_VETH, compare};
+use crate::bench::compare;
 use crate::machine::{cores, two_cores};
 use crate::workspace::Programs;
 
@@ -22,7 +22,7 @@ pub(super) fn run(arguments: &Arguments, programs: &Programs) -> Result<Value> {
     let transfer = transfer(arguments, programs, &content)?;
     let file = content.folder.join("compared.json");
     print!("{}", compare::for_show(programs, arguments.rounds, &file)?);
-    println!("\n{ABOUT_VETH}\nMore comparisons: cargo xtask bench compare.");
+    println!("\nMore comparisons: cargo xtask bench compare.");
     let compared = std::fs::read_to_string(&file).context("lm-bench kept nothing")?;
     Ok(result(
         "two hosts on a veth pair",

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::kernel::Dice;
 use crate::bed::{Host, Program, require_root};
+use crate::machine::status_kib;
 use crate::run::cluster::{Exchange, Ground, PATIENCE, sum};
 use crate::workspace::Programs;
 
@@ -300,19 +301,13 @@ fn sizes(ground: &Ground) -> Result<Vec<Size>> {
         }
         let folder = format!("/proc/{}", program.id());
         let descriptors = std::fs::read_dir(format!("{folder}/fd"))?.count() as u64;
-        let status = std::fs::read_to_string(format!("{folder}/status"))?;
+        let [memory_kib] = status_kib(program.id(), ["VmRSS"])?;
         sizes.push(Size {
             descriptors,
-            memory_kib: resident_kib(&status).with_context(|| format!("{folder}/status says no VmRSS"))?,
+            memory_kib,
         });
     }
     Ok(sizes)
-}
-
-/// Resident memory in a process's `status`.
-fn resident_kib(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse().ok()
 }
 
 fn print_sizes(sizes: [&[Size]; 4]) {
@@ -398,7 +393,6 @@ mod tests {
         assert!(grown(&size(20, 5000), &size(24, 9000)).is_ok());
         assert!(grown(&size(20, 5000), &size(25, 5000)).is_err());
         assert!(grown(&size(20, 5000), &size(20, 9999)).is_err());
-        assert_eq!(resident_kib("Name:\tx\nVmRSS:\t  5120 kB\n"), Some(5120));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::pair::{Pair, await_link, steering_notes};
 use super::spoil;
 use super::transfer::{Source, send_file};
 use crate::bed::{Host, INTERFACE, Program};
+use crate::machine::status_kib;
 use crate::soak::fates;
 use crate::vm::devices::Device;
 use crate::vm::protocol::{Mode, Plan};
@@ -117,17 +118,8 @@ fn received_file(source: &Source) -> Result<PathBuf> {
 
 /// Memory of a process in KiB: ordinary and huge pages.
 fn memory_kib(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/status");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    status_kib(&text).with_context(|| format!("{path} does not tell its memory"))
-}
-
-fn status_kib(text: &str) -> Option<u64> {
-    let of = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    };
-    Some(of("VmRSS:")? + of("HugetlbPages:")?)
+    let [resident, huge_pages] = status_kib(pid, ["VmRSS", "HugetlbPages"])?;
+    Ok(resident + huge_pages)
 }
 
 /// Both ends are opened, pass one message, and are closed, again and again.
@@ -296,13 +288,6 @@ fn tcp(from: &Host, to: &Host, len: usize) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_that_of_all_pages() {
-        let text = "Name:\tx\nVmRSS:\t    5120 kB\nHugetlbPages:\t  49152 kB\n";
-        assert_eq!(status_kib(text), Some(54_272));
-        assert_eq!(status_kib("VmRSS:\t1 kB\n"), None);
-    }
 
     #[test]
     fn answers_are_counted_by_ping() {
