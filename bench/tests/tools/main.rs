@@ -5,6 +5,8 @@ mod bad_input;
 mod bed;
 mod capabilities;
 mod disk;
+mod frozen;
+mod hosts;
 mod impairments;
 mod jumbo;
 mod links;

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use lm_bench::suite::schema::{Failed, Ratio, Report, Round, Row, Verdict, What};
+use lm_bench::suite::schema::{Failed, Report, Round, Row, Verdict, What};
 use rustix::process::{Pid, Signal};
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, wait_until};
@@ -19,13 +19,13 @@ const QUIC: Option<&str> = if cfg!(feature = "peers") {
     None
 };
 /// Everybody is a lot, and the machine may be busy.
-const LONG: Duration = Duration::from_secs(300);
+pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 fn serve(bed: &Bed) -> Tool {
     serve_with(bed, &format!("--bind {RECEIVER}:7170 --allow {SENDER}"))
 }
 
-fn serve_with(bed: &Bed, options: &str) -> Tool {
+pub(crate) fn serve_with(bed: &Bed, options: &str) -> Tool {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let line = format!("serve --core {} {options}", 1.min(cores - 1));
     let tool = Tool::start(lm_bench(bed, Host::Receiver, &line));
@@ -34,7 +34,7 @@ fn serve_with(bed: &Bed, options: &str) -> Tool {
 }
 
 /// Runs a command; its report, and what it printed.
-fn measure(bed: &Bed, line: &str) -> (Report, String) {
+pub(crate) fn measure(bed: &Bed, line: &str) -> (Report, String) {
     let json = bed.path("report.json");
     let line = format!("{line} --json {}", json.display());
     let ended = Tool::start(lm_bench(bed, Host::Sender, &line)).end_within(LONG);
@@ -45,7 +45,7 @@ fn measure(bed: &Bed, line: &str) -> (Report, String) {
 }
 
 /// Ends the server, which must not have left anything.
-fn end(bed: &Bed, server: Tool) {
+pub(crate) fn end(bed: &Bed, server: Tool) {
     server.signal(Signal::TERM);
     server.end();
     wait_until("a program stayed attached", || {
@@ -53,7 +53,7 @@ fn end(bed: &Bed, server: Tool) {
     });
 }
 
-fn check_round(row: &Row, round: &Round, at: u32) {
+pub(crate) fn check_round(row: &Row, round: &Round, at: u32) {
     match round {
         Round::Latency(round) => {
             assert_eq!(round.at, at, "{row:?}");
@@ -282,48 +282,6 @@ fn the_limit_is_that_of_the_best_recipe() {
     assert!(
         speed > 0.0 && system.id == "bare" && system.configuration.starts_with(best),
         "{system:?} {text}"
-    );
-    end(&bed, server);
-}
-
-#[test]
-fn a_frozen_build_is_measured_beside_this_one() {
-    let Some(bed) = Bed::new() else { return };
-    // Another build would do the same more slowly or faster.
-    let build = format!("--frozen v1={}", env!("CARGO_BIN_EXE_lm-bench"));
-    let server = serve_with(&bed, &format!("--bind {RECEIVER}:7170 --allow {SENDER} {build}"));
-    let line = format!(
-        "compare {RECEIVER} {build} --systems lm --sizes 7168 --rounds 2 --seconds 0.1 --warm-up 0.02 --count 50"
-    );
-    let (report, text) = measure(&bed, &line);
-    for row in &report.rows {
-        row.rounds
-            .iter()
-            .zip(0..)
-            .for_each(|(round, at)| check_round(row, round, at));
-        let of_row =
-            |ratio: &&Ratio| (ratio.what, ratio.size, &*ratio.against) == (row.what, row.size, "lm@v1");
-        let ratios: Vec<_> = report.ratios.iter().filter(of_row).collect();
-        assert!(
-            ratios.len() == 2 && ratios.iter().all(|one| one.rounds == 2),
-            "{ratios:?}"
-        );
-        assert!(ratios.iter().any(|one| one.target.is_some()), "{ratios:?}");
-    }
-    let measured: Vec<_> = report.rows.iter().map(|row| (row.what, &*row.system)).collect();
-    let whats = [What::Latency, What::Throughput, What::LatencyUnderLoad];
-    let both = whats.map(|what| [(what, "lm"), (what, "lm@v1")]);
-    assert_eq!(measured, both.concat(), "{:?}", report.failures);
-    assert!(text.contains("lm@v1"), "{text}");
-    let line = format!(
-        "latency {RECEIVER} --frozen v2={} --systems lm --count 50",
-        env!("CARGO_BIN_EXE_lm-bench")
-    );
-    let ended = Tool::start(lm_bench(&bed, Host::Sender, &format!("{line} --sizes 64"))).end_within(LONG);
-    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
-    assert!(
-        text.contains("no build is called v2 here; start lm-bench serve with --frozen"),
-        "{text}"
     );
     end(&bed, server);
 }
