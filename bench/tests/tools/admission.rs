@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
-use crate::hosts::{Hosts, USER, is_empty};
+use crate::hosts::{Hosts, USER, daemon};
 use crate::links::CUT;
 use crate::measuring::{lm_bench, receiver};
 
@@ -500,7 +501,7 @@ fn a_key_without_a_daemon() {
     let (file, out) = (file.to_str().unwrap(), out.to_str().unwrap());
     let receiver = bed.recv(&["--key", key, "--json", "--count", "1", "--output", out]);
     for wrong in [&["--key", other, file][..], &[file]] {
-        let refused = bed.send(&[&["--wait-for-grant"], wrong].concat()).end();
+        let refused = bed.send(&[&["--wait-for-grant"][..], wrong].concat()).end();
         assert!(!refused.status.success(), "{wrong:?}");
         assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
     }

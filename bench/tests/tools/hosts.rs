@@ -15,13 +15,13 @@ pub(crate) struct Hosts {
     pub(crate) bed: Bed,
     pub(crate) program: PathBuf,
     /// Options of both daemons.
-    policy: &'static [&'static str],
+    pub(crate) policy: &'static [&'static str],
     pub(crate) sender: Option<Tool>,
     pub(crate) receiver: Option<Tool>,
 }
 
 /// Beside the tools, where `cargo xtask test` and every build of the workspace put it.
-fn daemon() -> Option<PathBuf> {
+pub(crate) fn daemon() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_lm-send")).with_file_name("lm-admissiond");
     if path.exists() {
         return Some(path);
@@ -177,7 +177,7 @@ impl Drop for Hosts {
     }
 }
 
-pub(crate) fn is_empty(status: &serde_json::Value) -> bool {
+fn is_empty(status: &serde_json::Value) -> bool {
     let programs = status["programs"].as_array().expect("a list of programs");
     let interface = &status["interfaces"][0];
     let queues = interface["queues"].as_array().expect("a list of queues");

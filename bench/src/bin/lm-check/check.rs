@@ -134,7 +134,7 @@ impl CheckReport {
 }
 
 /// The counters that the balance of packets and messages needs.
-fn counted(counters: &Counters) -> [(&'static str, u64); 17] {
+fn counted(counters: &Counters) -> [(&'static str, u64); 18] {
     [
         ("messages_sent", counters.messages_sent),
         ("messages_failed", counters.messages_failed),
