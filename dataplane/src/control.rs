@@ -13,7 +13,6 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::LmError;
 
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
-use crate::channel::Transmit;
 use crate::completion::Outcome;
 use crate::config::ConnectOptions;
 use crate::engine::{Engine, LandingSide};
@@ -22,6 +21,7 @@ use crate::introductions::Back;
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms};
 use crate::port::{Port, PortError, QueueSpec, Role, Socket, SocketEvent};
+use crate::scheduler::Transmit;
 use crate::stewarded::Asking;
 
 /// A control datagram is shorter than this.
@@ -448,8 +448,8 @@ impl<P: Port> Engine<P> {
             let (peer, _) = self.end_session_key(index, options.one_copy, grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
-        let channel = match (options.one_copy, &self.general) {
-            (true, Some(general)) => Ok(general.transmit),
+        let channel = match (options.one_copy, self.scheduler.general()) {
+            (true, Some(general)) => Ok(general),
             _ => self.transmit_for(grant.tx_queue_hint),
         };
         let channel = match channel {
@@ -495,7 +495,7 @@ impl<P: Port> Engine<P> {
         if self.landing.as_ref().is_some_and(is_lost) {
             return Ok(0);
         }
-        if let Some(found) = self.transmit.iter().position(|transmit| transmit.queue == queue) {
+        if let Some(found) = self.scheduler.find(queue) {
             return Ok(found);
         }
         let spec = QueueSpec {
@@ -518,8 +518,7 @@ impl<P: Port> Engine<P> {
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.config.tx_in_flight;
-        self.transmit.push(Transmit::new(queue, tx, in_flight));
-        Ok(self.transmit.len() - 1)
+        Ok(self.scheduler.add(Transmit::new(queue, tx, in_flight)))
     }
 
     /// Ends the session that messages to a peer go by; if there is a successor, it takes over. Unconfirmed messages are settled as

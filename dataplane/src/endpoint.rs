@@ -415,11 +415,7 @@ impl Endpoint {
             }
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
-                let busy = self
-                    .engine
-                    .transmit
-                    .iter()
-                    .any(|transmit| transmit.in_flight() > 0)
+                let busy = self.engine.scheduler.awaits_completions()
                     || !self.engine.acknowledge.is_empty()
                     || (self.engine.landing.as_ref()).is_some_and(|landing| {
                         landing.sessions.entries.await_driver()

@@ -30,7 +30,6 @@ use lm_protocol::wire::ethernet::MacAddr;
 use crate::arena::Arena;
 use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
 use crate::capture::Capture;
-use crate::channel::Transmit;
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Leaving};
@@ -53,6 +52,7 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
+use crate::scheduler::Scheduler;
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
 use crate::told::Told;
@@ -82,8 +82,6 @@ pub(crate) struct General<R> {
     pub(crate) posted: u64,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
-    /// Index into `Engine::transmit`.
-    pub(crate) transmit: usize,
 }
 
 /// Receive side of the landing channel.
@@ -102,7 +100,7 @@ pub(crate) struct LandingSide<R> {
     pub(crate) is_open: bool,
     /// When memory to land in was last wanted that could not be had, or a socket; and memory for the one-copy path.
     pub(crate) failed_ns: [Option<u64>; 2],
-    /// Index into `Engine::transmit`.
+    /// Its transmit side, for the scheduler.
     pub(crate) transmit: usize,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
@@ -175,7 +173,7 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) transmit_frames: TransmitFrames,
     pub(crate) send_arena: Arena,
     pub(crate) outgoing: OutgoingTable,
-    pub(crate) transmit: Vec<Transmit<P::Tx>>,
+    pub(crate) scheduler: Scheduler<P::Tx>,
     pub(crate) general: Option<General<P::Rx>>,
     pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) peers: Peers,
@@ -310,20 +308,17 @@ impl<P: Port> Engine<P> {
 
     /// Stage 2.
     pub(crate) fn reap(&mut self, all: bool) -> usize {
-        let mut count = 0;
-        for channel in &mut self.transmit {
-            let frames = &mut self.transmit_frames;
-            let outgoing = &mut self.outgoing;
-            let arena = &mut self.send_arena;
-            count += channel.reap(all, |address| {
-                if !frames.completed(address)
-                    && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
-                {
-                    arena.free(start, len);
-                }
-            });
-        }
-        count as usize
+        let frames = &mut self.transmit_frames;
+        let outgoing = &mut self.outgoing;
+        let arena = &mut self.send_arena;
+        let reaped = self.scheduler.reap(all, |address| {
+            if !frames.completed(address)
+                && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
+            {
+                arena.free(start, len);
+            }
+        });
+        reaped as usize
     }
 
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.

@@ -68,7 +68,7 @@ impl<P: Port> Engine<P> {
         self.port.prepare(&spec)?;
         // Our own packets on its TX ring would go with the socket, and nobody would send them again.
         for _ in 0..FLUSHES_MAX {
-            if !self.transmit[transmit].has_unsent() {
+            if !self.scheduler.queue(transmit).has_unsent() {
                 break;
             }
             self.flush();
@@ -81,7 +81,7 @@ impl<P: Port> Engine<P> {
             return Ok(());
         };
         let was_open = landing.is_open;
-        let sends = &mut self.transmit[transmit];
+        let sends = self.scheduler.queue(transmit);
         sends.begin_anew();
         let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
         let (result, has) = match rebuild(&spec) {

@@ -3,7 +3,6 @@
 mod arena;
 mod bounds;
 mod capture;
-mod channel;
 mod completion;
 mod config;
 mod control;
@@ -54,6 +53,7 @@ pub mod ring;
 mod ring_memory;
 mod ring_queue;
 pub mod route;
+mod scheduler;
 mod sending;
 
 #[cfg(any(test, feature = "fuzzing"))]

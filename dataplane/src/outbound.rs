@@ -1,5 +1,5 @@
 //! Outbound: large messages on their way out. Steps 2 and 3 of the data's path: send regions come from
-//! [`crate::endpoint`], packets go to the TX ring of a [`crate::channel`].
+//! [`crate::endpoint`], packets go to a TX ring of the [`crate::scheduler`].
 //!
 //! Headers are written into the holes just before a packet goes to the ring, windows in forward order and the
 //! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
@@ -22,8 +22,6 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
-use crate::channel::Transmit;
-
 use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
@@ -32,6 +30,7 @@ use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
+use crate::scheduler::Transmit;
 
 pub(crate) use digests::DigestsToTell;
 

@@ -24,7 +24,7 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::sending::send_by_socket;
+use crate::scheduler::{Packet, Put};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
@@ -507,22 +507,20 @@ impl<P: Port> Engine<P> {
             };
             let packet = address + geometry.tx_frame_offset(0);
             let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            match &self.general {
-                Some(general) => {
-                    let channel = &mut self.transmit[general.transmit];
-                    if channel.room() == 0 {
-                        break;
-                    }
-                    channel.push(packet, packet_len);
-                    self.transmit_frames.sent_again(frame);
-                }
-                None => {
-                    let skip = u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32;
-                    let datagram = (packet + u64::from(skip), packet_len - skip);
-                    if !send_by_socket(self.port.side(), &self.umem, data, datagram) {
-                        self.counters.control_send_errors += 1;
-                        break;
-                    }
+            if !self.scheduler.has_room_for_small() {
+                break;
+            }
+            let small = Packet {
+                address: packet,
+                len: packet_len,
+                below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
+            };
+            match (self.scheduler).put_small(self.port.side(), &self.umem, data, &small) {
+                Put::OnRing => self.transmit_frames.sent_again(frame),
+                Put::Copied => {}
+                Put::Refused => {
+                    self.counters.control_send_errors += 1;
+                    break;
                 }
             }
             if let Some(capture) = &mut self.capture {

@@ -64,15 +64,15 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
-        let channel = match (&peer.outbound, &self.general) {
+        let queue = match (&peer.outbound, self.scheduler.general()) {
             (Some(outbound), _) if by_landing => outbound.terms.channel,
-            (_, Some(general)) if !by_landing => general.transmit,
+            (_, Some(general)) if !by_landing => general,
             // The session is over, or our small traffic goes through the kernel's socket.
             _ => return,
         };
         let mut addressing = peer.addressing;
         addressing.dst_port = request_id as u16;
-        if addressing.dst_port == 0 || self.transmit[channel].room() == 0 {
+        if addressing.dst_port == 0 || self.scheduler.queue(queue).room() == 0 {
             return;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
@@ -88,7 +88,7 @@ impl<P: Port> Engine<P> {
             .expect("128 bytes hold any header");
         let address = frame.address();
         self.umem.copy_to(address, &packet[..len]);
-        self.transmit[channel].push(address, len as u32);
+        self.scheduler.queue(queue).push(address, len as u32);
         self.transmit_frames.control_sent(frame);
     }
 }

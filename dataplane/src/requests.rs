@@ -21,7 +21,7 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::sending::send_by_socket;
+use crate::scheduler::{Packet, Put};
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -193,12 +193,10 @@ impl<P: Port> Engine<P> {
             }
             return Err(SendError::WouldBlock);
         }
-        if let Some(general) = &self.general
-            && self.transmit[general.transmit].room() == 0
-        {
-            return Err(SendError::WouldBlock);
+        match self.scheduler.has_room_for_small() {
+            true => Ok(()),
+            false => Err(SendError::WouldBlock),
         }
-        Ok(())
     }
 
     fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
@@ -270,31 +268,20 @@ impl<P: Port> Engine<P> {
             let trailer = Trailer::new(&header, bytes, self.port.local());
             self.umem.copy_to(payload + len, trailer.as_bytes());
         }
-        let mut left = true;
-        let in_kernel = match &self.general {
-            Some(general) => {
-                self.transmit[general.transmit].push(packet, packet_len);
-                true
-            }
-            None => {
-                // One queue only.
-                let skip = u32::from(fragment.header_len) - HEADER_LEN as u32;
-                let datagram = (packet + u64::from(skip), packet_len - skip);
-                left = send_by_socket(self.port.side(), &self.umem, peer.data, datagram);
-                if !left {
-                    self.counters.control_send_errors += 1;
-                }
-                false
-            }
+        let small = Packet {
+            address: packet,
+            len: packet_len,
+            below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
         };
         // Somebody waits for an answer: it leaves before the books are kept.
-        if let Some(general) = &self.general
-            && (answers || self.transmit[general.transmit].has_burst())
-            && let Err(error) = self.transmit[general.transmit].flush()
-        {
+        let (put, flushed) =
+            (self.scheduler).put_message(self.port.side(), &self.umem, peer.data, &small, answers);
+        if let Err(error) = flushed {
             self.link.failed(error);
         }
-        if let Some(acknowledgement) = acknowledges.filter(|_| left) {
+        if put == Put::Refused {
+            self.counters.control_send_errors += 1;
+        } else if let Some(acknowledgement) = acknowledges {
             peer.eager_in.told(&acknowledgement);
         }
         if let Some(capture) = &mut self.capture {
@@ -311,7 +298,7 @@ impl<P: Port> Engine<P> {
         self.transmit_frames.message_sent(
             &mut peer.eager_out,
             frame,
-            in_kernel,
+            put == Put::OnRing,
             token,
             tag,
             (u32::from(fragment.len), trailer_len),

@@ -6,11 +6,11 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::bounds::TRANSMIT_BURST;
-use crate::channel::Turn;
 use crate::engine::Engine;
-use crate::memory::Umem;
+use crate::frames::Frame;
 use crate::outbound::{Copied, Outbound, Way};
-use crate::port::{Datagrams, Port, Socket};
+use crate::port::Port;
+use crate::scheduler::{Packet, Put, Turn};
 
 /// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
 const EXCHANGE_BURST_VETH: u32 = 2;
@@ -31,7 +31,7 @@ impl<P: Port> Engine<P> {
             [] => return 0,
             // It takes turns with nobody.
             [only] => self.send_of(only, None, quantum, burst, now_ns).0,
-            _ => (0..self.transmit.len())
+            _ => (0..self.scheduler.queues().len())
                 .map(|channel| self.send_on(channel, quantum, burst, now_ns))
                 .sum(),
         };
@@ -42,7 +42,7 @@ impl<P: Port> Engine<P> {
     /// Sends fragments of the sessions of a queue, up to `quantum` of each: deficit round robin. Where the queue takes no more, the next
     /// round goes on with the session that was cut short, and with what is left of its quantum.
     fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
-        let turn = self.transmit[channel].turn.take();
+        let turn = self.scheduler.queue(channel).turn.take();
         let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
         let first = turn.and_then(|_| self.senders.iter().position(is_next));
         let senders = self.senders.len();
@@ -57,7 +57,7 @@ impl<P: Port> Engine<P> {
             count += sent;
             if is_full {
                 let left = left - sent;
-                self.transmit[channel].turn = Some(Turn { peer: index, left });
+                self.scheduler.queue(channel).turn = Some(Turn { peer: index, left });
                 break;
             }
         }
@@ -73,7 +73,7 @@ impl<P: Port> Engine<P> {
             return (0, false);
         };
         let mut way = Way {
-            channel: &mut self.transmit[outbound.terms.channel],
+            channel: self.scheduler.queue(outbound.terms.channel),
             umem: &self.umem,
             piece_len: self.fixed.chunk_len,
             more_pieces: 0,
@@ -127,15 +127,10 @@ impl<P: Port> Engine<P> {
 
     /// Stage 9.
     pub(crate) fn flush(&mut self) {
-        for channel in &mut self.transmit {
-            if let Err(error) = channel.flush() {
-                self.link.failed(error);
-            }
-        }
+        self.scheduler.flush(|error| self.link.failed(error));
     }
 
-    /// Sends one LM packet that is not a fragment: on the general channel, or through the kernel's socket where
-    /// there is none. `false`: no room now; try again in a later round.
+    /// Sends one LM packet that is not a fragment. `false`: no room now; try again in a later round.
     pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
         let peer = self.peers.at(peer);
         let (addressing, data) = (peer.addressing, peer.data);
@@ -150,10 +145,7 @@ impl<P: Port> Engine<P> {
         header: &LmHeader,
         payload: &[u8],
     ) -> bool {
-        let general = self.general.as_ref().map(|general| general.transmit);
-        if let Some(general) = general
-            && self.transmit[general].room() == 0
-        {
+        if !self.scheduler.has_room_for_small() {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
@@ -177,35 +169,24 @@ impl<P: Port> Engine<P> {
             self.umem.copy_to(at, part);
             at += part.len() as u64;
         }
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, address, len);
-        }
-        match general {
-            Some(general) => {
-                self.transmit[general].push(address, len);
-                self.transmit_frames.control_sent(frame);
-                true
-            }
-            None => {
-                let skip = (header_len - HEADER_LEN) as u32;
-                let datagram = (address + u64::from(skip), len - skip);
-                let sent = send_by_socket(self.port.side(), &self.umem, data, datagram);
-                self.transmit_frames.put(frame);
-                sent
-            }
-        }
+        let packet = Packet {
+            address,
+            len,
+            below_lm_len: (header_len - HEADER_LEN) as u32,
+        };
+        self.put_control(frame, data, &packet)
     }
-}
 
-/// Sends an LM packet that lies in a transmit frame, from its LM header on (UMEM address and length), through the kernel's
-/// socket, which copies it before it returns. `false`: it did not go.
-pub(crate) fn send_by_socket(
-    side: &mut dyn Datagrams,
-    umem: &Umem,
-    to: SocketAddrV4,
-    (address, len): (u64, u32),
-) -> bool {
-    // SAFETY: the packet lies inside a transmit frame that the engine owns; nobody writes it meanwhile.
-    let bytes = unsafe { umem.mapping().slice(address, len.into()) };
-    side.send(Socket::Data, to, bytes).is_ok()
+    /// Sends a packet that lies in a transmit frame and that nobody will want again. `false`: it did not go.
+    pub(crate) fn put_control(&mut self, frame: Frame, data: SocketAddrV4, packet: &Packet) -> bool {
+        if let Some(capture) = &mut self.capture {
+            capture.sent(&self.umem, packet.address, packet.len);
+        }
+        let put = (self.scheduler).put_small(self.port.side(), &self.umem, data, packet);
+        match put {
+            Put::OnRing => self.transmit_frames.control_sent(frame),
+            Put::Copied | Put::Refused => self.transmit_frames.put(frame),
+        }
+        put != Put::Refused
+    }
 }

@@ -67,7 +67,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "told",
         ],
     ),
-    (Send, &["channel", "eager", "outbound", "rate_limit"]),
+    (Send, &["eager", "outbound", "rate_limit", "scheduler"]),
     (Land, &["landing", "landing_channel", "landing_memory"]),
     (
         Admission,

@@ -34,7 +34,7 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
     let mut way = Way {
-        channel: &mut engine.transmit[outbound.terms.channel],
+        channel: engine.scheduler.queue(outbound.terms.channel),
         umem: &engine.umem,
         piece_len: engine.fixed.chunk_len,
         more_pieces: 0,

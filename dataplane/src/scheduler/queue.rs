@@ -1,5 +1,5 @@
-//! The transmit side of a channel: how much is in flight, what is on the ring and not yet handed to
-//! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
+//! One transmit queue: how much is in flight, what is on the ring and not yet handed to the driver, and completions, reaped late and in
+//! bulk.
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::port::{TxQueue, WakeError};
