@@ -155,11 +155,12 @@ impl<P: Port> Engine<P> {
     }
 
     /// Sends a fragment of the send region as a packet of its own: from a transmit frame, or through the kernel's socket where there
-    /// is no general channel. `false`: no room now.
+    /// is no general channel, or a frame is too short: how long fragments are is the receiver's to say. `false`: no room now.
     fn send_apart(&mut self, index: u16, header: &LmHeader, payload: Range<u64>) -> bool {
         let peer = self.peers.at(index);
         let payload_len = payload.end - payload.start;
-        if self.scheduler.general().is_none() {
+        let len = peer.addressing.header_len() as u64 + payload_len;
+        if self.scheduler.general().is_none() || len > u64::from(self.fixed.chunk_len) {
             let mut datagram = header.encode(payload_len as u16).to_vec();
             let header_len = datagram.len();
             datagram.resize(header_len + payload_len as usize, 0);
@@ -184,7 +185,7 @@ impl<P: Port> Engine<P> {
             .copy_within(payload.start, address + header_len as u64, payload_len);
         let packet = Packet {
             address,
-            len: header_len as u32 + payload_len as u32,
+            len: len as u32,
             below_lm_len: (header_len - HEADER_LEN) as u32,
         };
         self.counters.user_copied_bytes += payload_len;
