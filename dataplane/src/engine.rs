@@ -62,7 +62,7 @@ use crate::told::Told;
 const GENERAL_FRAMES_SPARE: u32 = 128;
 
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
-const RECEIVE_BURST: u32 = 256;
+pub(crate) const RECEIVE_BURST: u32 = 256;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.

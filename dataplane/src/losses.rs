@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::notices::Fault;
 use crate::port::{Port, Socket};
-use crate::scheduler::Packet;
+use crate::scheduler::{Class, Packet};
 
 impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
@@ -168,7 +168,7 @@ impl<P: Port> Engine<P> {
             self.counters.user_copied_bytes += payload_len;
             return self.port.side().send(Socket::Data, peer.data, &datagram).is_ok();
         }
-        if !self.scheduler.has_room_for_small() {
+        if !self.scheduler.has_room(Class::Bulk) {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {

@@ -30,7 +30,7 @@ use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
 use crate::rate_limit::RateLimit;
 use crate::release::Released;
-use crate::scheduler::Transmit;
+use crate::scheduler::{Class, Transmit};
 
 pub(crate) use digests::DigestsToTell;
 
@@ -463,7 +463,7 @@ impl Outbound {
         if allowed == 0 || self.sending == self.queue.len() {
             return repaired;
         }
-        let allowed = allowed.min(way.channel.room());
+        let allowed = allowed.min(way.channel.room(Class::Bulk));
         way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
@@ -531,7 +531,7 @@ impl Outbound {
         if self.repairs.is_empty() || self.terms.repeats_apart {
             return 0;
         }
-        let allowed = budget.min(way.channel.room());
+        let allowed = budget.min(way.channel.room(Class::Bulk));
         way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];

@@ -24,7 +24,7 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::scheduler::{Packet, Put};
+use crate::scheduler::{Class, Packet, Put};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
@@ -507,7 +507,7 @@ impl<P: Port> Engine<P> {
             };
             let packet = address + geometry.tx_frame_offset(0);
             let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            if !self.scheduler.has_room_for_small() {
+            if !self.scheduler.has_room(Class::Small) {
                 break;
             }
             let small = Packet {

@@ -12,6 +12,7 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::engine::Engine;
 use crate::notices::Fault;
 use crate::port::Port;
+use crate::scheduler::Class;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -72,7 +73,7 @@ impl<P: Port> Engine<P> {
         };
         let mut addressing = peer.addressing;
         addressing.dst_port = request_id as u16;
-        if addressing.dst_port == 0 || self.scheduler.queue(queue).room() == 0 {
+        if addressing.dst_port == 0 || self.scheduler.queue(queue).room(Class::Control) == 0 {
             return;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {

@@ -21,7 +21,7 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::scheduler::{Packet, Put};
+use crate::scheduler::{Class, Packet, Put};
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -193,7 +193,7 @@ impl<P: Port> Engine<P> {
             }
             return Err(SendError::WouldBlock);
         }
-        match self.scheduler.has_room_for_small() {
+        match self.scheduler.has_room(Class::Small) {
             true => Ok(()),
             false => Err(SendError::WouldBlock),
         }

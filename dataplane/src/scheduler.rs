@@ -1,4 +1,10 @@
-//! The scheduler: a port's transmit queues, and the one place that puts packets on them. Step 4 of the data's path.
+//! The scheduler: a port's transmit queues, what leaves next, and the one place that puts packets on them. Step 4 of the data's path.
+//!
+//! Packets leave by [`Class`]: none of a class is put on a ring while one of a class before it waits and may leave. Small packets have a
+//! queue of their own where the device has two, and it is handed over before the others; where all share one, each class leaves
+//! descriptors to those before it. Inside the class of bulk, sessions take turns of one burst each, counted in packets: that is what a
+//! ring's room is counted in, and a session's packets are all of one length but the last of a message. After each burst bulk gives way to
+//! what has come meanwhile.
 
 mod queue;
 
@@ -7,6 +13,19 @@ use std::net::SocketAddrV4;
 use crate::memory::Umem;
 use crate::port::{Datagrams, Socket, TxQueue, WakeError};
 pub(crate) use queue::{Transmit, Turn};
+
+/// What packets are for: which of them leave first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// Acknowledgements, credits, announcements, what is missing.
+    Control,
+    /// Small messages, each in a packet.
+    Small,
+    /// Fragments of long messages.
+    Bulk,
+}
+
+const CLASSES: usize = 3;
 
 /// A packet in a transmit frame.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +55,8 @@ pub(crate) struct Scheduler<T> {
     queues: Vec<Transmit<T>>,
     /// Index of the queue for small packets; without one they go through the kernel's socket.
     general: Option<usize>,
+    /// Index of the queue whose sessions send first in the next round.
+    pub(crate) first: usize,
 }
 
 impl<T: TxQueue> Scheduler<T> {
@@ -43,6 +64,7 @@ impl<T: TxQueue> Scheduler<T> {
         Scheduler {
             queues: Vec::with_capacity(8),
             general: None,
+            first: 0,
         }
     }
 
@@ -54,7 +76,7 @@ impl<T: TxQueue> Scheduler<T> {
 
     /// One more queue, the one for small packets.
     pub(crate) fn add_general(&mut self, queue: Transmit<T>) {
-        self.general = Some(self.add(queue));
+        self.general = Some(self.add(queue.shared()));
     }
 
     /// Index of the queue for small packets.
@@ -77,14 +99,15 @@ impl<T: TxQueue> Scheduler<T> {
         &mut self.queues[index]
     }
 
-    /// Whether a small packet can be put somewhere now.
+    /// Whether a packet of a class can be put where small packets go.
     #[inline]
-    pub(crate) fn has_room_for_small(&mut self) -> bool {
-        self.general.is_none_or(|general| self.queues[general].room() > 0)
+    pub(crate) fn has_room(&mut self, class: Class) -> bool {
+        self.general
+            .is_none_or(|general| self.queues[general].room(class) > 0)
     }
 
     /// Puts a small packet on the queue for these, or, where there is none, has the kernel's socket send it to `data`. The caller has asked
-    /// for [room](Scheduler::has_room_for_small).
+    /// for [room](Scheduler::has_room).
     #[inline]
     pub(crate) fn put_small(
         &mut self,
@@ -123,6 +146,18 @@ impl<T: TxQueue> Scheduler<T> {
             false => Ok(()),
         };
         (Put::OnRing, flushed)
+    }
+
+    /// Hands over what waits on the queue for small packets, where bulk has others: it waits for no burst.
+    ///
+    /// # Errors
+    /// As [`Transmit::flush`].
+    #[inline]
+    pub(crate) fn flush_before_bulk(&mut self) -> Result<(), WakeError> {
+        match self.general {
+            Some(general) if self.queues.len() > 1 => self.queues[general].flush(),
+            _ => Ok(()),
+        }
     }
 
     /// Hands over what is on the rings; `failed` hears of queues of which the device takes nothing.

@@ -6,11 +6,11 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::bounds::TRANSMIT_BURST;
-use crate::engine::Engine;
+use crate::engine::{Engine, General};
 use crate::frames::Frame;
 use crate::outbound::{Copied, Outbound, Way};
-use crate::port::Port;
-use crate::scheduler::{Packet, Put, Turn};
+use crate::port::{Port, RxQueue};
+use crate::scheduler::{Class, Packet, Put, Turn};
 
 /// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
 const EXCHANGE_BURST_VETH: u32 = 2;
@@ -20,57 +20,82 @@ pub(crate) const EXCHANGE_BURST: u32 = 8;
 impl<P: Port> Engine<P> {
     /// Stage 8.
     pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
+        if self.senders.is_empty() {
+            return 0;
+        }
+        if let Err(error) = self.scheduler.flush_before_bulk() {
+            self.link.failed(error);
+        }
         // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
         let (bursts, burst) = match self.stream.is_exchange(now_ns) {
             true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
             true => (1, EXCHANGE_BURST),
             false => (2, TRANSMIT_BURST),
         };
-        let quantum = bursts * burst;
         let sent = match self.senders[..] {
-            [] => return 0,
             // It takes turns with nobody.
-            [only] => self.send_of(only, None, quantum, burst, now_ns).0,
-            _ => (0..self.scheduler.queues().len())
-                .map(|channel| self.send_on(channel, quantum, burst, now_ns))
-                .sum(),
+            [only] => self.send_of(only, None, bursts * burst, burst, now_ns).packets,
+            _ => self.send_by_turns(bursts * burst, burst, now_ns),
         };
         self.counters.data_packets_sent += u64::from(sent);
         sent as usize
     }
 
-    /// Sends fragments of the sessions of a queue, up to `quantum` of each: deficit round robin. Where the queue takes no more, the next
-    /// round goes on with the session that was cut short, and with what is left of its quantum.
-    fn send_on(&mut self, channel: usize, quantum: u32, burst: u32, now_ns: u64) -> u32 {
-        let turn = self.scheduler.queue(channel).turn.take();
-        let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
-        let first = turn.and_then(|_| self.senders.iter().position(is_next));
-        let senders = self.senders.len();
+    /// Sends up to `most` fragments on each queue, where sessions take turns. If something comes meanwhile, the next round begins with the
+    /// queue behind.
+    fn send_by_turns(&mut self, most: u32, burst: u32, now_ns: u64) -> u32 {
+        let queues = self.scheduler.queues().len();
+        let first = self.scheduler.first;
         let mut count = 0;
-        for step in 0..senders {
-            let index = self.senders[(first.unwrap_or(0) + step) % senders];
-            let left = match turn {
-                Some(turn) if step == 0 && turn.peer == index => turn.left.min(quantum),
-                _ => quantum,
-            };
-            let (sent, is_full) = self.send_of(index, Some(channel), left, burst, now_ns);
-            count += sent;
-            if is_full {
-                let left = left - sent;
-                self.scheduler.queue(channel).turn = Some(Turn { peer: index, left });
+        for queue in (first..queues).chain(0..first) {
+            count += self.send_on(queue, most, burst, now_ns);
+            self.scheduler.first = (queue + 1) % queues;
+            if self.has_come() {
                 break;
             }
         }
         count
     }
 
-    /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on. Gives how many there were, and
-    /// whether the queue had no room for more of them.
-    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> (u32, bool) {
+    /// Sends up to `most` fragments of the sessions of a queue, a burst of each in turn: deficit round robin. The next round goes on with
+    /// the session whose turn is not over, and with what is left of it.
+    fn send_on(&mut self, queue: usize, most: u32, burst: u32, now_ns: u64) -> u32 {
+        let turn = self.scheduler.queue(queue).turn.take();
+        let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
+        let first = turn.and_then(|_| self.senders.iter().position(is_next));
+        let senders = self.senders.len();
+        let first_at = first.unwrap_or(0);
+        let mut count = 0;
+        for step in 0..senders {
+            let index = self.senders[(first_at + step) % senders];
+            let left = match turn {
+                Some(turn) if first.is_some() && step == 0 => turn.left,
+                _ => TRANSMIT_BURST,
+            };
+            let sent = self.send_of(index, Some(queue), left.min(most - count), burst, now_ns);
+            count += sent.packets;
+            if sent.is_cut || count == most {
+                let left = left - sent.packets;
+                let next = self.senders[(first_at + step + 1) % senders];
+                self.scheduler.queue(queue).turn = Some(match left {
+                    0 => Turn {
+                        peer: next,
+                        left: TRANSMIT_BURST,
+                    },
+                    _ => Turn { peer: index, left },
+                });
+                break;
+            }
+        }
+        count
+    }
+
+    /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on.
+    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> Sent {
         let outbound = self.peers.at(index).outbound.as_mut();
-        let is_it = |channel: usize| on.is_none_or(|on| on == channel);
+        let is_it = |queue: usize| on.is_none_or(|on| on == queue);
         let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
-            return (0, false);
+            return Sent::default();
         };
         let mut way = Way {
             channel: self.scheduler.queue(outbound.terms.channel),
@@ -83,13 +108,13 @@ impl<P: Port> Engine<P> {
         };
         let capture = &mut self.capture;
         let resent = outbound.resent;
-        let mut count = 0;
+        let mut sent = Sent::default();
         // A burst of long packets, each of several descriptors, has fewer of them.
         for _ in 0..most.div_ceil(burst) {
-            let sent = outbound.transmit(
+            let packets = outbound.transmit(
                 &mut self.outgoing,
                 &mut way,
-                burst.min(most - count),
+                burst.min(most - sent.packets),
                 now_ns,
                 |umem, address, len| {
                     if let Some(capture) = capture {
@@ -97,20 +122,30 @@ impl<P: Port> Engine<P> {
                     }
                 },
             );
-            if sent == 0 {
+            if packets == 0 {
                 break;
             }
-            count += sent;
+            sent.packets += packets;
             if let Err(error) = way.channel.flush() {
                 self.link.failed(error);
+            }
+            sent.is_cut = has_come(&mut self.general);
+            if sent.is_cut {
+                break;
             }
         }
         self.counters.user_copied_bytes += way.copied.bytes;
         self.counters.page_end_fragments += way.copied.fragments;
         self.counters.fragments_resent += outbound.resent - resent;
         let frame_len = u32::from(outbound.terms.layout.max_frame_len());
-        let is_full = count < most && way.channel.room() < frame_len.div_ceil(self.fixed.chunk_len);
-        (count, is_full)
+        sent.is_cut |=
+            sent.packets < most && way.channel.room(Class::Bulk) < frame_len.div_ceil(self.fixed.chunk_len);
+        sent
+    }
+
+    /// Whether small packets have come since the round looked for some: what they ask for goes before the next burst.
+    fn has_come(&mut self) -> bool {
+        has_come(&mut self.general)
     }
 
     /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
@@ -145,7 +180,7 @@ impl<P: Port> Engine<P> {
         header: &LmHeader,
         payload: &[u8],
     ) -> bool {
-        if !self.scheduler.has_room_for_small() {
+        if !self.scheduler.has_room(Class::Control) {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
@@ -189,4 +224,19 @@ impl<P: Port> Engine<P> {
         }
         put != Put::Refused
     }
+}
+
+/// What left of a session in one round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    packets: u32,
+    /// It might have gone on: the queue has no room, or something has come.
+    is_cut: bool,
+}
+
+#[inline]
+fn has_come<R: RxQueue>(general: &mut Option<General<R>>) -> bool {
+    general
+        .as_mut()
+        .is_some_and(|general| general.rx.available(1) > 0)
 }

@@ -1,11 +1,15 @@
 //! One transmit queue: how much is in flight, what is on the ring and not yet handed to the driver, and completions, reaped late and in
 //! bulk.
 
+use super::{CLASSES, Class};
 use crate::bounds::TRANSMIT_BURST;
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 
-/// Whose fragments come first in the next round: a session that was cut short because the queue took no more.
+/// Descriptors of a shared queue that each class leaves to those before it.
+const KEPT: u32 = 16;
+
+/// Whose fragments come first in the next round: a session whose turn is not over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
     /// The peer's index.
@@ -20,7 +24,8 @@ pub(crate) struct Transmit<T> {
     /// Device queue.
     pub(crate) queue: u32,
     pub(crate) tx: T,
-    in_flight_max: u32,
+    /// Descriptors that may be in flight behind one of each class.
+    limits: [u32; CLASSES],
     /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
     in_flight: u32,
     /// Written to the ring, not yet visible to the kernel.
@@ -38,7 +43,7 @@ impl<T: TxQueue> Transmit<T> {
         Transmit {
             queue,
             tx,
-            in_flight_max,
+            limits: [in_flight_max; CLASSES],
             in_flight: 0,
             written: 0,
             unsent: false,
@@ -48,10 +53,18 @@ impl<T: TxQueue> Transmit<T> {
         }
     }
 
-    /// Descriptors that can be written now.
+    /// Small packets leave here, too: whatever fills the queue, classes before it find a descriptor.
+    pub(super) fn shared(mut self) -> Transmit<T> {
+        let most = self.limits[0];
+        let kept = KEPT.min(most / 8);
+        self.limits = [most, most - kept, most - 2 * kept];
+        self
+    }
+
+    /// Descriptors that can be written now for packets of a class.
     #[inline]
-    pub(crate) fn room(&mut self) -> u32 {
-        let allowed = self.in_flight_max - self.in_flight;
+    pub(crate) fn room(&mut self, class: Class) -> u32 {
+        let allowed = self.limits[class as usize].saturating_sub(self.in_flight);
         if allowed == 0 {
             0
         } else {
@@ -79,7 +92,7 @@ impl<T: TxQueue> Transmit<T> {
     pub(crate) fn push_pieces(&mut self, address: u64, len: u32, piece_len: u32) -> Option<u32> {
         debug_assert!(address & 1 == 0 && piece_len & 1 == 0, "TX addresses are even");
         let pieces = len.div_ceil(piece_len);
-        if self.room() < pieces {
+        if self.room(Class::Bulk) < pieces {
             return None;
         }
         for piece in 0..pieces {
@@ -127,7 +140,7 @@ impl<T: TxQueue> Transmit<T> {
     /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more.
     #[inline]
     pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
-        if self.in_flight == 0 || (!all && self.in_flight < self.in_flight_max / 2) {
+        if self.in_flight == 0 || (!all && self.in_flight < self.limits[Class::Bulk as usize] / 2) {
             return 0;
         }
         let ready = self.tx.completed(self.in_flight);
