@@ -23,6 +23,7 @@ use crate::message::{LandingRegion, Message};
 use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
+use crate::scheduler::{Scope, Shaper};
 
 /// How long closing waits for receivers to confirm the end of their sessions.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);
@@ -432,7 +433,13 @@ impl Endpoint {
         }
     }
 
-    /// How long until a rate limit ([`ConnectOptions::rate`]) lets the next packet go, where one holds a packet back:
+    /// Sets what decides how much of a class of packets, or of all, may leave, or takes it away: with [`RateLimit`](crate::RateLimit) so many
+    /// bits per second of all sessions together. Control packets are never held back; the port's shaper counts them.
+    pub fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
+        self.engine.scheduler.shape(scope, shaper);
+    }
+
+    /// How long until a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
     /// [`wait`](Endpoint::wait) waits no longer, and neither should an application that waits on the descriptor.
     pub fn until_departure(&mut self) -> Option<Duration> {
         let departure_ns = self.engine.next_departure_ns()?;

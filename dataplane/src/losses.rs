@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange};
 
 use crate::bounds::RANGES_MAX;
@@ -143,8 +144,18 @@ impl<P: Port> Engine<P> {
             let Some(outbound) = &mut self.peers.at(index).outbound else {
                 return;
             };
+            if !outbound.has_repetitions_apart() {
+                return;
+            }
+            let shaping = &mut self.scheduler.shaping;
+            if shaping.take(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
+                return;
+            }
             let resent = outbound.resent;
-            let Some((header, payload)) = outbound.next_repetition(&mut self.outgoing, now_ns) else {
+            let next = outbound.next_repetition(&mut self.outgoing, now_ns);
+            let bytes = next.as_ref().map(|(_, payload)| payload.end - payload.start);
+            shaping.left(Class::Bulk, 1, bytes.is_some().into(), bytes.unwrap_or(0));
+            let Some((header, payload)) = next else {
                 return;
             };
             self.counters.fragments_resent += outbound.resent - resent;
@@ -191,7 +202,7 @@ impl<P: Port> Engine<P> {
         self.counters.user_copied_bytes += payload_len;
         self.counters.data_packets_sent += 1;
         let data = peer.data;
-        self.put_control(frame, data, &packet)
+        self.put_once(frame, data, &packet)
     }
 
     /// Reports messages before number `heard` that were given up, to the application and to their sender.

@@ -18,6 +18,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
@@ -28,9 +29,8 @@ use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
-use crate::rate_limit::RateLimit;
 use crate::release::Released;
-use crate::scheduler::{Class, Transmit};
+use crate::scheduler::{Class, RateLimit, Shaper, Signal, Transmit};
 
 pub(crate) use digests::DigestsToTell;
 
@@ -145,6 +145,8 @@ pub(crate) struct Way<'a, T> {
     pub(crate) piece_len: u32,
     /// Descriptors beyond one for each packet, of what goes to the ring now: they are part of the room, and of what one wake-up takes.
     pub(crate) more_pieces: u32,
+    /// Length of what went to the ring, in bytes.
+    pub(crate) bytes: u64,
     /// For what must be copied, because the device reads packets itself (zero-copy mode) and takes none that crosses the end of a
     /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
     pub(crate) frames: &'a mut TransmitFrames,
@@ -332,7 +334,7 @@ pub(crate) struct Outbound {
     pub(crate) announce_due: bool,
     /// Since when it is known to be over, and not of how many messages the receiver had heard.
     pub(crate) over_ns: Option<u64>,
-    pub(crate) rate_limit: RateLimit,
+    pub(crate) rate_limit: Option<RateLimit>,
 }
 
 /// A credit that no honest receiver sends.
@@ -343,7 +345,9 @@ impl Outbound {
     pub(crate) fn new(terms: OutboundTerms, now_ns: u64) -> Outbound {
         Outbound {
             terms,
-            rate_limit: RateLimit::new(terms.rate, terms.layout.max_frame_len(), now_ns),
+            rate_limit: terms
+                .rate
+                .map(|rate| RateLimit::new(rate, terms.layout.max_frame_len(), Time::from_nanos(now_ns))),
             queue: VecDeque::with_capacity(OUTGOING_MAX),
             sending: 0,
             next_number: terms.first_message,
@@ -452,7 +456,8 @@ impl Outbound {
         now_ns: u64,
         mut sent: impl FnMut(&Umem, u64, u32),
     ) -> u32 {
-        let budget = self.rate_limit.full_packets(now_ns).min(budget);
+        let now = Time::from_nanos(now_ns);
+        let budget = self.allowed(Class::Bulk, budget, now);
         let repaired = self.transmit_repairs(table, way, budget, &mut sent);
         let budget = budget - repaired;
         let credit = match self.terms.plain {
@@ -515,7 +520,8 @@ impl Outbound {
             }
         }
         self.sent_packets = self.sent_packets.wrapping_add(packets);
-        self.rate_limit.spend(bytes);
+        way.bytes += bytes;
+        self.spend(Class::Bulk, packets, bytes);
         repaired + packets
     }
 
@@ -553,7 +559,8 @@ impl Outbound {
             packets += 1;
         }
         self.resent += u64::from(packets);
-        self.rate_limit.spend(bytes);
+        way.bytes += bytes;
+        self.spend(Class::Bulk, packets, bytes);
         packets
     }
 
@@ -564,7 +571,7 @@ impl Outbound {
         table: &mut OutgoingTable,
         now_ns: u64,
     ) -> Option<(LmHeader, Range<u64>)> {
-        if !self.terms.repeats_apart || self.repairs.is_empty() || self.rate_limit.full_packets(now_ns) == 0 {
+        if !self.has_repetitions_apart() || self.allowed(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
             return None;
         }
         let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
@@ -584,7 +591,7 @@ impl Outbound {
             let payload = outgoing.geometry.tx_payload_range(index);
             let frame_len = u64::from(outgoing.geometry.fragment(index).frame_len());
             self.resent += 1;
-            self.rate_limit.spend(frame_len);
+            self.spend(Class::Bulk, 1, frame_len);
             return Some((
                 header,
                 outgoing.start + payload.start..outgoing.start + payload.end,
@@ -593,12 +600,41 @@ impl Outbound {
         None
     }
 
-    /// When the rate limit lets the next packet go; `None` where it holds none back.
-    pub(crate) fn next_departure_ns(&self) -> Option<u64> {
-        let has_fragments = !self.repairs.is_empty()
+    /// Whether it has repetitions that go the way of small messages.
+    pub(crate) fn has_repetitions_apart(&self) -> bool {
+        self.terms.repeats_apart && !self.repairs.is_empty()
+    }
+
+    /// Whether it has fragments to send that its receiver takes.
+    pub(crate) fn has_fragments(&self) -> bool {
+        !self.repairs.is_empty()
             || (self.sending < self.queue.len()
-                && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)));
-        self.rate_limit.next_ns(has_fragments)
+                && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)))
+    }
+
+    /// Packets left that count against the rate limit.
+    #[inline]
+    pub(crate) fn spend(&mut self, class: Class, packets: u32, bytes: u64) {
+        if let Some(limit) = &mut self.rate_limit {
+            limit.signal(Signal::Left {
+                class,
+                allowed: packets,
+                packets,
+                bytes,
+            });
+        }
+    }
+
+    /// Of `packets` that would leave now, how many the rate limit allows.
+    #[inline]
+    pub(crate) fn allowed(&mut self, class: Class, packets: u32, now: Time) -> u32 {
+        let limit = self.rate_limit.as_mut();
+        limit.map_or(packets, |limit| limit.take(class, packets, now))
+    }
+
+    /// When the rate limit lets the next packet go; `None` where it holds none back.
+    pub(crate) fn departs(&self, class: Class) -> Option<Time> {
+        self.rate_limit.as_ref()?.next(class)
     }
 
     /// Cumulative packets sent, without repetitions (mod 2^32).

@@ -3,6 +3,7 @@
 //! copies the datagram.
 
 use std::net::SocketAddrV4;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
@@ -528,8 +529,9 @@ impl<P: Port> Engine<P> {
             }
             self.counters.eager_resent += 1;
             if let Some(outbound) = &mut self.peers.at(index).outbound {
-                outbound.rate_limit.spend(u64::from(packet_len));
+                outbound.spend(Class::Small, 1, packet_len.into());
             }
+            self.scheduler.shaping.left(Class::Small, 0, 1, packet_len.into());
         }
     }
 
@@ -652,12 +654,16 @@ impl<P: Port> Engine<P> {
             self.reject_for(key, Fault::Key, from);
             return;
         };
-        let ranges = MissingRange::iter(payload)
+        let ranges: Vec<Range<u32>> = MissingRange::iter(payload)
             .map(|range| range.first..range.first.saturating_add(range.len))
             .collect();
         outbound.heard_ns = now_ns;
+        let fragments = ranges.iter().map(Range::len).sum::<usize>() as u32;
         match outbound.missing(&mut self.outgoing, message, ranges) {
-            true => self.counters.packets_used += 1,
+            true => {
+                self.counters.packets_used += 1;
+                self.scheduler.shaping.lost(Class::Bulk, fragments);
+            }
             false => self.reject(Fault::Missing, from),
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
@@ -161,12 +162,13 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let geometry = self.fixed.layout.message(len).ok()?;
-        if let Err(reason) = self.may_send_eager(id, now_ns) {
-            return Some(Err(reason));
-        }
         let Some(frame) = self.transmit_frames.take_for_message() else {
             return Some(Err(SendError::WouldBlock));
         };
+        if let Err(reason) = self.may_send_eager(id, now_ns) {
+            self.transmit_frames.put(frame);
+            return Some(Err(reason));
+        }
         let start = frame.into_address();
         self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
         self.counters.user_copied_bytes += len;
@@ -177,8 +179,9 @@ impl<P: Port> Engine<P> {
 
     fn may_send_eager(&mut self, id: PeerId, now_ns: u64) -> Result<(), SendError> {
         let peer = self.peers.named(id).ok_or(SendError::UnknownPeer)?;
+        let now = Time::from_nanos(now_ns);
         if let Some(outbound) = &mut peer.outbound
-            && !outbound.rate_limit.allows_small(now_ns)
+            && outbound.allowed(Class::Small, 1, now) == 0
         {
             return Err(SendError::WouldBlock);
         }
@@ -193,10 +196,15 @@ impl<P: Port> Engine<P> {
             }
             return Err(SendError::WouldBlock);
         }
-        match self.scheduler.has_room(Class::Small) {
-            true => Ok(()),
-            false => Err(SendError::WouldBlock),
+        if !self.scheduler.has_room(Class::Small) {
+            return Err(SendError::WouldBlock);
         }
+        // The last question: what it allows leaves.
+        if self.scheduler.shaping.take(Class::Small, 1, now) == 0 {
+            self.counters.classes_starved += self.scheduler.shaping.take_starved();
+            return Err(SendError::WouldBlock);
+        }
+        Ok(())
     }
 
     fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
@@ -257,8 +265,9 @@ impl<P: Port> Engine<P> {
         let trailer_len = header.trailer_len() as u32;
         let packet_len = u32::from(fragment.frame_len()) + trailer_len;
         if let Some(outbound) = &mut peer.outbound {
-            outbound.rate_limit.spend(u64::from(packet_len));
+            outbound.spend(Class::Small, 1, packet_len.into());
         }
+        self.scheduler.shaping.left(Class::Small, 1, 1, packet_len.into());
         if trailer_len > 0 {
             // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
             let payload = packet + header_len as u64;
@@ -274,11 +283,8 @@ impl<P: Port> Engine<P> {
             below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
         };
         // Somebody waits for an answer: it leaves before the books are kept.
-        let (put, flushed) =
-            (self.scheduler).put_message(self.port.side(), &self.umem, peer.data, &small, answers);
-        if let Err(error) = flushed {
-            self.link.failed(error);
-        }
+        let (side, failed) = (self.port.side(), |error| self.link.failed(error));
+        let put = (self.scheduler).put_message(side, &self.umem, peer.data, &small, answers, failed);
         if put == Put::Refused {
             self.counters.control_send_errors += 1;
         } else if let Some(acknowledgement) = acknowledges {

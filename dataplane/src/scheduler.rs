@@ -7,16 +7,19 @@
 //! what has come meanwhile.
 
 mod queue;
+mod shaper;
 
 use std::net::SocketAddrV4;
 
 use crate::memory::Umem;
 use crate::port::{Datagrams, Socket, TxQueue, WakeError};
 pub(crate) use queue::{Transmit, Turn};
+pub(crate) use shaper::Shaping;
+pub use shaper::{RateLimit, Scope, Shaper, Signal};
 
 /// What packets are for: which of them leave first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
+pub enum Class {
     /// Acknowledgements, credits, announcements, what is missing.
     Control,
     /// Small messages, each in a packet.
@@ -26,6 +29,11 @@ pub(crate) enum Class {
 }
 
 const CLASSES: usize = 3;
+
+impl Class {
+    /// All of them, the first first.
+    const ALL: [Class; CLASSES] = [Class::Control, Class::Small, Class::Bulk];
+}
 
 /// A packet in a transmit frame.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +65,7 @@ pub(crate) struct Scheduler<T> {
     general: Option<usize>,
     /// Index of the queue whose sessions send first in the next round.
     pub(crate) first: usize,
+    pub(crate) shaping: Shaping,
 }
 
 impl<T: TxQueue> Scheduler<T> {
@@ -65,6 +74,7 @@ impl<T: TxQueue> Scheduler<T> {
             queues: Vec::with_capacity(8),
             general: None,
             first: 0,
+            shaping: Shaping::default(),
         }
     }
 
@@ -97,6 +107,17 @@ impl<T: TxQueue> Scheduler<T> {
     #[inline]
     pub(crate) fn queue(&mut self, index: usize) -> &mut Transmit<T> {
         &mut self.queues[index]
+    }
+
+    /// What a session sends with: its queue, and the shapers of its class and of the port.
+    #[inline]
+    pub(crate) fn for_bulk(&mut self, index: usize) -> (&mut Transmit<T>, &mut Shaping) {
+        (&mut self.queues[index], &mut self.shaping)
+    }
+
+    /// Sets the shaper of a class or of the port, or takes it away.
+    pub(crate) fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
+        self.shaping.set(scope, shaper);
     }
 
     /// Whether a packet of a class can be put where small packets go.
@@ -135,17 +156,17 @@ impl<T: TxQueue> Scheduler<T> {
         data: SocketAddrV4,
         packet: &Packet,
         is_awaited: bool,
-    ) -> (Put, Result<(), WakeError>) {
+        failed: impl FnOnce(WakeError),
+    ) -> Put {
         let Some(general) = self.general else {
-            return (send_by_socket(side, umem, data, packet), Ok(()));
+            return send_by_socket(side, umem, data, packet);
         };
         let queue = &mut self.queues[general];
         queue.push(packet.address, packet.len);
-        let flushed = match is_awaited || queue.has_burst() {
-            true => queue.flush(),
-            false => Ok(()),
-        };
-        (Put::OnRing, flushed)
+        if is_awaited || queue.has_burst() {
+            queue.flush().unwrap_or_else(failed);
+        }
+        Put::OnRing
     }
 
     /// Hands over what waits on the queue for small packets, where bulk has others: it waits for no burst.

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddrV4;
 
+use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::engine::{Engine, General};
 use crate::frames::Frame;
-use crate::outbound::{Copied, Outbound, Way};
+use crate::outbound::{Copied, Way};
 use crate::port::{Port, RxQueue};
 use crate::scheduler::{Class, Packet, Put, Turn};
 
@@ -97,11 +98,17 @@ impl<P: Port> Engine<P> {
         let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
             return Sent::default();
         };
+        let (channel, shaping) = self.scheduler.for_bulk(outbound.terms.channel);
+        // Who has nothing to send waits for no shaper.
+        if shaping.is_any() && !outbound.has_fragments() {
+            return Sent::default();
+        }
         let mut way = Way {
-            channel: self.scheduler.queue(outbound.terms.channel),
+            channel,
             umem: &self.umem,
             piece_len: self.fixed.chunk_len,
             more_pieces: 0,
+            bytes: 0,
             frames: &mut self.transmit_frames,
             device_reads: self.fixed.device_moves,
             copied: Copied::default(),
@@ -109,12 +116,19 @@ impl<P: Port> Engine<P> {
         let capture = &mut self.capture;
         let resent = outbound.resent;
         let mut sent = Sent::default();
+        let now = Time::from_nanos(now_ns);
         // A burst of long packets, each of several descriptors, has fewer of them.
         for _ in 0..most.div_ceil(burst) {
+            let allowed = shaping.take(Class::Bulk, burst.min(most - sent.packets), now);
+            if allowed == 0 {
+                self.counters.classes_starved += shaping.take_starved();
+                sent.is_cut = true;
+                break;
+            }
             let packets = outbound.transmit(
                 &mut self.outgoing,
                 &mut way,
-                burst.min(most - sent.packets),
+                allowed,
                 now_ns,
                 |umem, address, len| {
                     if let Some(capture) = capture {
@@ -122,6 +136,7 @@ impl<P: Port> Engine<P> {
                     }
                 },
             );
+            shaping.left(Class::Bulk, allowed, packets, std::mem::take(&mut way.bytes));
             if packets == 0 {
                 break;
             }
@@ -148,16 +163,23 @@ impl<P: Port> Engine<P> {
         has_come(&mut self.general)
     }
 
-    /// When the rate limit of a session lets its next packet go; `None` where none holds one back.
+    /// When a shaper lets the next packet go; `None` where none holds one back.
     pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next: Option<u64> = None;
+        let mut next: Option<Time> = None;
         for &index in &self.senders {
-            let outbound = self.peers.at(index).outbound.as_ref();
-            if let Some(departure) = outbound.and_then(Outbound::next_departure_ns) {
-                next = Some(next.map_or(departure, |next| next.min(departure)));
-            }
+            let Some(outbound) = self.peers.at(index).outbound.as_ref() else {
+                continue;
+            };
+            let class = match outbound.has_fragments() {
+                true => Class::Bulk,
+                false => Class::Small,
+            };
+            // All of them have to let it go.
+            let departures = [outbound.departs(class), self.scheduler.shaping.next(class)];
+            let departure = departures.into_iter().flatten().max();
+            next = next.into_iter().chain(departure).min();
         }
-        next
+        next.map(Time::as_nanos)
     }
 
     /// Stage 9.
@@ -209,11 +231,12 @@ impl<P: Port> Engine<P> {
             len,
             below_lm_len: (header_len - HEADER_LEN) as u32,
         };
-        self.put_control(frame, data, &packet)
+        self.scheduler.shaping.left(Class::Control, 0, 1, len.into());
+        self.put_once(frame, data, &packet)
     }
 
     /// Sends a packet that lies in a transmit frame and that nobody will want again. `false`: it did not go.
-    pub(crate) fn put_control(&mut self, frame: Frame, data: SocketAddrV4, packet: &Packet) -> bool {
+    pub(crate) fn put_once(&mut self, frame: Frame, data: SocketAddrV4, packet: &Packet) -> bool {
         if let Some(capture) = &mut self.capture {
             capture.sent(&self.umem, packet.address, packet.len);
         }
@@ -230,7 +253,7 @@ impl<P: Port> Engine<P> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
     packets: u32,
-    /// It might have gone on: the queue has no room, or something has come.
+    /// It might have gone on: the queue has no room, a shaper of all sessions allows no more, or something has come.
     is_cut: bool,
 }
 

@@ -67,7 +67,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "told",
         ],
     ),
-    (Send, &["eager", "outbound", "rate_limit", "scheduler"]),
+    (Send, &["eager", "outbound", "scheduler"]),
     (Land, &["landing", "landing_channel", "landing_memory"]),
     (
         Admission,

@@ -44,11 +44,12 @@ impl Outgoing {
             // Nobody reads this hole yet: of what goes again, `put_packet` writes the bytes that are there already.
             way.umem
                 .copy_to_with(address, &header, index_at, index.to_be_bytes());
-            way.channel.push(address, frame_len);
+            way.channel.put(back, address, frame_len);
             sent(way.umem, address, frame_len);
             noted(self, index, way.umem);
             address = address.wrapping_sub(stride);
         }
+        way.channel.has_put(packets);
         self.in_flight += packets;
         self.position += packets;
         (packets, frame_len)

@@ -78,12 +78,25 @@ impl<T: TxQueue> Transmit<T> {
     /// Writes one packet in one piece. The caller has asked for [`room`](Transmit::room).
     #[inline]
     pub(crate) fn push(&mut self, address: u64, len: u32) {
+        self.put(0, address, len);
+        self.has_put(1);
+    }
+
+    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put).
+    #[inline]
+    pub(crate) fn put(&mut self, offset: u32, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
         debug_assert!(address & 1 == 0, "TX addresses are even");
-        self.tx.write(self.written, Descriptor::new(address, len));
-        self.written += 1;
-        self.in_flight += 1;
-        self.packets += 1;
+        self.tx
+            .write(self.written + offset, Descriptor::new(address, len));
+    }
+
+    /// Counts so many packets that were [put](Transmit::put).
+    #[inline]
+    pub(crate) fn has_put(&mut self, packets: u32) {
+        self.written += packets;
+        self.in_flight += packets;
+        self.packets += u64::from(packets);
     }
 
     /// Writes one packet as pieces of `piece_len` bytes, an even number, the last of which may be shorter; how many they are. `None`:

@@ -38,6 +38,7 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
         umem: &engine.umem,
         piece_len: engine.fixed.chunk_len,
         more_pieces: 0,
+        bytes: 0,
         frames: &mut engine.transmit_frames,
         device_reads: false,
         copied: Copied::default(),

@@ -15,16 +15,16 @@ use crate::opening::Queues;
 use crate::port::RxQueue;
 use crate::simnic::{Delivery, mac_of};
 
-const RECEIVERS: usize = 8;
-const LEN: usize = 100_000;
+pub(super) const RECEIVERS: usize = 8;
+pub(super) const LEN: usize = 100_000;
 /// The link takes so many packets in each round of so many nanoseconds: 23 Gbit/s.
-const PACKETS: u32 = 20;
-const ROUND_NS: u64 = 10_000;
+pub(super) const PACKETS: u32 = 20;
+pub(super) const ROUND_NS: u64 = 10_000;
 /// Shares are looked at over this time.
 const WINDOW_NS: u64 = 50_000_000;
 
 /// A session of host 0 with another host.
-fn session(bed: &mut Bed, to: usize) -> PeerId {
+pub(super) fn session(bed: &mut Bed, to: usize) -> PeerId {
     let to = data_address(to);
     let now_ns = bed.now_ns;
     let engine = &mut bed.hosts[0];
@@ -47,7 +47,7 @@ fn session(bed: &mut Bed, to: usize) -> PeerId {
 }
 
 /// Hands messages over as long as there is room.
-fn keep_full(bed: &mut Bed, peers: &[PeerId], payload: &[u8]) {
+pub(super) fn keep_full(bed: &mut Bed, peers: &[PeerId], payload: &[u8]) {
     for &peer in peers {
         loop {
             match bed.try_send(0, peer, payload, 0) {
@@ -60,7 +60,7 @@ fn keep_full(bed: &mut Bed, peers: &[PeerId], payload: &[u8]) {
 }
 
 /// What came to each receiver since the last look, in bytes.
-fn received(bed: &mut Bed) -> [usize; RECEIVERS] {
+pub(super) fn received(bed: &mut Bed) -> [usize; RECEIVERS] {
     while let Some(completion) = bed.hosts[0].told.completions().pop_front() {
         assert_eq!(completion.outcome, Outcome::Delivered);
     }
@@ -74,7 +74,7 @@ fn received(bed: &mut Bed) -> [usize; RECEIVERS] {
 }
 
 /// Host 0 with a session to each of the others.
-fn bed(queues: [Queues; 2]) -> (Bed, Vec<PeerId>) {
+pub(super) fn bed(queues: [Queues; 2]) -> (Bed, Vec<PeerId>) {
     let config = BedConfig {
         send_len: 64 << 20,
         guarded: false,
@@ -87,7 +87,7 @@ fn bed(queues: [Queues; 2]) -> (Bed, Vec<PeerId>) {
 }
 
 /// A sender whose fragments leave on the queue of its small packets: that is the receivers' landing queue.
-const SHARED: [Queues; 2] = [
+pub(super) const SHARED: [Queues; 2] = [
     Queues {
         general: Some(0),
         landing: None,

@@ -25,6 +25,7 @@ mod resilience;
 mod restart;
 mod rewriting;
 mod scenarios;
+mod shaping;
 mod sharing;
 mod soak;
 mod starved;
