@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use lm_cards::Probe;
 use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -52,7 +53,7 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Scheduler, Vacated};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
 use crate::told::Told;
@@ -318,7 +319,21 @@ impl<P: Port> Engine<P> {
                 arena.free(start, len);
             }
         });
+        if !outgoing.unknown.is_empty() {
+            self.complete_flows();
+        }
         reaped as usize
+    }
+
+    /// Tells flows which of their packets the device is done with.
+    #[cold]
+    fn complete_flows(&mut self) {
+        let now = Time::from_nanos(self.now_ns);
+        for address in self.outgoing.unknown.drain(..) {
+            if let Some(Vacated { start, len }) = self.scheduler.completed(address, now) {
+                self.send_arena.free(start, len);
+            }
+        }
     }
 
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.

@@ -8,6 +8,7 @@ use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
+use crate::scheduler::Vacated;
 
 /// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
 const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
@@ -81,8 +82,10 @@ impl<P: Port> Engine<P> {
             return Ok(());
         };
         let was_open = landing.is_open;
+        for Vacated { start, len } in self.scheduler.begin_anew(transmit) {
+            self.send_arena.free(start, len);
+        }
         let sends = self.scheduler.queue(transmit);
-        sends.begin_anew();
         let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
         let (result, has) = match rebuild(&spec) {
             Ok(()) => (Ok(()), Some(registered_len)),

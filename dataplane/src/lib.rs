@@ -87,6 +87,6 @@ pub use message::{LandingRegion, Message};
 pub use napi::{Deferral, Napi, Setting};
 pub use port::{EffectiveMode, ModeRequest};
 pub use region::{Payloads, SendRegion, TrySendError};
-pub use scheduler::{Class, RateLimit, Scope, Shaper, Signal};
+pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, Shaper, Signal, TxBatch};
 pub use terms::LandingTerms;
 pub use udp::UdpError;

@@ -23,7 +23,7 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
-use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
+use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_RING_LEN};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
@@ -91,7 +91,7 @@ impl Outgoing {
         index: u32,
         way: &mut Way<'_, impl TxQueue>,
         header: &mut [u8; HEADER_LEN_MAX],
-        sent: &mut impl FnMut(&Umem, u64, u32),
+        sent: &mut Heard<'_>,
     ) -> Option<u32> {
         let fragment = self.geometry.fragment(index);
         let frame_len = u32::from(fragment.frame_len());
@@ -116,7 +116,9 @@ impl Outgoing {
         }
         // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
         way.umem.copy_to(address, &header[..header_len]);
-        sent(way.umem, address, frame_len);
+        if let Some(sent) = sent {
+            sent(way.umem, address, frame_len);
+        }
         Some(frame_len)
     }
 
@@ -135,6 +137,9 @@ impl Outgoing {
         Some(address)
     }
 }
+
+/// Hears the UMEM address and length of each packet that goes to the ring, where somebody listens.
+pub(crate) type Heard<'a> = Option<&'a mut dyn FnMut(&Umem, u64, u32)>;
 
 /// What a packet needs on its way to the ring.
 #[derive(Debug)]
@@ -170,6 +175,8 @@ pub(crate) struct OutgoingTable {
     /// Slot of the message in each page of the send arena.
     owner: Vec<u16>,
     digests: FragmentDigests,
+    /// UMEM addresses of packets that were completed and are no message's.
+    pub(crate) unknown: Vec<u64>,
 }
 
 impl OutgoingTable {
@@ -180,6 +187,7 @@ impl OutgoingTable {
             arena_start,
             owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
             digests: FragmentDigests::new(arena_start, arena_len),
+            unknown: Vec::new(),
         }
     }
 
@@ -220,12 +228,31 @@ impl OutgoingTable {
     pub(crate) fn completed(&mut self, address: u64) -> Option<Released> {
         let page = (address.checked_sub(self.arena_start)? / crate::arena::PAGE_LEN) as usize;
         let slot = *self.owner.get(page)?;
-        let outgoing = self.slots.get_mut(usize::from(slot))?.as_mut()?;
+        let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
+            self.completed_unknown(address);
+            return None;
+        };
         outgoing.in_flight -= 1;
         match outgoing.in_flight > 0 || !outgoing.settled {
             true => None,
             false => self.free_if_done(slot),
         }
+    }
+
+    /// No message's: a flow's, if there are some.
+    #[cold]
+    fn completed_unknown(&mut self, address: u64) {
+        if self.unknown.len() < self.unknown.capacity() {
+            self.unknown.push(address);
+        }
+    }
+
+    /// Memory of the send arena is no message's: what is completed there is kept as unknown.
+    pub(crate) fn disown(&mut self, start: u64, len: u64) {
+        self.unknown.reserve(TRANSMIT_RING_LEN as usize);
+        let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
+        let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
+        self.owner[first..first + pages].fill(u16::MAX);
     }
 
     /// A channel was closed: its packets will have no completion. Returns memory that nobody needs any more.
@@ -454,7 +481,7 @@ impl Outbound {
         way: &mut Way<'_, impl TxQueue>,
         budget: u32,
         now_ns: u64,
-        mut sent: impl FnMut(&Umem, u64, u32),
+        mut sent: Heard<'_>,
     ) -> u32 {
         let now = Time::from_nanos(now_ns);
         let budget = self.allowed(Class::Bulk, budget, now);
@@ -532,7 +559,7 @@ impl Outbound {
         table: &mut OutgoingTable,
         way: &mut Way<'_, impl TxQueue>,
         budget: u32,
-        sent: &mut impl FnMut(&Umem, u64, u32),
+        sent: &mut Heard<'_>,
     ) -> u32 {
         if self.repairs.is_empty() || self.terms.repeats_apart {
             return 0;

@@ -89,7 +89,7 @@ impl<P: Port> Engine<P> {
             .expect("128 bytes hold any header");
         let address = frame.address();
         self.umem.copy_to(address, &packet[..len]);
-        self.scheduler.queue(queue).push(address, len as u32);
+        self.scheduler.put_control_on(queue, address, len as u32);
         self.transmit_frames.control_sent(frame);
     }
 }

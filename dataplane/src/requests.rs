@@ -22,7 +22,7 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::scheduler::{Class, Packet, Put};
+use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, Packet, Put, Vacated};
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -432,6 +432,37 @@ impl<P: Port> Engine<P> {
             self.senders.push(index);
         }
         Ok(())
+    }
+
+    /// Registers a flow, with frames of its own.
+    pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
+        let frame_len = self.fixed.chunk_len;
+        let len = u64::from(spec.frames) * u64::from(frame_len);
+        if spec.frames == 0 || spec.descriptors == 0 {
+            return Err(FlowError::Empty);
+        }
+        let peer = self.peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
+        let addressing = peer.addressing;
+        let start = self.send_arena.allocate(len).ok_or(FlowError::NoMemory)?;
+        self.outgoing.disown(start, len);
+        let added = self
+            .scheduler
+            .add_flow(spec, &addressing, (start, frame_len), flow);
+        if added.is_err() {
+            self.send_arena.free(start, len);
+        }
+        self.stream.never_hurries(self.scheduler.has_flows());
+        added
+    }
+
+    /// Takes a flow out; `None` if there is none of that name.
+    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
+        let (flow, vacated) = self.scheduler.remove_flow(id)?;
+        if let Some(Vacated { start, len }) = vacated {
+            self.send_arena.free(start, len);
+        }
+        self.stream.never_hurries(self.scheduler.has_flows());
+        Some(flow)
     }
 
     /// Messages handed over and not settled.

@@ -6,13 +6,21 @@
 //! ring's room is counted in, and a session's packets are all of one length but the last of a message. After each burst bulk gives way to
 //! what has come meanwhile.
 
+mod flow;
 mod queue;
 mod shaper;
 
 use std::net::SocketAddrV4;
 
+use lm_protocol::time::Time;
+use lm_protocol::wire::Addressing;
+
+use crate::bounds::TRANSMIT_BURST;
 use crate::memory::Umem;
 use crate::port::{Datagrams, Socket, TxQueue, WakeError};
+use flow::Asked;
+pub use flow::{Flow, FlowError, FlowId, FlowSpec, TxBatch};
+pub(crate) use flow::{Flows, Vacated};
 pub(crate) use queue::{Transmit, Turn};
 pub(crate) use shaper::Shaping;
 pub use shaper::{RateLimit, Scope, Shaper, Signal};
@@ -22,17 +30,19 @@ pub use shaper::{RateLimit, Scope, Shaper, Signal};
 pub enum Class {
     /// Acknowledgements, credits, announcements, what is missing.
     Control,
+    /// What a [`Flow`] sends.
+    RealTime,
     /// Small messages, each in a packet.
     Small,
     /// Fragments of long messages.
     Bulk,
 }
 
-const CLASSES: usize = 3;
+const CLASSES: usize = 4;
 
 impl Class {
     /// All of them, the first first.
-    const ALL: [Class; CLASSES] = [Class::Control, Class::Small, Class::Bulk];
+    const ALL: [Class; CLASSES] = [Class::Control, Class::RealTime, Class::Small, Class::Bulk];
 }
 
 /// A packet in a transmit frame.
@@ -61,20 +71,22 @@ pub(crate) enum Put {
 #[derive(Debug)]
 pub(crate) struct Scheduler<T> {
     queues: Vec<Transmit<T>>,
-    /// Index of the queue for small packets; without one they go through the kernel's socket.
-    general: Option<usize>,
+    /// Index of the queue for small packets. Without one, which no index says, they go through the kernel's socket.
+    general: usize,
     /// Index of the queue whose sessions send first in the next round.
     pub(crate) first: usize,
     pub(crate) shaping: Shaping,
+    flows: Flows,
 }
 
 impl<T: TxQueue> Scheduler<T> {
     pub(crate) fn new() -> Scheduler<T> {
         Scheduler {
             queues: Vec::with_capacity(8),
-            general: None,
+            general: usize::MAX,
             first: 0,
             shaping: Shaping::default(),
+            flows: Flows::default(),
         }
     }
 
@@ -86,13 +98,13 @@ impl<T: TxQueue> Scheduler<T> {
 
     /// One more queue, the one for small packets.
     pub(crate) fn add_general(&mut self, queue: Transmit<T>) {
-        self.general = Some(self.add(queue.shared()));
+        self.general = self.add(queue.shared());
     }
 
     /// Index of the queue for small packets.
     #[inline]
     pub(crate) fn general(&self) -> Option<usize> {
-        self.general
+        (self.general < self.queues.len()).then_some(self.general)
     }
 
     /// Index of the queue with this number on the device.
@@ -123,8 +135,8 @@ impl<T: TxQueue> Scheduler<T> {
     /// Whether a packet of a class can be put where small packets go.
     #[inline]
     pub(crate) fn has_room(&mut self, class: Class) -> bool {
-        self.general
-            .is_none_or(|general| self.queues[general].room(class) > 0)
+        let general = self.queues.get_mut(self.general);
+        general.is_none_or(|queue| queue.has_room(class))
     }
 
     /// Puts a small packet on the queue for these, or, where there is none, has the kernel's socket send it to `data`. The caller has asked
@@ -137,13 +149,19 @@ impl<T: TxQueue> Scheduler<T> {
         data: SocketAddrV4,
         packet: &Packet,
     ) -> Put {
-        match self.general {
-            Some(general) => {
-                self.queues[general].push(packet.address, packet.len);
+        match self.queues.get_mut(self.general) {
+            Some(queue) => {
+                queue.push(packet.address, packet.len);
                 Put::OnRing
             }
             None => send_by_socket(side, umem, data, packet),
         }
+    }
+
+    /// Puts a control packet on a certain queue. The caller has asked for [room](Transmit::room).
+    pub(crate) fn put_control_on(&mut self, queue: usize, address: u64, len: u32) {
+        self.queues[queue].push(address, len);
+        self.shaping.left(Class::Control, 0, 1, len.into());
     }
 
     /// As [`Scheduler::put_small`], and hands what is on the queue over, if somebody waits for this packet or enough are written for a
@@ -158,10 +176,9 @@ impl<T: TxQueue> Scheduler<T> {
         is_awaited: bool,
         failed: impl FnOnce(WakeError),
     ) -> Put {
-        let Some(general) = self.general else {
+        let Some(queue) = self.queues.get_mut(self.general) else {
             return send_by_socket(side, umem, data, packet);
         };
-        let queue = &mut self.queues[general];
         queue.push(packet.address, packet.len);
         if is_awaited || queue.has_burst() {
             queue.flush().unwrap_or_else(failed);
@@ -175,9 +192,122 @@ impl<T: TxQueue> Scheduler<T> {
     /// As [`Transmit::flush`].
     #[inline]
     pub(crate) fn flush_before_bulk(&mut self) -> Result<(), WakeError> {
-        match self.general {
-            Some(general) if self.queues.len() > 1 => self.queues[general].flush(),
+        let has_others = self.queues.len() > 1;
+        match self.queues.get_mut(self.general) {
+            Some(queue) if has_others => queue.flush(),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether there are flows. They are asked in each round.
+    #[inline]
+    pub(crate) fn has_flows(&self) -> bool {
+        !self.flows.is_empty()
+    }
+
+    /// A flow, whose packets leave on the queue for small packets, or on the first one; its memory begins at UMEM address `start`.
+    ///
+    /// # Errors
+    /// [`FlowError::NoDescriptors`]
+    pub(crate) fn add_flow(
+        &mut self,
+        spec: &FlowSpec,
+        addressing: &Addressing,
+        memory: (u64, u32),
+        flow: Box<dyn Flow>,
+    ) -> Result<FlowId, FlowError> {
+        let index = self.queue_of_flows();
+        let (had, queue) = (self.flows.descriptors(), &mut self.queues[index]);
+        let left = queue.reservable().saturating_sub(had);
+        if spec.descriptors > left {
+            return Err(FlowError::NoDescriptors { left });
+        }
+        queue.reserve(had + spec.descriptors);
+        Ok(self.flows.add(spec, addressing, memory, flow))
+    }
+
+    /// Takes a flow out, and its memory, unless the device reads some of it: then [`Scheduler::completed`] gives it.
+    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<(Box<dyn Flow>, Option<Vacated>)> {
+        let removed = self.flows.remove(id)?;
+        self.reserve();
+        Some(removed)
+    }
+
+    /// What flows that are left need.
+    fn reserve(&mut self) {
+        let (index, descriptors) = (self.queue_of_flows(), self.flows.descriptors());
+        match self.general() {
+            None if descriptors == 0 => self.queues[index].unshare(),
+            _ => self.queues[index].reserve(descriptors),
+        }
+    }
+
+    fn queue_of_flows(&self) -> usize {
+        self.general().unwrap_or(0)
+    }
+
+    /// Puts packets of flows on their queue and hands them over: a burst of each at most, in turns. `sent` gets the UMEM address and length
+    /// of each. Gives how many there were.
+    pub(crate) fn send_flows(
+        &mut self,
+        umem: &Umem,
+        now: Time,
+        mut sent: impl FnMut(u64, u32),
+    ) -> Result<u32, WakeError> {
+        let index = self.queue_of_flows();
+        let Scheduler {
+            queues,
+            shaping,
+            flows,
+            ..
+        } = self;
+        let queue = &mut queues[index];
+        let mut count = 0;
+        for _ in 0..flows.len() {
+            let room = queue.room(Class::RealTime).min(TRANSMIT_BURST);
+            let allow = |wanted: u32| match wanted.min(room) {
+                0 => 0,
+                most => shaping.take(Class::RealTime, most, now),
+            };
+            let asked = flows.ask(umem, now, allow, |address, len| {
+                sent(address, len);
+                queue.push(address, len);
+            });
+            match asked {
+                Asked::Nothing => {}
+                Asked::Held => break,
+                Asked::Put {
+                    allowed,
+                    packets,
+                    bytes,
+                } => {
+                    shaping.left(Class::RealTime, allowed, packets, bytes);
+                    count += packets;
+                }
+            }
+        }
+        if count > 0 {
+            queue.flush()?;
+        }
+        Ok(count)
+    }
+
+    /// When a flow's next packet is due, and shapers let it go.
+    pub(crate) fn flows_depart(&self) -> Option<Time> {
+        let due = self.flows.departs()?;
+        Some(
+            self.shaping
+                .next(Class::RealTime)
+                .map_or(due, |next| next.max(due)),
+        )
+    }
+
+    /// A queue was built anew: nothing is on it. Returns memory that nobody needs any more.
+    pub(crate) fn begin_anew(&mut self, index: usize) -> Vec<Vacated> {
+        self.queues[index].begin_anew();
+        match index == self.queue_of_flows() {
+            true => self.flows.abandoned(),
+            false => Vec::new(),
         }
     }
 
@@ -193,6 +323,11 @@ impl<T: TxQueue> Scheduler<T> {
     pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
         let reaped = self.queues.iter_mut().map(|queue| queue.reap(all, &mut done));
         reaped.sum()
+    }
+
+    /// The device is done with the packet at `address`, which is not the engine's. Returns memory that nobody needs any more.
+    pub(crate) fn completed(&mut self, address: u64, now: Time) -> Option<Vacated> {
+        self.flows.completed(address, now)
     }
 
     /// Whether there are packets that are not completed.

@@ -9,6 +9,7 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use crate::bounds::TRANSMIT_BURST;
 use crate::engine::{Engine, General};
 use crate::frames::Frame;
+use crate::memory::Umem;
 use crate::outbound::{Copied, Way};
 use crate::port::{Port, RxQueue};
 use crate::scheduler::{Class, Packet, Put, Turn};
@@ -21,8 +22,12 @@ pub(crate) const EXCHANGE_BURST: u32 = 8;
 impl<P: Port> Engine<P> {
     /// Stage 8.
     pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
+        let flows = match self.scheduler.has_flows() {
+            true => self.send_flows(now_ns),
+            false => 0,
+        };
         if self.senders.is_empty() {
-            return 0;
+            return flows;
         }
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
@@ -39,7 +44,27 @@ impl<P: Port> Engine<P> {
             _ => self.send_by_turns(bursts * burst, burst, now_ns),
         };
         self.counters.data_packets_sent += u64::from(sent);
-        sent as usize
+        flows + sent as usize
+    }
+
+    /// Stage 8, first: packets of flows, which wait for no burst.
+    #[cold]
+    fn send_flows(&mut self, now_ns: u64) -> usize {
+        let (capture, umem) = (&mut self.capture, &self.umem);
+        let sent = self
+            .scheduler
+            .send_flows(umem, Time::from_nanos(now_ns), |address, len| {
+                if let Some(capture) = capture {
+                    capture.sent(umem, address, len);
+                }
+            });
+        sent.map_or_else(
+            |error| {
+                self.link.failed(error);
+                0
+            },
+            |count| count as usize,
+        )
     }
 
     /// Sends up to `most` fragments on each queue, where sessions take turns. If something comes meanwhile, the next round begins with the
@@ -113,7 +138,8 @@ impl<P: Port> Engine<P> {
             device_reads: self.fixed.device_moves,
             copied: Copied::default(),
         };
-        let capture = &mut self.capture;
+        let mut capture = (self.capture.as_mut())
+            .map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));
         let resent = outbound.resent;
         let mut sent = Sent::default();
         let now = Time::from_nanos(now_ns);
@@ -125,17 +151,8 @@ impl<P: Port> Engine<P> {
                 sent.is_cut = true;
                 break;
             }
-            let packets = outbound.transmit(
-                &mut self.outgoing,
-                &mut way,
-                allowed,
-                now_ns,
-                |umem, address, len| {
-                    if let Some(capture) = capture {
-                        capture.sent(umem, address, len);
-                    }
-                },
-            );
+            let heard = capture.as_mut().map(|heard| heard as _);
+            let packets = outbound.transmit(&mut self.outgoing, &mut way, allowed, now_ns, heard);
             shaping.left(Class::Bulk, allowed, packets, std::mem::take(&mut way.bytes));
             if packets == 0 {
                 break;
@@ -165,7 +182,7 @@ impl<P: Port> Engine<P> {
 
     /// When a shaper lets the next packet go; `None` where none holds one back.
     pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next: Option<Time> = None;
+        let mut next = self.scheduler.flows_depart();
         for &index in &self.senders {
             let Some(outbound) = self.peers.at(index).outbound.as_ref() else {
                 continue;

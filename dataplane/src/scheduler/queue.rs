@@ -26,6 +26,8 @@ pub(crate) struct Transmit<T> {
     pub(crate) tx: T,
     /// Descriptors that may be in flight behind one of each class.
     limits: [u32; CLASSES],
+    /// Completions are taken from so many descriptors in flight on.
+    reap_from: u32,
     /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
     in_flight: u32,
     /// Written to the ring, not yet visible to the kernel.
@@ -44,6 +46,7 @@ impl<T: TxQueue> Transmit<T> {
             queue,
             tx,
             limits: [in_flight_max; CLASSES],
+            reap_from: in_flight_max / 2,
             in_flight: 0,
             written: 0,
             unsent: false,
@@ -55,24 +58,54 @@ impl<T: TxQueue> Transmit<T> {
 
     /// Small packets leave here, too: whatever fills the queue, classes before it find a descriptor.
     pub(super) fn shared(mut self) -> Transmit<T> {
+        self.reserve(0);
+        self
+    }
+
+    /// Nothing but bulk leaves here any more.
+    pub(super) fn unshare(&mut self) {
+        self.limits = [self.limits[0]; CLASSES];
+        self.reap_from = self.limits[0] / 2;
+    }
+
+    /// Descriptors that flows may have.
+    pub(super) fn reservable(&self) -> u32 {
+        self.limits[0] / 4
+    }
+
+    /// Keeps so many descriptors for flows. Beside them bulk has no more than a burst on the queue, so that they wait for no more.
+    pub(super) fn reserve(&mut self, descriptors: u32) {
         let most = self.limits[0];
         let kept = KEPT.min(most / 8);
-        self.limits = [most, most - kept, most - 2 * kept];
-        self
+        let small = most - kept - descriptors;
+        let bulk = match descriptors {
+            0 => small - kept,
+            _ => (small - kept).min(TRANSMIT_BURST),
+        };
+        self.limits = [most, most - kept, small, bulk];
+        // Flows wait for their completions.
+        self.reap_from = if descriptors > 0 { 1 } else { bulk / 2 };
     }
 
     /// Descriptors that can be written now for packets of a class.
     #[inline]
     pub(crate) fn room(&mut self, class: Class) -> u32 {
-        let allowed = self.limits[class as usize].saturating_sub(self.in_flight);
-        if allowed == 0 {
+        let limit = self.limits[class as usize];
+        if self.in_flight >= limit {
             0
         } else {
+            let allowed = limit - self.in_flight;
             self.tx
                 .room(self.written + 1)
                 .saturating_sub(self.written)
                 .min(allowed)
         }
+    }
+
+    /// Whether a descriptor can be written now for a packet of a class.
+    #[inline]
+    pub(super) fn has_room(&mut self, class: Class) -> bool {
+        self.in_flight < self.limits[class as usize] && self.tx.room(self.written + 1) > self.written
     }
 
     /// Writes one packet in one piece. The caller has asked for [`room`](Transmit::room).
@@ -153,7 +186,7 @@ impl<T: TxQueue> Transmit<T> {
     /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more.
     #[inline]
     pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
-        if self.in_flight == 0 || (!all && self.in_flight < self.limits[Class::Bulk as usize] / 2) {
+        if self.in_flight == 0 || (!all && self.in_flight < self.reap_from) {
             return 0;
         }
         let ready = self.tx.completed(self.in_flight);

@@ -88,11 +88,11 @@ impl RateLimit {
         }
     }
 
-    /// Length in bytes of what has to be paid before a packet leaves. Fragments wait for what a full packet costs, and would starve a small
-    /// message if it did the same: it may leave on the last token, and the next fragment waits for longer.
+    /// Length in bytes of what has to be paid before a packet leaves. Fragments wait for what a full packet costs, and would starve what
+    /// comes before them if that did the same: it may leave on the last token, and the next fragment waits for longer.
     fn price(&self, class: Class) -> u32 {
         match class {
-            Class::Small => 1,
+            Class::RealTime | Class::Small => 1,
             Class::Control | Class::Bulk => self.full_len_bytes,
         }
     }

@@ -43,7 +43,7 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
         device_reads: false,
         copied: Copied::default(),
     };
-    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, |_, _, _| {});
+    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, None);
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;

@@ -21,6 +21,7 @@ mod loopback;
 mod one_copy;
 mod pending;
 mod rate;
+mod real_time;
 mod resilience;
 mod restart;
 mod rewriting;
