@@ -353,7 +353,7 @@ impl<P: Port> Parts<P> {
             transmit_frames: TransmitFrames::new(transmit_frames),
             send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
             outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
-            scheduler: self.scheduler,
+            scheduler: self.scheduler.walking(fixed.veth),
             general: self.general,
             landing: self.landing,
             peers: Peers::new(),

@@ -40,6 +40,12 @@ pub enum Class {
 
 const CLASSES: usize = 4;
 
+/// Packets of bulk in a round while small messages go to and fro, so that each finds its thread soon: what a network card takes in some
+/// microseconds.
+pub(crate) const BURST_BESIDE_SMALL: u32 = 8;
+/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
+const BURST_BESIDE_SMALL_WALKED: u32 = 2;
+
 impl Class {
     /// All of them, the first first.
     const ALL: [Class; CLASSES] = [Class::Control, Class::RealTime, Class::Small, Class::Bulk];
@@ -77,17 +83,27 @@ pub(crate) struct Scheduler<T> {
     pub(crate) first: usize,
     pub(crate) shaping: Shaping,
     flows: Flows,
+    burst_beside_small: u32,
 }
 
 impl<T: TxQueue> Scheduler<T> {
     pub(crate) fn new() -> Scheduler<T> {
         Scheduler {
             queues: Vec::with_capacity(8),
+            burst_beside_small: BURST_BESIDE_SMALL,
             general: usize::MAX,
             first: 0,
             shaping: Shaping::default(),
             flows: Flows::default(),
         }
+    }
+
+    /// Of a port where a packet's whole way to the far end is walked while it is handed over, or not.
+    pub(crate) fn walking(mut self, walks: bool) -> Scheduler<T> {
+        if walks {
+            self.burst_beside_small = BURST_BESIDE_SMALL_WALKED;
+        }
+        self
     }
 
     /// One more queue of the port; its index.
@@ -119,6 +135,17 @@ impl<T: TxQueue> Scheduler<T> {
     #[inline]
     pub(crate) fn queue(&mut self, index: usize) -> &mut Transmit<T> {
         &mut self.queues[index]
+    }
+
+    /// How many packets of bulk leave on each queue in a round, and in each burst; `is_awaited`: small messages go to and fro, so that
+    /// each of them is waited for.
+    #[inline]
+    pub(crate) fn bulk_of_round(&self, is_awaited: bool) -> (u32, u32) {
+        match is_awaited {
+            true => (self.burst_beside_small, self.burst_beside_small),
+            // Two bursts: enough to keep the driver busy while the credits of this round are read.
+            false => (2 * TRANSMIT_BURST, TRANSMIT_BURST),
+        }
     }
 
     /// What a session sends with: its queue, and the shapers of its class and of the port.

@@ -14,11 +14,6 @@ use crate::outbound::{Copied, Way};
 use crate::port::{Port, RxQueue};
 use crate::scheduler::{Class, Packet, Put, Turn};
 
-/// The same on veth, where a packet's whole way to the far end is walked while it is handed over.
-const EXCHANGE_BURST_VETH: u32 = 2;
-/// Packets of one wake-up while small messages go to and fro, so that each finds its thread soon: what a network card takes in some microseconds.
-pub(crate) const EXCHANGE_BURST: u32 = 8;
-
 impl<P: Port> Engine<P> {
     /// Stage 8.
     pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
@@ -32,16 +27,11 @@ impl<P: Port> Engine<P> {
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
         }
-        // Two bursts a round: enough to keep the driver busy while the credits of this round are read.
-        let (bursts, burst) = match self.stream.is_exchange(now_ns) {
-            true if self.fixed.veth => (1, EXCHANGE_BURST_VETH),
-            true => (1, EXCHANGE_BURST),
-            false => (2, TRANSMIT_BURST),
-        };
+        let (most, burst) = self.scheduler.bulk_of_round(self.stream.is_exchange(now_ns));
         let sent = match self.senders[..] {
             // It takes turns with nobody.
-            [only] => self.send_of(only, None, bursts * burst, burst, now_ns).packets,
-            _ => self.send_by_turns(bursts * burst, burst, now_ns),
+            [only] => self.send_of(only, None, most, burst, now_ns).packets,
+            _ => self.send_by_turns(most, burst, now_ns),
         };
         self.counters.data_packets_sent += u64::from(sent);
         flows + sent as usize
