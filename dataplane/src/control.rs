@@ -11,7 +11,6 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::wire::Addressing;
 
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
-use crate::channel::Transmit;
 use crate::completion::Outcome;
 use crate::config::ConnectOptions;
 use crate::daemon::DaemonError;
@@ -21,6 +20,7 @@ use crate::introductions::Back;
 use crate::notices::Fault;
 use crate::outbound::{Outbound, OutboundTerms};
 use crate::port::{Port, PortError, QueueSpec, Role, Socket, SocketEvent};
+use crate::scheduler::Transmit;
 
 /// A control datagram is shorter than this.
 const CONTROL_LEN_MAX: usize = 512;
@@ -574,8 +574,8 @@ impl<P: Port> Engine<P> {
             self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
-        let channel = match (options.one_copy, &self.general) {
-            (true, Some(general)) => Ok(general.transmit),
+        let channel = match (options.one_copy, self.scheduler.general()) {
+            (true, Some(general)) => Ok(general),
             _ => self.transmit_for(grant.tx_queue_hint),
         };
         let channel = match channel {
@@ -621,7 +621,7 @@ impl<P: Port> Engine<P> {
         if self.landing.as_ref().is_some_and(is_lost) {
             return Ok(0);
         }
-        if let Some(found) = self.transmit.iter().position(|transmit| transmit.queue == queue) {
+        if let Some(found) = self.scheduler.find(queue) {
             return Ok(found);
         }
         let spec = QueueSpec {
@@ -644,8 +644,7 @@ impl<P: Port> Engine<P> {
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.config.tx_in_flight;
-        self.transmit.push(Transmit::new(queue, tx, in_flight));
-        Ok(self.transmit.len() - 1)
+        Ok(self.scheduler.add(Transmit::new(queue, tx, in_flight)))
     }
 
     /// Ends the session that messages to a peer go by; if there is a successor, it takes over. Unconfirmed messages are settled as

@@ -174,6 +174,8 @@ pub struct Counters {
     pub completions_discarded: u64,
     /// Messages of many fragments that were handed over to sessions by the one-copy path.
     pub messages_one_copy: u64,
+    /// How often a class of packets had nothing leave for 10 ms because a class before it took all that the port may send.
+    pub classes_starved: u64,
     /// Sessions of ours that began by the one-copy path and land since their request was granted.
     pub sessions_changed_over: u64,
     /// Messages of which a receiver had not heard when it ended their session, and which were handed over again to the one that followed.

@@ -23,6 +23,7 @@ use crate::message::{LandingRegion, Message};
 use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
+use crate::scheduler::{Flow, FlowError, FlowId, FlowSpec, Scope, Shaper};
 
 /// How long closing waits for receivers to confirm the end of their sessions.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);
@@ -415,11 +416,7 @@ impl Endpoint {
             }
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
-                let busy = self
-                    .engine
-                    .transmit
-                    .iter()
-                    .any(|transmit| transmit.in_flight() > 0)
+                let busy = self.engine.scheduler.awaits_completions()
                     || !self.engine.acknowledge.is_empty()
                     || (self.engine.landing.as_ref()).is_some_and(|landing| {
                         landing.sessions.entries.await_driver()
@@ -436,7 +433,26 @@ impl Endpoint {
         }
     }
 
-    /// How long until a rate limit ([`ConnectOptions::rate`]) lets the next packet go, where one holds a packet back:
+    /// Sets what decides how much of a class of packets, or of all, may leave, or takes it away: with [`RateLimit`](crate::RateLimit) so many
+    /// bits per second of all sessions together. Control packets are never held back; the port's shaper counts them.
+    pub fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
+        self.engine.scheduler.shape(scope, shaper);
+    }
+
+    /// Registers packets that others make and that leave before messages, control packets aside. Its frames and descriptors are its own.
+    ///
+    /// # Errors
+    /// See [`FlowError`].
+    pub fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
+        self.engine.add_flow(spec, flow)
+    }
+
+    /// Takes a flow out: it is not asked again and hears nothing of what is under way. `None`: there is none of that name.
+    pub fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
+        self.engine.remove_flow(id)
+    }
+
+    /// How long until a flow's packet is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
     /// [`wait`](Endpoint::wait) waits no longer, and neither should an application that waits on the descriptor.
     pub fn until_departure(&mut self) -> Option<Duration> {
         let departure_ns = self.engine.next_departure_ns()?;

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use lm_cards::Probe;
 use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
@@ -30,7 +31,6 @@ use lm_protocol::wire::ethernet::MacAddr;
 use crate::arena::Arena;
 use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
 use crate::capture::Capture;
-use crate::channel::Transmit;
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Held};
@@ -54,6 +54,7 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Caps, Port, QueueDrops, RxQueue};
 use crate::release::{Loaned, Released};
+use crate::scheduler::{Scheduler, Vacated};
 use crate::stewarded::Stewarded;
 use crate::stream::Stream;
 use crate::told::Told;
@@ -63,7 +64,7 @@ use crate::told::Told;
 const GENERAL_FRAMES_SPARE: u32 = 128;
 
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
-const RECEIVE_BURST: u32 = 256;
+pub(crate) const RECEIVE_BURST: u32 = 256;
 
 /// How long the engine waits for more before it acknowledges what came, in nanoseconds: shorter than a round
 /// trip through a sleeping kernel, longer than the gap between packets of one burst.
@@ -83,8 +84,6 @@ pub(crate) struct General<R> {
     pub(crate) posted: u64,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
-    /// Index into `Engine::transmit`.
-    pub(crate) transmit: usize,
 }
 
 /// Receive side of the landing channel.
@@ -103,7 +102,7 @@ pub(crate) struct LandingSide<R> {
     pub(crate) is_open: bool,
     /// When memory to land in was last wanted that could not be had, or a socket; and memory for the one-copy path.
     pub(crate) failed_ns: [Option<u64>; 2],
-    /// Index into `Engine::transmit`.
+    /// Its transmit side, for the scheduler.
     pub(crate) transmit: usize,
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
@@ -171,7 +170,7 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) transmit_frames: TransmitFrames,
     pub(crate) send_arena: Arena,
     pub(crate) outgoing: OutgoingTable,
-    pub(crate) transmit: Vec<Transmit<P::Tx>>,
+    pub(crate) scheduler: Scheduler<P::Tx>,
     pub(crate) general: Option<General<P::Rx>>,
     pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) peers: Peers,
@@ -307,20 +306,31 @@ impl<P: Port> Engine<P> {
 
     /// Stage 2.
     pub(crate) fn reap(&mut self, all: bool) -> usize {
-        let mut count = 0;
-        for channel in &mut self.transmit {
-            let frames = &mut self.transmit_frames;
-            let outgoing = &mut self.outgoing;
-            let arena = &mut self.send_arena;
-            count += channel.reap(all, |address| {
-                if !frames.completed(address)
-                    && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
-                {
-                    arena.free(start, len);
-                }
-            });
+        let frames = &mut self.transmit_frames;
+        let outgoing = &mut self.outgoing;
+        let arena = &mut self.send_arena;
+        let reaped = self.scheduler.reap(all, |address| {
+            if !frames.completed(address)
+                && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
+            {
+                arena.free(start, len);
+            }
+        });
+        if !outgoing.unknown.is_empty() {
+            self.complete_flows();
         }
-        count as usize
+        reaped as usize
+    }
+
+    /// Tells flows which of their packets the device is done with.
+    #[cold]
+    fn complete_flows(&mut self) {
+        let now = Time::from_nanos(self.now_ns);
+        for address in self.outgoing.unknown.drain(..) {
+            if let Some(Vacated { start, len }) = self.scheduler.completed(address, now) {
+                self.send_arena.free(start, len);
+            }
+        }
     }
 
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.

@@ -8,6 +8,7 @@ use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
+use crate::scheduler::Vacated;
 
 /// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
 const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
@@ -70,7 +71,7 @@ impl<P: Port> Engine<P> {
         self.port.prepare(&spec)?;
         // Our own packets on its TX ring would go with the socket, and nobody would send them again.
         for _ in 0..FLUSHES_MAX {
-            if !self.transmit[transmit].has_unsent() {
+            if !self.scheduler.queue(transmit).has_unsent() {
                 break;
             }
             self.flush();
@@ -83,8 +84,10 @@ impl<P: Port> Engine<P> {
             return Ok(());
         };
         let was_open = landing.is_open;
-        let sends = &mut self.transmit[transmit];
-        sends.begin_anew();
+        for Vacated { start, len } in self.scheduler.begin_anew(transmit) {
+            self.send_arena.free(start, len);
+        }
+        let sends = self.scheduler.queue(transmit);
         let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
         let (result, has) = match rebuild(&spec) {
             Ok(()) => (Ok(()), Some(registered_len)),

@@ -3,7 +3,6 @@
 mod arena;
 mod bounds;
 mod capture;
-mod channel;
 mod completion;
 mod config;
 mod control;
@@ -48,7 +47,6 @@ mod polling;
 pub mod port;
 mod probe;
 mod queue_poll;
-mod rate_limit;
 mod region;
 mod release;
 mod requests;
@@ -56,6 +54,7 @@ pub mod ring;
 mod ring_memory;
 mod ring_queue;
 pub mod route;
+mod scheduler;
 mod sending;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -91,5 +90,6 @@ pub use message::{LandingRegion, Message};
 pub use napi::{Deferral, Napi, Setting};
 pub use port::{EffectiveMode, ModeRequest};
 pub use region::{Payloads, SendRegion, TrySendError};
+pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, Shaper, Signal, TxBatch};
 pub use terms::LandingTerms;
 pub use udp::UdpError;

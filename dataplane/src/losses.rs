@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{LmHeader, MissingRange};
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange};
 
 use crate::bounds::RANGES_MAX;
 use crate::bounds::TRANSMIT_BURST;
@@ -14,6 +15,7 @@ use crate::engine::Engine;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::notices::Fault;
 use crate::port::{Port, Socket};
+use crate::scheduler::{Class, Packet};
 
 impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
@@ -142,8 +144,18 @@ impl<P: Port> Engine<P> {
             let Some(outbound) = &mut self.peers.at(index).outbound else {
                 return;
             };
+            if !outbound.has_repetitions_apart() {
+                return;
+            }
+            let shaping = &mut self.scheduler.shaping;
+            if shaping.take(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
+                return;
+            }
             let resent = outbound.resent;
-            let Some((header, payload)) = outbound.next_repetition(&mut self.outgoing, now_ns) else {
+            let next = outbound.next_repetition(&mut self.outgoing, now_ns);
+            let bytes = next.as_ref().map(|(_, payload)| payload.end - payload.start);
+            shaping.left(Class::Bulk, 1, bytes.is_some().into(), bytes.unwrap_or(0));
+            let Some((header, payload)) = next else {
                 return;
             };
             self.counters.fragments_resent += outbound.resent - resent;
@@ -154,20 +166,20 @@ impl<P: Port> Engine<P> {
     }
 
     /// Sends a fragment of the send region as a packet of its own: from a transmit frame, or through the kernel's socket where there
-    /// is no general channel. `false`: no room now.
+    /// is no general channel, or a frame is too short: how long fragments are is the receiver's to say. `false`: no room now.
     fn send_apart(&mut self, index: u16, header: &LmHeader, payload: Range<u64>) -> bool {
         let peer = self.peers.at(index);
         let payload_len = payload.end - payload.start;
-        let Some(general) = &self.general else {
+        let len = peer.addressing.header_len() as u64 + payload_len;
+        if self.scheduler.general().is_none() || len > u64::from(self.fixed.chunk_len) {
             let mut datagram = header.encode(payload_len as u16).to_vec();
             let header_len = datagram.len();
             datagram.resize(header_len + payload_len as usize, 0);
             self.umem.copy_from(payload.start, &mut datagram[header_len..]);
             self.counters.user_copied_bytes += payload_len;
             return self.port.side().send(Socket::Data, peer.data, &datagram).is_ok();
-        };
-        let channel = &mut self.transmit[general.transmit];
-        if channel.room() == 0 {
+        }
+        if !self.scheduler.has_room(Class::Bulk) {
             return false;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
@@ -182,15 +194,15 @@ impl<P: Port> Engine<P> {
         self.umem.copy_to(address, &headers[..header_len]);
         self.umem
             .copy_within(payload.start, address + header_len as u64, payload_len);
-        let len = header_len as u32 + payload_len as u32;
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, address, len);
-        }
-        channel.push(address, len);
-        self.transmit_frames.control_sent(frame);
+        let packet = Packet {
+            address,
+            len: len as u32,
+            below_lm_len: (header_len - HEADER_LEN) as u32,
+        };
         self.counters.user_copied_bytes += payload_len;
         self.counters.data_packets_sent += 1;
-        true
+        let data = peer.data;
+        self.put_once(frame, data, &packet)
     }
 
     /// Reports messages before number `heard` that were given up, to the application and to their sender.

@@ -14,7 +14,6 @@ use crate::arena::{Arena, pages_len};
 use crate::bounds::{
     DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES, TRANSMIT_RING_LEN,
 };
-use crate::channel::Transmit;
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::daemon::Daemon;
@@ -37,6 +36,7 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Loaned;
+use crate::scheduler::{Scheduler, Transmit};
 use crate::stewarded::Stewarded;
 use crate::told::Told;
 
@@ -240,7 +240,7 @@ impl Queues {
 /// The parts of an engine while it is being opened.
 pub(crate) struct Parts<P: Port> {
     pub(crate) frames: FramePool,
-    pub(crate) transmit: Vec<Transmit<P::Tx>>,
+    pub(crate) scheduler: Scheduler<P::Tx>,
     pub(crate) general: Option<General<P::Rx>>,
     pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) landing_queues: Vec<u16>,
@@ -270,7 +270,7 @@ impl<P: Port> Parts<P> {
         landing_ring_len: u32,
     ) -> Result<Parts<P>, OpenError> {
         let in_flight = plan.in_flight(config.tx_in_flight);
-        let mut transmit = Vec::with_capacity(8);
+        let mut scheduler = Scheduler::new();
         let mut general = None;
         if let Some(queue) = queues.general {
             let spec = QueueSpec {
@@ -288,9 +288,8 @@ impl<P: Port> Parts<P> {
                 received: rx.accepted(),
                 rx,
                 woken: false,
-                transmit: transmit.len(),
             });
-            transmit.push(Transmit::new(queue, tx, in_flight));
+            scheduler.add_general(Transmit::new(queue, tx, in_flight));
         }
         let mut landing = None;
         if let Some(queue) = queues.landing {
@@ -316,15 +315,14 @@ impl<P: Port> Parts<P> {
                 registered_len,
                 is_open: true,
                 failed_ns: [None; 2],
-                transmit: transmit.len(),
+                transmit: scheduler.add(Transmit::new(queue, tx, in_flight)),
                 woken: false,
                 flow: Flow::default(),
             });
-            transmit.push(Transmit::new(queue, tx, in_flight));
         }
         Ok(Parts {
             frames: FramePool::new(0, plan.chunk_len, GENERAL_FRAMES),
-            transmit,
+            scheduler,
             general,
             landing,
             landing_queues: queues.landing.iter().map(|&queue| queue as u16).collect(),
@@ -370,7 +368,7 @@ impl<P: Port> Parts<P> {
             transmit_frames: TransmitFrames::new(transmit_frames),
             send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
             outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
-            transmit: self.transmit,
+            scheduler: self.scheduler.walking(fixed.veth),
             general: self.general,
             landing: self.landing,
             peers: Peers::new(),

@@ -1,5 +1,5 @@
 //! Outbound: large messages on their way out. Steps 2 and 3 of the data's path: send regions come from
-//! [`crate::endpoint`], packets go to the TX ring of a [`crate::channel`].
+//! [`crate::endpoint`], packets go to a TX ring of the [`crate::scheduler`].
 //!
 //! Headers are written into the holes just before a packet goes to the ring, windows in forward order and the
 //! fragments of a window in descending order (LM §3.1). The receiver's credit (a cumulative count of fill
@@ -18,20 +18,19 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
-use crate::channel::Transmit;
-
-use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
+use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_RING_LEN};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::eager::TransmitFrames;
 use crate::fragment_digests::FragmentDigests;
 use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
-use crate::rate_limit::RateLimit;
 use crate::release::Released;
+use crate::scheduler::{Class, RateLimit, Shaper, Signal, Transmit};
 
 pub(crate) use digests::DigestsToTell;
 
@@ -92,7 +91,7 @@ impl Outgoing {
         index: u32,
         way: &mut Way<'_, impl TxQueue>,
         header: &mut [u8; HEADER_LEN_MAX],
-        sent: &mut impl FnMut(&Umem, u64, u32),
+        sent: &mut Heard<'_>,
     ) -> Option<u32> {
         let fragment = self.geometry.fragment(index);
         let frame_len = u32::from(fragment.frame_len());
@@ -117,7 +116,9 @@ impl Outgoing {
         }
         // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
         way.umem.copy_to(address, &header[..header_len]);
-        sent(way.umem, address, frame_len);
+        if let Some(sent) = sent {
+            sent(way.umem, address, frame_len);
+        }
         Some(frame_len)
     }
 
@@ -137,6 +138,9 @@ impl Outgoing {
     }
 }
 
+/// Hears the UMEM address and length of each packet that goes to the ring, where somebody listens.
+pub(crate) type Heard<'a> = Option<&'a mut dyn FnMut(&Umem, u64, u32)>;
+
 /// What a packet needs on its way to the ring.
 #[derive(Debug)]
 pub(crate) struct Way<'a, T> {
@@ -146,6 +150,8 @@ pub(crate) struct Way<'a, T> {
     pub(crate) piece_len: u32,
     /// Descriptors beyond one for each packet, of what goes to the ring now: they are part of the room, and of what one wake-up takes.
     pub(crate) more_pieces: u32,
+    /// Length of what went to the ring, in bytes.
+    pub(crate) bytes: u64,
     /// For what must be copied, because the device reads packets itself (zero-copy mode) and takes none that crosses the end of a
     /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
     pub(crate) frames: &'a mut TransmitFrames,
@@ -169,6 +175,8 @@ pub(crate) struct OutgoingTable {
     /// Slot of the message in each page of the send arena.
     owner: Vec<u16>,
     digests: FragmentDigests,
+    /// UMEM addresses of packets that were completed and are no message's.
+    pub(crate) unknown: Vec<u64>,
 }
 
 impl OutgoingTable {
@@ -179,6 +187,7 @@ impl OutgoingTable {
             arena_start,
             owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
             digests: FragmentDigests::new(arena_start, arena_len),
+            unknown: Vec::new(),
         }
     }
 
@@ -219,12 +228,31 @@ impl OutgoingTable {
     pub(crate) fn completed(&mut self, address: u64) -> Option<Released> {
         let page = (address.checked_sub(self.arena_start)? / crate::arena::PAGE_LEN) as usize;
         let slot = *self.owner.get(page)?;
-        let outgoing = self.slots.get_mut(usize::from(slot))?.as_mut()?;
+        let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
+            self.completed_unknown(address);
+            return None;
+        };
         outgoing.in_flight -= 1;
         match outgoing.in_flight > 0 || !outgoing.settled {
             true => None,
             false => self.free_if_done(slot),
         }
+    }
+
+    /// No message's: a flow's, if there are some.
+    #[cold]
+    fn completed_unknown(&mut self, address: u64) {
+        if self.unknown.len() < self.unknown.capacity() {
+            self.unknown.push(address);
+        }
+    }
+
+    /// Memory of the send arena is no message's: what is completed there is kept as unknown.
+    pub(crate) fn disown(&mut self, start: u64, len: u64) {
+        self.unknown.reserve(TRANSMIT_RING_LEN as usize);
+        let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
+        let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
+        self.owner[first..first + pages].fill(u16::MAX);
     }
 
     /// A channel was closed: its packets will have no completion. Returns memory that nobody needs any more.
@@ -333,7 +361,7 @@ pub(crate) struct Outbound {
     pub(crate) announce_due: bool,
     /// Since when it is known to be over, and not of how many messages the receiver had heard.
     pub(crate) over_ns: Option<u64>,
-    pub(crate) rate_limit: RateLimit,
+    pub(crate) rate_limit: Option<RateLimit>,
 }
 
 /// A credit that no honest receiver sends.
@@ -344,7 +372,9 @@ impl Outbound {
     pub(crate) fn new(terms: OutboundTerms, now_ns: u64) -> Outbound {
         Outbound {
             terms,
-            rate_limit: RateLimit::new(terms.rate, terms.layout.max_frame_len(), now_ns),
+            rate_limit: terms
+                .rate
+                .map(|rate| RateLimit::new(rate, terms.layout.max_frame_len(), Time::from_nanos(now_ns))),
             queue: VecDeque::with_capacity(OUTGOING_MAX),
             sending: 0,
             next_number: terms.first_message,
@@ -451,9 +481,10 @@ impl Outbound {
         way: &mut Way<'_, impl TxQueue>,
         budget: u32,
         now_ns: u64,
-        mut sent: impl FnMut(&Umem, u64, u32),
+        mut sent: Heard<'_>,
     ) -> u32 {
-        let budget = self.rate_limit.full_packets(now_ns).min(budget);
+        let now = Time::from_nanos(now_ns);
+        let budget = self.allowed(Class::Bulk, budget, now);
         let repaired = self.transmit_repairs(table, way, budget, &mut sent);
         let budget = budget - repaired;
         let credit = match self.terms.plain {
@@ -464,7 +495,7 @@ impl Outbound {
         if allowed == 0 || self.sending == self.queue.len() {
             return repaired;
         }
-        let allowed = allowed.min(way.channel.room());
+        let allowed = allowed.min(way.channel.room(Class::Bulk));
         way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
@@ -516,7 +547,8 @@ impl Outbound {
             }
         }
         self.sent_packets = self.sent_packets.wrapping_add(packets);
-        self.rate_limit.spend(bytes);
+        way.bytes += bytes;
+        self.spend(Class::Bulk, packets, bytes);
         repaired + packets
     }
 
@@ -527,12 +559,12 @@ impl Outbound {
         table: &mut OutgoingTable,
         way: &mut Way<'_, impl TxQueue>,
         budget: u32,
-        sent: &mut impl FnMut(&Umem, u64, u32),
+        sent: &mut Heard<'_>,
     ) -> u32 {
         if self.repairs.is_empty() || self.terms.repeats_apart {
             return 0;
         }
-        let allowed = budget.min(way.channel.room());
+        let allowed = budget.min(way.channel.room(Class::Bulk));
         way.more_pieces = 0;
         let (mut packets, mut bytes) = (0, 0);
         let mut header = [0u8; HEADER_LEN_MAX];
@@ -554,7 +586,8 @@ impl Outbound {
             packets += 1;
         }
         self.resent += u64::from(packets);
-        self.rate_limit.spend(bytes);
+        way.bytes += bytes;
+        self.spend(Class::Bulk, packets, bytes);
         packets
     }
 
@@ -565,7 +598,7 @@ impl Outbound {
         table: &mut OutgoingTable,
         now_ns: u64,
     ) -> Option<(LmHeader, Range<u64>)> {
-        if !self.terms.repeats_apart || self.repairs.is_empty() || self.rate_limit.full_packets(now_ns) == 0 {
+        if !self.has_repetitions_apart() || self.allowed(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
             return None;
         }
         let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
@@ -585,7 +618,7 @@ impl Outbound {
             let payload = outgoing.geometry.tx_payload_range(index);
             let frame_len = u64::from(outgoing.geometry.fragment(index).frame_len());
             self.resent += 1;
-            self.rate_limit.spend(frame_len);
+            self.spend(Class::Bulk, 1, frame_len);
             return Some((
                 header,
                 outgoing.start + payload.start..outgoing.start + payload.end,
@@ -594,12 +627,41 @@ impl Outbound {
         None
     }
 
-    /// When the rate limit lets the next packet go; `None` where it holds none back.
-    pub(crate) fn next_departure_ns(&self) -> Option<u64> {
-        let has_fragments = !self.repairs.is_empty()
+    /// Whether it has repetitions that go the way of small messages.
+    pub(crate) fn has_repetitions_apart(&self) -> bool {
+        self.terms.repeats_apart && !self.repairs.is_empty()
+    }
+
+    /// Whether it has fragments to send that its receiver takes.
+    pub(crate) fn has_fragments(&self) -> bool {
+        !self.repairs.is_empty()
             || (self.sending < self.queue.len()
-                && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)));
-        self.rate_limit.next_ns(has_fragments)
+                && (self.terms.plain || serial::precedes(self.sent_packets, self.limit)))
+    }
+
+    /// Packets left that count against the rate limit.
+    #[inline]
+    pub(crate) fn spend(&mut self, class: Class, packets: u32, bytes: u64) {
+        if let Some(limit) = &mut self.rate_limit {
+            limit.signal(Signal::Left {
+                class,
+                allowed: packets,
+                packets,
+                bytes,
+            });
+        }
+    }
+
+    /// Of `packets` that would leave now, how many the rate limit allows.
+    #[inline]
+    pub(crate) fn allowed(&mut self, class: Class, packets: u32, now: Time) -> u32 {
+        let limit = self.rate_limit.as_mut();
+        limit.map_or(packets, |limit| limit.take(class, packets, now))
+    }
+
+    /// When the rate limit lets the next packet go; `None` where it holds none back.
+    pub(crate) fn departs(&self, class: Class) -> Option<Time> {
+        self.rate_limit.as_ref()?.next(class)
     }
 
     /// Cumulative packets sent, without repetitions (mod 2^32).

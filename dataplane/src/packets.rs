@@ -3,6 +3,7 @@
 //! copies the datagram.
 
 use std::net::SocketAddrV4;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
@@ -25,7 +26,7 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::sending::send_by_socket;
+use crate::scheduler::{Class, Packet, Put};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
@@ -509,22 +510,20 @@ impl<P: Port> Engine<P> {
             };
             let packet = address + geometry.tx_frame_offset(0);
             let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            match &self.general {
-                Some(general) => {
-                    let channel = &mut self.transmit[general.transmit];
-                    if channel.room() == 0 {
-                        break;
-                    }
-                    channel.push(packet, packet_len);
-                    self.transmit_frames.sent_again(frame);
-                }
-                None => {
-                    let skip = u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32;
-                    let datagram = (packet + u64::from(skip), packet_len - skip);
-                    if !send_by_socket(self.port.side(), &self.umem, data, datagram) {
-                        self.counters.control_send_errors += 1;
-                        break;
-                    }
+            if !self.scheduler.has_room(Class::Small) {
+                break;
+            }
+            let small = Packet {
+                address: packet,
+                len: packet_len,
+                below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
+            };
+            match (self.scheduler).put_small(self.port.side(), &self.umem, data, &small) {
+                Put::OnRing => self.transmit_frames.sent_again(frame),
+                Put::Copied => {}
+                Put::Refused => {
+                    self.counters.control_send_errors += 1;
+                    break;
                 }
             }
             if let Some(capture) = &mut self.capture {
@@ -532,8 +531,9 @@ impl<P: Port> Engine<P> {
             }
             self.counters.eager_resent += 1;
             if let Some(outbound) = &mut self.peers.at(index).outbound {
-                outbound.rate_limit.spend(u64::from(packet_len));
+                outbound.spend(Class::Small, 1, packet_len.into());
             }
+            self.scheduler.shaping.left(Class::Small, 0, 1, packet_len.into());
         }
     }
 
@@ -655,12 +655,16 @@ impl<P: Port> Engine<P> {
             self.reject_for(key, Fault::Key, from);
             return;
         };
-        let ranges = MissingRange::iter(payload)
+        let ranges: Vec<Range<u32>> = MissingRange::iter(payload)
             .map(|range| range.first..range.first.saturating_add(range.len))
             .collect();
         outbound.heard_ns = now_ns;
+        let fragments = ranges.iter().map(Range::len).sum::<usize>() as u32;
         match outbound.missing(&mut self.outgoing, message, ranges) {
-            true => self.counters.packets_used += 1,
+            true => {
+                self.counters.packets_used += 1;
+                self.scheduler.shaping.lost(Class::Bulk, fragments);
+            }
             false => self.reject(Fault::Missing, from),
         }
     }

@@ -12,6 +12,7 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::engine::Engine;
 use crate::notices::Fault;
 use crate::port::Port;
+use crate::scheduler::Class;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -64,15 +65,15 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
-        let channel = match (&peer.outbound, &self.general) {
+        let queue = match (&peer.outbound, self.scheduler.general()) {
             (Some(outbound), _) if by_landing => outbound.terms.channel,
-            (_, Some(general)) if !by_landing => general.transmit,
+            (_, Some(general)) if !by_landing => general,
             // The session is over, or our small traffic goes through the kernel's socket.
             _ => return,
         };
         let mut addressing = peer.addressing;
         addressing.dst_port = request_id as u16;
-        if addressing.dst_port == 0 || self.transmit[channel].room() == 0 {
+        if addressing.dst_port == 0 || self.scheduler.queue(queue).room(Class::Control) == 0 {
             return;
         }
         let Some(frame) = self.transmit_frames.take_for_control() else {
@@ -88,7 +89,7 @@ impl<P: Port> Engine<P> {
             .expect("128 bytes hold any header");
         let address = frame.address();
         self.umem.copy_to(address, &packet[..len]);
-        self.transmit[channel].push(address, len as u32);
+        self.scheduler.put_control_on(queue, address, len as u32);
         self.transmit_frames.control_sent(frame);
     }
 }

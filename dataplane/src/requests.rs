@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
+use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
@@ -21,7 +22,7 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::sending::send_by_socket;
+use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, Packet, Put, Vacated};
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -161,12 +162,13 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let geometry = self.fixed.layout.message(len).ok()?;
-        if let Err(reason) = self.may_send_eager(id, now_ns) {
-            return Some(Err(reason));
-        }
         let Some(frame) = self.transmit_frames.take_for_message() else {
             return Some(Err(SendError::WouldBlock));
         };
+        if let Err(reason) = self.may_send_eager(id, now_ns) {
+            self.transmit_frames.put(frame);
+            return Some(Err(reason));
+        }
         let start = frame.into_address();
         self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
         self.counters.user_copied_bytes += len;
@@ -177,8 +179,9 @@ impl<P: Port> Engine<P> {
 
     fn may_send_eager(&mut self, id: PeerId, now_ns: u64) -> Result<(), SendError> {
         let peer = self.peers.named(id).ok_or(SendError::UnknownPeer)?;
+        let now = Time::from_nanos(now_ns);
         if let Some(outbound) = &mut peer.outbound
-            && !outbound.rate_limit.allows_small(now_ns)
+            && outbound.allowed(Class::Small, 1, now) == 0
         {
             return Err(SendError::WouldBlock);
         }
@@ -193,9 +196,12 @@ impl<P: Port> Engine<P> {
             }
             return Err(SendError::WouldBlock);
         }
-        if let Some(general) = &self.general
-            && self.transmit[general.transmit].room() == 0
-        {
+        if !self.scheduler.has_room(Class::Small) {
+            return Err(SendError::WouldBlock);
+        }
+        // The last question: what it allows leaves.
+        if self.scheduler.shaping.take(Class::Small, 1, now) == 0 {
+            self.counters.classes_starved += self.scheduler.shaping.take_starved();
             return Err(SendError::WouldBlock);
         }
         Ok(())
@@ -259,8 +265,9 @@ impl<P: Port> Engine<P> {
         let trailer_len = header.trailer_len() as u32;
         let packet_len = u32::from(fragment.frame_len()) + trailer_len;
         if let Some(outbound) = &mut peer.outbound {
-            outbound.rate_limit.spend(u64::from(packet_len));
+            outbound.spend(Class::Small, 1, packet_len.into());
         }
+        self.scheduler.shaping.left(Class::Small, 1, 1, packet_len.into());
         if trailer_len > 0 {
             // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
             let payload = packet + header_len as u64;
@@ -270,31 +277,17 @@ impl<P: Port> Engine<P> {
             let trailer = Trailer::new(&header, bytes, self.port.local());
             self.umem.copy_to(payload + len, trailer.as_bytes());
         }
-        let mut left = true;
-        let in_kernel = match &self.general {
-            Some(general) => {
-                self.transmit[general.transmit].push(packet, packet_len);
-                true
-            }
-            None => {
-                // One queue only.
-                let skip = u32::from(fragment.header_len) - HEADER_LEN as u32;
-                let datagram = (packet + u64::from(skip), packet_len - skip);
-                left = send_by_socket(self.port.side(), &self.umem, peer.data, datagram);
-                if !left {
-                    self.counters.control_send_errors += 1;
-                }
-                false
-            }
+        let small = Packet {
+            address: packet,
+            len: packet_len,
+            below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
         };
         // Somebody waits for an answer: it leaves before the books are kept.
-        if let Some(general) = &self.general
-            && (answers || self.transmit[general.transmit].has_burst())
-            && let Err(error) = self.transmit[general.transmit].flush()
-        {
-            self.link.failed(error);
-        }
-        if let Some(acknowledgement) = acknowledges.filter(|_| left) {
+        let (side, failed) = (self.port.side(), |error| self.link.failed(error));
+        let put = (self.scheduler).put_message(side, &self.umem, peer.data, &small, answers, failed);
+        if put == Put::Refused {
+            self.counters.control_send_errors += 1;
+        } else if let Some(acknowledgement) = acknowledges {
             peer.eager_in.told(&acknowledgement);
         }
         if let Some(capture) = &mut self.capture {
@@ -311,7 +304,7 @@ impl<P: Port> Engine<P> {
         self.transmit_frames.message_sent(
             &mut peer.eager_out,
             frame,
-            in_kernel,
+            put == Put::OnRing,
             token,
             tag,
             (u32::from(fragment.len), trailer_len),
@@ -439,6 +432,37 @@ impl<P: Port> Engine<P> {
             self.senders.push(index);
         }
         Ok(())
+    }
+
+    /// Registers a flow, with frames of its own.
+    pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
+        let frame_len = self.fixed.chunk_len;
+        let len = u64::from(spec.frames) * u64::from(frame_len);
+        if spec.frames == 0 || spec.descriptors == 0 {
+            return Err(FlowError::Empty);
+        }
+        let peer = self.peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
+        let addressing = peer.addressing;
+        let start = self.send_arena.allocate(len).ok_or(FlowError::NoMemory)?;
+        self.outgoing.disown(start, len);
+        let added = self
+            .scheduler
+            .add_flow(spec, &addressing, (start, frame_len), flow);
+        if added.is_err() {
+            self.send_arena.free(start, len);
+        }
+        self.stream.never_hurries(self.scheduler.has_flows());
+        added
+    }
+
+    /// Takes a flow out; `None` if there is none of that name.
+    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
+        let (flow, vacated) = self.scheduler.remove_flow(id)?;
+        if let Some(Vacated { start, len }) = vacated {
+            self.send_arena.free(start, len);
+        }
+        self.stream.never_hurries(self.scheduler.has_flows());
+        Some(flow)
     }
 
     /// Messages handed over and not settled.

@@ -70,7 +70,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "told",
         ],
     ),
-    (Send, &["channel", "eager", "outbound", "rate_limit"]),
+    (Send, &["eager", "outbound", "scheduler"]),
     (Land, &["landing"]),
     (
         Admission,

@@ -3,7 +3,7 @@
 
 use lm_protocol::window::WindowShape;
 
-use super::{Outgoing, Template, Way};
+use super::{Heard, Outgoing, Template, Way};
 use crate::memory::Umem;
 use crate::port::TxQueue;
 
@@ -17,7 +17,7 @@ impl Outgoing {
         window: WindowShape,
         max: u32,
         way: &mut Way<'_, impl TxQueue>,
-        sent: &mut impl FnMut(&Umem, u64, u32),
+        sent: &mut Heard<'_>,
         mut noted: impl FnMut(&Outgoing, u32, &Umem),
     ) -> (u32, u32) {
         let frame_len = u32::from(self.geometry.layout().max_frame_len());
@@ -44,10 +44,14 @@ impl Outgoing {
             // Nobody reads this hole yet: of what goes again, `put_packet` writes the bytes that are there already.
             way.umem
                 .copy_to_with(address, &header, index_at, index.to_be_bytes());
-            way.channel.push(address, frame_len);
-            sent(way.umem, address, frame_len);
+            way.channel.put(back, address, frame_len);
             noted(self, index, way.umem);
             address = address.wrapping_sub(stride);
+        }
+        way.channel.has_put(packets);
+        if let Some(sent) = sent {
+            let first = self.start + self.geometry.tx_frame_offset(highest);
+            (0..u64::from(packets)).for_each(|back| sent(way.umem, first - back * stride, frame_len));
         }
         self.in_flight += packets;
         self.position += packets;

@@ -552,7 +552,7 @@ impl Bed {
             OUTGOING_MAX,
             "outgoing messages of host {host}"
         );
-        for transmit in &engine.transmit {
+        for transmit in engine.scheduler.queues() {
             assert_eq!(transmit.in_flight(), 0, "queue {} of host {host}", transmit.queue);
         }
         if let Some(landing) = &engine.landing {
@@ -579,7 +579,7 @@ impl Bed {
             assert_eq!(counters.frames_exhausted, 0, "host {host}");
             assert_eq!(counters.control_send_errors, 0, "host {host}");
             assert_eq!(counters.landing_lost, 0, "host {host}");
-            for transmit in &engine.transmit {
+            for transmit in engine.scheduler.queues() {
                 let statistics = engine.port.statistics(transmit.queue).expect("an open channel");
                 assert_eq!(
                     (

@@ -9,7 +9,7 @@ use super::bed::{Bed, BedConfig, noise};
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{LoanError, Outcome, PeerId, SendError};
-use crate::sending::EXCHANGE_BURST;
+use crate::scheduler::BURST_BESIDE_SMALL;
 
 const LONG: usize = 60_000;
 
@@ -73,7 +73,7 @@ fn bursts_are_short_while_small_messages_are_answered() {
         let sent = busy_round(&mut bed, peer, &payload);
         if answers > 1 {
             assert!(
-                sent <= u64::from(EXCHANGE_BURST),
+                sent <= u64::from(BURST_BESIDE_SMALL),
                 "{sent} fragments in round {round}"
             );
             let has_answer = !bed.hosts[0].told.messages().is_empty();

@@ -34,15 +34,16 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
     let mut way = Way {
-        channel: &mut engine.transmit[outbound.terms.channel],
+        channel: engine.scheduler.queue(outbound.terms.channel),
         umem: &engine.umem,
         piece_len: engine.fixed.chunk_len,
         more_pieces: 0,
+        bytes: 0,
         frames: &mut engine.transmit_frames,
         device_reads: false,
         copied: Copied::default(),
     };
-    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, |_, _, _| {});
+    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, None);
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;

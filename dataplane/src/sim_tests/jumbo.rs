@@ -185,3 +185,27 @@ fn losses_among_packets_of_several_frames_are_repaired() {
         );
     }
 }
+
+/// A receiver that wants repetitions apart, of packets longer than our frames: they go by the kernel's socket, and nothing is written
+/// behind a frame.
+#[test]
+fn repetitions_apart_are_never_longer_than_a_frame() {
+    let mut bed = Bed::new(&BedConfig {
+        mtu: 9000,
+        ..BedConfig::default()
+    });
+    let peer = bed.connect(0, &options(4)).expect("a session");
+    let outbound = bed.hosts[0].peers.at(peer.index).outbound.as_mut();
+    outbound.expect("a session").terms.repeats_apart = true;
+    let mut lost = 0;
+    bed.wire.set_filter(move |from, packet| {
+        // The first two fragments of the first message.
+        let is_fragment = from == 0 && packet.len() > 5000;
+        lost += u32::from(is_fragment);
+        !is_fragment || lost > 2
+    });
+    let bytes = noise(2, 100_000);
+    bed.send(0, peer, &bytes, 1);
+    assert!(bed.recv(1)[..] == bytes[..]);
+    assert_eq!(bed.hosts[0].counters.fragments_resent, 2);
+}

@@ -60,12 +60,19 @@ fn in_generic_mode_the_next_queue_reaches_the_landing_queue() {
     for len in [10, 5000, 1 << 20] {
         bed.exchange(0, peer, &noise(len as u64, len));
     }
-    let extra = bed.hosts[0].transmit.last().expect("channels");
-    assert_eq!((extra.queue, bed.hosts[0].transmit.len()), (2, 3));
+    let queues = |bed: &Bed| {
+        bed.hosts[0]
+            .scheduler
+            .queues()
+            .iter()
+            .map(|queue| queue.queue)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(queues(&bed), [0, 1, 2]);
     // The channel is opened once.
     bed.session(0, WireMode::Lm, 1 << 20);
     bed.exchange(0, peer, &noise(3, 50_000));
-    assert_eq!(bed.hosts[0].transmit.len(), 3);
+    assert_eq!(queues(&bed).len(), 3);
     bed.check_memory();
     bed.check_clean();
 }

@@ -11,4 +11,5 @@ mod messages;
 mod modes;
 mod polling;
 mod sessions;
+mod sharing;
 mod wires;

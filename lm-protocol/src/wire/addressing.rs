@@ -143,13 +143,44 @@ impl Addressing {
         let payload_len = payload_len as u16;
         let udp_payload_len = payload_len + (trailer_len + lm::HEADER_LEN) as u16;
         let (below_lm, lm_out) = out.split_at_mut(needed - lm::HEADER_LEN);
-        let (below_udp, udp_out) = below_lm.split_at_mut(below_lm.len() - UdpRepr::HEADER_LEN);
+        self.write_below_lm(below_lm, udp_payload_len);
+        lm_out.copy_from_slice(&header.encode(payload_len));
+        Ok(needed)
+    }
+
+    /// Bytes of all headers up to UDP's.
+    #[inline]
+    pub const fn udp_header_len(&self) -> usize {
+        self.header_len() - lm::HEADER_LEN
+    }
+
+    /// Writes the headers of a packet up to UDP's, as [`Addressing::write_headers`], for `payload_len` bytes behind them, an LM header among
+    /// these; gives their length.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; nothing is written then.
+    pub fn write_udp_headers(&self, out: &mut [u8], payload_len: usize) -> Result<usize, BuildError> {
+        let maximum = lm::MAX_PAYLOAD_LEN + lm::HEADER_LEN;
+        if payload_len > maximum {
+            return Err(BuildError::PayloadTooLong { maximum });
+        }
+        let needed = self.udp_header_len();
+        let out = out
+            .get_mut(..needed)
+            .ok_or(BuildError::OutputTooShort { needed })?;
+        self.write_below_lm(out, payload_len as u16);
+        Ok(needed)
+    }
+
+    /// Fills `out`, which has exactly [`Addressing::udp_header_len`] bytes.
+    #[inline(always)]
+    fn write_below_lm(&self, out: &mut [u8], udp_payload_len: u16) {
+        let (below_udp, udp_out) = out.split_at_mut(out.len() - UdpRepr::HEADER_LEN);
         let (ethernet_out, ip_out) = below_udp.split_at_mut(below_udp.len() - Ipv4Repr::HEADER_LEN);
         self.write_ethernet(ethernet_out);
         ip_out.copy_from_slice(self.lm_ip(udp_payload_len).to_header().as_bytes());
         udp_out.copy_from_slice(self.udp(udp_payload_len, 0).to_header().as_bytes());
-        lm_out.copy_from_slice(&header.encode(payload_len));
-        Ok(needed)
     }
 
     /// Bytes of Ethernet header and tag.

@@ -162,14 +162,16 @@ impl Run {
     /// Fragments of the host's session leave on another queue from now on.
     fn take_a_detour(&mut self, host: usize) {
         let engine = &mut self.bed.hosts[host];
-        let Some(general) = &engine.general else { return };
+        let Some(general) = engine.scheduler.general() else {
+            return;
+        };
         let outbound = engine
             .peers
             .at(self.applications[host].peer.index)
             .outbound
             .as_mut();
         if let Some(outbound) = outbound {
-            outbound.terms.channel = general.transmit;
+            outbound.terms.channel = general;
         }
     }
 

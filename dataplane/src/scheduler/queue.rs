@@ -1,11 +1,15 @@
-//! The transmit side of a channel: how much is in flight, what is on the ring and not yet handed to
-//! the driver, and completions, reaped late and in bulk. Step 4 of the data's path.
+//! One transmit queue: how much is in flight, what is on the ring and not yet handed to the driver, and completions, reaped late and in
+//! bulk.
 
+use super::{CLASSES, Class};
 use crate::bounds::TRANSMIT_BURST;
 use crate::port::{TxQueue, WakeError};
 use crate::ring::Descriptor;
 
-/// Whose fragments come first in the next round: a session that was cut short because the queue took no more.
+/// Descriptors of a shared queue that each class leaves to those before it.
+const KEPT: u32 = 16;
+
+/// Whose fragments come first in the next round: a session whose turn is not over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
     /// The peer's index.
@@ -20,7 +24,10 @@ pub(crate) struct Transmit<T> {
     /// Device queue.
     pub(crate) queue: u32,
     pub(crate) tx: T,
-    in_flight_max: u32,
+    /// Descriptors that may be in flight behind one of each class.
+    limits: [u32; CLASSES],
+    /// Completions are taken from so many descriptors in flight on.
+    reap_from: u32,
     /// Descriptors handed over (or about to be) and not completed: one for each packet but long ones.
     in_flight: u32,
     /// Written to the ring, not yet visible to the kernel.
@@ -38,7 +45,8 @@ impl<T: TxQueue> Transmit<T> {
         Transmit {
             queue,
             tx,
-            in_flight_max,
+            limits: [in_flight_max; CLASSES],
+            reap_from: in_flight_max / 2,
             in_flight: 0,
             written: 0,
             unsent: false,
@@ -48,13 +56,45 @@ impl<T: TxQueue> Transmit<T> {
         }
     }
 
-    /// Descriptors that can be written now.
+    /// Small packets leave here, too: whatever fills the queue, classes before it find a descriptor.
+    pub(super) fn shared(mut self) -> Transmit<T> {
+        self.reserve(0);
+        self
+    }
+
+    /// Nothing but bulk leaves here any more.
+    pub(super) fn unshare(&mut self) {
+        self.limits = [self.limits[0]; CLASSES];
+        self.reap_from = self.limits[0] / 2;
+    }
+
+    /// Descriptors that flows may have.
+    pub(super) fn reservable(&self) -> u32 {
+        self.limits[0] / 4
+    }
+
+    /// Keeps so many descriptors for flows. Beside them bulk has no more than a burst on the queue, so that they wait for no more.
+    pub(super) fn reserve(&mut self, descriptors: u32) {
+        let most = self.limits[0];
+        let kept = KEPT.min(most / 8);
+        let small = most - kept - descriptors;
+        let bulk = match descriptors {
+            0 => small - kept,
+            _ => (small - kept).min(TRANSMIT_BURST),
+        };
+        self.limits = [most, most - kept, small, bulk];
+        // Flows wait for their completions.
+        self.reap_from = if descriptors > 0 { 1 } else { bulk / 2 };
+    }
+
+    /// Descriptors that can be written now for packets of a class.
     #[inline]
-    pub(crate) fn room(&mut self) -> u32 {
-        let allowed = self.in_flight_max - self.in_flight;
-        if allowed == 0 {
+    pub(crate) fn room(&mut self, class: Class) -> u32 {
+        let limit = self.limits[class as usize];
+        if self.in_flight >= limit {
             0
         } else {
+            let allowed = limit - self.in_flight;
             self.tx
                 .room(self.written + 1)
                 .saturating_sub(self.written)
@@ -62,15 +102,34 @@ impl<T: TxQueue> Transmit<T> {
         }
     }
 
+    /// Whether a descriptor can be written now for a packet of a class.
+    #[inline]
+    pub(super) fn has_room(&mut self, class: Class) -> bool {
+        self.in_flight < self.limits[class as usize] && self.tx.room(self.written + 1) > self.written
+    }
+
     /// Writes one packet in one piece. The caller has asked for [`room`](Transmit::room).
     #[inline]
     pub(crate) fn push(&mut self, address: u64, len: u32) {
+        self.put(0, address, len);
+        self.has_put(1);
+    }
+
+    /// Writes the packet `offset` places behind the last one that was [counted](Transmit::has_put).
+    #[inline]
+    pub(crate) fn put(&mut self, offset: u32, address: u64, len: u32) {
         // Completion addresses lose bit 0 on Linux 6.18 (pointer tagging in net/xdp/xsk.c).
         debug_assert!(address & 1 == 0, "TX addresses are even");
-        self.tx.write(self.written, Descriptor::new(address, len));
-        self.written += 1;
-        self.in_flight += 1;
-        self.packets += 1;
+        self.tx
+            .write(self.written + offset, Descriptor::new(address, len));
+    }
+
+    /// Counts so many packets that were [put](Transmit::put).
+    #[inline]
+    pub(crate) fn has_put(&mut self, packets: u32) {
+        self.written += packets;
+        self.in_flight += packets;
+        self.packets += u64::from(packets);
     }
 
     /// Writes one packet as pieces of `piece_len` bytes, an even number, the last of which may be shorter; how many they are. `None`:
@@ -79,7 +138,7 @@ impl<T: TxQueue> Transmit<T> {
     pub(crate) fn push_pieces(&mut self, address: u64, len: u32, piece_len: u32) -> Option<u32> {
         debug_assert!(address & 1 == 0 && piece_len & 1 == 0, "TX addresses are even");
         let pieces = len.div_ceil(piece_len);
-        if self.room() < pieces {
+        if self.room(Class::Bulk) < pieces {
             return None;
         }
         for piece in 0..pieces {
@@ -127,7 +186,7 @@ impl<T: TxQueue> Transmit<T> {
     /// with the UMEM address of each packet, or piece of one, that the kernel will not read any more.
     #[inline]
     pub(crate) fn reap(&mut self, all: bool, mut done: impl FnMut(u64)) -> u32 {
-        if self.in_flight == 0 || (!all && self.in_flight < self.in_flight_max / 2) {
+        if self.in_flight == 0 || (!all && self.in_flight < self.reap_from) {
             return 0;
         }
         let ready = self.tx.completed(self.in_flight);

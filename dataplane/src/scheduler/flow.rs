@@ -1,0 +1,348 @@
+//! Flows: packets of the class [`Class::RealTime`](super::Class::RealTime) that others than the engine make, with frames and descriptors
+//! that are theirs alone.
+
+use std::collections::VecDeque;
+
+use lm_protocol::time::Time;
+use lm_protocol::wire::Addressing;
+
+use crate::completion::PeerId;
+use crate::memory::Umem;
+
+/// Packets that leave before messages and that the engine does not make. It asks for them in each round, of each flow in turn.
+pub trait Flow: Send {
+    /// Puts up to `budget` packets into `out`, of those that are due at `now`.
+    fn next(&mut self, budget: u32, now: Time, out: &mut TxBatch<'_>);
+
+    /// When its next packet is due; `None` while there is none. It is asked for packets from then on.
+    fn departs(&self) -> Option<Time>;
+
+    /// The device does not read the packet that was put with `token` any more: found at the time given, which is late by a round; `None`
+    /// if nobody knows whether it left, because its queue was built anew.
+    fn sent(&mut self, token: u64, at: Option<Time>);
+}
+
+/// What a flow is for, and what is kept for it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowSpec {
+    /// Where its packets go: the data port of this peer.
+    pub to: PeerId,
+    /// Frames: each has room for one packet of up to [`TxBatch::payload_max`] bytes.
+    pub frames: u32,
+    /// Descriptors: packets that the device may have at once.
+    pub descriptors: u32,
+}
+
+/// Names a flow of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowId(pub(super) u64);
+
+/// Why there is no flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlowError {
+    /// No such peer.
+    #[error("the endpoint knows no such peer; resolve it first")]
+    UnknownPeer,
+    /// It needs at least one of each.
+    #[error("a flow needs at least one frame and one descriptor")]
+    Empty,
+    /// Too little send memory.
+    #[error("there is no memory for so many frames; open the endpoint with more (send_len)")]
+    NoMemory,
+    /// Others need the rest of the queue.
+    #[error(
+        "only {left} descriptors are left for flows; ask for fewer, or open the endpoint with more (tx_in_flight)"
+    )]
+    NoDescriptors {
+        /// How many there are.
+        left: u32,
+    },
+}
+
+/// Where a flow puts its packets. Frames are named from 0 on; those that the device reads are not written.
+#[derive(Debug)]
+pub struct TxBatch<'a> {
+    umem: &'a Umem,
+    lane: &'a mut Lane,
+    left: u32,
+    /// UMEM address and length of what goes to the ring.
+    ready: &'a mut Vec<(u64, u32)>,
+}
+
+impl TxBatch<'_> {
+    /// Most bytes behind the UDP header.
+    pub fn payload_max(&self) -> usize {
+        self.lane.frame_len as usize - self.lane.addressing.udp_header_len()
+    }
+
+    /// Packets that can be put now.
+    pub fn room(&self) -> u32 {
+        self.left
+    }
+
+    /// A frame's payload, to be written. `None`: there is no such frame, or the device reads it.
+    pub fn frame(&mut self, frame: u32) -> Option<&mut [u8]> {
+        let is_free = (self.lane.frames.get(frame as usize)).is_some_and(|state| state.in_flight == 0);
+        if !is_free {
+            return None;
+        }
+        let below = self.lane.addressing.udp_header_len() as u64;
+        let (start, len) = (
+            self.lane.address(frame) + below,
+            u64::from(self.lane.frame_len) - below,
+        );
+        // SAFETY: the range lies inside memory that was allocated for this flow alone. No descriptor of it is with the device (`in_flight`),
+        // and the reference ends before `put` can give it one: both borrow the batch mutably.
+        Some(unsafe { self.umem.mapping().slice_mut(start, len) })
+    }
+
+    /// Puts a frame with `len` bytes of payload on the ring, behind headers up to UDP's; [`Flow::sent`] gets `token`. A frame may be put
+    /// again while the device reads it, with as many bytes. `false`: no room, no such frame, or another length.
+    pub fn put(&mut self, frame: u32, len: usize, token: u64) -> bool {
+        let lane = &mut *self.lane;
+        let address = lane.address(frame);
+        let Some(state) = lane.frames.get_mut(frame as usize) else {
+            return false;
+        };
+        let mut headers = [0u8; 64];
+        let Ok(header_len) = lane.addressing.write_udp_headers(&mut headers, len) else {
+            return false;
+        };
+        let packet_len = (header_len + len) as u32;
+        let is_other = state.in_flight > 0 && state.packet_len != packet_len;
+        if self.left == 0 || packet_len > lane.frame_len || is_other {
+            return false;
+        }
+        if state.in_flight == 0 {
+            self.umem.copy_to(address, &headers[..header_len]);
+        }
+        state.in_flight += 1;
+        state.packet_len = packet_len;
+        lane.pending.push_back((frame, token));
+        self.left -= 1;
+        self.ready.push((address, packet_len));
+        true
+    }
+}
+
+/// What is kept for a flow.
+#[derive(Debug)]
+struct Lane {
+    addressing: Addressing,
+    /// UMEM address of its memory, and its length.
+    start: u64,
+    len: u64,
+    frame_len: u32,
+    frames: Vec<Frame>,
+    descriptors: u32,
+    /// Frame and token of what the device has, the oldest first.
+    pending: VecDeque<(u32, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Frame {
+    in_flight: u32,
+    packet_len: u32,
+}
+
+impl Lane {
+    fn address(&self, frame: u32) -> u64 {
+        self.start + u64::from(frame) * u64::from(self.frame_len)
+    }
+
+    /// The token of the oldest packet that lies at `address`.
+    fn take_pending(&mut self, address: u64) -> Option<u64> {
+        let frame = (address.checked_sub(self.start)? / u64::from(self.frame_len)) as u32;
+        let position = self.pending.iter().position(|(pending, _)| *pending == frame)?;
+        let (_, token) = self.pending.remove(position)?;
+        self.frames[frame as usize].in_flight -= 1;
+        Some(token)
+    }
+}
+
+struct Registered {
+    id: FlowId,
+    /// `None`: it is gone, and its memory stays until the device has read it.
+    flow: Option<Box<dyn Flow>>,
+    lane: Lane,
+}
+
+impl std::fmt::Debug for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Registered")
+            .field(&self.id)
+            .field(&self.lane)
+            .finish()
+    }
+}
+
+/// Memory that a flow had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Vacated {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+/// What became of a flow's turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asked {
+    /// It has nothing to send, or no descriptor.
+    Nothing,
+    /// It may not send now, and is the first to be asked next.
+    Held,
+    /// Of so many that were allowed it sent so many packets, of so many bytes together.
+    Put { allowed: u32, packets: u32, bytes: u64 },
+}
+
+/// The flows of an endpoint, in the order of their turns.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    all: VecDeque<Registered>,
+    last: u64,
+    ready: Vec<(u64, u32)>,
+}
+
+impl Flows {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Descriptors that are kept for flows.
+    pub(super) fn descriptors(&self) -> u32 {
+        let staying = self.all.iter().filter(|registered| registered.flow.is_some());
+        staying.map(|registered| registered.lane.descriptors).sum()
+    }
+
+    /// A flow with memory from UMEM address `start` on: its frames, one after the other.
+    pub(super) fn add(
+        &mut self,
+        spec: &FlowSpec,
+        addressing: &Addressing,
+        (start, frame_len): (u64, u32),
+        flow: Box<dyn Flow>,
+    ) -> FlowId {
+        self.last += 1;
+        let id = FlowId(self.last);
+        let lane = Lane {
+            addressing: *addressing,
+            start,
+            len: u64::from(spec.frames) * u64::from(frame_len),
+            frame_len,
+            frames: vec![Frame::default(); spec.frames as usize],
+            descriptors: spec.descriptors,
+            pending: VecDeque::with_capacity(spec.descriptors as usize),
+        };
+        self.ready.reserve(spec.descriptors as usize);
+        self.all.push_back(Registered {
+            id,
+            flow: Some(flow),
+            lane,
+        });
+        id
+    }
+
+    /// Takes a flow out; its memory too, if the device reads none of it.
+    pub(super) fn remove(&mut self, id: FlowId) -> Option<(Box<dyn Flow>, Option<Vacated>)> {
+        let registered = self.all.iter_mut().find(|registered| registered.id == id)?;
+        let flow = registered.flow.take()?;
+        Some((flow, self.vacate()))
+    }
+
+    /// Memory of a flow that is gone, and of which the device reads nothing more.
+    fn vacate(&mut self) -> Option<Vacated> {
+        let is_done =
+            |registered: &Registered| registered.flow.is_none() && registered.lane.pending.is_empty();
+        let position = self.all.iter().position(is_done)?;
+        let Lane { start, len, .. } = self.all.remove(position)?.lane;
+        Some(Vacated { start, len })
+    }
+
+    /// Asks the flow whose turn it is, if it has something due, for as many packets as `allowed` allows of those that it has descriptors
+    /// for; `put` gets the UMEM address and length of each.
+    pub(super) fn ask(
+        &mut self,
+        umem: &Umem,
+        now: Time,
+        allowed: impl FnOnce(u32) -> u32,
+        mut put: impl FnMut(u64, u32),
+    ) -> Asked {
+        self.all.rotate_left(1);
+        let Some(Registered { flow, lane, .. }) = self.all.back_mut() else {
+            return Asked::Nothing;
+        };
+        let is_due = |flow: &&mut Box<dyn Flow>| flow.departs().is_some_and(|due| due <= now);
+        let budget = lane.descriptors - lane.pending.len() as u32;
+        let Some(flow) = flow.as_mut().filter(is_due).filter(|_| budget > 0) else {
+            return Asked::Nothing;
+        };
+        let allowed = allowed(budget);
+        if allowed == 0 {
+            self.all.rotate_right(1);
+            return Asked::Held;
+        }
+        let mut batch = TxBatch {
+            umem,
+            lane,
+            left: allowed,
+            ready: &mut self.ready,
+        };
+        flow.next(allowed, now, &mut batch);
+        let (packets, mut bytes) = (self.ready.len() as u32, 0);
+        for (address, len) in self.ready.drain(..) {
+            put(address, len);
+            bytes += u64::from(len);
+        }
+        Asked::Put {
+            allowed,
+            packets,
+            bytes,
+        }
+    }
+
+    /// How many flows there are to ask.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The device is done with the packet at `address`. Returns memory that nobody needs any more.
+    pub(super) fn completed(&mut self, address: u64, now: Time) -> Option<Vacated> {
+        let is_its = |registered: &&mut Registered| {
+            let Lane { start, len, .. } = registered.lane;
+            (start..start + len).contains(&address)
+        };
+        let registered = self.all.iter_mut().find(is_its)?;
+        let token = registered.lane.take_pending(address)?;
+        match &mut registered.flow {
+            Some(flow) => {
+                flow.sent(token, Some(now));
+                None
+            }
+            None => self.vacate(),
+        }
+    }
+
+    /// Their queue was built anew: what the device had has no completion.
+    pub(super) fn abandoned(&mut self) -> Vec<Vacated> {
+        for Registered { flow, lane, .. } in &mut self.all {
+            lane.frames.fill(Frame::default());
+            for (_, token) in lane.pending.drain(..) {
+                if let Some(flow) = flow {
+                    flow.sent(token, None);
+                }
+            }
+        }
+        std::iter::from_fn(|| self.vacate()).collect()
+    }
+
+    /// When the next packet of a flow is due that has descriptors left.
+    pub(super) fn departs(&self) -> Option<Time> {
+        let able = self.all.iter().filter(|registered| {
+            let lane = &registered.lane;
+            (lane.pending.len() as u32) < lane.descriptors
+        });
+        able.filter_map(|registered| registered.flow.as_ref()?.departs())
+            .min()
+    }
+}

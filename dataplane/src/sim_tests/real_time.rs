@@ -1,0 +1,357 @@
+//! Packets of a flow that is not the engine's own: they leave in time beside eight sessions, with their own frames and descriptors.
+#![cfg(test)]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, VERSION};
+
+use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
+use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, keep_full, received};
+use crate::bounds::TRANSMIT_BURST;
+use crate::opening::Queues;
+use crate::scheduler::{Class, Flow, FlowError, FlowSpec, RateLimit, Scope, TxBatch};
+use crate::simnic::Delivery;
+
+/// A type of packets that the engine does not know.
+const TYPE_REAL_TIME: u8 = 8;
+const PAYLOAD_LEN: usize = 200;
+/// One packet in each round of the link: 5 % of it.
+const PERIOD_NS: u64 = ROUND_NS + BED_ROUND_NS;
+/// How long the link takes for a packet.
+const PACKET_NS: u64 = PERIOD_NS / PACKETS as u64;
+
+/// What a flow did, and what the wire saw of it.
+#[derive(Debug, Default)]
+struct Log {
+    /// When the link begins to take packets, and how many it has taken since.
+    now_ns: u64,
+    crossed: u64,
+    /// When each packet was due, by its number, and how long it took to the wire.
+    due: Vec<u64>,
+    waits: Vec<u64>,
+    /// Tokens in the order of their completions, and how many have none.
+    sent: Vec<u64>,
+    unknown: u32,
+    fragments: u64,
+}
+
+type Shared = Arc<Mutex<Log>>;
+
+fn lock(log: &Shared) -> MutexGuard<'_, Log> {
+    log.lock().expect("one thread")
+}
+
+/// A packet each period, at another moment of it each time; or as many as it may, all the time.
+struct Pulse {
+    log: Shared,
+    next_due: Option<Time>,
+    is_greedy: bool,
+    free: VecDeque<u32>,
+}
+
+impl Pulse {
+    fn new(log: &Shared, now_ns: u64, spec: &FlowSpec, is_greedy: bool) -> Box<Pulse> {
+        Box::new(Pulse {
+            log: Arc::clone(log),
+            next_due: Some(Time::from_nanos(now_ns)),
+            is_greedy,
+            free: (0..spec.frames).collect(),
+        })
+    }
+
+    fn advance(&mut self, due: Time) {
+        if !self.is_greedy {
+            // A number that has nothing in common with the period.
+            let jitter_ns = due.as_nanos() * 7919 % (PERIOD_NS / 2);
+            let period = due.as_nanos() / PERIOD_NS + 1;
+            self.next_due = Some(Time::from_nanos(period * PERIOD_NS + jitter_ns));
+        }
+    }
+}
+
+impl Flow for Pulse {
+    fn next(&mut self, budget: u32, now: Time, out: &mut TxBatch<'_>) {
+        assert!(budget > 0 && budget == out.room());
+        while let Some(due) = self.next_due.filter(|due| *due <= now)
+            && out.room() > 0
+            && let Some(frame) = self.free.pop_front()
+        {
+            let number = lock(&self.log).due.len() as u64;
+            let payload = out.frame(frame).expect("a frame that is free");
+            payload[..HEADER_LEN].fill(0);
+            payload[0] = VERSION << 4 | TYPE_REAL_TIME;
+            payload[2..4].copy_from_slice(&((PAYLOAD_LEN - HEADER_LEN) as u16).to_be_bytes());
+            payload[4..12].copy_from_slice(&number.to_be_bytes());
+            payload[HEADER_LEN..PAYLOAD_LEN].fill(number as u8);
+            assert!(out.put(frame, PAYLOAD_LEN, number << 8 | u64::from(frame)));
+            assert!(out.frame(frame).is_none(), "the device reads it");
+            lock(&self.log).due.push(due.as_nanos());
+            self.advance(due);
+        }
+    }
+
+    fn departs(&self) -> Option<Time> {
+        self.next_due.filter(|_| !self.free.is_empty())
+    }
+
+    fn sent(&mut self, token: u64, at: Option<Time>) {
+        self.free.push_back(token as u8 as u32);
+        let mut log = lock(&self.log);
+        log.sent.push(token >> 8);
+        log.unknown += u32::from(at.is_none());
+    }
+}
+
+/// Looks at what crosses: the n-th packet of a round crosses so many packets' time after it began.
+fn watch(bed: &Bed) -> Shared {
+    let log = Shared::default();
+    let seen = Arc::clone(&log);
+    bed.wire.set_filter(move |from, packet| {
+        let mut log = lock(&seen);
+        let at_ns = log.now_ns + log.crossed * PACKET_NS;
+        log.crossed += 1;
+        let kind = packet[42] & 0xf;
+        if from == 0 && kind == TYPE_REAL_TIME {
+            let number = u64::from_be_bytes(packet[46..54].try_into().expect("eight bytes"));
+            assert_eq!(number, log.waits.len() as u64, "in order");
+            assert_eq!(packet.len(), 42 + PAYLOAD_LEN);
+            assert!(packet[42 + HEADER_LEN..].iter().all(|byte| *byte == number as u8));
+            let wait_ns = at_ns - log.due[number as usize];
+            log.waits.push(wait_ns);
+        }
+        log.fragments += u64::from(from == 0 && kind == TYPE_DATA);
+        true
+    });
+    log
+}
+
+fn spec(bed: &mut Bed) -> FlowSpec {
+    let index = bed.hosts[0].peers.find(data_address(1)).expect("a peer");
+    FlowSpec {
+        to: bed.hosts[0].peers.id_of(index),
+        frames: 16,
+        descriptors: 16,
+    }
+}
+
+fn rounds(bed: &mut Bed, log: &Shared, count: u32, mut before: impl FnMut(&mut Bed)) {
+    for _ in 0..count {
+        before(bed);
+        bed.now_ns += ROUND_NS;
+        {
+            let mut log = lock(log);
+            (log.now_ns, log.crossed) = (bed.now_ns, 0);
+        }
+        bed.wire.deliver(PACKETS);
+        bed.round();
+        received(bed);
+    }
+}
+
+fn p99(waits: &[u64]) -> u64 {
+    let mut sorted = waits.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() * 99 / 100]
+}
+
+/// p99 of a flow's waits while nothing else is sent, then under eight backlogged sessions, and fragments that crossed beside it.
+fn waits(queues: [Queues; 2]) -> (u64, u64, u64) {
+    let (mut bed, peers) = bed(queues);
+    bed.wire.set_delivery(Delivery::Manual);
+    let log = watch(&bed);
+    let spec = spec(&mut bed);
+    let flow = Pulse::new(&log, bed.now_ns, &spec, false);
+    let id = bed.hosts[0].add_flow(&spec, flow).expect("room");
+    rounds(&mut bed, &log, 2000, |_| {});
+    let idle = p99(&lock(&log).waits);
+    let before = lock(&log).waits.len();
+    let payload = noise(1, LEN);
+    rounds(&mut bed, &log, 4000, |bed| keep_full(bed, &peers, &payload));
+    let (loaded, fragments, count) = {
+        let log = lock(&log);
+        (p99(&log.waits[before..]), log.fragments, log.due.len())
+    };
+    assert!(count > 5900, "{count} packets");
+    bed.hosts[0].remove_flow(id).expect("it was there");
+    rounds(&mut bed, &log, 100, |_| {});
+    let log = lock(&log);
+    // Those that the device had when the flow went are not told.
+    assert!(log.sent.len() + 16 >= count && log.unknown == 0);
+    assert!(log.sent.iter().copied().eq(0..log.sent.len() as u64), "in order");
+    (idle, loaded, fragments)
+}
+
+/// *House rule of the scheduler*: a flow at 5 % of the link keeps its p99 within two bursts of its idle one under eight bulk sessions.
+#[test]
+fn a_flow_waits_for_no_more_than_two_bursts_under_eight_sessions() {
+    for queues in [[TWO_QUEUES; 2], SHARED] {
+        let (idle, loaded, fragments) = waits(queues);
+        let most = idle + 2 * u64::from(TRANSMIT_BURST) * PACKET_NS;
+        assert!(loaded <= most, "{loaded} ns, idle {idle} ns");
+        // The sessions have most of the rest of the link; their receivers' answers cross it, too.
+        assert!(
+            fragments > 4000 * u64::from(PACKETS) * 7 / 10,
+            "{fragments} fragments"
+        );
+    }
+}
+
+/// A flow that always has something to send takes all that the port may send, and that is counted; with a shaper of its class it leaves
+/// bulk the rest.
+#[test]
+fn a_flow_leaves_bulk_what_its_shaper_leaves() {
+    const RATE: u64 = 1_000_000_000;
+    let part = |shaped: bool| {
+        let (mut bed, peers) = bed([TWO_QUEUES; 2]);
+        bed.wire.set_delivery(Delivery::Manual);
+        let log = watch(&bed);
+        let spec = spec(&mut bed);
+        let flow = Pulse::new(&log, bed.now_ns, &spec, true);
+        bed.hosts[0].add_flow(&spec, flow).expect("room");
+        let now = Time::from_nanos(bed.now_ns);
+        let limit = |rate: u64, len| Box::new(RateLimit::new(rate.try_into().expect("not 0"), len, now));
+        let scheduler = &mut bed.hosts[0].scheduler;
+        scheduler.shape(Scope::Port, Some(limit(RATE, 1514)));
+        if shaped {
+            scheduler.shape(Scope::Class(Class::RealTime), Some(limit(RATE / 2, 242)));
+        }
+        let payload = noise(1, LEN);
+        rounds(&mut bed, &log, 4000, |bed| keep_full(bed, &peers, &payload));
+        let log = lock(&log);
+        let all = RATE as f64 * 4000.0 * PERIOD_NS as f64 / 8e9;
+        let real_time = log.waits.len() as f64 * (42 + PAYLOAD_LEN) as f64 / all;
+        let bulk = log.fragments as f64 * 1514.0 / all;
+        (real_time, bulk, bed.hosts[0].counters.classes_starved)
+    };
+    let (real_time, bulk, starved) = part(false);
+    assert!(
+        real_time > 0.9 && bulk < 0.05 && starved > 3,
+        "{real_time} {bulk} {starved}"
+    );
+    let (real_time, bulk, starved) = part(true);
+    assert!((0.45..=0.52).contains(&real_time), "{real_time}");
+    assert!((0.4..=0.52).contains(&bulk) && starved == 0, "{bulk} {starved}");
+}
+
+/// Without a queue for small packets a flow sends on the landing queue's; what was on it when it is built anew is told, and its frames are
+/// free.
+#[test]
+fn a_queue_that_is_built_anew_forgets_what_was_on_it() {
+    let one = Queues {
+        general: None,
+        landing: Some(1),
+    };
+    let (mut bed, _) = bed([one, TWO_QUEUES]);
+    bed.wire.set_delivery(Delivery::Manual);
+    let spec = spec(&mut bed);
+    let log = Shared::default();
+    let flow = Pulse::new(&log, bed.now_ns, &spec, true);
+    bed.hosts[0].add_flow(&spec, flow).expect("room");
+    bed.poll(0);
+    assert_eq!(counts(&log), (16, 0, 0));
+    let len = bed.hosts[0]
+        .landing
+        .as_ref()
+        .expect("a landing queue")
+        .registered_len;
+    bed.hosts[0].rebuild_landing(len).expect("memory");
+    assert_eq!(counts(&log), (16, 16, 16));
+    rounds(&mut bed, &log, 10, |_| {});
+    let (_, sent, unknown) = counts(&log);
+    assert!(sent > 32 && unknown == 16, "{sent} {unknown}");
+}
+
+/// How many packets were due, how many completions there were, and how many of these say that nobody knows.
+fn counts(log: &Shared) -> (usize, usize, u32) {
+    let log = lock(log);
+    (log.due.len(), log.sent.len(), log.unknown)
+}
+
+/// Two flows that always have something to send have equal parts of what their class may.
+#[test]
+fn flows_take_turns() {
+    let (mut bed, _) = bed([TWO_QUEUES; 2]);
+    bed.wire.set_delivery(Delivery::Manual);
+    let spec = spec(&mut bed);
+    let logs = [Shared::default(), Shared::default()];
+    for log in &logs {
+        let flow = Pulse::new(log, bed.now_ns, &spec, true);
+        bed.hosts[0].add_flow(&spec, flow).expect("room");
+    }
+    let rate = 1_000_000_000.try_into().expect("not 0");
+    let limit = RateLimit::new(rate, 242, Time::from_nanos(bed.now_ns));
+    let scope = Scope::Class(Class::RealTime);
+    bed.hosts[0].scheduler.shape(scope, Some(Box::new(limit)));
+    rounds(&mut bed, &logs[0], 2000, |_| {});
+    let sent = logs.map(|log| lock(&log).sent.len() as f64);
+    let share = (sent[0] + sent[1]) / 2.0;
+    assert!(
+        share > 5000.0 && sent.iter().all(|sent| (0.8..=1.25).contains(&(sent / share))),
+        "{sent:?}"
+    );
+}
+
+/// What is asked for in vain changes nothing; what a flow had comes back when the device has read it.
+#[test]
+fn frames_and_descriptors_are_a_flows_own() {
+    let (mut bed, _) = bed([TWO_QUEUES; 2]);
+    bed.wire.set_delivery(Delivery::Manual);
+    let log = watch(&bed);
+    let spec = spec(&mut bed);
+    let now_ns = bed.now_ns;
+    let engine = &mut bed.hosts[0];
+    let mut refused = |spec: FlowSpec| {
+        let flow = Pulse::new(&log, now_ns, &spec, true);
+        engine.add_flow(&spec, flow).expect_err("too much")
+    };
+    let most = engine_limit();
+    assert_eq!(refused(FlowSpec { frames: 0, ..spec }), FlowError::Empty);
+    assert_eq!(
+        refused(FlowSpec {
+            frames: 1 << 20,
+            ..spec
+        }),
+        FlowError::NoMemory
+    );
+    assert_eq!(
+        refused(FlowSpec {
+            descriptors: most + 1,
+            ..spec
+        }),
+        FlowError::NoDescriptors { left: most }
+    );
+    assert_eq!(engine.send_arena.live(), 0);
+    let flows = [
+        spec,
+        FlowSpec {
+            descriptors: most - 16,
+            ..spec
+        },
+    ]
+    .map(|spec| {
+        let flow = Pulse::new(&log, now_ns, &spec, true);
+        engine.add_flow(&spec, flow).expect("room")
+    });
+    assert_eq!(engine.send_arena.live(), 2);
+    bed.now_ns += ROUND_NS;
+    bed.poll(0);
+    // Nothing has crossed: all of their frames are with the device.
+    assert_eq!(lock(&log).due.len(), 32);
+    for id in flows {
+        assert!(bed.hosts[0].remove_flow(id).is_some());
+        assert!(bed.hosts[0].remove_flow(id).is_none());
+    }
+    assert_eq!(bed.hosts[0].send_arena.live(), 2);
+    rounds(&mut bed, &log, 8, |_| {});
+    assert_eq!(bed.hosts[0].send_arena.live(), 0);
+    assert!(lock(&log).sent.is_empty());
+    assert_eq!(lock(&log).waits.len(), 32);
+    assert!(bed.hosts.len() > RECEIVERS);
+}
+
+/// A quarter of what the bed's queues may have in flight.
+fn engine_limit() -> u32 {
+    super::bed::BedConfig::default().tx_in_flight / 4
+}
