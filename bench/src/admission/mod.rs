@@ -1,8 +1,8 @@
 //! Measuring programs for the admission between hosts: a host that asks, a receiver that is granted to, a program that asks its own
 //! daemon, and a sender of what must not be believed.
 //!
-//! [`ask`] speaks the sealed protocol with the cluster's key over UDP, as a daemon does: its engine is the daemons' own
-//! ([`lm_protocol::admission::Node`]). [`receive`] and [`hop`] are programs of a daemon and speak to it over its socket
+//! `ask` speaks the sealed protocol with the cluster's key over UDP, as a daemon does: its engine is the daemons' own
+//! ([`lm_protocol::admission::Node`]). `receive` and `hop` are programs of a daemon and speak to it over its socket
 //! ([`lm_dataplane::ipc`]); no packet of data is sent in any of them.
 
 mod ask;

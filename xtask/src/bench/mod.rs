@@ -3,8 +3,8 @@
 //! A [`Comparison`] has one quantity and several [`Contender`]s. One *round* measures every contender once, each
 //! on a bed of its own; every other round goes backwards, so that a slow drift of the machine hits all alike.
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
-//! So `lm-bench compare` does it, which [`compare`] starts; what it has no ends for is done here: many senders, a stream beside another one,
-//! a receiver's memory.
+//! So `lm-bench compare` does it, which `compare` starts; what it has no ends for is done here: many senders, a stream
+//! beside another one, a receiver's memory.
 
 mod admission;
 mod card;
@@ -350,7 +350,7 @@ impl Measured {
         self.targets.iter().filter_map(verdict).collect()
     }
 
-    /// Adds this comparison's lines to a table of [`table`].
+    /// Adds this comparison's lines to a table.
     pub fn add_to(&self, table: &mut Table) {
         let near = self.near_only();
         for (number, (name, summary, _)) in self.results.iter().enumerate() {
