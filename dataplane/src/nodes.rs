@@ -19,6 +19,9 @@ use crate::port::{Port, Socket};
 /// Places that are not used any more, and requests that could not be met, are looked at this often.
 const LOOK_AGAIN_NS: u64 = 50_000_000;
 
+/// Requests of one source address that wait in turn: anybody may ask, and others are to have their turn.
+const WAITING_OF_ADDRESS: usize = 4;
+
 struct Own {
     node: Node,
     /// When the node has something to do.
@@ -55,6 +58,7 @@ impl Nodes {
                     limits: Limits {
                         patience,
                         sessions_of_address,
+                        waiting_of_address: WAITING_OF_ADDRESS,
                         ..Limits::default()
                     },
                 },

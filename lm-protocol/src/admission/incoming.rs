@@ -33,7 +33,7 @@ impl Receiver {
                 .with_address_max(limits.sessions_of_address)
                 .with_aside_max(limits.aside)
                 .with_patience(limits.patience),
-            waiting: Waiting::new(limits.waiting),
+            waiting: Waiting::new(limits.waiting, limits.waiting_of_address),
         }
     }
 

@@ -123,6 +123,8 @@ pub struct Limits {
     pub outgoing: usize,
     /// Requests that wait for the places of one receiver.
     pub waiting: usize,
+    /// Those of one source address among them; what it asks for beyond that has no turn, and is tried when it is asked for again.
+    pub waiting_of_address: usize,
     /// For how long sessions go on in silence, where that is longer than their leases: a path may be cut, or a link down.
     /// Whoever waits for the place of one whose lease has run out gets it.
     pub patience: Duration,
@@ -139,6 +141,7 @@ impl Default for Limits {
             hosts: 4096,
             outgoing: 4096,
             waiting: 1024,
+            waiting_of_address: usize::MAX,
             patience: Duration::ZERO,
             aside: PLACES as usize,
             sessions_of_address: usize::MAX,

@@ -4,7 +4,7 @@ use crate::control::Request;
 use crate::time::Time;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::net::SocketAddrV4;
+use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 
 /// Who has waited for so long goes before all that have not, whatever its length; among those, first come, first served.
@@ -39,21 +39,31 @@ pub(super) struct Waiting {
     by_len: BTreeSet<(u64, Time, Key)>,
     by_silence: BTreeSet<(Time, Key)>,
     capacity: usize,
+    /// Requests of one source address.
+    address_max: usize,
 }
 
 impl Waiting {
-    pub(super) fn new(capacity: usize) -> Waiting {
+    pub(super) fn new(capacity: usize, address_max: usize) -> Waiting {
         Waiting {
             waiters: BTreeMap::new(),
             by_age: BTreeSet::new(),
             by_len: BTreeSet::new(),
             by_silence: BTreeSet::new(),
             capacity,
+            address_max,
         }
     }
 
     pub(super) fn len(&self) -> usize {
         self.waiters.len()
+    }
+
+    fn has_room_for(&self, address: Ipv4Addr) -> bool {
+        let first = (SocketAddrV4::new(address, 0), 0, 0);
+        let last = (SocketAddrV4::new(address, u16::MAX), u32::MAX, u64::MAX);
+        self.waiters.len() < self.capacity
+            && self.waiters.range(first..=last).take(self.address_max).count() < self.address_max
     }
 
     /// Takes a request in, or notes that it is still wanted. A full list turns newcomers away.
@@ -62,7 +72,7 @@ impl Waiting {
         if let Some(waiter) = self.waiters.get_mut(&key) {
             self.by_silence.remove(&(waiter.heard, key));
             waiter.heard = now;
-        } else if self.waiters.len() < self.capacity {
+        } else if self.has_room_for(*from.ip()) {
             let waiter = Waiter {
                 from,
                 request_id,
@@ -123,7 +133,7 @@ impl Waiting {
     }
 
     pub(super) fn take_all(&mut self) -> Vec<Waiter> {
-        let waiters = core::mem::replace(self, Waiting::new(self.capacity)).waiters;
+        let waiters = core::mem::replace(self, Waiting::new(self.capacity, self.address_max)).waiters;
         waiters.into_values().collect()
     }
 }

@@ -6,6 +6,7 @@ mod checks;
 mod cluster;
 mod gate;
 mod golden;
+mod keyless;
 mod race;
 mod rates;
 mod soak;
