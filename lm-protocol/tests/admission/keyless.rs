@@ -110,7 +110,14 @@ impl Receiver {
 
     /// The session that there is ends, and whoever is next has its place.
     fn end(&mut self, now: Time) {
-        let key = self.node.sessions().next().expect("a session").1.grant.session_key;
+        let key = self
+            .node
+            .sessions()
+            .next()
+            .expect("a session")
+            .1
+            .grant
+            .session_key;
         self.act(|node, local, out| node.close(now, key, local, out));
     }
 }
@@ -149,9 +156,8 @@ fn answers_that_nobody_waits_for() {
         unreachable!("it is one");
     };
     sender.node.number_from(0xdead_beef);
-    let asked = sender.act(|node, local, out| {
-        node.request(now, host(1), 7168, wanted, Duration::from_secs(3), local, out)
-    });
+    let asked = sender
+        .act(|node, local, out| node.request(now, host(1), 7168, wanted, Duration::from_secs(3), local, out));
     let ticket = match asked {
         Ok(lm_protocol::admission::Decision::Requested(ticket)) => ticket,
         other => panic!("{other:?}"),
@@ -161,12 +167,18 @@ fn answers_that_nobody_waits_for() {
     let (grant_number, grant) = sent(&receiver.actions).pop().expect("an answer");
     // Another number, another address.
     assert_eq!(sender.hear(now, host(1), 1, &grant), Taken::Unasked(1));
-    assert_eq!(sender.hear(now, host(8), grant_number, &grant), Taken::Unasked(grant_number));
+    assert_eq!(
+        sender.hear(now, host(8), grant_number, &grant),
+        Taken::Unasked(grant_number)
+    );
     sender.actions.clear();
     sender.act(|node, local, out| node.end(now, ticket, 0, local, out));
     assert!(matches!(sent(&sender.actions)[..], [(_, ControlMessage::End(_))]));
     sender.actions.clear();
-    assert_eq!(sender.hear(now, host(1), grant_number, &grant), Taken::Unasked(grant_number));
+    assert_eq!(
+        sender.hear(now, host(1), grant_number, &grant),
+        Taken::Unasked(grant_number)
+    );
     let ControlMessage::Grant(grant) = grant else {
         panic!("{grant:?}");
     };
