@@ -22,7 +22,7 @@ use lm_protocol::session::Refusal;
 use crate::arena::pages_len;
 
 use crate::engine::{Engine, LandingSide};
-use crate::landing::{Inbound, Memory, Sessions, share_of, sure_len};
+use crate::landing::{Memory, Sessions, share_of, sure_len};
 use crate::port::{Port, RxQueue};
 
 /// After memory could not be had, nobody has it tried again for so long.
@@ -111,7 +111,7 @@ impl<P: Port> Engine<P> {
         if left >= wish || (left >= sure && !landing.sessions.is_empty()) {
             return Ok(());
         }
-        if !one_copy && !landing.sessions.iter().all(Inbound::is_quiet) {
+        if !one_copy && !(landing.sessions.iter()).all(|inbound| inbound.is_quiet(now_ns)) {
             return Err(Refusal::busy(PAUSE_RETRY));
         }
         let may_try = landing.failed_ns[usize::from(one_copy)]

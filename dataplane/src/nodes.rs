@@ -27,6 +27,8 @@ struct Own {
     /// When the node has something to do.
     due: Option<Time>,
     looked_ns: u64,
+    /// Landing queues with fewer places than there can be.
+    alone: Vec<u16>,
 }
 
 /// Both nodes: taken out of the engine while one of them acts on it.
@@ -66,6 +68,7 @@ impl Nodes {
             ),
             due: None,
             looked_ns: 0,
+            alone: Vec::new(),
         };
         Nodes {
             // Others are to find a place, whatever one host asks for.
@@ -165,6 +168,7 @@ impl<P: Port> Engine<P> {
 
     /// Does what is due, and looks at places that may be free meanwhile.
     pub(crate) fn run_nodes(&mut self, now_ns: u64) {
+        self.fill_places(now_ns);
         for socket in [Socket::Control, Socket::Data] {
             let own = self.nodes.as_ref().and_then(|nodes| nodes.of(socket));
             let is_due = own.is_some_and(|own| {
@@ -176,6 +180,22 @@ impl<P: Port> Engine<P> {
                     node.on_timer(now, local, out)
                 });
             }
+        }
+    }
+
+    /// What was to land in zero-copy mode lands in copy mode: there is room for more sessions.
+    fn fill_places(&mut self, now_ns: u64) {
+        let landing = self.nodes.as_mut().and_then(|nodes| nodes.landing.as_mut());
+        let alone = match landing {
+            Some(own) if self.fixed.caps.witness => std::mem::take(&mut own.alone),
+            _ => return,
+        };
+        if !alone.is_empty() {
+            let port = self.port.local().port();
+            let more = places_of(&alone, PLACES as usize - 1);
+            self.with_node(Socket::Control, now_ns, |node, _, _, _| {
+                node.add_places(port, &more)
+            });
         }
     }
 
@@ -192,9 +212,12 @@ impl<P: Port> Engine<P> {
             true => 1,
             false => PLACES as usize,
         };
-        let landing: Vec<u16> = { landing_queues.iter() }
-            .flat_map(|&queue| std::iter::repeat_n(queue, places))
-            .collect();
+        let landing = places_of(landing_queues, places);
+        if let Some(own) = self.nodes.as_mut().and_then(|nodes| nodes.landing.as_mut())
+            && places == 1
+        {
+            own.alone = landing_queues.to_vec();
+        }
         for (socket, queues) in [
             (Socket::Control, &landing[..]),
             (Socket::Data, &[ONE_COPY_QUEUE; PLACES as usize]),
@@ -214,4 +237,10 @@ impl<P: Port> Engine<P> {
             });
         }
     }
+}
+
+/// Each landing queue as often as it has places for sessions.
+fn places_of(queues: &[u16], places: usize) -> Vec<u16> {
+    let places = |&queue: &u16| std::iter::repeat_n(queue, places);
+    queues.iter().flat_map(places).collect()
 }

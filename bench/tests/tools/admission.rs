@@ -497,7 +497,7 @@ fn a_key_without_a_daemon() {
     let Some(key) = keygen(&bed, "key") else { return };
     let other = keygen(&bed, "other").expect("as the first");
     let [key, other] = [&key, &other].map(|path| path.to_str().unwrap());
-    let (file, out) = (bed.file("file", 1 << 20), bed.directory("out"));
+    let (file, out) = (bed.file("file", 1 << 20), bed.directory("out").join("file"));
     let (file, out) = (file.to_str().unwrap(), out.to_str().unwrap());
     let receiver = bed.recv(&["--key", key, "--json", "--count", "1", "--output", out]);
     for wrong in [&["--key", other, file][..], &[file]] {
@@ -511,13 +511,16 @@ fn a_key_without_a_daemon() {
     let received = receiver.end();
     received.expect_code(0);
     assert_eq!(received.json()["user_copied_bytes"], 0, "{}", received.json());
-    assert!(fs::read(Path::new(out).join("file")).unwrap() == content(1 << 20));
+    assert!(fs::read(out).unwrap() == content(1 << 20));
 }
 
 /// One end has a daemon, the other the key.
 #[test]
 fn a_key_and_a_daemon() {
-    let Some(hosts) = Hosts::new(USER) else { return };
+    let Some(mut hosts) = Hosts::new(USER) else { return };
+    let daemon = hosts.sender.take().unwrap();
+    daemon.signal(Signal::TERM);
+    daemon.end();
     let key = hosts.bed.path("key");
     let out = hosts.directory("out").join("file");
     let receiver = hosts.recv(&out, &["--count", "1", "--json"]);

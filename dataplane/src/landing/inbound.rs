@@ -23,6 +23,9 @@ use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::memory::Umem;
 use crate::port::RxQueue;
 
+/// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
+const PAUSE_NS: u64 = 20_000_000;
+
 /// A session that lands on the channel.
 #[derive(Debug)]
 pub(crate) struct Inbound {
@@ -195,9 +198,10 @@ impl Inbound {
         self.order.front().is_none() && !self.settled.has_landed()
     }
 
-    /// Nothing of it can be disturbed when the channel is built anew.
-    pub(crate) fn is_quiet(&self) -> bool {
-        !self.lands || self.is_idle()
+    /// Nothing of it can be disturbed when the channel is built anew: it has had no message yet, or pauses.
+    pub(crate) fn is_quiet(&self, now_ns: u64) -> bool {
+        let pauses = || now_ns.saturating_sub(self.progress.last_ns()) >= PAUSE_NS;
+        !self.lands || (self.is_idle() && (self.settled.delivered() == self.terms.first_message || pauses()))
     }
 
     /// What its place is unused for; `None` while something lands there, or may.

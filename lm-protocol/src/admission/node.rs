@@ -100,6 +100,13 @@ impl Node {
         self.receivers.insert(port, receiver);
     }
 
+    /// The receiver on `port` takes more sessions, in these landing queues.
+    pub fn add_places(&mut self, port: u16, landing_queues: &[u16]) {
+        if let Some(receiver) = self.receivers.get_mut(&port) {
+            receiver.grantor.add_places(landing_queues);
+        }
+    }
+
     /// That program is gone: its sessions end, and their senders are told.
     pub fn remove_receiver(&mut self, now: Time, port: u16, local: &mut Local<'_>, out: &mut Vec<Action>) {
         if let Some(receiver) = self.receivers.remove(&port) {
@@ -587,15 +594,14 @@ impl Node {
         out: &mut Vec<Action>,
     ) {
         let Some(request_id) = request_id else { return };
+        let mut said = Vec::new();
+        let is_asked =
+            (self.outgoing).handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
+        self.say(said, out);
         // The kind's place is the same in all versions; an answer to an answer would be answered again.
-        if matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) {
+        if !is_asked && matches!(body.get(8), Some(&(KIND_REQUEST | KIND_END))) {
             let message = Refusal::from(RejectReason::Version).to_message();
             self.transmit(from, port, &Message::Session { request_id, message }, out);
-        } else {
-            let mut said = Vec::new();
-            self.outgoing
-                .handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
-            self.say(said, out);
         }
     }
 

@@ -321,16 +321,17 @@ impl Outgoing {
         self.poll_one(now, ticket, say);
     }
 
-    /// Another version answered.
+    /// Another version answered; gives whether it was asked.
     pub(super) fn handle_version(
         &mut self,
         from: SocketAddrV4,
         ticket: Ticket,
         theirs: u8,
         say: &mut impl FnMut(Said),
-    ) {
+    ) -> bool {
         let is_asking = |line: &&Line| line.to == from && matches!(line.stage, Stage::Asking(_));
-        if self.lines.get(&ticket).filter(is_asking).is_some() {
+        let is_asked = self.lines.get(&ticket).filter(is_asking).is_some();
+        if is_asked {
             let outcome = Outcome::Rejected(Reject {
                 reason: RejectReason::Version,
                 version: theirs,
@@ -344,6 +345,7 @@ impl Outgoing {
             });
             self.remove(ticket);
         }
+        is_asked
     }
 
     /// Everything that is due.

@@ -373,6 +373,11 @@ impl Grantor {
         }
     }
 
+    /// There are these places as well.
+    pub fn add_places(&mut self, landing_queues: &[u16]) {
+        (self.queues).extend(landing_queues.iter().map(|&queue| (queue, None)));
+    }
+
     /// The same with a bound on the sessions of one source address.
     #[must_use]
     pub fn with_address_max(self, address_max: usize) -> Grantor {
