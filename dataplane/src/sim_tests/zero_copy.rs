@@ -442,6 +442,34 @@ fn device(dice: &mut Dice) -> ZeroCopy {
     }
 }
 
+/// Where zero-copy mode was given up there are places for all, as in copy mode.
+#[test]
+fn several_land_where_zero_copy_mode_was_given_up() {
+    let config = BedConfig {
+        probing: true,
+        mode: ModeRequest::Auto,
+        ..config(ZeroCopy {
+            pad_to: 64,
+            prefix_len: 12,
+            ..ZeroCopy::default()
+        })
+    };
+    let mut bed = Bed::switch(&config, 4);
+    let options = ConnectOptions {
+        max_message_len: 100_000,
+        start: Start::WhenGranted,
+        ..ConnectOptions::default()
+    };
+    for host in 1..4 {
+        let peer = bed.connect(host, &options).expect("a place");
+        bed.send(host, peer, &noise(host as u64, 90_000), host as u64);
+        assert!(bed.recv(0)[..] == noise(host as u64, 90_000)[..]);
+    }
+    assert_eq!(bed.hosts[0].counters.sessions_one_copy, 0);
+    let landing = bed.hosts[0].landing.as_ref().expect("a landing channel");
+    assert_eq!(landing.sessions.admitted().count(), 3);
+}
+
 #[test]
 fn seeded_duplicates_and_foreign_packets() {
     for seed in 0..12 {
