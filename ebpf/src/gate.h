@@ -43,7 +43,7 @@ enum lm_verdict {
 	LM_PASS_FRAGMENT,    /* an IPv4 fragment that no open ipfrag session of this queue claims */
 	LM_PASS_MALFORMED,   /* lengths that contradict each other, or too short for its headers */
 	LM_PASS_VERSION,     /* another version of LM */
-	LM_PASS_TYPE,	     /* a type this version does not define on the data port */
+	LM_PASS_TYPE,	     /* type 0 or 14 on the data port */
 	LM_PASS_NO_SESSION,  /* DATA, but no open lm session on this queue */
 	LM_PASS_KEY,	     /* another session's key */
 	LM_PASS_PEER,	     /* the right key from or to another address or port */

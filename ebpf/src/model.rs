@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 
 use lm_protocol::geometry::Wire;
 use lm_protocol::landing::{LogEntry, SessionAdmission};
+use lm_protocol::wire::lm::VERSION;
 
 use crate::layout::{QUEUES, SESSIONS, SHORT_FRAME, STRAY_ROW};
 use crate::log::{Log, LogWriter};
@@ -302,7 +303,7 @@ impl ModelGate {
             return Verdict::PassMalformed;
         }
         let lm = &packet.ip[IPV4_LEN + UDP_LEN..];
-        if lm[0] >> 4 != 1 {
+        if lm[0] >> 4 != VERSION {
             return Verdict::PassVersion;
         }
         if usize::from(be16(lm, 2)) != lm.len() - LM_LEN {
@@ -310,7 +311,7 @@ impl ModelGate {
         }
         match lm[0] & 15 {
             1 => self.judge_data(queue, packet, lm),
-            2..=7 | 15 => {
+            2..=13 | 15 => {
                 let channel = self.channel(queue);
                 let is_limited = channel.role == Role::GeneralZeroCopy;
                 let may = match channel.role {

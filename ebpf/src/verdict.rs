@@ -47,7 +47,7 @@ verdicts! {
     PassMalformed = "gate_pass_malformed",
     /// Another version of LM.
     PassVersion = "gate_pass_version",
-    /// A type that this version does not define on the data port.
+    /// Type 0 or 14 on the data port.
     PassType = "gate_pass_type",
     /// DATA, but no open `lm` session on this queue.
     PassNoSession = "gate_pass_no_session",

@@ -478,33 +478,33 @@ fn mistakes_are_named() {
         Err(ParseError::IpFragment),
         "ends behind 65,535"
     );
-    let version = ParseError::Lm(lm::LmError::VersionMismatch { theirs: 2 });
+    let version = ParseError::Lm(lm::LmError::VersionMismatch { theirs: 3 });
     assert_eq!(
-        changed(&[(42, 0x2f), (44, 9)]),
+        changed(&[(42, 0x3f), (44, 9)]),
         Err(version),
         "the version comes first"
     );
     assert_eq!(
-        changed(&[(42, 0x18)]),
+        changed(&[(42, 0x28)]),
         Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 8 }))
     );
     assert_eq!(changed(&[(45, 7)]), Err(ParseError::Lm(lm::LmError::Length)));
     assert_eq!(
-        changed(&[(42, 0x13)]),
+        changed(&[(42, 0x23)]),
         Err(ParseError::Lm(lm::LmError::Digest)),
         "an ACK ends with a digest"
     );
     assert!(matches!(
-        changed(&[(42, 0x13), (43, 2)]),
+        changed(&[(42, 0x23), (43, 2)]),
         Ok(Transport::Lm { .. })
     ));
     assert_eq!(
-        changed(&[(42, 0x13), (43, 2), (45, 7)]),
+        changed(&[(42, 0x23), (43, 2), (45, 7)]),
         Err(ParseError::Lm(lm::LmError::Length)),
         "a digest of 7 bytes"
     );
     assert_eq!(
-        changed(&[(42, 0x11), (43, 2)]),
+        changed(&[(42, 0x21), (43, 2)]),
         Err(ParseError::Lm(lm::LmError::Digest)),
         "DATA has none"
     );
@@ -520,7 +520,7 @@ fn mistakes_are_named() {
         "an ACK has no payload"
     );
     assert_eq!(
-        changed(&[(42, 0x11), (61, 3)]),
+        changed(&[(42, 0x21), (61, 3)]),
         Err(ParseError::Lm(lm::LmError::Index)),
         "fragment 3 of 3"
     );
@@ -530,7 +530,7 @@ fn mistakes_are_named() {
     assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES)]), short);
     assert_eq!(changed(&[(43, lm::FLAG_ACKNOWLEDGES | lm::FLAG_DIGEST)]), short);
     assert!(
-        matches!(changed(&[(42, 0x13), (43, 0xf8 | 2)]), Ok(Transport::Lm { .. })),
+        matches!(changed(&[(42, 0x23), (43, 0xf8 | 2)]), Ok(Transport::Lm { .. })),
         "an ACK has none behind it, whatever its flags say"
     );
 

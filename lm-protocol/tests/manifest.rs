@@ -92,7 +92,7 @@ fn bytes_of_a_manifest() {
     let digests = digests_of(&message(4000), 1448);
     let manifest = Manifest::new(KEY, 0x1112_1314, &digests, 4000, 0x2122_2324_3132_3334);
     assert_eq!(manifest.message_digest(), 0x4fa1_3b3b_b00f_e6c3);
-    let dump = "17 02 00 28 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 00 00 00 00 03 \
+    let dump = "27 02 00 28 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 00 00 00 00 03 \
                 66 62 1e 66 8f b1 ad 57 b3 00 cd b3 2d d0 ba 8e e9 a7 b5 19 50 38 75 91 4f a1 3b 3b b0 0f e6 c3 \
                 00 00 00 00 00 00 00 00";
     let bytes: Vec<u8> = dump

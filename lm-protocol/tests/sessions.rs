@@ -700,7 +700,7 @@ fn closing_from_this_side() {
 fn another_version_is_told_ours_and_replies_are_not_answered() {
     let mut receiver = Receiver::new(&[1]);
     let error = ControlError::VersionMismatch {
-        theirs: 2,
+        theirs: 1,
         request_id: Some(9),
     };
     let (request_id, reply) = receiver.grantor.handle_error(&error).unwrap();
@@ -710,7 +710,7 @@ fn another_version_is_told_ours_and_replies_are_not_answered() {
         (9, RejectReason::Version, VERSION)
     );
     let anonymous = ControlError::VersionMismatch {
-        theirs: 2,
+        theirs: 1,
         request_id: None,
     };
     assert_eq!(receiver.grantor.handle_error(&anonymous), None);

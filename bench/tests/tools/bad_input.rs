@@ -202,7 +202,7 @@ fn strange_packets_are_told_once() {
     // As many as a socket surely has room for, whenever it is looked at.
     for _ in 0..60 {
         // A version that there is, and nothing else; and one that there is not.
-        for byte in [0x1d, 0x7d] {
+        for byte in [0x2d, 0x7d] {
             socket.send_to(&[byte; 40], format!("{RECEIVER}:7168")).unwrap();
         }
     }
@@ -304,7 +304,7 @@ fn hostile_packets() {
         for (n, chunk) in bytes.chunks(997).enumerate() {
             let mut packet = chunk[..chunk.len().min(1 + n % 997)].to_vec();
             // Every type of a good version, so that each parser gets something to chew.
-            packet[0] = 0x10 | (n % 16) as u8;
+            packet[0] = 0x20 | (n % 16) as u8;
             if let [_, _, high, low, ..] = &mut packet[..] {
                 [*high, *low] = (chunk.len().min(1 + n % 997).saturating_sub(24) as u16).to_be_bytes();
             }

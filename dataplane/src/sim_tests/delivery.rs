@@ -67,7 +67,7 @@ fn impair(bed: &Bed, seed: u64, rates: Rates) -> Pending {
             && packet.len() > 66
             && packet[23] == 17
             && packet[36..38] == [0x1c, 0x00]
-            && packet[42] == 0x11;
+            && packet[42] == 0x21;
         if !is_data {
             return dice.roll(1_000_000) >= rates.control_loss;
         }
@@ -359,7 +359,7 @@ fn whole_messages_overtake_one_that_is_not_if_they_may() {
         bed.wire.set_filter(move |from, packet| {
             let is_it = from == 0
                 && packet.len() > 66
-                && packet[42] == 0x11
+                && packet[42] == 0x21
                 && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 7];
             !(is_it && gate.load(Ordering::Relaxed))
         });
@@ -419,7 +419,7 @@ fn what_was_shown_early_stays_when_the_session_ends() {
     let mut bed = Bed::new(&config);
     let peer = bed.session(0, WireMode::Lm, 50_000);
     bed.wire.set_filter(|from, packet| {
-        !(from == 0 && packet.len() > 66 && packet[42] == 0x11 && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 3])
+        !(from == 0 && packet.len() > 66 && packet[42] == 0x21 && packet[54..62] == [0, 0, 0, 0, 0, 0, 0, 3])
     });
     let messages: Vec<Vec<u8>> = (0..4).map(|n| noise(n, 40_000)).collect();
     for (tag, bytes) in messages.iter().enumerate() {

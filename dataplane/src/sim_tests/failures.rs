@@ -461,7 +461,7 @@ fn lost_control_packets_are_repeated() {
         bed.wire.set_filter(move |_, packet| {
             let lm = packet.get(14 + 28).copied().unwrap_or(0);
             // Not data, not eager messages: their recovery is another matter.
-            let control = lm != 0x11 && lm != 0x12;
+            let control = lm != 0x21 && lm != 0x22;
             !control || dice.roll(5) < 2
         });
         let options = ConnectOptions {

@@ -40,7 +40,7 @@ impl Meter {
             let is_data = packet.len() > 66
                 && packet[23] == 17
                 && packet[36..38] == [0x1c, 0x00]
-                && matches!(packet[42], 0x11 | 0x12);
+                && matches!(packet[42], 0x21 | 0x22);
             if from != 0 || !(is_fragment || is_data) {
                 return true;
             }

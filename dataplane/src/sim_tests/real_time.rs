@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, VERSION};
+use lm_protocol::wire::lm::{HEADER_LEN, TYPE_DATA, TYPE_REALTIME, VERSION};
 
 use super::bed::{Bed, ROUND_NS as BED_ROUND_NS, TWO_QUEUES, data_address, noise};
 use super::fairness::{LEN, PACKETS, RECEIVERS, ROUND_NS, SHARED, bed, keep_full, received};
@@ -14,8 +14,6 @@ use crate::opening::Queues;
 use crate::scheduler::{Class, Flow, FlowError, FlowSpec, RateLimit, Scope, TxBatch};
 use crate::simnic::Delivery;
 
-/// A type of packets that the engine does not know.
-const TYPE_REAL_TIME: u8 = 8;
 const PAYLOAD_LEN: usize = 200;
 /// One packet in each round of the link: 5 % of it.
 const PERIOD_NS: u64 = ROUND_NS + BED_ROUND_NS;
@@ -81,7 +79,7 @@ impl Flow for Pulse {
             let number = lock(&self.log).due.len() as u64;
             let payload = out.frame(frame).expect("a frame that is free");
             payload[..HEADER_LEN].fill(0);
-            payload[0] = VERSION << 4 | TYPE_REAL_TIME;
+            payload[0] = VERSION << 4 | TYPE_REALTIME;
             payload[2..4].copy_from_slice(&((PAYLOAD_LEN - HEADER_LEN) as u16).to_be_bytes());
             payload[4..12].copy_from_slice(&number.to_be_bytes());
             payload[HEADER_LEN..PAYLOAD_LEN].fill(number as u8);
@@ -113,7 +111,7 @@ fn watch(bed: &Bed) -> Shared {
         let at_ns = log.now_ns + log.crossed * PACKET_NS;
         log.crossed += 1;
         let kind = packet[42] & 0xf;
-        if from == 0 && kind == TYPE_REAL_TIME {
+        if from == 0 && kind == TYPE_REALTIME {
             let number = u64::from_be_bytes(packet[46..54].try_into().expect("eight bytes"));
             assert_eq!(number, log.waits.len() as u64, "in order");
             assert_eq!(packet.len(), 42 + PAYLOAD_LEN);

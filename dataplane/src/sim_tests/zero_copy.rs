@@ -375,7 +375,7 @@ fn a_single_loss_is_one_fragment_sent_again() {
         let mut bed = Bed::new(&config(ZeroCopy::default()));
         let (mut seen, mut done) = (0, false);
         bed.wire.set_filter(move |from, packet| {
-            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x11;
+            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x21;
             if is_data && !done {
                 seen += 1;
                 if seen == lost + 1 {
@@ -638,7 +638,7 @@ fn what_is_left_at_the_end_is_not_waited_for() {
         let count = (len as u64).div_ceil(P);
         let mut seen = 0;
         bed.wire.set_filter(move |from, packet| {
-            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x11;
+            let is_data = from == 0 && packet.len() > 66 && packet[42] == 0x21;
             seen += u64::from(is_data);
             !(is_data && (count - 2..=count).contains(&seen))
         });
@@ -679,7 +679,7 @@ fn a_duplicate_shifts_the_other_way() {
         let first = std::sync::Arc::new(std::sync::Mutex::new((0u32, None::<Vec<u8>>)));
         let kept = first.clone();
         bed.wire.set_filter(move |from, packet| {
-            if from == 0 && packet.len() > 66 && packet[42] == 0x11 {
+            if from == 0 && packet.len() > 66 && packet[42] == 0x21 {
                 let mut kept = kept.lock().expect("one thread");
                 if kept.0 == at {
                     kept.1 = Some(packet.clone());

@@ -10,10 +10,11 @@ pub(crate) const DATA_PORT: u16 = 7168;
 pub(crate) const CONTROL_PORT: u16 = 7169;
 pub(crate) const KEY: u64 = 0x0123_4567_89ab_cdef;
 
-/// LM header types.
+/// LM's version, and its header types.
+pub(crate) const VERSION: u8 = 2;
 pub(crate) const DATA: u8 = 1;
 pub(crate) const EAGER: u8 = 2;
-pub(crate) const MANIFEST: u8 = 7;
+pub(crate) const LAST_SMALL: u8 = 13;
 pub(crate) const CONTROL: u8 = 15;
 
 /// Fields of a frame. `None` in a length: what is right.
@@ -61,7 +62,7 @@ impl Packet {
             destination_port: DATA_PORT,
             udp_len: None,
             has_lm: true,
-            version_type: 0x10 | kind,
+            version_type: VERSION << 4 | kind,
             lm_payload_len: None,
             key: KEY,
             message: 0,

@@ -19,7 +19,7 @@
 //! address, whichever way the datagram travels.
 
 use crate::control::WORD_LEN;
-use crate::wire::lm::{TYPE_SEALED, VERSION};
+use crate::wire::lm::{SEAL_VERSION, TYPE_SEALED};
 use core::fmt;
 use core::net::{Ipv4Addr, SocketAddrV4};
 use hmac::{Hmac, Mac as _};
@@ -160,7 +160,7 @@ impl ClusterKey {
         assert!(body.len() <= MAX_BODY_LEN);
         let mut bytes = [0; MAX_SEALED_LEN];
         let raw = RawSeal {
-            version_type: VERSION << 4 | TYPE_SEALED,
+            version_type: SEAL_VERSION << 4 | TYPE_SEALED,
             flags: if to.is_none() { FLAG_ALL } else { 0 },
             body_len: U16::new(body.len() as u16),
             port: U16::new(header.port),
@@ -200,7 +200,7 @@ impl ClusterKey {
         if first & 0xf != TYPE_SEALED {
             return Err(SealError::NotSealed);
         }
-        if first >> 4 != VERSION {
+        if first >> 4 != SEAL_VERSION {
             return Err(SealError::Version { theirs: first >> 4 });
         }
         if datagram.len() > MAX_SEALED_LEN {
@@ -305,7 +305,7 @@ pub enum SealError {
     Length,
     /// Not a sealed message: what an endpoint without a daemon sends, or something else.
     NotSealed,
-    /// Sealed by another version of the protocol.
+    /// Another version of the seal.
     Version {
         /// Which.
         theirs: u8,
@@ -320,10 +320,7 @@ impl fmt::Display for SealError {
             SealError::Length => f.write_str("the sealed message has a wrong length"),
             SealError::NotSealed => f.write_str("not a sealed admission message"),
             SealError::Version { theirs } => {
-                write!(
-                    f,
-                    "sealed by protocol version {theirs}; this is version {VERSION}"
-                )
+                write!(f, "sealed by version {theirs}; this is version {SEAL_VERSION}")
             }
             SealError::Tag => f.write_str("the tag is wrong: another cluster key, or altered on the way"),
         }

@@ -12,11 +12,13 @@
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
 //!  7  MANIFEST             session key             message         first           count             → crate::manifest
+//!  8  REALTIME, 9  RT_REPORT, 10  WINDOWS, 11  DATAGRAM: of extensions; 12 and 13 are free
 //! 14  SEALED               not this header: an admission message between daemons, with a tag                → crate::admission
 //! 15  CONTROL              request id u32, kind u8, 1 u24, 0…                                           → crate::control
 //! ```
 //!
-//! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. The
+//! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. Types 8 to 13
+//! pass the gate as 2 to 7 do; where nothing takes them they are counted, and not answered. The
 //! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_PACED`],
 //! [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of
 //! them is ignored.
@@ -48,7 +50,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The protocol version that this crate speaks.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of an LM header.
 pub const HEADER_LEN: usize = 24;
 /// Most payload bytes behind an LM header in one UDP datagram over IPv4: 65,483.
@@ -68,6 +70,14 @@ pub const TYPE_CREDIT: u8 = 5;
 pub const TYPE_MISSING: u8 = 6;
 /// Type of a MANIFEST packet.
 pub const TYPE_MANIFEST: u8 = 7;
+/// Type of a REALTIME packet; its extension says what follows the LM header's first 4 bytes.
+pub const TYPE_REALTIME: u8 = 8;
+/// Type of an RT_REPORT packet; as [`TYPE_REALTIME`].
+pub const TYPE_RT_REPORT: u8 = 9;
+/// Type of a WINDOWS packet; as [`TYPE_REALTIME`].
+pub const TYPE_WINDOWS: u8 = 10;
+/// Type of a DATAGRAM packet; as [`TYPE_REALTIME`].
+pub const TYPE_DATAGRAM: u8 = 11;
 /// Flag of an EAGER packet: its sender counts what it has on the way by its own transmit completions, so that more
 /// credit does not mean more packets in the path's queues at once.
 pub const FLAG_PACED: u8 = 1;
@@ -81,6 +91,9 @@ pub const FLAG_MANIFEST: u8 = 4;
 pub const FLAG_ACKNOWLEDGES: u8 = 8;
 /// Type of a sealed admission message: what daemons say to each other; see [`crate::admission`].
 pub const TYPE_SEALED: u8 = 14;
+/// The seal's own version, which stands in a sealed message's first byte. The message inside says which version it is of, so that
+/// hosts of one cluster tell each other.
+pub const SEAL_VERSION: u8 = 1;
 /// Type of the admission messages on the control port; see [`crate::control`].
 pub const TYPE_CONTROL: u8 = 15;
 
@@ -218,7 +231,7 @@ pub enum LmError {
     },
     /// Fewer bytes than a header, or than the header's payload length announces.
     Truncated,
-    /// A type that version 1 does not know.
+    /// A type that is not known here.
     UnknownType {
         /// The type, 0 to 15.
         packet_type: u8,
@@ -297,7 +310,7 @@ impl LmHeader {
     ///
     /// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
     /// let bytes = header.encode(0);
-    /// assert_eq!(bytes[..4], [0x15, 2, 0, 8]); // with a digest
+    /// assert_eq!(bytes[..4], [0x25, 2, 0, 8]); // with a digest
     /// assert_eq!(LmHeader::decode(&bytes), Ok((header, 0)));
     /// ```
     #[inline]
@@ -388,7 +401,7 @@ impl LmHeader {
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<(LmHeader, u16), LmError> {
         let version_type = *bytes.first().ok_or(LmError::Truncated)?;
-        if version_type >> 4 != VERSION {
+        if version_type >> 4 != VERSION && version_type != SEAL_VERSION << 4 | TYPE_SEALED {
             return Err(LmError::VersionMismatch {
                 theirs: version_type >> 4,
             });

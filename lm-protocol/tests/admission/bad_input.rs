@@ -9,7 +9,7 @@ use lm_protocol::admission::*;
 use lm_protocol::control::RejectReason;
 use lm_protocol::session::Permit;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::VERSION;
+use lm_protocol::wire::lm::{SEAL_VERSION, VERSION};
 use proptest::prelude::*;
 use std::net::SocketAddrV4;
 use std::time::Duration;
@@ -133,7 +133,7 @@ fn each_kind_of_bad_datagram_has_its_counter() {
     // A request as an endpoint without a daemon sends it.
     lone.hear(NOW, address(1), &good[SEAL_HEADER_LEN..good.len() - TAG_LEN]);
     let mut other_version = good.to_vec();
-    other_version[0] = (VERSION + 1) << 4 | 14;
+    other_version[0] = (SEAL_VERSION + 1) << 4 | 14;
     lone.hear(NOW, address(1), &other_version);
     let other_key = ClusterKey::new(&[9; 16]).unwrap();
     let foreign = sealed_with(&other_key, 1, 5, 3, 0, &ask(1));
@@ -174,7 +174,7 @@ fn another_version_is_told_ours() {
     lone.meet(1, 5);
     let mut body = [0; MAX_BODY_LEN];
     let len = ask(0x0102_0304).encode(&mut body);
-    body[0] = (VERSION + 1) << 4 | 15;
+    body[0] = (VERSION - 1) << 4 | 15;
     let header = SealHeader {
         port: PORT,
         boot_id: 5,

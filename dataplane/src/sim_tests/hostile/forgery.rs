@@ -315,7 +315,7 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
 pub(super) fn mutated(dice: &mut Choices, packet: &[u8]) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     let is_fragment = bytes.get(20).is_some_and(|b| b & 0x3f != 0);
-    let is_data = is_fragment || matches!(bytes.get(UDP_HEADERS_LEN), Some(&(0x11 | 0x14)));
+    let is_data = is_fragment || matches!(bytes.get(UDP_HEADERS_LEN), Some(&(0x21 | 0x24)));
     let end = match (is_fragment, is_data) {
         // The message begins right behind IP's header, in all but the first.
         (true, _) => UDP_HEADERS_LEN - 8,

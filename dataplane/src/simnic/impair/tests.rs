@@ -232,8 +232,8 @@ fn corruption_can_be_kept_to_the_headers_of_fragments() {
     let mut link = link(what);
     let mut out = VecDeque::new();
     let (mut fragment, mut eager) = (Vec::new(), Vec::new());
-    write_datagram(&mut fragment, ends().from, ends().to, &[0x11; 200]);
-    write_datagram(&mut eager, ends().from, ends().to, &[0x12; 200]);
+    write_datagram(&mut fragment, ends().from, ends().to, &[0x21; 200]);
+    write_datagram(&mut eager, ends().from, ends().to, &[0x22; 200]);
     // An IP fragment whose payload looks like an LM header.
     let mut ip_fragment = fragment.clone();
     ip_fragment[20] = 0x20;
@@ -272,7 +272,7 @@ fn foreign_packets_of_every_kind_arrive_before_honest_ones() {
         match parse_datagram(packet, *ends().to.ip()) {
             Some((from, 7168, payload)) => {
                 ours += 1;
-                if !payload.is_empty() && packet[payload.start] >> 4 == 1 && from.port() == 7168 {
+                if !payload.is_empty() && packet[payload.start] >> 4 == VERSION && from.port() == 7168 {
                     types[usize::from(packet[payload.start] & 15)] += 1;
                 }
             }
