@@ -96,7 +96,7 @@ mod tests {
                 session_key: 1,
                 data_port: 7168,
                 layout: layout.map_err(|_| RejectReason::Unsupported)?,
-                tx_queue_hint: None,
+                tx_queue: None,
                 prefix: 0,
                 frames_per_packet: 1,
                 repeats_apart: false,
@@ -123,7 +123,8 @@ mod tests {
             max_message_len,
             window: WindowShape::DEFAULT,
             messages_in_flight: 1,
-            paced: false,
+            uncompleted_max: 0,
+            capabilities: 0,
             delivery: Default::default(),
             integrity: lm_protocol::integrity::Integrity::Manifest,
         });

@@ -30,5 +30,50 @@ pub(crate) const GENERAL_FRAMES_FOR_SOCKET: u32 = 64;
 /// Missing ranges in one packet.
 pub(crate) const RANGES_MAX: usize = 64;
 
+/// Packets on a TX ring and not completed, where completions say nothing of the path. They are looked at only when half of these are
+/// out: the kernel writes that cache line for every packet.
+pub(crate) const TX_IN_FLIGHT_MAX: u32 = 1024;
+
+/// Packets that a sender may have on the way to us.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnTheWay {
+    /// What the path holds.
+    pub(crate) held: u32,
+    /// With what is kept at a sender that waits for the path itself.
+    pub(crate) most: u32,
+}
+
+impl OnTheWay {
+    /// Where it does not matter what a sender keeps.
+    pub(crate) const fn by_anybody(packets: u32) -> OnTheWay {
+        OnTheWay {
+            held: packets,
+            most: packets,
+        }
+    }
+
+    /// From a sender that keeps so many packets uncompleted at most; 0: it does not count them
+    /// ([`Request::uncompleted_max`](lm_protocol::control::Request::uncompleted_max)).
+    pub(crate) const fn of(&self, uncompleted_max: u32) -> u32 {
+        match uncompleted_max != 0 && uncompleted_max <= self.held {
+            true => self.most,
+            false => self.held,
+        }
+    }
+}
+
 /// Packets that a sender may have on the way by the one-copy path: the socket's buffer has room for those of several.
 pub(crate) const ONE_COPY_ON_THE_WAY: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_that_waits_for_the_path_has_more_on_the_way() {
+        let kept = [0, 1, 192, 193, u32::MAX];
+        let veth = OnTheWay { held: 192, most: 768 };
+        assert_eq!(kept.map(|kept| veth.of(kept)), [192, 768, 768, 192, 192]);
+        assert_eq!(kept.map(|kept| OnTheWay::by_anybody(20).of(kept)), [20; 5]);
+    }
+}

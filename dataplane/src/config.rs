@@ -85,13 +85,9 @@ pub struct EndpointConfig {
     pub landing_len: u64,
     /// Memory for messages being sent, in bytes.
     pub send_len: u64,
-    /// Packets handed to the driver and not yet completed, per channel. Completions are looked at only when half of
-    /// these are out: the kernel writes that cache line for every packet. On veth 192 at most: a completion means there
-    /// that the packet has left the ring of 256 entries at the far end.
-    pub tx_in_flight: u32,
     /// Packets that a sender may have on the way to this endpoint and not yet received by it: what the path in
-    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 768 from a sender that counts its
-    /// completions there; three quarters of the card's receive ring in zero-copy mode; and as many as are posted elsewhere.
+    /// between can hold. When `None`: 192 on veth, whose ring has 256 entries, or 768 from a sender that keeps no
+    /// more uncompleted; three quarters of the card's receive ring in zero-copy mode; and as many as are posted elsewhere.
     pub packets_on_the_way: Option<u32>,
     /// Whether the polling thread also runs the kernel's receive work of its queues where it can (busy polling on
     /// veth): more throughput on two cores, at the same latency. Off where receiver and sender share a core.
@@ -166,7 +162,6 @@ impl Default for EndpointConfig {
             max_message_len: 1 << 30,
             landing_len: 16 << 20,
             send_len: 16 << 20,
-            tx_in_flight: 1024,
             packets_on_the_way: None,
             poll_queues: true,
             in_order: true,

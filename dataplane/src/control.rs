@@ -271,7 +271,8 @@ impl<P: Port> Engine<P> {
             max_message_len: options.max_message_len,
             window: self.fixed.window,
             messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
-            paced: self.fixed.paced,
+            uncompleted_max: self.fixed.caps.tx_bound,
+            capabilities: 0,
             delivery: delivery_of(options),
             integrity: self.config.integrity,
         };
@@ -576,7 +577,7 @@ impl<P: Port> Engine<P> {
         };
         let channel = match (options.one_copy, self.scheduler.general()) {
             (true, Some(general)) => Ok(general),
-            _ => self.transmit_for(grant.tx_queue_hint),
+            _ => self.transmit_for(grant.tx_queue),
         };
         let channel = match channel {
             Ok(channel) => channel,
@@ -608,10 +609,10 @@ impl<P: Port> Engine<P> {
         ))
     }
 
-    /// The channel whose packets reach the receiver's landing queue. On veth the sender's queue selects the
-    /// receiver's; the receiver says which in its grant. Other devices spread by what is in the packet.
-    fn transmit_for(&mut self, hint: Option<u16>) -> Result<usize, ConnectError> {
-        let Some(queue) = hint.filter(|_| self.fixed.veth) else {
+    /// The channel whose packets reach the receiver's landing queue. Where the sender's queue selects the receiver's, the receiver says
+    /// which in its grant. Other devices spread by what is in the packet.
+    fn transmit_for(&mut self, granted: Option<u16>) -> Result<usize, ConnectError> {
+        let Some(queue) = granted.filter(|_| self.fixed.caps.tx_steers) else {
             let landing = self.landing.as_ref().filter(|landing| landing.is_open);
             return Ok(landing.map_or(0, |landing| landing.transmit));
         };
@@ -643,7 +644,7 @@ impl<P: Port> Engine<P> {
             }
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
-        let in_flight = self.config.tx_in_flight;
+        let in_flight = self.fixed.tx_in_flight;
         Ok(self.scheduler.add(Transmit::new(queue, tx, in_flight)))
     }
 

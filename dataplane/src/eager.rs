@@ -8,7 +8,7 @@
 use lm_protocol::serial;
 use lm_protocol::wire::lm::EagerAcknowledgement;
 
-use crate::bounds::GENERAL_FRAMES;
+use crate::bounds::{GENERAL_FRAMES, OnTheWay};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::frames::{Frame, FramePool};
 
@@ -17,11 +17,9 @@ const TRANSMIT_FRAMES_FOR_CONTROL: u32 = 128;
 
 /// Eager messages that a peer may send before it has heard of us.
 pub(crate) const EAGER_CREDIT_INITIAL: u32 = 64;
-/// Eager messages that a peer may have unacknowledged at most.
-/// veth's ring has 256 entries, and the sender's credit is what keeps it from overflowing.
-pub(crate) const EAGER_CREDIT_MAX: u32 = 192;
-/// The same from a peer whose own transmit completions do that.
-pub(crate) const EAGER_CREDIT_PACED: u32 = 2 * EAGER_CREDIT_MAX;
+/// Eager messages that a peer may have unacknowledged at most. veth's ring has 256 entries, and the sender's credit is what keeps it
+/// from overflowing, unless its own transmit completions do.
+pub(crate) const EAGER_CREDIT: OnTheWay = OnTheWay { held: 192, most: 384 };
 /// How old the number of the empty message is that asks where the receiver is: never the next one.
 pub(crate) const EAGER_NEVER_NEXT: u32 = 1 << 30;
 /// Acknowledge at the latest after this many eager messages.
@@ -103,8 +101,6 @@ pub(crate) struct EagerIn {
     pub(crate) told_limit: u32,
     /// When the last one arrived.
     pub(crate) last_ns: u64,
-    /// Its transmit completions bound what it has on the way.
-    pub(crate) paced: bool,
     /// Something was dropped that the peer may be waiting for: say again where we are.
     pub(crate) repeat: bool,
 }
@@ -123,13 +119,10 @@ impl EagerIn {
         self.next.wrapping_sub(self.told_next)
     }
 
-    /// Where we are, with credit for what `free_frames` general frames can take, and never less than the peer was told before.
-    pub(crate) fn acknowledgement(&self, free_frames: u32) -> EagerAcknowledgement {
-        let most = match self.paced {
-            true => EAGER_CREDIT_PACED,
-            false => EAGER_CREDIT_MAX,
-        };
-        let allowance = most.min(free_frames / 4);
+    /// Where we are, with credit for what `free_frames` general frames can take, and never less than the peer was told before, which
+    /// keeps `uncompleted_max` packets uncompleted at most.
+    pub(crate) fn acknowledgement(&self, free_frames: u32, uncompleted_max: u32) -> EagerAcknowledgement {
+        let allowance = EAGER_CREDIT.of(uncompleted_max).min(free_frames / 4);
         EagerAcknowledgement {
             sender_id: self.sender_id.unwrap_or_default(),
             next: self.next,

@@ -29,13 +29,13 @@ use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
 use crate::arena::Arena;
-use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
+use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, OnTheWay};
 use crate::capture::Capture;
 use crate::completion::PeerId;
 use crate::config::EndpointConfig;
 use crate::control::{Applying, CONTROL_PER_LOOK, Held};
 use crate::counters::Counters;
-use crate::eager::EAGER_CREDIT_PACED;
+use crate::eager::EAGER_CREDIT;
 use crate::eager::TransmitFrames;
 use crate::entropy::Entropy;
 use crate::frames::FramePool;
@@ -109,37 +109,20 @@ pub(crate) struct LandingSide<R> {
     pub(crate) flow: Flow,
 }
 
-/// Packets that a sender may have on the way to us.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OnTheWay {
-    /// From a sender that bounds by itself what lies in the path's queues.
-    pub(crate) paced: u32,
-    /// From any other.
-    pub(crate) unpaced: u32,
-}
-
-impl OnTheWay {
-    pub(crate) fn of(&self, paced: bool) -> u32 {
-        if paced { self.paced } else { self.unpaced }
-    }
-}
-
 /// Constants of the endpoint, fixed at open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fixed {
     pub(crate) sender_id: u64,
     pub(crate) mac: MacAddr,
-    /// The sender's transmit queue selects the receiver's queue.
-    pub(crate) veth: bool,
     /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
     /// in generic mode (veth leaves `queue_mapping`, and `skb_get_rx_queue` takes one off).
-    pub(crate) tx_queue_hint: Option<u16>,
+    pub(crate) tx_queue: Option<u16>,
     pub(crate) link: LinkShape,
     pub(crate) mtu: u16,
     /// Layout of messages of one fragment that go without a session: as `mtu` has it, as far as that fits one frame.
     pub(crate) layout: Layout,
     pub(crate) chunk_len: u32,
-    /// How packets come to the landing queue.
+    /// What the device is like.
     pub(crate) caps: Caps,
     /// Where datagrams longer than a frame are received, in that case.
     pub(crate) datagram: u64,
@@ -149,8 +132,8 @@ pub(crate) struct Fixed {
     pub(crate) device_moves: bool,
     /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
-    /// Our transmit completions bound what we have on the way: on veth they come when the far end has taken the packet.
-    pub(crate) paced: bool,
+    /// Packets handed to the driver and not yet completed, per channel.
+    pub(crate) tx_in_flight: u32,
     pub(crate) on_the_way: OnTheWay,
     pub(crate) landing_ring_len: u32,
     /// What a channel that only sends registers: everything before the landing arena.
@@ -505,7 +488,7 @@ impl<P: Port> Engine<P> {
             // frames stays in the cache.
             let target = self.fixed.kept_frames
                 + GENERAL_FRAMES_SPARE
-                + EAGER_CREDIT_PACED * self.peers.len().max(1) as u32;
+                + EAGER_CREDIT.most * self.peers.len().max(1) as u32;
             let posted = general.posted.saturating_sub(general.received) as u32;
             let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
             let wanted = target.saturating_sub(posted).min(free);

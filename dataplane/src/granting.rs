@@ -286,7 +286,7 @@ impl<P: Port> Engine<P> {
             chunk_len: self.fixed.chunk_len,
             max_message_len,
             window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
-            tx_queue_hint: self.fixed.tx_queue_hint,
+            tx_queue: self.fixed.tx_queue,
             zero_copy: !self.fixed.caps.witness,
             prefix: self.fixed.caps.prefix_len,
             exclusive: self.config.exclusive,
@@ -340,7 +340,7 @@ impl<P: Port> Engine<P> {
         // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
         let violations = self.counters.violations.total();
         while self.receive_landing(now_ns) > 0 {}
-        let on_the_way = self.fixed.on_the_way.of(request.paced);
+        let on_the_way = self.fixed.on_the_way.of(request.uncompleted_max);
         let peer = self.peers.id_of(index);
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
@@ -354,7 +354,9 @@ impl<P: Port> Engine<P> {
         let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
-        self.peers.at(index).inbound += 1;
+        let peer = self.peers.at(index);
+        peer.inbound += 1;
+        peer.uncompleted_max = request.uncompleted_max;
         self.counters.sessions_granted += 1;
         Ok(())
     }

@@ -127,6 +127,7 @@ impl<P: Port> Engine<P> {
             },
             challenger_id: self.fixed.sender_id,
             ask,
+            uncompleted_max: self.fixed.caps.tx_bound,
         });
         match *back {
             Back::Packet(addressing) => {
@@ -174,7 +175,10 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         // It names what only this peer was told. It says nothing about a peer that we know: it may be a late one of an earlier life.
-        peer.incarnation.get_or_insert(challenge.challenger_id);
+        if peer.incarnation.is_none() {
+            peer.incarnation = Some(challenge.challenger_id);
+            peer.uncompleted_max = challenge.uncompleted_max;
+        }
         let (data, addressing) = (peer.data, peer.addressing);
         // Each message of a burst is challenged.
         let (cookie, proved_ns) = peer.proved;
@@ -190,6 +194,7 @@ impl<P: Port> Engine<P> {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
             data_port: self.port.local().port(),
+            uncompleted_max: self.fixed.caps.tx_bound,
             word: match challenge.ask {
                 Ask::Word => self.word_to(data, challenge),
                 _ => [0; WORD_LEN],
@@ -251,6 +256,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         self.peers.at(index).addressing = addressing;
         self.introduce(index, proof.sender_id, now_ns);
+        self.peers.at(index).uncompleted_max = proof.uncompleted_max;
     }
 
     /// The peer is this incarnation from now on, and what an earlier one began is over.
@@ -262,6 +268,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         peer.eager_in = EagerIn::unheard();
+        peer.uncompleted_max = 0;
         let id = self.peers.id_of(index);
         self.end_sessions_of(id);
     }

@@ -56,7 +56,7 @@ impl<P: Port> Engine<P> {
         // Nothing of the landing queue matters.
         let offered = LandingTerms {
             window_fragments: (1, WINDOW_FRAGMENTS_MAX),
-            tx_queue_hint: None,
+            tx_queue: None,
             zero_copy: false,
             prefix: 0,
             ..self.landing_terms(permit.max_message_len)

@@ -12,12 +12,12 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
-use crate::bounds::{LANDING_RING_LEN, PREFIX_LEN_MAX};
+use crate::bounds::{LANDING_RING_LEN, OnTheWay, PREFIX_LEN_MAX, TX_IN_FLIGHT_MAX};
 use crate::capture::Capture;
 use crate::config::EndpointConfig;
 use crate::daemon::Daemon;
 use crate::endpoint::Endpoint;
-use crate::engine::{Fixed, OnTheWay};
+use crate::engine::Fixed;
 use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::idle::Idle;
@@ -25,14 +25,11 @@ use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
 use crate::open_daemon::daemon_for;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::port::{Device, EffectiveMode, ModeRequest, Port};
+use crate::port::{Caps, Device, EffectiveMode, ModeRequest, Port};
 
-/// So many more from a sender whose own completions keep veth's ring from overflowing: the receiver's kernel work goes on
-/// while the next credit is under way.
-const ON_THE_WAY_PACED: u32 = 4 * ON_THE_WAY_VETH;
-
-/// Packets on the way to a veth device.
-const ON_THE_WAY_VETH: u32 = 192;
+/// Packets on the way to a veth device: its ring has 256 entries. With the rest of them at a sender whose own completions keep that ring
+/// from overflowing four times as many: the receiver's kernel work goes on while the next credit is under way.
+const ON_THE_WAY_VETH: OnTheWay = OnTheWay { held: 192, most: 768 };
 
 /// The largest at which a packet goes in one frame whatever the driver does: a chunk of 4096 bytes has 256 bytes of headroom, and veth and
 /// several drivers keep another 320 at its end (`skb_shared_info`). Messages of one fragment are no longer than that.
@@ -41,7 +38,7 @@ pub(crate) const MTU_IN_ONE_FRAME: u16 = 3498;
 /// The largest MTU used: with an Ethernet header a packet is 65,535 bytes long.
 const MTU_MAX: u16 = u16::MAX - 14;
 
-/// Fill and RX ring of a landing channel on veth, where no more than twice [`ON_THE_WAY_PACED`] are ever posted: short rings stay in the cache.
+/// Fill and RX ring of a landing channel on veth, where at most twice [`ON_THE_WAY_VETH`] are posted: short rings stay in the cache.
 pub(crate) const LANDING_RING_LEN_VETH: u32 = 2048;
 
 /// How long a granted session lives without a sign of life from its sender.
@@ -146,6 +143,14 @@ impl Site {
     pub(crate) fn local_ip(&self) -> Ipv4Addr {
         let address = self.interface.primary_address();
         address.expect("checked: the interface has an IPv4 address")
+    }
+
+    /// Packets handed to the driver and not yet completed, per channel.
+    fn tx_in_flight(&self, plan: &MemoryPlan) -> u32 {
+        plan.in_flight(match self.veth {
+            true => ON_THE_WAY_VETH.held,
+            false => TX_IN_FLIGHT_MAX,
+        })
     }
 
     /// Whether it is worth asking: most virtual devices have none, which is no news.
@@ -285,7 +290,7 @@ impl Opened {
 
     /// With a NIC that has no channels yet.
     pub(crate) fn assemble(
-        mut config: EndpointConfig,
+        config: EndpointConfig,
         plan: MemoryPlan,
         umem: Umem,
         mut nic: KernelNic,
@@ -295,10 +300,8 @@ impl Opened {
             true => LANDING_RING_LEN_VETH,
             false => LANDING_RING_LEN,
         };
-        if site.veth {
-            config.tx_in_flight = plan.in_flight(config.tx_in_flight.min(ON_THE_WAY_VETH));
-        }
-        let parts = Parts::open(&mut nic, &config, &plan, site.queues, landing_ring_len)?;
+        let tx_in_flight = site.tx_in_flight(&plan);
+        let parts = Parts::open(&mut nic, &plan, site.queues, landing_ring_len, tx_in_flight)?;
         Ok(Opened {
             warnings: nic.warnings().to_vec(),
             config,
@@ -333,42 +336,30 @@ impl Opened {
         let fixed = Fixed {
             sender_id: with_digests(entropy.draw(), config.integrity.has_digests()),
             mac: MacAddr(site.interface.mac),
-            veth,
-            tx_queue_hint: (site.queues.landing)
+            tx_queue: (site.queues.landing)
                 .filter(|_| veth)
                 .map(|queue| queue as u16 + u16::from(generic)),
             link: site.link,
             mtu: site.mtu,
             layout: site.layout_in_one_frame,
             chunk_len: plan.chunk_len,
-            caps: plan.caps(),
+            caps: Caps {
+                tx_bound: if veth { ON_THE_WAY_VETH.held } else { 0 },
+                tx_steers: veth,
+                ..plan.caps()
+            },
             datagram: plan.datagram,
             window: site.window,
             one_processor: generic,
             kept_frames: plan.kept_frames,
             device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
-            paced: veth,
+            tx_in_flight: site.tx_in_flight(&plan),
             on_the_way: match config.packets_on_the_way {
-                Some(packets) => OnTheWay {
-                    paced: packets,
-                    unpaced: packets,
-                },
-                None if veth => OnTheWay {
-                    paced: ON_THE_WAY_PACED,
-                    unpaced: ON_THE_WAY_VETH,
-                },
-                None if !plan.is_zero_copy() => OnTheWay {
-                    paced: u32::MAX,
-                    unpaced: u32::MAX,
-                },
+                Some(packets) => OnTheWay::by_anybody(packets),
+                None if veth => ON_THE_WAY_VETH,
+                None if !plan.is_zero_copy() => OnTheWay::by_anybody(u32::MAX),
                 // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
-                None => {
-                    let held = site.rx_ring_len / 4 * 3;
-                    OnTheWay {
-                        paced: held,
-                        unpaced: held,
-                    }
-                }
+                None => OnTheWay::by_anybody(site.rx_ring_len / 4 * 3),
             },
             landing_ring_len,
             transmit_registered_len: plan.landing_arena,

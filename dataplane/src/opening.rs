@@ -264,12 +264,11 @@ fn open_once_free<P: Port>(port: &mut P, spec: &QueueSpec) -> Result<(P::Rx, P::
 impl<P: Port> Parts<P> {
     pub(crate) fn open(
         port: &mut P,
-        config: &EndpointConfig,
         plan: &MemoryPlan,
         queues: Queues,
         landing_ring_len: u32,
+        in_flight: u32,
     ) -> Result<Parts<P>, OpenError> {
-        let in_flight = plan.in_flight(config.tx_in_flight);
         let mut scheduler = Scheduler::new();
         let mut general = None;
         if let Some(queue) = queues.general {
@@ -333,7 +332,7 @@ impl<P: Port> Parts<P> {
     pub(crate) fn into_engine(
         self,
         port: P,
-        mut config: EndpointConfig,
+        config: EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
@@ -343,7 +342,6 @@ impl<P: Port> Parts<P> {
     ) -> Engine<P> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
-        config.tx_in_flight = plan.in_flight(config.tx_in_flight);
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
@@ -368,7 +366,7 @@ impl<P: Port> Parts<P> {
             transmit_frames: TransmitFrames::new(transmit_frames),
             send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
             outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
-            scheduler: self.scheduler.walking(fixed.veth),
+            scheduler: self.scheduler.walking(fixed.caps.tx_steers),
             general: self.general,
             landing: self.landing,
             peers: Peers::new(),

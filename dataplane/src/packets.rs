@@ -184,7 +184,6 @@ impl<P: Port> Engine<P> {
                 sender_id,
                 number,
                 tag,
-                paced,
                 acknowledges,
                 ..
             } => {
@@ -199,7 +198,7 @@ impl<P: Port> Engine<P> {
                 self.take_eager(
                     frame,
                     addressing,
-                    (sender_id, number, tag, paced),
+                    (sender_id, number, tag),
                     (address, len),
                     now_ns,
                 );
@@ -281,7 +280,7 @@ impl<P: Port> Engine<P> {
         &mut self,
         frame: Frame,
         addressing: Addressing,
-        (sender_id, number, tag, paced): (u64, u32, u64, bool),
+        (sender_id, number, tag): (u64, u32, u64),
         (address, len): (u64, u64),
         now_ns: u64,
     ) {
@@ -320,7 +319,6 @@ impl<P: Port> Engine<P> {
         }
         let eager = &mut peer.eager_in;
         eager.last_ns = now_ns;
-        eager.paced = paced;
         if !peer.acknowledgement_due {
             peer.acknowledgement_due = true;
             self.acknowledge.push_back(index);

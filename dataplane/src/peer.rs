@@ -31,6 +31,8 @@ pub(crate) struct Peer {
     pub(crate) eager_in: EagerIn,
     /// The incarnation that proved its address; see [`crate::introductions`].
     pub(crate) incarnation: Option<u64>,
+    /// Packets that it keeps uncompleted at most; 0: it does not count them, or that is not known.
+    pub(crate) uncompleted_max: u32,
     /// The last challenge of the peer's that was answered, and when.
     pub(crate) proved: (u64, u64),
     pub(crate) outbound: Option<Outbound>,
@@ -75,6 +77,7 @@ impl Peer {
             eager_out: EagerOut::new(now_ns),
             eager_in: EagerIn::unheard(),
             incarnation: None,
+            uncompleted_max: 0,
             proved: (0, 0),
             outbound: None,
             successor: None,

@@ -270,7 +270,7 @@ pub struct Device {
     pub lap: u32,
 }
 
-/// How packets come to a landing queue: what landing depends on, whatever the port is.
+/// How packets come to a landing queue, and leave: what an engine depends on, whatever the port is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
@@ -284,6 +284,11 @@ pub struct Caps {
     pub page_ends: bool,
     /// Entries are submitted in multiples of this many ([`Device::lap`]).
     pub lap: u32,
+    /// Packets that may be uncompleted at once, where a completion says that the far end has taken the packet (veth): so many its ring
+    /// holds. 0: completions say nothing of the path.
+    pub tx_bound: u32,
+    /// The sender's transmit queue selects the receiver's queue (veth, vhost): what is to land leaves on the queue that the grant names.
+    pub tx_steers: bool,
 }
 
 impl Caps {
@@ -295,6 +300,8 @@ impl Caps {
             witness: true,
             page_ends: false,
             lap: 1,
+            tx_bound: 0,
+            tx_steers: false,
         }
     }
 
@@ -306,6 +313,8 @@ impl Caps {
             witness: false,
             page_ends: true,
             lap: if device.lap == 0 { 1 } else { device.lap },
+            tx_bound: 0,
+            tx_steers: false,
         }
     }
 

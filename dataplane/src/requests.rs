@@ -250,7 +250,6 @@ impl<P: Port> Engine<P> {
             sender_id,
             number,
             tag,
-            paced: self.fixed.paced,
             digested: self.config.integrity.has_digests(),
             acknowledges,
         };

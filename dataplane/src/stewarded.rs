@@ -249,7 +249,7 @@ impl<P: Port> Engine<P> {
             session_key: key,
             data_port: grant.data_port,
             layout: grant.layout,
-            tx_queue_hint: grant.tx_queue_hint,
+            tx_queue: grant.tx_queue,
             prefix: grant.prefix,
             frames_per_packet: grant.frames_per_packet,
             repeats_apart: grant.repeats_apart,

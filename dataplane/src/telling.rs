@@ -41,8 +41,9 @@ impl<P: Port> Engine<P> {
                 break;
             };
             let free = self.free_general_frames();
-            let eager = &self.peers.at(index).eager_in;
-            let acknowledgement = eager.acknowledgement(free);
+            let peer = self.peers.at(index);
+            let eager = &peer.eager_in;
+            let acknowledgement = eager.acknowledgement(free, peer.uncompleted_max);
             let quiet = now_ns.saturating_sub(eager.last_ns) >= patience_ns(idle);
             let owed = eager.unacknowledged() > 0 || eager.repeat;
             // A peer that was left with little credit is told again when frames have come back.
@@ -87,7 +88,8 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let free = self.free_general_frames();
-        Some(self.peers.at(index).eager_in.acknowledgement(free))
+        let peer = self.peers.at(index);
+        Some(peer.eager_in.acknowledgement(free, peer.uncompleted_max))
     }
 
     /// General frames that are no messages and not kept for anything else.

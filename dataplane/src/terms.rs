@@ -35,7 +35,7 @@ pub struct LandingTerms {
     /// Shortest and longest window, in fragments, powers of two.
     pub window_fragments: (u32, u32),
     /// The sender's transmit queue that leads to the landing queue, if known.
-    pub tx_queue_hint: Option<u16>,
+    pub tx_queue: Option<u16>,
     /// The device writes packets into the zones itself, and so many bytes before each.
     pub zero_copy: bool,
     /// Bytes that the driver writes before a packet.
@@ -68,7 +68,7 @@ impl LandingTerms {
             chunk_len: offer.chunk_len,
             max_message_len: offer.max_message_len,
             window_fragments: (1, offer.window_max.clamp(1, WINDOW_FRAGMENTS_MAX)),
-            tx_queue_hint: is_veth.then(|| offer.queue.saturating_add(u16::from(is_generic))),
+            tx_queue: is_veth.then(|| offer.queue.saturating_add(u16::from(is_generic))),
             zero_copy: false,
             prefix: 0,
             exclusive: false,
@@ -140,7 +140,7 @@ impl LandingTerms {
             session_key: key,
             data_port: self.local.port(),
             layout: fit.layout,
-            tx_queue_hint: self.tx_queue_hint,
+            tx_queue: self.tx_queue,
             prefix: self.prefix,
             frames_per_packet: frames_of(fit.layout.max_frame_len(), self.chunk_len - XDP_PACKET_HEADROOM)
                 as u8,

@@ -187,7 +187,6 @@ impl<P: Port> Engine<P> {
             sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
             number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
             tag: 0,
-            paced: self.fixed.paced,
             digested: self.config.integrity.has_digests(),
             acknowledges: None,
         };

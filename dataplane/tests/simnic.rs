@@ -96,7 +96,6 @@ fn eager(number: u32) -> Vec<u8> {
         sender_id: 2,
         number,
         tag: 0,
-        paced: false,
         digested: false,
         acknowledges: None,
     };

@@ -26,7 +26,7 @@ use crate::delivery::Delivery;
 use crate::geometry::{GeometryError, Layout, LinkShape, Wire};
 use crate::integrity::Integrity;
 use crate::window::{WindowError, WindowShape};
-use crate::wire::lm::{self, FLAG_PACED, LmError, LmHeader};
+use crate::wire::lm::{self, LmError, LmHeader};
 use core::fmt;
 use core::num::NonZeroU16;
 use core::time::Duration;
@@ -55,7 +55,7 @@ pub const KIND_PROOF: u8 = 11;
 /// Longest control message, in bytes.
 pub const MAX_CONTROL_LEN: usize = lm::HEADER_LEN + size_of::<RawGrant>();
 
-/// A transmit queue hint that means "any".
+/// A transmit queue that means "any".
 const ANY_QUEUE: u16 = 0xffff;
 /// Where a request's flags hold the kind of delivery.
 const DELIVERY_SHIFT: u8 = 1;
@@ -65,10 +65,10 @@ const FLAG_INTEGRITY: u8 = 1 << 3;
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///
 /// ```text
-///  0               8       10      12  13  14  15  16              24      28      32
-/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
-/// |   sender id   |data pt|  mtu  |wir|fam|tag|flg| max msg len   |window |in flt |
-/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+
+///  0               8       10      12  13  14  15  16              24      28      32      36      40
+/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+-------+-------+
+/// |   sender id   |data pt|  mtu  |wir|fam|tag|flg| max msg len   |window |in flt |uncompl| capab |
+/// +---------------+-------+-------+---+---+---+---+---------------+-------+-------+-------+-------+
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -88,9 +88,11 @@ pub struct Request {
     pub window: WindowShape,
     /// Messages that it would like to have under way at once.
     pub messages_in_flight: u32,
-    /// Flag 1: the sender counts what it has on the way by its own transmit completions; see
-    /// [`FLAG_PACED`].
-    pub paced: bool,
+    /// Packets that the sender keeps uncompleted at most on a transmit queue, where a completion says that the far end has taken the
+    /// packet; 0: it does not count them.
+    pub uncompleted_max: u32,
+    /// What the sender can do beyond this version, a bit each. None is defined, and unknown ones are ignored.
+    pub capabilities: u32,
     /// What is to become of messages of which fragments are lost: [`Delivery::to_u8`] in bits 1 and 2 of the flags.
     pub delivery: Delivery,
     /// Whether the sender sends digests, without which the receiver shows nothing: bit 3 of the flags. With [`Wire::IpFrag`]
@@ -106,10 +108,10 @@ pub struct Request {
 /// ```text
 ///  0               8       10      12      14      16      18  19  20  21  22  23  24
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
-/// |  session key  |data pt| H     | P     |landing| tx hnt|wir|fam|pre|tag|fpp|flg|
+/// |  session key  |data pt| H     | P     |landing|tx que |wir|fam|pre|tag|fpp|flg|
 /// +---------------+-------+-------+-------+-------+-------+---+---+---+---+---+---+
-/// |  max msg len  |window |pkt lim| lease |1st msg|src pt |   0   |                  24…52
-/// +---------------+-------+-------+-------+-------+-------+-------+
+/// |  max msg len  |window |pkt lim| lease |1st msg|src pt |   0   | capab |          24…56
+/// +---------------+-------+-------+-------+-------+-------+-------+-------+
 /// ```
 /// Flags: bit 0, repetitions go apart. A source port of 0 is the sender's data port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,8 +124,9 @@ pub struct Grant {
     pub layout: Layout,
     /// The receiver's receive queue that the session lands on.
     pub landing_queue: u16,
-    /// The sender's transmit queue that leads there, if the receiver knows (veth).
-    pub tx_queue_hint: Option<u16>,
+    /// The sender's transmit queue that leads there; a port whose transmit queue selects the receiver's queue (veth, vhost) has to send
+    /// on it, or nothing lands. `None`: any.
+    pub tx_queue: Option<u16>,
     /// Bytes that the receiver's driver writes in front of a packet.
     pub prefix: u8,
     /// Frames that one packet takes, at least 1 (more with jumbo packets over several buffers).
@@ -144,6 +147,8 @@ pub struct Grant {
     pub lease_ms: u32,
     /// Number of the session's first message.
     pub first_message: u32,
+    /// What the receiver can do beyond this version, a bit each. None is defined, and unknown ones are ignored.
+    pub capabilities: u32,
 }
 
 /// LM_ACQ_REJ: "the LM_REQ request is rejected".
@@ -270,10 +275,10 @@ pub struct Ended {
 /// CHALLENGE: an endpoint was heard that is not known, and is asked for the proof that it receives at its address.
 ///
 /// ```text
-///  0               8               16              24  25              32
-/// +---------------+---------------+---------------+---+---------------+
-/// |   sender id   |    cookie     | challenger id |ask|       0       |
-/// +---------------+---------------+---------------+---+---------------+
+///  0               8               16              24  25  28      32
+/// +---------------+---------------+---------------+---+---+-------+
+/// |   sender id   |    cookie     | challenger id |ask| 0 |uncompl|
+/// +---------------+---------------+---------------+---+---+-------+
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
@@ -285,6 +290,8 @@ pub struct Challenge {
     pub challenger_id: u64,
     /// What the challenger wants.
     pub ask: Ask,
+    /// As [`Request::uncompleted_max`], of the challenger.
+    pub uncompleted_max: u32,
 }
 
 /// What a challenger wants.
@@ -302,10 +309,10 @@ pub enum Ask {
 /// PROOF: the answer to a [`Challenge`].
 ///
 /// ```text
-///  0               8               16      18              24                              40
-/// +---------------+---------------+-------+---------------+-------------------------------+
-/// |   sender id   |    cookie     |data pt|       0       |         daemon's word         |
-/// +---------------+---------------+-------+---------------+-------------------------------+
+///  0               8               16      18      20      24                              40
+/// +---------------+---------------+-------+-------+-------+-------------------------------+
+/// |   sender id   |    cookie     |data pt|   0   |uncompl|         daemon's word         |
+/// +---------------+---------------+-------+-------+-------+-------------------------------+
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
@@ -315,6 +322,8 @@ pub struct Proof {
     pub cookie: u64,
     /// The sender's UDP port on the data path.
     pub data_port: u16,
+    /// As [`Request::uncompleted_max`].
+    pub uncompleted_max: u32,
     /// What the sender's daemon says to the receiver's about it, under the cluster's key
     /// ([`ClusterKey::word`](crate::admission::ClusterKey::word)); zeros where there is none.
     pub word: [u8; WORD_LEN],
@@ -370,7 +379,7 @@ pub enum ControlError {
         /// Its type.
         packet_type: u8,
     },
-    /// A kind that version 1 does not know.
+    /// A kind that is not known here.
     UnknownKind {
         /// The kind.
         kind: u8,
@@ -419,6 +428,8 @@ struct RawRequest {
     max_message_len: U64,
     window_fragments: U32,
     messages_in_flight: U32,
+    uncompleted_max: U32,
+    capabilities: U32,
 }
 
 /// [`Grant::repeats_apart`] among a grant's flags.
@@ -432,7 +443,7 @@ struct RawGrant {
     header_len: U16,
     payload_len: U16,
     landing_queue: U16,
-    tx_queue_hint: U16,
+    tx_queue: U16,
     wire: u8,
     family: u8,
     prefix: u8,
@@ -446,6 +457,7 @@ struct RawGrant {
     first_message: U32,
     landing_port: U16,
     reserved: U16,
+    capabilities: U32,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -475,7 +487,8 @@ struct RawChallenge {
     cookie: U64,
     challenger_id: U64,
     ask: u8,
-    reserved: [u8; 7],
+    reserved: [u8; 3],
+    uncompleted_max: U32,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -484,19 +497,20 @@ struct RawProof {
     sender_id: U64,
     cookie: U64,
     data_port: U16,
-    reserved: [u8; 6],
+    reserved: U16,
+    uncompleted_max: U32,
     word: [u8; WORD_LEN],
 }
 
 const _: () = assert!(size_of::<RawChallenge>() == 32);
 const _: () = assert!(size_of::<RawProof>() == 40);
-const _: () = assert!(size_of::<RawRequest>() == 32);
+const _: () = assert!(size_of::<RawRequest>() == 40);
 const _: () = assert!(core::mem::offset_of!(RawRequest, max_message_len) == 16);
-const _: () = assert!(size_of::<RawGrant>() == 52);
+const _: () = assert!(size_of::<RawGrant>() == 56);
 const _: () = assert!(core::mem::offset_of!(RawGrant, max_message_len) == 24);
 const _: () = assert!(size_of::<RawReject>() == 16);
 const _: () = assert!(size_of::<RawEnd>() == 16);
-const _: () = assert!(MAX_CONTROL_LEN == 76);
+const _: () = assert!(MAX_CONTROL_LEN == 80);
 
 impl Request {
     /// The layout that both links allow: this request's, at no more than `mtu` bytes and behind `link`, which are the
@@ -694,12 +708,13 @@ impl From<Request> for RawRequest {
             wire: request.wire.to_u8(),
             family: IPV4,
             vlan_tags: request.link.vlan_tags,
-            flags: (u8::from(request.paced) * FLAG_PACED)
-                | (request.delivery.to_u8() << DELIVERY_SHIFT)
+            flags: (request.delivery.to_u8() << DELIVERY_SHIFT)
                 | (u8::from(request.integrity.has_digests()) * FLAG_INTEGRITY),
             max_message_len: U64::new(request.max_message_len),
             window_fragments: U32::new(request.window.fragments()),
             messages_in_flight: U32::new(request.messages_in_flight),
+            uncompleted_max: U32::new(request.uncompleted_max),
+            capabilities: U32::new(request.capabilities),
         }
     }
 }
@@ -717,7 +732,8 @@ impl TryFrom<RawRequest> for Request {
             max_message_len: raw.max_message_len.get(),
             window: WindowShape::new(raw.window_fragments.get()).map_err(ControlError::Window)?,
             messages_in_flight: raw.messages_in_flight.get(),
-            paced: raw.flags & FLAG_PACED != 0,
+            uncompleted_max: raw.uncompleted_max.get(),
+            capabilities: raw.capabilities.get(),
             delivery: Delivery::from_u8((raw.flags >> DELIVERY_SHIFT) & 3)
                 .ok_or(ControlError::Field("delivery"))?,
             integrity: match raw.flags & FLAG_INTEGRITY != 0 {
@@ -736,7 +752,7 @@ impl From<Grant> for RawGrant {
             header_len: U16::new(grant.layout.header_len()),
             payload_len: U16::new(grant.layout.payload_len()),
             landing_queue: U16::new(grant.landing_queue),
-            tx_queue_hint: U16::new(grant.tx_queue_hint.unwrap_or(ANY_QUEUE)),
+            tx_queue: U16::new(grant.tx_queue.unwrap_or(ANY_QUEUE)),
             wire: grant.layout.wire().to_u8(),
             family: IPV4,
             prefix: grant.prefix,
@@ -750,6 +766,7 @@ impl From<Grant> for RawGrant {
             first_message: U32::new(grant.first_message),
             landing_port: U16::new(grant.landing_port.map_or(0, NonZeroU16::get)),
             reserved: U16::ZERO,
+            capabilities: U32::new(grant.capabilities),
         }
     }
 }
@@ -765,13 +782,13 @@ impl TryFrom<RawGrant> for Grant {
         if raw.frames_per_packet == 0 {
             return Err(ControlError::Field("frames per packet"));
         }
-        let hint = raw.tx_queue_hint.get();
+        let tx_queue = raw.tx_queue.get();
         Ok(Grant {
             session_key: raw.session_key.get(),
             data_port: parse_port(raw.data_port)?,
             layout,
             landing_queue: raw.landing_queue.get(),
-            tx_queue_hint: (hint != ANY_QUEUE).then_some(hint),
+            tx_queue: (tx_queue != ANY_QUEUE).then_some(tx_queue),
             prefix: raw.prefix,
             frames_per_packet: raw.frames_per_packet,
             repeats_apart: raw.flags & REPEATS_APART != 0,
@@ -781,6 +798,7 @@ impl TryFrom<RawGrant> for Grant {
             packet_limit: raw.packet_limit.get(),
             lease_ms: raw.lease_ms.get(),
             first_message: raw.first_message.get(),
+            capabilities: raw.capabilities.get(),
         })
     }
 }
@@ -817,7 +835,8 @@ impl From<Challenge> for RawChallenge {
             cookie: U64::new(challenge.cookie),
             challenger_id: U64::new(challenge.challenger_id),
             ask: challenge.ask as u8,
-            reserved: [0; 7],
+            reserved: [0; 3],
+            uncompleted_max: U32::new(challenge.uncompleted_max),
         }
     }
 }
@@ -836,6 +855,7 @@ impl TryFrom<RawChallenge> for Challenge {
                 2 => Ask::Silence,
                 _ => return Err(ControlError::Field("wish in a challenge")),
             },
+            uncompleted_max: raw.uncompleted_max.get(),
         })
     }
 }
@@ -846,7 +866,8 @@ impl From<Proof> for RawProof {
             sender_id: U64::new(proof.sender_id),
             cookie: U64::new(proof.cookie),
             data_port: U16::new(proof.data_port),
-            reserved: [0; 6],
+            reserved: U16::ZERO,
+            uncompleted_max: U32::new(proof.uncompleted_max),
             word: proof.word,
         }
     }
@@ -860,6 +881,7 @@ impl TryFrom<RawProof> for Proof {
             sender_id: raw.sender_id.get(),
             cookie: raw.cookie.get(),
             data_port: parse_port(raw.data_port)?,
+            uncompleted_max: raw.uncompleted_max.get(),
             word: raw.word,
         })
     }

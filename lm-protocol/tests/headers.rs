@@ -31,7 +31,6 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             sender_id: key,
             number: a,
             tag: u64::from(b) << 32 | u64::from(c),
-            paced: c & 1 == 1,
             digested: c & 2 == 2,
             acknowledges: (c & 4 == 4).then_some(EagerAcknowledgement {
                 sender_id: key.rotate_left(32),
@@ -371,7 +370,6 @@ fn headers_that_do_not_fit_are_refused() {
         sender_id: 1,
         number: 2,
         tag: 3,
-        paced: false,
         digested: false,
         acknowledges: None,
     };
@@ -406,7 +404,6 @@ fn mistakes_are_named() {
         sender_id: 1,
         number: 2,
         tag: 3,
-        paced: false,
         digested: false,
         acknowledges: None,
     };
@@ -559,7 +556,6 @@ fn an_acknowledgement_is_no_part_of_its_message() {
             sender_id: lm::with_digests(1, digested),
             number: 2,
             tag: 3,
-            paced: false,
             digested,
             acknowledges: Some(acknowledgement),
         };
@@ -595,7 +591,6 @@ fn an_acknowledgement_is_no_part_of_its_message() {
                 sender_id: 1,
                 number: 2,
                 tag: 3,
-                paced: false,
                 digested: true,
                 acknowledges: Some(acknowledgement),
             },

@@ -102,7 +102,6 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 sender_id: 1,
                 number: 2,
                 tag: 3,
-                paced: false,
                 digested: false,
                 acknowledges: None,
             },
@@ -113,7 +112,6 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 sender_id: 1,
                 number: 2,
                 tag: 3,
-                paced: false,
                 digested: true,
                 acknowledges: None,
             },
@@ -124,7 +122,6 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 sender_id: 1,
                 number: 2,
                 tag: 3,
-                paced: false,
                 digested: true,
                 acknowledges: Some(EagerAcknowledgement {
                     sender_id: 4,
@@ -311,7 +308,7 @@ fn illegal_fields_of_control_messages_are_named() {
         data_port: 2,
         layout,
         landing_queue: 1,
-        tx_queue_hint: Some(3),
+        tx_queue: Some(3),
         prefix: 0,
         frames_per_packet: 1,
         repeats_apart: false,
@@ -321,6 +318,7 @@ fn illegal_fields_of_control_messages_are_named() {
         packet_limit: 1,
         lease_ms: 1,
         first_message: 0,
+        capabilities: 0,
     });
     let mut good = [0; MAX_CONTROL_LEN];
     let len = grant.encode(1, &mut good);

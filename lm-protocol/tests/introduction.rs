@@ -78,6 +78,7 @@ impl Rules {
                     sender_id,
                     cookie,
                     data_port: FROM.port(),
+                    uncompleted_max: 0,
                     word: [0; 16],
                 };
                 let is_known = world
@@ -223,6 +224,7 @@ fn a_cookie_is_for_one_address_incarnation_and_time_and_one_receiver() {
         sender_id: LIVES[0],
         cookie,
         data_port: FROM.port(),
+        uncompleted_max: 0,
         word: [0; 16],
     };
     let next = Time::ZERO + PERIOD;

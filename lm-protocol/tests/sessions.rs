@@ -108,6 +108,27 @@ fn a_grant_ends_the_asking() {
 }
 
 #[test]
+fn capabilities_that_are_not_known_are_ignored() {
+    let request = Request {
+        capabilities: u32::MAX,
+        ..request(1)
+    };
+    let mut queues = Queues::default();
+    let message = ControlMessage::Request(request);
+    let reply = Grantor::new(&[3]).handle(peer(1), 9, &message, Time::ZERO, &mut permit(), &mut queues);
+    assert_eq!(grant_of(reply), some_grant());
+
+    let grant = Grant {
+        capabilities: u32::MAX,
+        ..some_grant()
+    };
+    let mut applicant = Applicant::new(request, 9, Time::ZERO, SECOND);
+    applicant.poll_transmit(Time::ZERO);
+    applicant.handle(9, &ControlMessage::Grant(grant), ms(1));
+    assert_eq!(*applicant.state(), ApplicantState::Granted(grant));
+}
+
+#[test]
 fn a_busy_receiver_is_asked_again_when_it_said() {
     let busy = Reject {
         reason: RejectReason::Busy,
@@ -323,7 +344,7 @@ fn one_session_for_each_queue() {
     let mut receiver = Receiver::new(&[1, 4]);
     let first = grant_of(receiver.ask(1, 9, request(1), Time::ZERO));
     assert_eq!(
-        (first.landing_queue, first.tx_queue_hint, first.lease_ms),
+        (first.landing_queue, first.tx_queue, first.lease_ms),
         (1, Some(1), 5000)
     );
     assert_eq!((first.packet_limit, first.first_message), (512, 7));

@@ -36,7 +36,7 @@ fn a_session_from_request_to_end() {
     assert_eq!(from, at(&hosts, Side::Left, 9000));
     assert_eq!(grant(&told), granted);
     assert_eq!(granted.data_port, 7168);
-    assert_eq!((granted.landing_queue, granted.tx_queue_hint), (1, Some(1)));
+    assert_eq!((granted.landing_queue, granted.tx_queue), (1, Some(1)));
     assert!(
         matches!(request.parse().unwrap().1, ControlMessage::Request(request) if request.data_port == 9000)
     );

@@ -93,7 +93,8 @@ impl Recorder {
             max_message_len: 1 << 20,
             window: WindowShape::DEFAULT,
             messages_in_flight: 1,
-            paced: false,
+            uncompleted_max: 0,
+            capabilities: 0,
             delivery: Default::default(),
             integrity: Default::default(),
         };

@@ -301,7 +301,8 @@ impl Client {
             max_message_len,
             window: WindowShape::DEFAULT,
             messages_in_flight: 2,
-            paced: false,
+            uncompleted_max: 0,
+            capabilities: 0,
             delivery: Default::default(),
             integrity: Default::default(),
         };

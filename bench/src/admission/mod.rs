@@ -59,7 +59,8 @@ fn request(sender_id: u64, data_port: u16) -> Request {
         max_message_len: 1 << 20,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: false,
+        uncompleted_max: 0,
+        capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
     }

@@ -51,9 +51,7 @@ pub enum FlowError {
     #[error("there is no memory for so many frames; open the endpoint with more (send_len)")]
     NoMemory,
     /// Others need the rest of the queue.
-    #[error(
-        "only {left} descriptors are left for flows; ask for fewer, or open the endpoint with more (tx_in_flight)"
-    )]
+    #[error("only {left} descriptors are left for flows; ask for fewer")]
     NoDescriptors {
         /// How many there are.
         left: u32,

@@ -109,7 +109,6 @@ fn eager(number: u32, acknowledges: Option<EagerAcknowledgement>, bed: &Bed) -> 
         sender_id,
         number,
         tag: 5,
-        paced: false,
         digested: has_digests(sender_id),
         acknowledges,
     };
@@ -484,7 +483,6 @@ fn a_stranger_acknowledges_nothing() {
             sender_id: 0x77,
             number,
             tag: 5,
-            paced: false,
             digested: true,
             acknowledges: Some(acknowledgement(2, 66)),
         };

@@ -20,17 +20,19 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, PREFIX_LEN_MAX, TRANSMIT_FRAMES};
+use crate::bounds::{
+    GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, PREFIX_LEN_MAX, TRANSMIT_FRAMES,
+};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
 use crate::config::{ConnectOptions, EndpointConfig};
-use crate::engine::{Engine, Fixed, OnTheWay};
+use crate::engine::{Engine, Fixed};
 use crate::entropy::Entropy;
 use crate::error::ConnectError;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::port::{Device, ModeRequest, Port};
+use crate::port::{Caps, Device, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 #[cfg(test)]
@@ -59,7 +61,8 @@ pub(crate) struct BedConfig {
     pub(crate) ring_start: u32,
     pub(crate) tx_in_flight: u32,
     pub(crate) on_the_way: u32,
-    pub(crate) paced: bool,
+    /// As [`Caps::tx_bound`], with which all of them get all the credit that there is.
+    pub(crate) tx_bound: u32,
     pub(crate) patience: Duration,
     pub(crate) lease: Duration,
     pub(crate) one_processor: bool,
@@ -101,7 +104,7 @@ impl Default for BedConfig {
             ring_start: 0u32.wrapping_sub(100),
             tx_in_flight: 192,
             on_the_way: 192,
-            paced: false,
+            tx_bound: 0,
             patience: Duration::from_secs(2),
             lease: Duration::from_secs(5),
             one_processor: false,
@@ -151,7 +154,6 @@ pub(crate) fn endpoint_config(config: &BedConfig) -> EndpointConfig {
         max_message_len: config.max_message_len,
         landing_len: config.landing_len,
         send_len: config.send_len,
-        tx_in_flight: config.tx_in_flight,
         patience: config.patience,
         in_order: config.in_order,
         integrity: config.integrity,
@@ -192,28 +194,33 @@ pub(crate) fn engine_on<P: Port>(
     if queues.landing.is_none() {
         endpoint.landing_len = 0;
     }
-    let parts = Parts::open(&mut port, &endpoint, plan, queues, config.landing_ring_len).expect("channels");
+    let tx_in_flight = plan.in_flight(config.tx_in_flight);
+    let parts =
+        Parts::open(&mut port, plan, queues, config.landing_ring_len, tx_in_flight).expect("channels");
     let fixed = Fixed {
         sender_id: sender_id(host, config.integrity),
         mac: MacAddr(simnic::mac_of(ip(host))),
-        veth: true,
-        tx_queue_hint: queues
+        tx_queue: queues
             .landing
             .map(|queue| queue as u16 + config.wire.queue_shift as u16),
         link: LinkShape::IPV4,
         mtu: config.mtu,
         layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
         chunk_len: plan.chunk_len,
-        caps: plan.caps(),
+        caps: Caps {
+            tx_bound: config.tx_bound,
+            tx_steers: true,
+            ..plan.caps()
+        },
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
         one_processor: config.one_processor,
         device_moves: port.device().is_some(),
         kept_frames: plan.kept_frames,
-        paced: config.paced,
+        tx_in_flight,
         on_the_way: OnTheWay {
-            paced: config.on_the_way.saturating_mul(2),
-            unpaced: config.on_the_way,
+            held: config.on_the_way,
+            most: config.on_the_way.saturating_mul(2),
         },
         landing_ring_len: config.landing_ring_len,
         transmit_registered_len: plan.landing_arena,

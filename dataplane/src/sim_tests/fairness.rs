@@ -223,7 +223,7 @@ fn control_finds_a_descriptor_on_a_queue_full_of_bulk() {
     bed.poll(0);
     assert_eq!(bed.hosts[0].counters.data_packets_sent, before);
     let (limit, queue) = (
-        bed.hosts[0].config.tx_in_flight,
+        bed.hosts[0].fixed.tx_in_flight,
         &bed.hosts[0].scheduler.queues()[0],
     );
     assert!(

@@ -306,7 +306,6 @@ fn floods_from_everywhere() {
                             sender_id: n | 1,
                             number: 0,
                             tag: n,
-                            paced: false,
                             digested: true,
                             acknowledges: None,
                         };

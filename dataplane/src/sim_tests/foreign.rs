@@ -63,7 +63,6 @@ fn eager() -> Vec<u8> {
         sender_id: 0x7777_0001,
         number: 0,
         tag: 1,
-        paced: false,
         digested: true,
         acknowledges: None,
     };

@@ -34,7 +34,6 @@ fn eager(addressing: &Addressing, sender_id: u64, number: u32) -> Vec<u8> {
         sender_id,
         number,
         tag: 5,
-        paced: false,
         digested: has_digests(sender_id),
         acknowledges: None,
     };

@@ -18,7 +18,7 @@ fn a_message_without_entries_is_not_waited_for_in_vain() {
         let mut dice = Dice(seed * 0x9e37_79b9 + 1);
         let mut bed = Bed::new(&BedConfig {
             window: 256,
-            paced: dice.roll(2) == 0,
+            tx_bound: u32::from(dice.roll(2) == 0),
             on_the_way: [24, 64, 192][dice.roll(3) as usize],
             landing_len: 4 << 20,
             send_len: 8 << 20,

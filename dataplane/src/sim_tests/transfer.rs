@@ -288,7 +288,7 @@ fn run(case: &Case) {
         ring_start: 0u32.wrapping_sub(case.before_wrap),
         tx_in_flight: case.tx_in_flight,
         on_the_way: case.on_the_way,
-        paced: case.seed & 1 == 1,
+        tx_bound: u32::from(case.seed & 1 == 1),
         ..BedConfig::default()
     });
     let options = ConnectOptions {

@@ -119,7 +119,6 @@ fn small_message(from: SocketAddrV4, sender_id: u64, number: u32, payload: &[u8]
         sender_id: sender_id | 1,
         number,
         tag: 666,
-        paced: false,
         digested: true,
         acknowledges: None,
     };
@@ -140,7 +139,8 @@ fn request(data_port: u16, sender_id: u64, request_id: u32) -> Vec<u8> {
         max_message_len: 1 << 20,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: true,
+        uncompleted_max: 192,
+        capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
     });
@@ -590,6 +590,7 @@ impl Claimants {
                             sender_id: *sender_id,
                             cookie: challenge.cookie,
                             data_port,
+                            uncompleted_max: 0,
                             word: [0; 16],
                         });
                         let mut bytes = [0; MAX_CONTROL_LEN];

@@ -35,7 +35,7 @@ impl Landing for Gate {
             session_key: self.next_key,
             data_port: PORT,
             layout,
-            tx_queue_hint: None,
+            tx_queue: None,
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,

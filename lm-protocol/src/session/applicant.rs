@@ -42,7 +42,7 @@ pub enum ApplicantState {
 ///
 /// let request = Request {
 ///     sender_id: 0x1234, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
-///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, paced: false, delivery: Default::default(),
+///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
 ///     integrity: Default::default(),
 /// };
 /// let start = Time::ZERO;

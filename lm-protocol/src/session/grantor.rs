@@ -72,7 +72,7 @@ pub struct Terms {
     /// Wire, header and payload length, link.
     pub layout: Layout,
     /// The sender's transmit queue that leads to the landing queue, if known.
-    pub tx_queue_hint: Option<u16>,
+    pub tx_queue: Option<u16>,
     /// Bytes that the driver writes in front of a packet.
     pub prefix: u8,
     /// Frames that one packet takes, at least 1.
@@ -322,7 +322,7 @@ struct Past {
 ///         let layout = application.request.layout_at(1500, LinkShape::IPV4)
 ///             .map_err(|_| lm_protocol::control::RejectReason::Unsupported)?;
 ///         Ok(Terms {
-///             session_key: 0xfeed, data_port: 7168, layout, tx_queue_hint: None, prefix: 0, frames_per_packet: 1,
+///             session_key: 0xfeed, data_port: 7168, layout, tx_queue: None, prefix: 0, frames_per_packet: 1,
 ///             repeats_apart: false,
 ///             landing_port: None,
 ///             max_message_len: permit.max_message_len, window: application.request.window,
@@ -337,7 +337,7 @@ struct Past {
 /// let from = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7169);
 /// let request = ControlMessage::Request(Request {
 ///     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
-///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, paced: false, delivery: Default::default(),
+///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
 ///     integrity: Default::default(),
 /// });
 /// let reply = grantor.handle(from, 77, &request, Time::ZERO, &mut policy, &mut Zone);
@@ -743,7 +743,7 @@ impl Grantor {
             data_port: terms.data_port,
             layout: terms.layout,
             landing_queue: *queue,
-            tx_queue_hint: terms.tx_queue_hint,
+            tx_queue: terms.tx_queue,
             prefix: terms.prefix,
             frames_per_packet: terms.frames_per_packet,
             repeats_apart: terms.repeats_apart,
@@ -753,6 +753,7 @@ impl Grantor {
             packet_limit: terms.packet_limit,
             lease_ms: saturating_millis(permit.lease),
             first_message: terms.first_message,
+            capabilities: 0,
         };
         *free = Some(Session {
             peer: application.from,

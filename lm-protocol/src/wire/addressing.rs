@@ -26,7 +26,7 @@ use zerocopy::byteorder::network_endian::U16;
 ///     dst_port: 7168,
 /// };
 /// let header =
-///     LmHeader::Eager { sender_id: 1, number: 0, tag: 9, paced: false, digested: false, acknowledges: None };
+///     LmHeader::Eager { sender_id: 1, number: 0, tag: 9, digested: false, acknowledges: None };
 /// let mut packet = [0; 128];
 /// let header_len = addressing.write_headers(&mut packet, &header, 5)?;
 /// packet[header_len..header_len + 5].copy_from_slice(b"hello");

@@ -19,8 +19,7 @@
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. Types 8 to 13
 //! pass the gate as 2 to 7 do; where nothing takes them they are counted, and not answered. The
-//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_PACED`],
-//! [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of
 //! them is ignored.
 //!
 //! # What follows the payload
@@ -78,9 +77,6 @@ pub const TYPE_RT_REPORT: u8 = 9;
 pub const TYPE_WINDOWS: u8 = 10;
 /// Type of a DATAGRAM packet; as [`TYPE_REALTIME`].
 pub const TYPE_DATAGRAM: u8 = 11;
-/// Flag of an EAGER packet: its sender counts what it has on the way by its own transmit completions, so that more
-/// credit does not mean more packets in the path's queues at once.
-pub const FLAG_PACED: u8 = 1;
 /// The packet ends with a digest: in all of types 3 to 7, and in EAGER packets of senders with odd ids. One corrupt bit does not
 /// switch a digest off, because a sender's id (random, the same in all its EAGER packets) says it as well.
 pub const FLAG_DIGEST: u8 = 2;
@@ -103,7 +99,7 @@ pub const TYPE_CONTROL: u8 = 15;
 pub struct RawHeader {
     /// `version << 4 | type`.
     pub version_type: u8,
-    /// [`FLAG_PACED`], [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`].
+    /// [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`].
     pub flags: u8,
     /// Bytes behind the header.
     pub payload_len: U16,
@@ -147,8 +143,6 @@ pub enum LmHeader {
         number: u32,
         /// The application's tag.
         tag: u64,
-        /// [`FLAG_PACED`].
-        paced: bool,
         /// [`FLAG_DIGEST`].
         digested: bool,
         /// [`FLAG_ACKNOWLEDGES`]: what its sender has got of our own messages.
@@ -366,13 +360,11 @@ impl LmHeader {
             version_type: VERSION << 4 | self.packet_type(),
             flags: match *self {
                 LmHeader::Eager {
-                    paced,
                     digested,
                     acknowledges,
                     ..
                 } => {
-                    (u8::from(paced) * FLAG_PACED)
-                        | (u8::from(digested) * FLAG_DIGEST)
+                    (u8::from(digested) * FLAG_DIGEST)
                         | (u8::from(acknowledges.is_some()) * FLAG_ACKNOWLEDGES)
                 }
                 LmHeader::Missing { manifest, .. } => FLAG_DIGEST | (u8::from(manifest) * FLAG_MANIFEST),
@@ -421,7 +413,6 @@ impl LmHeader {
                 sender_id: key,
                 number: a,
                 tag: u64::from(b) << 32 | u64::from(c),
-                paced: raw.flags & FLAG_PACED != 0,
                 digested: raw.flags & FLAG_DIGEST != 0,
                 acknowledges: EagerAcknowledgement::behind(raw, bytes)?,
             },
@@ -515,7 +506,7 @@ fn manifest_payload_len(payload_len: u16, first: u32, count: u32) -> Result<u64,
 /// use lm_protocol::wire::lm::{self, LmError, LmHeader};
 ///
 /// let header =
-///     LmHeader::Eager { sender_id: 4, number: 2, tag: 3, paced: false, digested: false, acknowledges: None };
+///     LmHeader::Eager { sender_id: 4, number: 2, tag: 3, digested: false, acknowledges: None };
 /// let mut packet = header.encode(5).to_vec();
 /// packet.extend_from_slice(b"hello");
 /// assert_eq!(lm::parse_datagram(&packet), Ok((header, &b"hello"[..])));

@@ -34,7 +34,8 @@ pub(crate) fn request(job: u64, len: u64) -> Request {
         max_message_len: len,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: false,
+        uncompleted_max: 0,
+        capabilities: 0,
         delivery: Default::default(),
         integrity: Integrity::Manifest,
     }
@@ -93,7 +94,7 @@ impl Landing for Gate {
             session_key,
             data_port: PORT,
             layout,
-            tx_queue_hint: None,
+            tx_queue: None,
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,

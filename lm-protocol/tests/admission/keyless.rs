@@ -22,7 +22,7 @@ impl Landing for Queue {
             session_key: self.next_key,
             data_port: 7168,
             layout: (application.request.layout_at(1500, LinkShape::IPV4)).expect("a legal MTU"),
-            tx_queue_hint: None,
+            tx_queue: None,
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,
@@ -53,7 +53,8 @@ fn request(sender_id: u64, max_message_len: u64) -> ControlMessage {
         max_message_len,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: false,
+        uncompleted_max: 0,
+        capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
     })

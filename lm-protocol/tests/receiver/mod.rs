@@ -27,7 +27,8 @@ pub(crate) fn request(sender_id: u64) -> Request {
         max_message_len: 1 << 20,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: false,
+        uncompleted_max: 0,
+        capabilities: 0,
         delivery: Default::default(),
         integrity: lm_protocol::integrity::Integrity::Manifest,
     }
@@ -78,7 +79,7 @@ impl Landing for Queues {
             session_key,
             data_port: 7168,
             layout,
-            tx_queue_hint: Some(queue),
+            tx_queue: Some(queue),
             prefix: 0,
             frames_per_packet: 1,
             repeats_apart: false,

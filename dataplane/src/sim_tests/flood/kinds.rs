@@ -56,7 +56,8 @@ pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessag
         max_message_len: LEN as u64,
         window: WindowShape::DEFAULT,
         messages_in_flight: 4,
-        paced: false,
+        uncompleted_max: 0,
+        capabilities: 0,
         delivery: Delivery::Reliable,
         integrity: Integrity::Manifest,
     })
@@ -120,7 +121,6 @@ pub(super) const FLOODS: &[Flood] = &[
                 sender_id: sender_id(0, Integrity::Manifest),
                 number: n as u32,
                 tag: n,
-                paced: false,
                 digested: false,
                 acknowledges: None,
             };
@@ -281,6 +281,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 sender_id: n << 40,
                 cookie: n,
                 data_port: from.port(),
+                uncompleted_max: 0,
                 word: [0; WORD_LEN],
             };
             control(to, from, n as u32, &ControlMessage::Proof(proof))
@@ -296,6 +297,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 cookie: n,
                 challenger_id: n,
                 ask: Ask::Cookie,
+                uncompleted_max: 0,
             };
             control(to, from, n as u32, &ControlMessage::Challenge(challenge))
         },
@@ -321,7 +323,6 @@ pub(super) const FLOODS: &[Flood] = &[
                 sender_id: sender_id(0, Integrity::Manifest),
                 number: 1_000_000 + n as u32,
                 tag: n,
-                paced: false,
                 digested: true,
                 acknowledges: None,
             };
@@ -378,7 +379,6 @@ pub(super) const FLOODS: &[Flood] = &[
                 sender_id: sender_id(1, Integrity::Manifest),
                 number: 1_000_000 + n as u32,
                 tag: n,
-                paced: false,
                 digested: true,
                 acknowledges: Some(EagerAcknowledgement {
                     // A stranger does not know the incarnation.
@@ -424,7 +424,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 data_port: PORT,
                 layout: Layout::new(WireMode::Lm, 1500, LinkShape::IPV4).expect("a legal MTU"),
                 landing_queue: 1,
-                tx_queue_hint: None,
+                tx_queue: None,
                 prefix: 0,
                 frames_per_packet: 1,
                 repeats_apart: false,
@@ -434,6 +434,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 packet_limit: u32::MAX,
                 lease_ms: u32::MAX,
                 first_message: 0,
+                capabilities: 0,
             };
             control(to, from, n as u32, &ControlMessage::Grant(grant))
         },

@@ -146,7 +146,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         data_port: number(dice).max(1) as u16 | 1,
         layout: layout(dice),
         landing_queue: number(dice) as u16,
-        tx_queue_hint: (dice.roll(2) == 0).then(|| dice.roll(6) as u16),
+        tx_queue: (dice.roll(2) == 0).then(|| dice.roll(6) as u16),
         prefix: number(dice) as u8,
         frames_per_packet: number(dice) as u8 | 1,
         repeats_apart: dice.roll(2) == 0,
@@ -156,6 +156,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         packet_limit: number(dice) as u32,
         lease_ms: number(dice) as u32,
         first_message: number(dice) as u32,
+        capabilities: u32::MAX,
     }
 }
 
@@ -197,7 +198,8 @@ pub(super) fn control(dice: &mut Choices, key: u64) -> ControlMessage {
             max_message_len: number(dice),
             window: window(dice),
             messages_in_flight: number(dice) as u32,
-            paced: dice.roll(2) == 0,
+            uncompleted_max: dice.roll(2) as u32,
+            capabilities: u32::MAX,
             delivery: Delivery::Reliable,
             integrity: [Integrity::None, Integrity::Manifest][dice.roll(2) as usize],
         }),
@@ -233,7 +235,6 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             sender_id: words[0],
             number: words[1] as u32,
             tag: words[2],
-            paced: false,
             digested: dice.roll(2) == 0,
             // Half of them with the real incarnation, and every other one of any at all.
             acknowledges: (words[3] & 1 == 0).then(|| EagerAcknowledgement {

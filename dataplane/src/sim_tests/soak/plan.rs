@@ -202,7 +202,7 @@ impl Plan {
             ring_start: 0u32.wrapping_sub(dice.roll(2000) as u32),
             tx_in_flight: pick(dice, &[3u32, 32, 192, 1024]),
             on_the_way: pick(dice, &[5u32, 64, 192, u32::MAX]),
-            paced: dice.roll(2) == 0,
+            tx_bound: u32::from(dice.roll(2) == 0),
             patience,
             lease,
             // What notices that two CPUs ran the gate (I3a).

@@ -1,5 +1,6 @@
 //! A packet as a line of a trace: what it says, and not how. What another version of the wire may say otherwise is left out: the version,
-//! lengths, checksums and the digest of a whole packet (only whether it is right), and of the fields `paced` and `tx_queue_hint`.
+//! lengths, checksums and the digest of a whole packet (only whether it is right), and what a peer keeps uncompleted, the transmit queue of
+//! a grant, and capabilities.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -67,7 +68,6 @@ fn write_header(line: &mut String, header: &LmHeader) {
             sender_id,
             number,
             tag,
-            paced: _,
             digested,
             acknowledges,
         } => {
@@ -130,7 +130,8 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             max_message_len,
             window,
             messages_in_flight,
-            paced: _,
+            uncompleted_max: _,
+            capabilities: _,
             delivery,
             integrity,
         }) => write!(
@@ -147,7 +148,7 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             data_port,
             layout,
             landing_queue,
-            tx_queue_hint: _,
+            tx_queue: _,
             prefix,
             frames_per_packet,
             repeats_apart,
@@ -157,6 +158,7 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             packet_limit,
             lease_ms,
             first_message,
+            capabilities: _,
         }) => write!(
             line,
             "grant {session_key:x} {data_port} {} {} {} {landing_queue} {prefix} {frames_per_packet} {repeats_apart} {} \
@@ -190,6 +192,7 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             cookie,
             challenger_id,
             ask,
+            uncompleted_max: _,
         }) => write!(
             line,
             "challenge {sender_id:x} {cookie:x} {challenger_id:x} {}",
@@ -199,6 +202,7 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             sender_id,
             cookie,
             data_port,
+            uncompleted_max: _,
             word,
         }) => write!(
             line,
@@ -222,29 +226,27 @@ mod tests {
         line
     }
 
-    fn eager(paced: bool, tag: u64) -> Vec<u8> {
+    fn eager(tag: u64) -> Vec<u8> {
         let bed = Bed::new(&BedConfig::default());
         let addressing = bed.hosts[0].addressing_to(data_address(1), [2; 6]);
         let header = LmHeader::Eager {
             sender_id: 1,
             number: 2,
             tag,
-            paced,
             digested: true,
             acknowledges: None,
         };
         lm_packet(&addressing, &header, b"payload")
     }
 
-    /// A datagram as the kernel sends it.
-    fn grant(tx_queue_hint: Option<u16>, prefix: u8) -> Vec<u8> {
+    fn grant(tx_queue: Option<u16>, prefix: u8) -> Vec<u8> {
         let layout = Layout::new(Wire::Lm, 1500, LinkShape::IPV4).expect("a legal MTU");
         let message = ControlMessage::Grant(Grant {
             session_key: 3,
             data_port: 7168,
             layout,
             landing_queue: 1,
-            tx_queue_hint,
+            tx_queue,
             prefix,
             frames_per_packet: 1,
             repeats_apart: false,
@@ -254,28 +256,45 @@ mod tests {
             packet_limit: 64,
             lease_ms: 1000,
             first_message: 0,
+            capabilities: 0,
         });
+        control(&message)
+    }
+
+    fn proof(uncompleted_max: u32, cookie: u64) -> Vec<u8> {
+        control(&ControlMessage::Proof(Proof {
+            sender_id: 1,
+            cookie,
+            data_port: 7168,
+            uncompleted_max,
+            word: [0; 16],
+        }))
+    }
+
+    /// A datagram as the kernel sends it.
+    fn control(message: &ControlMessage) -> Vec<u8> {
         let mut datagram = [0; MAX_CONTROL_LEN];
         let len = message.encode(5, &mut datagram);
-        let mut packet = eager(false, 0)[..HEADERS_LEN].to_vec();
+        let mut packet = eager(0)[..HEADERS_LEN].to_vec();
         packet.extend_from_slice(&datagram[..len]);
         packet
     }
 
     #[test]
     fn what_is_left_out_does_not_show() {
-        assert_ne!(eager(false, 1), eager(true, 1));
-        assert_eq!(line(&eager(false, 1)), line(&eager(true, 1)));
+        assert_ne!(proof(0, 1), proof(192, 1));
+        assert_eq!(line(&proof(0, 1)), line(&proof(192, 1)));
         assert_ne!(grant(None, 0), grant(Some(7), 0));
         assert_eq!(line(&grant(None, 0)), line(&grant(Some(7), 0)));
-        assert_ne!(line(&eager(false, 1)), line(&eager(false, 2)));
+        assert_ne!(line(&eager(1)), line(&eager(2)));
+        assert_ne!(line(&proof(0, 1)), line(&proof(0, 2)));
         assert_ne!(line(&grant(None, 0)), line(&grant(None, 1)));
     }
 
     /// Each bit but those of IP's and UDP's lengths and checksums, and of flags, of which most mean nothing.
     #[test]
     fn every_other_bit_shows() {
-        let packet = eager(false, 1);
+        let packet = eager(1);
         let usual = line(&packet);
         assert!(usual.contains("eager") && !usual.contains("broken"), "{usual}");
         const FLAGS: usize = HEADERS_LEN + 1;
