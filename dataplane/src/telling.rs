@@ -168,6 +168,7 @@ impl<P: Port> Engine<P> {
             false => outbound.announced,
         };
         let (key, sent) = (outbound.terms.key, outbound.sent_packets());
+        let delivery = outbound.terms.delivery;
         let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
         let room = outbound.general_payload_len().min(payload.len());
         let most = ANNOUNCEMENTS_PER_PACKET
@@ -175,7 +176,13 @@ impl<P: Port> Engine<P> {
             .min(IN_FLIGHT_MESSAGES_MAX as usize);
         let mut entries = 0;
         for (len, tag) in outbound.announcements(&mut self.outgoing, from, most) {
-            let encoded = AnnounceEntry { len, tag }.encode();
+            let encoded = AnnounceEntry {
+                len,
+                tag,
+                delivery: Some(delivery),
+                windows_released: AnnounceEntry::ALL_WINDOWS,
+            }
+            .encode();
             payload[entries * AnnounceEntry::LEN..][..AnnounceEntry::LEN].copy_from_slice(&encoded);
             entries += 1;
         }

@@ -6,10 +6,11 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use inputs::addressing;
 use lm_protocol::control::*;
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{self, EagerAcknowledgement, LmHeader, Trailer};
+use lm_protocol::wire::lm::{self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, Trailer};
 use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
 
 fn bytes(dump: &str) -> Vec<u8> {
@@ -208,8 +209,8 @@ fn bytes_of_every_lm_header() {
                 entries: 2,
                 sent: 0x2122_2324,
             },
-            32 + 12,
-            "24 02 00 34 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 21 22 23 24",
+            48 + 12,
+            "24 02 00 44 01 02 03 04 05 06 07 08 11 12 13 14 00 00 00 02 21 22 23 24",
         ),
         (
             LmHeader::Credit {
@@ -254,6 +255,35 @@ fn bytes_of_every_lm_header() {
         assert_eq!(header.encode(payload_len)[..], bytes(dump), "{header:?}");
         assert_eq!(LmHeader::decode(&bytes(dump)), Ok((header, payload_len)));
     }
+}
+
+/// The second entry has five opaque bytes.
+#[test]
+fn bytes_of_announced_messages() {
+    let whole = AnnounceEntry {
+        len: 0x0102_0304_0506_0708,
+        tag: 0x1112_1314_1516_1718,
+        delivery: Some(Delivery::Partial),
+        windows_released: AnnounceEntry::ALL_WINDOWS,
+    };
+    let dump = "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 02 00 00 00 ff ff ff ff";
+    assert_eq!(whole.encode()[..], bytes(dump));
+    let as_the_session = AnnounceEntry {
+        delivery: None,
+        windows_released: 0x2122_2324,
+        ..whole
+    };
+    let without = "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 00 00 00 21 22 23 24";
+    assert_eq!(as_the_session.encode()[..], bytes(without));
+    let with =
+        "01 02 03 04 05 06 07 08 11 12 13 14 15 16 17 18 ff 00 00 05 21 22 23 24 6f 70 61 71 75 00 00 00";
+    let payload = bytes(&format!("{dump} {with} 00 00 00 09 31 32 33 34 35 36 37 38"));
+    assert!(AnnounceEntry::iter(&payload, 2).eq([whole, as_the_session]));
+    let told = MessageDigest {
+        message: 9,
+        digest: 0x3132_3334_3536_3738,
+    };
+    assert!(MessageDigest::iter(&payload, 2).eq([told]));
 }
 
 /// Digests by libxxhash 0.8.1.
@@ -409,7 +439,7 @@ fn bytes_of_every_control_message() {
                 messages_in_flight: 4,
                 uncompleted_max: 192,
                 capabilities: 0x8000_0001,
-                delivery: lm_protocol::delivery::Delivery::Partial,
+                delivery: Delivery::Partial,
                 integrity: Integrity::Manifest,
             }),
             "2f 00 00 28 aa bb cc dd 01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
@@ -428,7 +458,7 @@ fn bytes_of_every_control_message() {
                 messages_in_flight: 4,
                 uncompleted_max: 0,
                 capabilities: 0,
-                delivery: lm_protocol::delivery::Delivery::Reliable,
+                delivery: Delivery::Reliable,
                 integrity: Integrity::Manifest,
             }),
             "2f 00 00 28 aa bb cc dd 01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \

@@ -6,6 +6,7 @@ use etherparse::{
     Ipv4Header, NetHeaders, PacketBuilder, PacketHeaders, PayloadSlice, TransportHeader, UdpHeader,
 };
 use inputs::{addressing, any_addressing};
+use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::wire::ipfrag::IpFragment;
@@ -16,7 +17,7 @@ use lm_protocol::wire::{
     Addressing, BuildError, DataTemplate, Frame, IpFragTemplate, ParseError, Transport, parse_frame, udp,
 };
 use proptest::prelude::*;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 fn any_header() -> impl Strategy<Value = LmHeader> {
     let words = any::<(u64, u32, u32, u32)>();
@@ -74,7 +75,19 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
 fn payload_for(header: &LmHeader, bytes: &[u8]) -> Vec<u8> {
     let len = match header {
         LmHeader::Announce { entries, sent, .. } => {
-            *entries as usize * AnnounceEntry::LEN + *sent as usize % 9 * MessageDigest::LEN
+            let mut noise = bytes.iter().copied().cycle();
+            let mut payload = Vec::new();
+            for opaque_len in (0..*entries).map(|n| (n + sent) % 9) {
+                let at = payload.len();
+                payload.extend(
+                    noise
+                        .by_ref()
+                        .take(AnnounceEntry::LEN + opaque_len.next_multiple_of(4) as usize),
+                );
+                payload[at + 18..at + 20].copy_from_slice(&[0, opaque_len as u8]);
+            }
+            payload.extend(noise.take(*sent as usize % 9 * MessageDigest::LEN));
+            return payload;
         }
         LmHeader::Missing { ranges, .. } => *ranges as usize * MissingRange::LEN,
         LmHeader::EagerAck { .. } => 0,
@@ -323,7 +336,15 @@ proptest! {
 
     #[test]
     fn entries_survive(entries in prop::collection::vec(any::<(u64, u64)>(), 0..60)) {
-        let announced: Vec<AnnounceEntry> = entries.iter().map(|&(len, tag)| AnnounceEntry { len, tag }).collect();
+        let announced: Vec<AnnounceEntry> = entries
+            .iter()
+            .map(|&(len, tag)| AnnounceEntry {
+                len,
+                tag,
+                delivery: Delivery::from_u8(tag as u8 % 4),
+                windows_released: (len ^ tag) as u32,
+            })
+            .collect();
         let told: Vec<MessageDigest> =
             entries.iter().map(|&(message, digest)| MessageDigest { message: message as u32, digest }).collect();
         let bytes: Vec<u8> = announced.iter().flat_map(AnnounceEntry::encode)
@@ -338,6 +359,64 @@ proptest! {
         let bytes: Vec<u8> = missing.iter().flat_map(MissingRange::encode).collect();
         prop_assert_eq!(MissingRange::iter(&bytes).collect::<Vec<_>>(), missing);
     }
+}
+
+/// What an extension adds to an entry is skipped by its length, and a way of delivery that is not known is the session's.
+#[test]
+fn what_is_not_known_of_an_entry_is_skipped() {
+    let entry = AnnounceEntry {
+        len: 5,
+        tag: 6,
+        delivery: Some(Delivery::Partial),
+        windows_released: 7,
+    };
+    let digest = MessageDigest {
+        message: 8,
+        digest: 9,
+    };
+    let mut payload = Vec::new();
+    for opaque_len in [0, 1, 3, 4, 48] {
+        let at = payload.len();
+        payload.extend(entry.encode());
+        payload[at + 18..at + 20].copy_from_slice(&[0, opaque_len]);
+        payload.resize(payload.len() + usize::from(opaque_len.next_multiple_of(4)), 0xee);
+    }
+    payload[16] = 3;
+    let packet_with = |payload: &[u8], entries| {
+        let header = LmHeader::Announce {
+            session_key: 1,
+            first: 2,
+            entries,
+            sent: 3,
+        };
+        let trailer = Trailer::new(&header, payload, SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7168));
+        [
+            &header.encode(payload.len() as u16)[..],
+            payload,
+            trailer.as_bytes(),
+        ]
+        .concat()
+    };
+    let with_digest = [&payload[..], &digest.encode()].concat();
+    let packet = packet_with(&with_digest, 5);
+    let (_, read) = lm::parse_datagram(&packet).unwrap();
+    let mut entries: Vec<AnnounceEntry> = AnnounceEntry::iter(read, 5).collect();
+    assert_eq!(entries[0].delivery, None);
+    entries[0].delivery = entry.delivery;
+    assert_eq!(entries, [entry; 5]);
+    assert!(MessageDigest::iter(read, 5).eq([digest]));
+
+    // Opaque bytes that are not there, and those of which the padding is not.
+    for cut in 1..=48 {
+        let packet = packet_with(&payload[..payload.len() - cut], 5);
+        assert_eq!(lm::parse_datagram(&packet), Err(lm::LmError::Length), "{cut}");
+    }
+    let mut overrun = with_digest.clone();
+    overrun[18..20].fill(0xff);
+    let overrun = packet_with(&overrun, 5);
+    assert_eq!(lm::parse_datagram(&overrun), Err(lm::LmError::Length));
+    let too_many = packet_with(&payload, u32::MAX);
+    assert_eq!(lm::parse_datagram(&too_many), Err(lm::LmError::Length));
 }
 
 /// A sum of zero goes out as 0xffff: 0 would mean "no checksum" (RFC 768).

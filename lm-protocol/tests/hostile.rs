@@ -71,10 +71,11 @@ fn look_at_lm(header: &LmHeader, payload: &[u8]) {
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
-            assert_eq!(AnnounceEntry::iter(payload, entries).len(), entries as usize);
+            assert_eq!(AnnounceEntry::iter(payload, entries).count(), entries as usize);
             let digests = MessageDigest::iter(payload, entries).len();
             let len = entries as usize * AnnounceEntry::LEN + digests * MessageDigest::LEN;
-            assert_eq!(len, payload.len());
+            // The rest is opaque.
+            assert!(len <= payload.len() && (payload.len() - len).is_multiple_of(4));
         }
         LmHeader::Missing { ranges, .. } => assert_eq!(MissingRange::iter(payload).count(), ranges as usize),
         LmHeader::Manifest { first, count, .. } => {
@@ -146,7 +147,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 entries: 3,
                 sent: 9,
             },
-            48 + 24,
+            3 * AnnounceEntry::LEN + 8 + 2 * MessageDigest::LEN,
         ),
         (
             LmHeader::Credit {
@@ -188,7 +189,13 @@ fn valid_frames() -> Vec<Vec<u8>> {
         address.vlan = vlan;
         for (header, payload_len) in headers {
             let mut frame = vec![0x33; address.header_len() + payload_len + header.trailer_len()];
-            address.write_headers(&mut frame, &header, payload_len).unwrap();
+            let start = address.write_headers(&mut frame, &header, payload_len).unwrap();
+            if matches!(header, LmHeader::Announce { .. }) {
+                // The second one has opaque bytes.
+                for (at, opaque_len) in [(0, 0), (24, 5), (56, 0)] {
+                    frame[start + at + 18..start + at + 20].copy_from_slice(&[0, opaque_len]);
+                }
+            }
             frames.push(frame);
         }
         let geometry = Layout::new(Wire::IpFrag, 576, address.link())
@@ -238,7 +245,7 @@ proptest! {
         bytes[..lm::HEADER_LEN].copy_from_slice(&LmHeader::Control { request_id: 5, kind }.encode(len as u16));
         look(&bytes);
         // Bodies of the right length with small numbers, which are legal more often.
-        let body_len = [0, 32, 16, 48, 16, 16][usize::from(kind) % 6];
+        let body_len = [0, 40, 16, 56, 16, 16][usize::from(kind) % 6];
         bytes.truncate(lm::HEADER_LEN);
         bytes.resize(lm::HEADER_LEN + body_len, kind % 4);
         bytes[..lm::HEADER_LEN].copy_from_slice(&LmHeader::Control { request_id: 5, kind }.encode(body_len as u16));
@@ -255,8 +262,8 @@ proptest! {
         let frames = valid_frames();
         let mut frame = frames[which.index(frames.len())].clone();
         for (at, value) in changes {
-            // Mostly in the headers.
-            let at = at.index(frame.len().min(80));
+            // Mostly in the headers, and in the first entries of an announcement.
+            let at = at.index(frame.len().min(120));
             frame[at] = value;
         }
         if let Some(cut) = cut {

@@ -186,8 +186,13 @@ impl Announcing {
                 entries: 1,
                 sent: 0,
             };
-            let (len, tag) = (LEN as u64, NOTHING);
-            let payload = AnnounceEntry { len, tag }.encode();
+            let payload = AnnounceEntry {
+                len: LEN as u64,
+                tag: NOTHING,
+                delivery: None,
+                windows_released: AnnounceEntry::ALL_WINDOWS,
+            }
+            .encode();
             let udp = client.udp.as_ref().unwrap();
             let SocketAddr::V4(from) = udp.local_addr().unwrap() else {
                 unreachable!("it was bound to an IPv4 address")

@@ -550,6 +550,8 @@ impl Claimants {
         let payload = AnnounceEntry {
             len: 1 << 20,
             tag: 666,
+            delivery: None,
+            windows_released: AnnounceEntry::ALL_WINDOWS,
         }
         .encode();
         let SocketAddr::V4(from) = data.local_addr().expect("a bound socket") else {

@@ -19,11 +19,18 @@ fn header(header: &LmHeader, payload: &[u8]) {
     match *header {
         LmHeader::Data { index, count, .. } => assert!(index < count),
         LmHeader::Announce { entries, .. } => {
-            let entries_again = AnnounceEntry::iter(payload, entries).flat_map(|entry| entry.encode());
-            let digests = MessageDigest::iter(payload, entries).flat_map(|digest| digest.encode());
-            let again: Vec<u8> = entries_again.chain(digests).collect();
-            assert_eq!(again, payload);
-            assert_eq!(AnnounceEntry::iter(payload, entries).len(), entries as usize);
+            let read: Vec<AnnounceEntry> = AnnounceEntry::iter(payload, entries).collect();
+            assert_eq!(read.len(), entries as usize);
+            let digests: Vec<u8> = MessageDigest::iter(payload, entries)
+                .flat_map(|digest| digest.encode())
+                .collect();
+            assert!(payload.ends_with(&digests));
+            // Without the opaque bytes, which are skipped.
+            let again: Vec<u8> = read.iter().flat_map(AnnounceEntry::encode).collect();
+            assert!(again.len() + digests.len() <= payload.len());
+            let again = [&again[..], &digests].concat();
+            assert!(AnnounceEntry::iter(&again, entries).eq(read));
+            assert!(MessageDigest::iter(&again, entries).eq(MessageDigest::iter(payload, entries)));
         }
         LmHeader::Missing { ranges, .. } => {
             let again: Vec<u8> = MissingRange::iter(payload)

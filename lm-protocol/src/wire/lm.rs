@@ -19,8 +19,8 @@
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. Types 8 to 13
 //! pass the gate as 2 to 7 do; where nothing takes them they are counted, and not answered. The
-//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of
-//! them is ignored.
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and
+//! [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of them is ignored.
 //!
 //! # What follows the payload
 //!
@@ -40,12 +40,16 @@
 //! An [`EagerAcknowledgement`] says in EAGER packets what an EAGER_ACK says, of the messages that go the other way
 //! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
+mod announcement;
+
 use crate::manifest::DIGEST_LEN;
 use core::fmt;
 use core::net::SocketAddrV4;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use announcement::is_announcement;
+pub use announcement::{AnnounceEntry, MessageDigest};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The protocol version that this crate speaks.
@@ -69,7 +73,7 @@ pub const TYPE_CREDIT: u8 = 5;
 pub const TYPE_MISSING: u8 = 6;
 /// Type of a MANIFEST packet.
 pub const TYPE_MANIFEST: u8 = 7;
-/// Type of a REALTIME packet; its extension says what follows the LM header's first 4 bytes.
+/// Type of a REALTIME packet. It is as long as a header at least, and its payload length is right; the rest is its extension's.
 pub const TYPE_REALTIME: u8 = 8;
 /// Type of an RT_REPORT packet; as [`TYPE_REALTIME`].
 pub const TYPE_RT_REPORT: u8 = 9;
@@ -459,7 +463,6 @@ impl LmHeader {
             .checked_sub(header.trailer_len() as u16)
             .ok_or(LmError::Length)?;
         let entries_len = match header {
-            LmHeader::Announce { entries, .. } => announce_payload_len(payload_len, entries),
             LmHeader::Missing { ranges, .. } => u64::from(ranges) * MissingRange::LEN as u64,
             LmHeader::EagerAck { .. } => 0,
             LmHeader::Credit { .. } => u64::from(payload_len) & !3,
@@ -471,14 +474,6 @@ impl LmHeader {
         }
         Ok((header, payload_len))
     }
-}
-
-/// The length that an ANNOUNCE's payload must have if it is `payload_len` bytes long: the entries, then whole digests.
-#[inline]
-fn announce_payload_len(payload_len: u16, entries: u32) -> u64 {
-    let entries_len = u64::from(entries) * AnnounceEntry::LEN as u64;
-    let digests_len = u64::from(payload_len).saturating_sub(entries_len);
-    entries_len + digests_len / MessageDigest::LEN as u64 * MessageDigest::LEN as u64
 }
 
 /// The length that a MANIFEST's payload must have if it is `payload_len` bytes long: whole digests, at least one, of
@@ -575,9 +570,15 @@ pub fn parse_packet(bytes: &[u8]) -> Result<LmPacket<'_>, LmError> {
         return Err(LmError::Length);
     }
     let (_, digest) = behind.split_at(behind.len() - digest_len);
+    let payload = &behind[..usize::from(payload_len)];
+    if let LmHeader::Announce { entries, .. } = header
+        && !is_announcement(payload, entries)
+    {
+        return Err(LmError::Length);
+    }
     Ok(LmPacket {
         header,
-        payload: &behind[..usize::from(payload_len)],
+        payload,
         digest: digest.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)),
     })
 }
@@ -728,97 +729,6 @@ pub fn broken_messages(payload: &[u8]) -> impl ExactSizeIterator<Item = u32> + '
         .0
         .iter()
         .map(|bytes| u32::from_be_bytes(*bytes))
-}
-
-/// One message in an ANNOUNCE payload.
-///
-/// ```text
-///  0                       8                       16
-/// +-----------------------+-----------------------+
-/// |      length u64       |        tag u64        |
-/// +-----------------------+-----------------------+
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnnounceEntry {
-    /// Bytes of the message.
-    pub len: u64,
-    /// The application's tag.
-    pub tag: u64,
-}
-
-impl AnnounceEntry {
-    /// Bytes of an entry.
-    pub const LEN: usize = 16;
-
-    /// The entry's bytes.
-    pub fn encode(&self) -> [u8; AnnounceEntry::LEN] {
-        zerocopy::transmute!([U64::new(self.len), U64::new(self.tag)])
-    }
-
-    /// The entries of an ANNOUNCE payload, in message order, of which the header says how many there are. Fewer where the
-    /// payload ends before; a parsed packet has all.
-    pub fn iter(payload: &[u8], entries: u32) -> impl ExactSizeIterator<Item = AnnounceEntry> + '_ {
-        payload
-            .as_chunks::<{ AnnounceEntry::LEN }>()
-            .0
-            .iter()
-            .take(entries as usize)
-            .map(|chunk| {
-                let [len, tag]: [U64; 2] = zerocopy::transmute!(*chunk);
-                AnnounceEntry {
-                    len: len.get(),
-                    tag: tag.get(),
-                }
-            })
-    }
-}
-
-/// The digest of one message, behind the entries of an ANNOUNCE payload.
-///
-/// ```text
-///  0               4                       12
-/// +---------------+-----------------------+
-/// |  message u32  |      digest u64       |
-/// +---------------+-----------------------+
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageDigest {
-    /// Number of the message, whose fragments were all sent.
-    pub message: u32,
-    /// Its digest; see [`crate::manifest::message_digest`].
-    pub digest: u64,
-}
-
-impl MessageDigest {
-    /// Bytes of one.
-    pub const LEN: usize = 12;
-
-    /// Its bytes.
-    pub fn encode(&self) -> [u8; MessageDigest::LEN] {
-        let mut bytes = [0; MessageDigest::LEN];
-        bytes[..4].copy_from_slice(&self.message.to_be_bytes());
-        bytes[4..].copy_from_slice(&self.digest.to_be_bytes());
-        bytes
-    }
-
-    /// The digests of an ANNOUNCE payload with so many entries. Bytes behind the last whole one are left out; a parsed packet
-    /// has none.
-    pub fn iter(payload: &[u8], entries: u32) -> impl ExactSizeIterator<Item = MessageDigest> + '_ {
-        let entries_len = (entries as usize).saturating_mul(AnnounceEntry::LEN);
-        let digests = payload.get(entries_len..).unwrap_or_default();
-        digests
-            .as_chunks::<{ MessageDigest::LEN }>()
-            .0
-            .iter()
-            .map(|chunk| {
-                let [message @ .., _, _, _, _, _, _, _, _] = *chunk;
-                let [_, _, _, _, digest @ ..] = *chunk;
-                MessageDigest {
-                    message: u32::from_be_bytes(message),
-                    digest: u64::from_be_bytes(digest),
-                }
-            })
-    }
 }
 
 /// One range of fragments in a MISSING payload.

@@ -43,7 +43,13 @@ pub(super) fn announced(scene: &Scene) -> u32 {
 }
 
 fn entry(len: u64) -> [u8; AnnounceEntry::LEN] {
-    AnnounceEntry { len, tag: 7 }.encode()
+    AnnounceEntry {
+        len,
+        tag: 7,
+        delivery: None,
+        windows_released: AnnounceEntry::ALL_WINDOWS,
+    }
+    .encode()
 }
 
 pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessage {
@@ -106,8 +112,12 @@ pub(super) const FLOODS: &[Flood] = &[
                 sent: sent_packets(scene),
             };
             let mut bytes = packet(to, from, PORT, &header, &entry(LEN as u64));
-            // A byte of the entry or of the digest.
-            let at = bytes.len() - 1 - n as usize % 24;
+            // A byte of the digest or of the entry, but not of its opaque length.
+            let behind = match n as usize % 30 {
+                behind @ 0..12 => behind,
+                behind => behind + 2,
+            };
+            let at = bytes.len() - 1 - behind;
             bytes[at] ^= 1 << (n % 8);
             bytes
         },

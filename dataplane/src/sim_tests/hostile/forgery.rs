@@ -12,7 +12,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
-use lm_protocol::wire::lm::{EagerAcknowledgement, HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, HEADER_LEN, LmHeader};
 
 use crate::sim_tests::bed::{IPS, PORT, lm_packet, noise, sender_id};
 use crate::sim_tests::transfer::Dice;
@@ -291,7 +291,7 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
                 entries,
                 sent: entries,
             };
-            (header, entries as usize * 16)
+            (header, entries as usize * AnnounceEntry::LEN)
         }
         LmHeader::Missing {
             session_key, message, ..
@@ -307,7 +307,16 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
         }
         header => (header, dice.roll(1449) as usize),
     };
-    let payload = noise(dice.roll(u64::MAX), payload_len);
+    let mut payload = noise(dice.roll(u64::MAX), payload_len);
+    if let LmHeader::Announce { entries, .. } = header {
+        // Without opaque bytes, or most would not be read.
+        for entry in payload
+            .chunks_exact_mut(AnnounceEntry::LEN)
+            .take(entries as usize)
+        {
+            entry[18..20].fill(0);
+        }
+    }
     packet(dice, to, PORT, &header, &payload)
 }
 

@@ -1,13 +1,15 @@
 //! A packet as a line of a trace: what it says, and not how. What another version of the wire may say otherwise is left out: the version,
 //! lengths, checksums and the digest of a whole packet (only whether it is right), and what a peer keeps uncompleted, the transmit queue of
-//! a grant, and capabilities.
+//! a grant, capabilities, and of an announced message all but its length and tag.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::control::{Challenge, ControlMessage, End, Ended, Grant, Proof, Reject, Request};
-use lm_protocol::wire::lm::{EagerAcknowledgement, LmHeader, parse_packet};
-use xxhash_rust::xxh3::xxh3_64;
+use lm_protocol::wire::lm::{
+    AnnounceEntry, EagerAcknowledgement, LmHeader, LmPacket, MessageDigest, parse_packet,
+};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Ethernet, IPv4 without options, UDP.
 const HEADERS_LEN: usize = 42;
@@ -50,10 +52,30 @@ fn write_lm(line: &mut String, packet: &[u8]) -> Option<()> {
     }
     if control.is_none() {
         let intact = if lm.is_intact(source) { "" } else { " broken" };
-        let (len, digest) = (lm.payload.len(), xxh3_64(lm.payload));
+        let (len, digest) = measured(&lm);
         let _ = write!(line, " {len} {digest:x}{intact}");
     }
     Some(())
+}
+
+/// Length and hash of a payload, of an announced message's entry only its length and tag. Nothing is allocated.
+fn measured(packet: &LmPacket<'_>) -> (usize, u64) {
+    let LmHeader::Announce { entries, .. } = packet.header else {
+        return (packet.payload.len(), xxh3_64(packet.payload));
+    };
+    let (mut len, mut hash) = (0, Xxh3Default::new());
+    let mut add = |bytes: &[u8]| {
+        len += bytes.len();
+        hash.update(bytes);
+    };
+    for entry in AnnounceEntry::iter(packet.payload, entries) {
+        add(&entry.len.to_be_bytes());
+        add(&entry.tag.to_be_bytes());
+    }
+    for digest in MessageDigest::iter(packet.payload, entries) {
+        add(&digest.encode());
+    }
+    (len, hash.digest())
 }
 
 fn write_header(line: &mut String, header: &LmHeader) {

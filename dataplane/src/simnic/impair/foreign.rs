@@ -161,9 +161,19 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
         .write_headers(packet, &header, payload_len)
         .expect("room for headers");
     let mut payload = Vec::new();
-    noise(&mut payload, payload_len as u64, dice);
+    match header {
+        LmHeader::Announce { .. } => {
+            let entry = AnnounceEntry {
+                len: dice.number(),
+                tag: dice.number(),
+                delivery: None,
+                windows_released: AnnounceEntry::ALL_WINDOWS,
+            };
+            payload.extend_from_slice(&entry.encode());
+        }
+        _ => noise(&mut payload, payload_len as u64, dice),
+    }
     packet.truncate(header_len);
-    payload.truncate(payload_len);
     packet.extend_from_slice(&payload);
     // The digest keeps nobody out, it is no secret.
     packet.extend_from_slice(Trailer::new(&header, &payload, ends.from).as_bytes());

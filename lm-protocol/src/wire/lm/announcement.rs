@@ -1,0 +1,166 @@
+//! What an ANNOUNCE's payload holds: entries, and then digests.
+
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::delivery::Delivery;
+
+/// One message in an ANNOUNCE payload.
+///
+/// ```text
+///  0                       8                       16  17  18      20              24
+/// +-----------------------+-----------------------+---+---+-------+---------------+- - - - - - - - +
+/// |      length u64       |        tag u64        |del| 0 | opaque|  released u32 |  opaque bytes  |
+/// +-----------------------+-----------------------+---+---+-------+---------------+- - - - - - - - +
+/// ```
+///
+/// Opaque bytes are an extension's. The entry says how many they are, and zeros follow them up to a multiple of 4. Here they are skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnnounceEntry {
+    /// Bytes of the message.
+    pub len: u64,
+    /// The application's tag.
+    pub tag: u64,
+    /// What becomes of the message if fragments of it are lost; `None`, and a way that is not known here: as the session has it.
+    /// All messages of a session are sent as the session has it, and a receiver goes by that.
+    pub delivery: Option<Delivery>,
+    /// Windows that may be sent already, from the message's first; [`ALL_WINDOWS`](AnnounceEntry::ALL_WINDOWS): it is not streamed.
+    pub windows_released: u32,
+}
+
+/// [`AnnounceEntry::delivery`] that is the session's.
+const SESSIONS_DELIVERY: u8 = 0xff;
+
+impl AnnounceEntry {
+    /// Bytes of an entry without opaque bytes.
+    pub const LEN: usize = 24;
+    /// [`AnnounceEntry::windows_released`] of a message that is whole.
+    pub const ALL_WINDOWS: u32 = u32::MAX;
+
+    /// The entry's bytes.
+    pub fn encode(&self) -> [u8; AnnounceEntry::LEN] {
+        zerocopy::transmute!(RawEntry {
+            len: U64::new(self.len),
+            tag: U64::new(self.tag),
+            delivery: self.delivery.map_or(SESSIONS_DELIVERY, Delivery::to_u8),
+            reserved: 0,
+            opaque_len: U16::ZERO,
+            windows_released: U32::new(self.windows_released),
+        })
+    }
+
+    /// The entries of an ANNOUNCE payload, in message order, of which the header says how many there are. Fewer where the
+    /// payload ends before; a parsed packet has all.
+    pub fn iter(payload: &[u8], entries: u32) -> impl Iterator<Item = AnnounceEntry> + '_ {
+        Entries {
+            rest: payload,
+            left: entries,
+        }
+    }
+}
+
+/// The digest of one message, behind the entries of an ANNOUNCE payload.
+///
+/// ```text
+///  0               4                       12
+/// +---------------+-----------------------+
+/// |  message u32  |      digest u64       |
+/// +---------------+-----------------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageDigest {
+    /// Number of the message, whose fragments were all sent.
+    pub message: u32,
+    /// Its digest; see [`crate::manifest::message_digest`].
+    pub digest: u64,
+}
+
+impl MessageDigest {
+    /// Bytes of one.
+    pub const LEN: usize = 12;
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; MessageDigest::LEN] {
+        let mut bytes = [0; MessageDigest::LEN];
+        bytes[..4].copy_from_slice(&self.message.to_be_bytes());
+        bytes[4..].copy_from_slice(&self.digest.to_be_bytes());
+        bytes
+    }
+
+    /// The digests of an ANNOUNCE payload with so many entries. Bytes behind the last whole one are left out; a parsed packet
+    /// has none.
+    pub fn iter(payload: &[u8], entries: u32) -> impl ExactSizeIterator<Item = MessageDigest> + '_ {
+        let entries = Entries {
+            rest: payload,
+            left: entries,
+        };
+        let digests = entries.behind().unwrap_or_default();
+        digests
+            .as_chunks::<{ MessageDigest::LEN }>()
+            .0
+            .iter()
+            .map(|chunk| {
+                let [message @ .., _, _, _, _, _, _, _, _] = *chunk;
+                let [_, _, _, _, digest @ ..] = *chunk;
+                MessageDigest {
+                    message: u32::from_be_bytes(message),
+                    digest: u64::from_be_bytes(digest),
+                }
+            })
+    }
+}
+
+/// Whether an ANNOUNCE's payload is so many entries, and then whole digests.
+pub(super) fn is_announcement(payload: &[u8], entries: u32) -> bool {
+    let entries = Entries {
+        rest: payload,
+        left: entries,
+    };
+    (entries.behind()).is_some_and(|digests| digests.len().is_multiple_of(MessageDigest::LEN))
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    len: U64,
+    tag: U64,
+    delivery: u8,
+    reserved: u8,
+    opaque_len: U16,
+    windows_released: U32,
+}
+
+const _: () = assert!(size_of::<RawEntry>() == AnnounceEntry::LEN);
+const _: () = assert!(core::mem::offset_of!(RawEntry, windows_released) == 20);
+
+/// Entries of an ANNOUNCE payload that are not read yet, and what follows them.
+struct Entries<'a> {
+    rest: &'a [u8],
+    left: u32,
+}
+
+impl<'a> Entries<'a> {
+    /// What follows the entries; `None` where the payload ends before.
+    fn behind(mut self) -> Option<&'a [u8]> {
+        while self.left > 0 {
+            self.next()?;
+        }
+        Some(self.rest)
+    }
+}
+
+impl Iterator for Entries<'_> {
+    type Item = AnnounceEntry;
+
+    fn next(&mut self) -> Option<AnnounceEntry> {
+        self.left = self.left.checked_sub(1)?;
+        let (raw, behind) = RawEntry::ref_from_prefix(self.rest).ok()?;
+        self.rest = behind.get(usize::from(raw.opaque_len.get()).next_multiple_of(4)..)?;
+        Some(AnnounceEntry {
+            len: raw.len.get(),
+            tag: raw.tag.get(),
+            delivery: Delivery::from_u8(raw.delivery),
+            windows_released: raw.windows_released.get(),
+        })
+    }
+}
