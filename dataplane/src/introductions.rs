@@ -9,7 +9,7 @@ use lm_protocol::introduction::{Cookies, is_same_incarnation};
 use lm_protocol::session::Refusal;
 use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader};
+use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_CONTROL, TYPE_EAGER};
 
 use crate::completion::Outcome;
 use crate::eager::EagerIn;
@@ -23,6 +23,9 @@ const CHALLENGES_PER_MS: u32 = 32;
 
 /// The same challenge is answered again after this time: the proof may be lost.
 const PROVE_AGAIN_NS: u64 = 1_000_000;
+
+/// So long after it was heard last a peer may have been replaced by one of another version.
+const OTHER_VERSION_SILENT_NS: u64 = 1_000_000_000;
 
 /// What an endpoint needs to challenge.
 #[derive(Debug)]
@@ -94,6 +97,32 @@ impl<P: Port> Engine<P> {
     pub(crate) fn may_send(&mut self, data: SocketAddrV4) -> bool {
         let found = self.peers.find(data);
         self.config.allows(*data.ip()) || found.is_some_and(|index| self.peers.at(index).wanted)
+    }
+
+    /// A datagram of another version of LM for the data port. Whoever begins something is told ours; the first 9 bytes of a control
+    /// message, and the type of a small one, are the same in all versions. What comes from a peer that is known was changed on the way.
+    #[cold]
+    pub(crate) fn take_other_version(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
+        self.reject(Fault::Version, from);
+        let known = self.peers.find(from).map(|index| self.peers.at(index));
+        let speaks_ours = known.is_some_and(|peer| {
+            peer.incarnation.is_some() && now_ns.saturating_sub(peer.heard_ns) < OTHER_VERSION_SILENT_NS
+        });
+        if speaks_ours || !self.introductions.may_challenge(now_ns) {
+            return;
+        }
+        match datagram[0] & 0xf {
+            TYPE_EAGER => {
+                let refusal = Refusal::from(RejectReason::Version).to_message();
+                self.send_control(Socket::Data, from, 0, &refusal);
+            }
+            TYPE_CONTROL => {
+                self.with_node(Socket::Data, now_ns, |node, now, local, out| {
+                    node.on_datagram(now, from, datagram, local, out)
+                });
+            }
+            _ => {}
+        }
     }
 
     #[cold]

@@ -107,11 +107,10 @@ impl<P: Port> Engine<P> {
             let packet = match parse_packet(bytes) {
                 Ok(parsed) => parsed,
                 Err(error) => {
-                    let fault = match error {
-                        LmError::VersionMismatch { .. } => Fault::Version,
-                        _ => Fault::Malformed,
-                    };
-                    self.reject(fault, from);
+                    match error {
+                        LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
+                        _ => self.reject(Fault::Malformed, from),
+                    }
                     self.frames.put(frame);
                     continue;
                 }

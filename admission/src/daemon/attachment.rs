@@ -4,9 +4,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_cards::Interface;
 use lm_ebpf::{AttachMode, EffectiveMode, Gate, GateConfig};
-use lm_protocol::admission::{self, Action, ClusterKey, Limits, Local, Node, Outcome, Policy, Ticket};
+use lm_protocol::admission::{self, Action, ClusterKey, Limits, Local, Node, Outcome, Policy, Taken, Ticket};
 use lm_protocol::session::Permit;
 use lm_protocol::time::Time;
+use lm_protocol::wire::lm::VERSION;
 
 use super::ground::Ground;
 use super::worker::Stay;
@@ -21,6 +22,9 @@ const QUEUES_MAX: u32 = 64;
 
 /// Smallest MTU on which a session is possible, in bytes.
 const MTU_MIN: u32 = 576;
+
+/// So many hosts of another version are named: addresses can be forged.
+const OTHER_VERSIONS_TOLD: usize = 8;
 
 /// An interface that is there.
 pub(crate) struct Attachment {
@@ -38,6 +42,8 @@ pub(crate) struct Attachment {
     /// No other daemon takes the pins over while this is held.
     _lock: Lock,
     actions: Vec<Action>,
+    /// Hosts that speak another version of LM, as far as they were named.
+    other_versions: Vec<Ipv4Addr>,
 }
 
 /// The network namespace's number.
@@ -177,7 +183,22 @@ impl Attachment {
             reopened: is_reopened,
             _lock: lock,
             actions: Vec::new(),
+            other_versions: Vec::new(),
         })
+    }
+
+    /// Takes a datagram of the control port.
+    pub(crate) fn take(&mut self, from: SocketAddrV4, datagram: &[u8]) {
+        let taken = self.drive(|node, now, local, out| node.on_datagram(now, from, datagram, local, out));
+        let is_news =
+            || self.other_versions.len() < OTHER_VERSIONS_TOLD && !self.other_versions.contains(from.ip());
+        if taken == Taken::OtherVersion && is_news() {
+            self.other_versions.push(*from.ip());
+            tracing::warn!(
+                interface = self.name,
+                "the daemon at {from} does not speak LM version {VERSION}: use the same release on both hosts"
+            );
+        }
     }
 
     /// Lets the node do something, and sends what it says. What programs are to be told is kept.

@@ -349,8 +349,7 @@ impl Daemon {
                     break;
                 };
                 attachment.ports.more = true;
-                attachment
-                    .drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
+                attachment.take(from, &buffer[..len]);
             }
         }
     }
@@ -361,8 +360,7 @@ impl Daemon {
         let mut any = false;
         for attachment in self.attachments.iter_mut().flatten() {
             if let Some((from, len)) = attachment.ports.receive_at_address(&mut buffer) {
-                attachment
-                    .drive(|node, now, local, out| node.on_datagram(now, from, &buffer[..len], local, out));
+                attachment.take(from, &buffer[..len]);
                 any = true;
             }
         }

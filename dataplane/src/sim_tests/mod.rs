@@ -21,6 +21,7 @@ mod jumbo;
 mod keyed;
 mod loopback;
 mod one_copy;
+mod other_version;
 mod pending;
 mod rate;
 mod real_time;

@@ -316,8 +316,14 @@ impl Node {
             Ok(Some(taken)) => (&mut self.counters.accepted, taken),
             Ok(None) => (&mut self.counters.impossible, Taken::Malformed),
             Err(ControlError::VersionMismatch { theirs, request_id }) => {
-                self.answer_version(from, header.port, theirs, request_id, body, out);
-                (&mut self.counters.other_version, Taken::OtherVersion)
+                let is_asked = self.answer_version(from, header.port, theirs, request_id, body, out);
+                // Whoever asked is told in words.
+                let taken = if is_asked {
+                    Taken::Used
+                } else {
+                    Taken::OtherVersion
+                };
+                (&mut self.counters.other_version, taken)
             }
             Err(ControlError::Packet(LmError::VersionMismatch { .. })) => {
                 (&mut self.counters.other_version, Taken::OtherVersion)
@@ -583,7 +589,8 @@ impl Node {
         }
     }
 
-    /// A host of the cluster speaks another version: an applicant learns it from the answer, and a request gets one.
+    /// A host of the cluster speaks another version: an applicant learns it from the answer, and a request gets one. Gives whether it
+    /// was the answer.
     fn answer_version(
         &mut self,
         from: SocketAddrV4,
@@ -592,8 +599,10 @@ impl Node {
         request_id: Option<u32>,
         body: &[u8],
         out: &mut Vec<Action>,
-    ) {
-        let Some(request_id) = request_id else { return };
+    ) -> bool {
+        let Some(request_id) = request_id else {
+            return false;
+        };
         let mut said = Vec::new();
         let is_asked =
             (self.outgoing).handle_version(from, Ticket(request_id), theirs, &mut |what| said.push(what));
@@ -603,6 +612,7 @@ impl Node {
             let message = Refusal::from(RejectReason::Version).to_message();
             self.transmit(from, port, &Message::Session { request_id, message }, out);
         }
+        is_asked
     }
 
     /// Does everything that is due.

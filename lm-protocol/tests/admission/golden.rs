@@ -4,7 +4,7 @@
 use crate::world::address;
 use lm_protocol::admission::message::*;
 use lm_protocol::admission::seal::*;
-use lm_protocol::control::{ControlMessage, End};
+use lm_protocol::control::{ControlError, ControlMessage, End};
 use proptest::prelude::*;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -143,6 +143,22 @@ fn lm_endme_in_its_seal() {
          11 22 33 44 55 66 77 88 00 00 00 03 00 00 00 00 \
          e0 f3 6d dd 4a 6a a4 ea d5 93 b8 79 4b fd b3 a1",
     );
+}
+
+/// As version 1 sealed it. The seal is the same, so that each end learns the other's version from the message inside.
+#[test]
+fn a_message_of_version_1_in_its_seal() {
+    let dump = "1f 00 00 10 01 02 03 04 02 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 \
+                11 22 33 44 55 66 77 88 00 00 00 03 00 00 00 00 \
+                27 ed b8 36 78 c6 4e 09 99 03 c6 d9 cf 0f 88 b2";
+    let sealed = bytes(&format!("1e 00 00 28 1c 00 00 00 {BOOT_TO_ECHO} {dump}"));
+    let (opened, body) = key().open(address(0), address(1), &sealed).unwrap();
+    assert_eq!(opened, header(7168));
+    let told = ControlError::VersionMismatch {
+        theirs: 1,
+        request_id: Some(0x0102_0304),
+    };
+    assert_eq!(Message::parse(body), Err(told));
 }
 
 pub(crate) fn any_message() -> impl Strategy<Value = Message> {
