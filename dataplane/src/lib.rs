@@ -93,3 +93,7 @@ pub use region::{Payloads, SendRegion, TrySendError};
 pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, Shaper, Signal, TxBatch};
 pub use terms::LandingTerms;
 pub use udp::UdpError;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

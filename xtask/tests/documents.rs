@@ -1,0 +1,231 @@
+//! What can be checked of the documents: their size, the files, numbers and places that they name.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Longest line in characters, but in tables and code.
+const LINE_LEN_MAX: usize = 130;
+/// Longest cell of a table, in characters.
+const CELL_LEN_MAX: usize = 200;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All documents, but the page that is made of result files.
+fn documents() -> Vec<String> {
+    let mut found = Vec::new();
+    for folder in ["", "bench/", "docs/"] {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let path = format!("{folder}{name}");
+            if path.ends_with(".md") && path != "docs/figures.md" {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() > 10, "{found:?}");
+    found
+}
+
+/// Lines that are no code, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    (1..).zip(text.lines()).filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+fn cells(line: &str) -> Vec<String> {
+    let line = line.replace("\\|", "/");
+    let inner = line.trim().trim_start_matches('|').trim_end_matches('|');
+    inner.split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// What is between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn readme_and_architecture_stay_short() {
+    for (path, most) in [("README.md", 6 << 10), ("ARCHITECTURE.md", 14 << 10)] {
+        let len = read(path).len();
+        assert!(
+            len <= most,
+            "{path} has {len} bytes, and may have {most}: docs/ has room"
+        );
+    }
+}
+
+#[test]
+fn lines_and_cells_stay_short() {
+    for path in documents() {
+        for (number, line) in prose(&read(&path)) {
+            if line.starts_with('|') {
+                let longest = cells(line).iter().map(|cell| cell.chars().count()).max();
+                assert!(
+                    longest <= Some(CELL_LEN_MAX),
+                    "{path}:{number}: a cell of {longest:?}"
+                );
+            } else {
+                let len = line.chars().count();
+                assert!(len <= LINE_LEN_MAX, "{path}:{number}: {len} characters");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_step_of_the_datas_path_names_files_that_exist() {
+    let text = read("ARCHITECTURE.md");
+    let (_, path) = text.split_once("\n## The data's path\n").unwrap();
+    let path = path.split("\n## ").next().unwrap();
+    for step in 1..=9 {
+        let (_, from_here) = path.split_once(&format!("\n{step}. ")).unwrap();
+        let next = format!("\n{}. ", step + 1);
+        let step_text = from_here
+            .split(&next)
+            .next()
+            .unwrap()
+            .split("\n\n")
+            .next()
+            .unwrap();
+        let files: Vec<&str> = quoted(step_text).filter(|name| name.contains('/')).collect();
+        assert!(!files.is_empty(), "step {step} names no file");
+        for file in files {
+            assert!(root().join(file).is_file(), "step {step}: there is no {file}");
+        }
+    }
+}
+
+/// What an expression of the code comes to, in nanoseconds where it is a time.
+fn value(code: &str, expression: &str) -> Option<u128> {
+    let number = |text: &str| text.trim().replace('_', "").parse::<u128>().ok();
+    let factor = |text: &str| {
+        let text = text.trim().split(" as ").next().unwrap_or_default();
+        if let Some(call) = text.strip_prefix("Duration::from_") {
+            let (unit, count) = call.strip_suffix(')')?.split_once('(')?;
+            let nanoseconds = match unit {
+                "secs" => 1_000_000_000,
+                "millis" => 1_000_000,
+                "micros" => 1_000,
+                _ => return None,
+            };
+            return Some(number(count)? * nanoseconds);
+        }
+        if let Some((number_of, shift)) = text.split_once("<<") {
+            return Some(number(number_of)? << number(shift)?);
+        }
+        number(text).or_else(|| constant(code, text))
+    };
+    expression.split(" * ").map(factor).product()
+}
+
+fn constant(code: &str, name: &str) -> Option<u128> {
+    let definition = format!("const {name}: ");
+    let mut found = code.split(&definition).skip(1);
+    let (only, None) = (found.next()?, found.next()) else {
+        return None;
+    };
+    let (_, expression) = only.split_once(';')?.0.split_once('=')?;
+    value(code, expression)
+}
+
+/// A number with its unit, as documents have it.
+fn told(text: &str) -> Option<u128> {
+    let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let unit = match unit {
+        "" => 1,
+        "µs" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        _ => return None,
+    };
+    Some(number.parse::<u128>().ok()? * unit)
+}
+
+#[test]
+fn numbers_are_those_of_the_code() {
+    let mut compared = 0;
+    for path in documents() {
+        let text = read(&path);
+        let mut is_of_constants = false;
+        for (number, line) in prose(&text) {
+            if !line.starts_with('|') {
+                is_of_constants = false;
+                continue;
+            }
+            let cells = cells(line);
+            if cells.get(1).is_some_and(|cell| cell == "constant") {
+                is_of_constants = true;
+            } else if is_of_constants && !cells[0].starts_with('-') {
+                let (name, file) = (cells[1].trim_matches('`'), cells[2].trim_matches('`'));
+                let here = constant(&read(file), name);
+                assert!(
+                    here.is_some(),
+                    "{path}:{number}: {file} has no one {name} that can be read"
+                );
+                assert_eq!(told(&cells[0]), here, "{path}:{number}: {name} of {file}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 40, "{compared}");
+}
+
+/// A heading's name in links, as GitHub makes it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    for path in documents() {
+        let text = read(&path);
+        for (number, line) in prose(&text) {
+            for link in line.split("](").skip(1) {
+                let link = link.split(')').next().unwrap();
+                if link.starts_with("http") {
+                    continue;
+                }
+                let (file, place) = link.split_once('#').unwrap_or((link, ""));
+                let folder = Path::new(&path).parent().unwrap();
+                let target = if file.is_empty() {
+                    PathBuf::from(&path)
+                } else {
+                    folder.join(file)
+                };
+                assert!(root().join(&target).exists(), "{path}:{number}: {link}");
+                if !place.is_empty() {
+                    let target = read(&target);
+                    let headings = prose(&target).filter(|(_, line)| line.starts_with('#'));
+                    let anchors: BTreeSet<String> = headings.map(|(_, line)| anchor(line)).collect();
+                    assert!(anchors.contains(place), "{path}:{number}: {link}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn expressions_are_understood() {
+    let code = "const A: u32 = 1_024;\nconst B: u64 = 2 * A as u64;\nconst C: Duration = Duration::from_millis(25);\nconst D: u64 = 4 << 20;\n";
+    let found = ["A", "B", "C", "D", "E"].map(|name| constant(code, name));
+    assert_eq!(
+        found,
+        [Some(1024), Some(2048), told("25 ms"), told("4 MiB"), None]
+    );
+    assert_eq!(anchor("## The data's path"), "the-datas-path");
+}
