@@ -127,6 +127,7 @@ mod tests {
             capabilities: 0,
             delivery: Default::default(),
             integrity: lm_protocol::integrity::Integrity::Manifest,
+            lands: true,
         });
         let from = SocketAddrV4::new(SENDER, 40_001);
         Grantor::new(&[1]).handle(from, 7, &request, Time::ZERO, policy, &mut Willing)

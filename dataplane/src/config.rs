@@ -178,18 +178,6 @@ impl Default for EndpointConfig {
     }
 }
 
-/// When a sender that asked for a session that lands begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
-    /// While the request is pending, where there is no place or no answer for 25 ms: by the one-copy path, whose fragments the
-    /// receiving host copies once. The request is made on, and when it is granted, messages land: those that are handed over when all
-    /// before them are settled. [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. Not with `ipfrag`.
-    #[default]
-    WhilePending,
-    /// When the session is granted. If that takes longer than the time limit, it is an error.
-    WhenGranted,
-}
-
 /// How to reach a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectOptions {
@@ -204,10 +192,9 @@ pub struct ConnectOptions {
     pub delivery: Delivery,
     /// How long to try.
     pub timeout: Duration,
-    /// When to begin: at the latest when a session that lands is granted, or not before.
-    pub start: Start,
-    /// Whether the session is one by the one-copy path, for good: it takes no place of the receiver's landing queue and no admission between
-    /// hosts, and the receiving host copies each fragment once. Not with `ipfrag`.
+    /// Whether all messages take the one-copy path, which the receiving host's kernel copies: the session never takes a place of the
+    /// receiver's landing queue. Else they do while there is no place for it, and land from the next one on when there is;
+    /// [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. With `ipfrag` a session waits for its place.
     pub one_copy: bool,
     /// Whether to ask for a session now. Without one only messages of one fragment can be sent.
     pub session: bool,
@@ -230,7 +217,6 @@ impl Default for ConnectOptions {
             messages_in_flight: 8,
             delivery: Delivery::Reliable,
             timeout: Duration::from_secs(3),
-            start: Start::default(),
             one_copy: false,
             session: true,
             rate: None,

@@ -4,7 +4,7 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use lm_protocol::admission::{Decision, Fallback, Outcome as Admitted, Taken, Ticket};
+use lm_protocol::admission::{Decision, Outcome as Admitted, Taken, Ticket};
 use lm_protocol::control::{ControlMessage, Ended, Grant, MAX_CONTROL_LEN, RejectReason, Request};
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::Wire;
@@ -35,56 +35,25 @@ pub(crate) const CONTROL_PER_LOOK: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Applying {
     pub(crate) peer: u16,
-    /// By which port: of sessions that land, or of those by the one-copy path.
-    pub(crate) socket: Socket,
     /// The address that is asked.
     to: SocketAddrV4,
     pub(crate) options: ConnectOptions,
     request: Request,
-    begun_ns: u64,
     deadline_ns: u64,
     /// Its number, while our own node or the daemon asks for us.
     pub(crate) ticket: Option<u32>,
     /// When it is asked for again, while nobody does.
     again_ns: u64,
-    outcome: Option<(Admitted, Fallback)>,
+    outcome: Option<Admitted>,
     error: Option<ConnectError>,
-    /// There is no place for it now, and the receiver may be asked for a session by the one-copy path meanwhile.
-    pub(crate) may_start: bool,
-    /// It was.
-    pub(crate) started: bool,
-}
-
-impl Applying {
-    /// Since when a session by the one-copy path is worth asking for, if the receiver asks to wait for so long or says nothing.
-    pub(crate) fn waits(&self, busy: Option<Duration>, patience: Duration, now_ns: u64) -> bool {
-        let is_pending = self.outcome.is_none() && self.error.is_none();
-        let is_full = self.may_start || busy.is_some_and(|busy| busy >= patience);
-        let is_slow = now_ns.saturating_sub(self.begun_ns) >= patience.as_nanos() as u64;
-        is_pending && (is_full || (is_slow && self.ticket.is_some()))
-    }
-
-    /// Is asked for anew.
-    pub(crate) fn renew(&mut self, now_ns: u64) {
-        self.ticket = None;
-        self.outcome = None;
-        self.error = None;
-        self.deadline_ns = deadline_ns(&self.options, now_ns);
-        self.again_ns = now_ns + ASK_AGAIN_NS;
-    }
 }
 
 /// A session that we have as sender, as it is known to whoever asked for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
-    socket: Socket,
     ticket: u32,
     key: u64,
     peer: u16,
-}
-
-fn deadline_ns(options: &ConnectOptions, now_ns: u64) -> u64 {
-    now_ns.saturating_add(options.timeout.as_nanos() as u64)
 }
 
 impl<P: Port> Engine<P> {
@@ -119,7 +88,7 @@ impl<P: Port> Engine<P> {
             }
             // Sealed; or of another version, which is answered.
             _ => {
-                let taken = self.with_node(Socket::Control, now_ns, |node, now, local, out| {
+                let taken = self.with_node(now_ns, |node, now, local, out| {
                     node.on_datagram(now, from, datagram, local, out)
                 });
                 self.book(taken.unwrap_or(Taken::Malformed), None, from);
@@ -127,8 +96,8 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// A message of the admission protocol, and its number. What comes to the control port is about sessions that land, what comes
-    /// to the data port is about those by the one-copy path ([`crate::one_copy`]).
+    /// A message of the admission protocol, and its number. To the data port come introductions, and what a receiver says itself about the
+    /// end of a session.
     pub(crate) fn take_admission(
         &mut self,
         socket: Socket,
@@ -144,7 +113,7 @@ impl<P: Port> Engine<P> {
                 return self.take_challenge(socket, from, challenge, now_ns);
             }
             ControlMessage::Proof(proof) => return self.take_proof(from, proof, None, now_ns),
-            ControlMessage::Request(request) => {
+            ControlMessage::Request(request) if socket == Socket::Control => {
                 let data = SocketAddrV4::new(*from.ip(), request.data_port);
                 let back = Back::Datagram(socket, from, number);
                 if !self.hears(data, request.sender_id, &back, now_ns) {
@@ -161,9 +130,12 @@ impl<P: Port> Engine<P> {
             }
             _ => {}
         }
-        let taken = self.with_node(socket, now_ns, |node, now, local, out| {
-            node.on_message(now, from, (number, message), local, out)
-        });
+        let taken = match socket {
+            Socket::Control => self.with_node(now_ns, |node, now, local, out| {
+                node.on_message(now, from, (number, message), local, out)
+            }),
+            Socket::Data => None,
+        };
         match taken {
             _ if is_known => self.counters.packets_used += 1,
             Some(taken) => self.book(taken, Some(about), from),
@@ -194,22 +166,18 @@ impl<P: Port> Engine<P> {
         self.applying.iter().find(is_it).map(|applying| applying.peer)
     }
 
-    /// Repeats requests to this address by this port at once.
-    pub(crate) fn ask_again(&mut self, socket: Socket, to: SocketAddrV4, now_ns: u64) {
-        self.with_node(socket, now_ns, |node, now, local, out| {
-            node.hurry(now, to, local, out)
-        });
+    /// Repeats requests to this address at once.
+    pub(crate) fn ask_again(&mut self, to: SocketAddrV4, now_ns: u64) {
+        self.with_node(now_ns, |node, now, local, out| node.hurry(now, to, local, out));
     }
 
     /// ICMP says that nobody listens on a port.
     pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
         let now_ns = self.now_ns;
         self.peers.refused(by, now_ns);
-        for socket in [Socket::Control, Socket::Data] {
-            self.with_node(socket, now_ns, |node, now, local, out| {
-                node.on_refused(now, by, local, out)
-            });
-        }
+        self.with_node(now_ns, |node, now, local, out| {
+            node.on_refused(now, by, local, out)
+        });
     }
 
     /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is
@@ -217,18 +185,12 @@ impl<P: Port> Engine<P> {
     fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
         let found = self.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
-            let next = peer.successor.as_ref().map(|next| &next.outbound);
-            (peer.outbound.iter()).chain(next).any(|outbound| {
-                // Its program says it itself, or whoever granted it.
-                let by = [peer.data, peer.admission(outbound.terms.one_copy).0];
-                by.contains(&from) && outbound.terms.key == ended.session_key
-            })
+            // Its program says it itself, or the node that granted it.
+            [peer.data, peer.control].contains(&from)
+                && (peer.outbound.as_ref()).is_some_and(|outbound| outbound.terms.key == ended.session_key)
         });
         let index = found?;
         self.forget_held(ended.session_key, now_ns);
-        if self.lost_successor(index, ended.session_key, now_ns) {
-            return Some(true);
-        }
         // The last credit may have been lost, or be behind us.
         let outbound = self.peers.at(index).outbound.as_mut();
         let is_plausible = outbound.is_none_or(|outbound| outbound.ended(ended).is_ok());
@@ -275,34 +237,28 @@ impl<P: Port> Engine<P> {
             capabilities: 0,
             delivery: delivery_of(options),
             integrity: self.config.integrity,
+            lands: !options.one_copy,
         };
         let peer = self.peers.at(index);
         peer.applying = true;
-        if !options.one_copy || peer.options.is_none() {
-            peer.options = Some(*options);
-        }
-        let (to, socket) = peer.admission(options.one_copy);
+        peer.options = Some(*options);
+        let to = peer.control;
         self.applying.push(Applying {
             peer: index,
-            socket,
             to,
             options: *options,
             request,
-            begun_ns: now_ns,
-            deadline_ns: deadline_ns(options, now_ns),
+            deadline_ns: now_ns.saturating_add(options.timeout.as_nanos() as u64),
             ticket: None,
             again_ns: now_ns,
             outcome: None,
             error: None,
-            may_start: false,
-            started: false,
         });
     }
 
     /// Drives requests and farewells that are on their way.
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
-        self.run_nodes(now_ns);
-        self.start_by_one_copy(now_ns);
+        self.run_node(now_ns);
         let mut position = 0;
         while position < self.applying.len() {
             self.ask(position, now_ns);
@@ -310,14 +266,9 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Whether the daemon asks for sessions of this kind.
-    fn has_daemon_for(&self, socket: Socket) -> bool {
-        socket == Socket::Control && self.stewarded.has_daemon()
-    }
-
     /// Has our own node or the daemon ask for a session, where nobody does and it is time.
     fn ask(&mut self, position: usize, now_ns: u64) {
-        let by_daemon = self.has_daemon_for(self.applying[position].socket);
+        let by_daemon = self.stewarded.has_daemon();
         let applying = &mut self.applying[position];
         if applying.error.is_some() || applying.outcome.is_some() {
             return;
@@ -343,14 +294,14 @@ impl<P: Port> Engine<P> {
             });
             return;
         }
-        let (socket, to, request) = (applying.socket, applying.to, applying.request);
+        let (to, request) = (applying.to, applying.request);
         let receiver = self.peers.at(self.applying[position].peer).data;
         // Random, so that only whoever saw the request can answer it.
         let number = self.entropy.draw() as u32;
         let decision = match by_daemon {
             true => self.ask_daemon(receiver, &request, number, patience_ms),
             false => {
-                let asked = self.with_node(socket, now_ns, |node, now, local, out| {
+                let asked = self.with_node(now_ns, |node, now, local, out| {
                     node.number_from(number);
                     let patience = Duration::from_millis(patience_ms);
                     node.request(now, to, receiver.port(), request, patience, local, out)
@@ -366,12 +317,8 @@ impl<P: Port> Engine<P> {
             return;
         };
         match decision {
-            Ok(Decision::Requested(ticket)) => applying.ticket = Some(ticket.0),
-            // LM §3.3, under exclusive admission: others receive, and the receiver does not.
-            Ok(Decision::OneCopy) => {
-                applying.may_start = true;
-                applying.again_ns = now_ns + ASK_AGAIN_NS;
-            }
+            // LM §3.3, under exclusive admission: where others receive, and the receiver does not, it begins by the one-copy path.
+            Ok(Decision::Requested(ticket) | Decision::OneCopy(ticket)) => applying.ticket = Some(ticket.0),
             // It receives from others: not to be disturbed until it is done.
             Ok(Decision::Cancel) => applying.again_ns = now_ns + ASK_AGAIN_NS,
             Err(error) => applying.error = Some(error),
@@ -379,31 +326,20 @@ impl<P: Port> Engine<P> {
     }
 
     /// What became of a request or a session of ours.
-    pub(crate) fn told(
-        &mut self,
-        socket: Socket,
-        ticket: u32,
-        outcome: Admitted,
-        fallback: Fallback,
-        now_ns: u64,
-    ) {
-        let is_it = |applying: &&mut Applying| applying.socket == socket && applying.ticket == Some(ticket);
+    pub(crate) fn told(&mut self, ticket: u32, outcome: Admitted, now_ns: u64) {
+        let is_it = |applying: &&mut Applying| applying.ticket == Some(ticket);
         if let Some(applying) = self.applying.iter_mut().find(is_it) {
-            applying.outcome = Some((outcome, fallback));
+            applying.outcome = Some(outcome);
             return;
         }
         if let Admitted::Granted(_) = outcome {
             // Nobody waits for it any more.
-            return self.end_ticket(socket, ticket, 0, now_ns);
+            return self.end_ticket(ticket, 0, now_ns);
         }
-        let is_it = |held: &Held| held.socket == socket && held.ticket == ticket;
-        let Some(position) = self.held.iter().position(is_it) else {
+        let Some(position) = self.held.iter().position(|held| held.ticket == ticket) else {
             return;
         };
         let Held { key, peer, .. } = self.held.swap_remove(position);
-        if self.lost_successor(peer, key, now_ns) {
-            return;
-        }
         let outbound = self.peers.at(peer).outbound.as_ref();
         if outbound.is_some_and(|outbound| outbound.terms.key == key) {
             self.lose_session(peer, None, now_ns);
@@ -411,11 +347,11 @@ impl<P: Port> Engine<P> {
     }
 
     /// A session of ours ends, in which so many messages were sent, or a request is not wanted any more.
-    pub(crate) fn end_ticket(&mut self, socket: Socket, ticket: u32, messages: u32, now_ns: u64) {
-        if self.has_daemon_for(socket) {
+    pub(crate) fn end_ticket(&mut self, ticket: u32, messages: u32, now_ns: u64) {
+        if self.stewarded.has_daemon() {
             self.end_at_daemon(ticket, messages);
         } else {
-            self.with_node(socket, now_ns, |node, now, local, out| {
+            self.with_node(now_ns, |node, now, local, out| {
                 node.end(now, Ticket(ticket), messages, local, out);
             });
         }
@@ -425,17 +361,17 @@ impl<P: Port> Engine<P> {
     pub(crate) fn end_held(&mut self, key: u64, messages: u32, now_ns: u64) {
         self.notices.remember(key);
         if let Some(position) = self.held.iter().position(|held| held.key == key) {
-            let Held { socket, ticket, .. } = self.held.swap_remove(position);
-            self.end_ticket(socket, ticket, messages, now_ns);
+            let Held { ticket, .. } = self.held.swap_remove(position);
+            self.end_ticket(ticket, messages, now_ns);
         }
     }
 
     /// The receiver has ended a session of ours: our own node need not tell it.
     fn forget_held(&mut self, key: u64, now_ns: u64) {
-        let is_it = |held: &Held| held.key == key && !self.has_daemon_for(held.socket);
+        let is_it = |held: &Held| held.key == key && !self.stewarded.has_daemon();
         if let Some(position) = self.held.iter().position(is_it) {
-            let Held { socket, ticket, .. } = self.held.swap_remove(position);
-            self.with_node(socket, now_ns, |node, _, _, _| node.forget(Ticket(ticket)));
+            let Held { ticket, .. } = self.held.swap_remove(position);
+            self.with_node(now_ns, |node, _, _, _| node.forget(Ticket(ticket)));
         }
     }
 
@@ -448,27 +384,7 @@ impl<P: Port> Engine<P> {
         index: u16,
         now_ns: u64,
     ) -> Option<Result<(), ConnectError>> {
-        let landing = self.outcome_of(index, false, now_ns);
-        if let Some(Ok(())) = landing {
-            self.withdraw(index, true, now_ns);
-            return landing;
-        }
-        let one_copy = self.outcome_of(index, true, now_ns);
-        match (landing, one_copy) {
-            (_, Some(Ok(()))) => Some(Ok(())),
-            (Some(error), _) => {
-                self.withdraw(index, true, now_ns);
-                Some(error)
-            }
-            // The other one is still waited for.
-            (None, Some(_)) if self.peers.at(index).applying => None,
-            (None, outcome) => outcome,
-        }
-    }
-
-    /// The outcome of the request for a session that lands, or for one by the one-copy path.
-    fn outcome_of(&mut self, index: u16, one_copy: bool, now_ns: u64) -> Option<Result<(), ConnectError>> {
-        let position = self.position_of(index, one_copy)?;
+        let position = self.position_of(index)?;
         let outcome = self.request_outcome(position)?;
         let options = self.no_longer_applying(position, now_ns);
         let outbound = outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns));
@@ -481,21 +397,20 @@ impl<P: Port> Engine<P> {
         }))
     }
 
-    /// Where the request for a session of a kind with a peer stands in `applying`.
-    pub(crate) fn position_of(&self, index: u16, one_copy: bool) -> Option<usize> {
-        let is_it = |applying: &Applying| applying.peer == index && applying.options.one_copy == one_copy;
-        self.applying.iter().position(is_it)
+    /// Where the request for a session with a peer stands in `applying`.
+    fn position_of(&self, index: u16) -> Option<usize> {
+        self.applying.iter().position(|applying| applying.peer == index)
     }
 
     /// The grant of a request, or why there is none; `None` while it is pending.
-    pub(crate) fn request_outcome(&mut self, position: usize) -> Option<Result<Grant, ConnectError>> {
+    fn request_outcome(&mut self, position: usize) -> Option<Result<Grant, ConnectError>> {
         let now_ns = self.now_ns;
-        let by_daemon = self.has_daemon_for(self.applying[position].socket);
+        let by_daemon = self.stewarded.has_daemon();
         let applying = &mut self.applying[position];
         if let Some(error) = applying.error.take() {
             return Some(Err(error));
         }
-        let (outcome, fallback) = applying.outcome.take()?;
+        let outcome = applying.outcome.take()?;
         let ticket = applying.ticket.take()?;
         self.notices.remember(ticket.into());
         let peer = match by_daemon {
@@ -505,7 +420,6 @@ impl<P: Port> Engine<P> {
         Some(match outcome {
             Admitted::Granted(grant) => {
                 self.held.push(Held {
-                    socket: applying.socket,
                     ticket,
                     key: grant.session_key,
                     peer: applying.peer,
@@ -513,11 +427,8 @@ impl<P: Port> Engine<P> {
                 Ok(grant)
             }
             Admitted::Rejected(reject)
-                if reject.reason == RejectReason::Busy
-                    && fallback == Fallback::OneCopy
-                    && now_ns + ASK_AGAIN_NS < applying.deadline_ns =>
+                if reject.reason == RejectReason::Busy && now_ns + ASK_AGAIN_NS < applying.deadline_ns =>
             {
-                applying.may_start = true;
                 applying.again_ns = now_ns + ASK_AGAIN_NS;
                 return None;
             }
@@ -537,30 +448,36 @@ impl<P: Port> Engine<P> {
 
     /// What the daemon says of a request makes no sense.
     pub(crate) fn fail_request(&mut self, ticket: u32, error: DaemonError) {
-        let is_it =
-            |applying: &&mut Applying| applying.socket == Socket::Control && applying.ticket == Some(ticket);
+        let is_it = |applying: &&mut Applying| applying.ticket == Some(ticket);
         if let Some(applying) = self.applying.iter_mut().find(is_it) {
             applying.error = Some(error.into());
         }
     }
 
     /// A request is over. Gives what it was for.
-    pub(crate) fn no_longer_applying(&mut self, position: usize, now_ns: u64) -> ConnectOptions {
+    fn no_longer_applying(&mut self, position: usize, now_ns: u64) -> ConnectOptions {
         let applying = self.applying.swap_remove(position);
         let peer = applying.peer;
-        if let Some((Admitted::Granted(grant), _)) = applying.outcome {
+        if let Some(Admitted::Granted(grant)) = applying.outcome {
             self.notices.remember(grant.session_key);
         }
         if let Some(ticket) = applying.ticket {
             self.notices.remember(ticket.into());
-            self.end_ticket(applying.socket, ticket, 0, now_ns);
+            self.end_ticket(ticket, 0, now_ns);
         }
-        self.peers.at(peer).applying = self.applying.iter().any(|applying| applying.peer == peer);
+        self.peers.at(peer).applying = false;
         applying.options
     }
 
+    /// A request for a session is not wanted any more, if there is one.
+    pub(crate) fn withdraw(&mut self, index: u16, now_ns: u64) {
+        if let Some(position) = self.position_of(index) {
+            self.no_longer_applying(position, now_ns);
+        }
+    }
+
     /// The sender's side of a granted session.
-    pub(crate) fn granted(
+    fn granted(
         &mut self,
         index: u16,
         grant: &Grant,
@@ -571,7 +488,7 @@ impl<P: Port> Engine<P> {
         let layout = (grant.layout.on_link(self.fixed.link).ok())
             .filter(|layout| layout.payload_len() >= crate::fragment_digests::PAYLOAD_LEN_MIN);
         let Some(layout) = layout else {
-            let (peer, _) = self.peers.at(index).admission(options.one_copy);
+            let peer = self.peers.at(index).control;
             self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
@@ -586,27 +503,26 @@ impl<P: Port> Engine<P> {
                 return Err(error);
             }
         };
-        Ok(Outbound::new(
-            OutboundTerms {
-                key: grant.session_key,
-                layout,
-                window: grant.window,
-                packet_limit: grant.packet_limit,
-                first_message: grant.first_message,
-                messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
-                max_message_len: grant.max_message_len,
-                delivery: delivery_of(options),
-                integrity: self.integrity_of(layout.wire(), grant.session_key),
-                lease_ns: u64::from(grant.lease_ms) * 1_000_000,
-                channel,
-                plain: false,
-                one_copy: options.one_copy,
-                repeats_apart: grant.repeats_apart,
-                landing_port: grant.landing_port,
-                rate: options.rate,
-            },
-            now_ns,
-        ))
+        let terms = OutboundTerms {
+            key: grant.session_key,
+            layout,
+            window: grant.window,
+            packet_limit: grant.packet_limit,
+            first_message: grant.first_message,
+            messages_in_flight: options.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
+            max_message_len: grant.max_message_len,
+            delivery: delivery_of(options),
+            integrity: self.integrity_of(layout.wire(), grant.session_key),
+            lease_ns: u64::from(grant.lease_ms) * 1_000_000,
+            channel,
+            plain: false,
+            repeats_apart: grant.repeats_apart,
+            landing_port: grant.landing_port,
+            rate: options.rate,
+        };
+        let mut outbound = Outbound::new(terms, now_ns);
+        outbound.lands = grant.lands;
+        Ok(outbound)
     }
 
     /// The channel whose packets reach the receiver's landing queue. Where the sender's queue selects the receiver's, the receiver says
@@ -648,31 +564,23 @@ impl<P: Port> Engine<P> {
         Ok(self.scheduler.add(Transmit::new(queue, tx, in_flight)))
     }
 
-    /// Ends the session that messages to a peer go by; if there is a successor, it takes over. Unconfirmed messages are settled as
-    /// `outcome`.
+    /// Ends the session that messages to a peer go by. Unconfirmed messages are settled as `outcome`.
     pub(crate) fn drop_outbound(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         self.settle_outbound(index, Some(outcome), now_ns);
         if let Some(outbound) = self.peers.at(index).outbound.take() {
             let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
             self.end_held(outbound.terms.key, messages, now_ns);
-            if self.take_over(index, outbound) {
-                return;
-            }
         }
         self.senders.retain(|&sender| sender != index);
-        // Nothing is there any more that a session which lands could take over from.
-        self.withdraw(index, false, now_ns);
     }
 
     /// Tells the receiver that its session is over, until it confirms.
     pub(crate) fn end_session(&mut self, index: u16, now_ns: u64) {
         self.peers.at(index).options = None;
         if std::mem::take(&mut self.peers.at(index).reopening) {
-            self.withdraw(index, false, now_ns);
-            self.withdraw(index, true, now_ns);
+            self.withdraw(index, now_ns);
             self.hand_over_again(index, now_ns);
         }
-        self.end_successor(index, now_ns);
         let Some(outbound) = &self.peers.at(index).outbound else {
             return;
         };

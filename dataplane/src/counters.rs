@@ -172,25 +172,25 @@ pub struct Counters {
     pub control_send_errors: u64,
     /// Completions that the application did not fetch in time.
     pub completions_discarded: u64,
-    /// Messages of many fragments that were handed over to sessions by the one-copy path.
+    /// Messages of many fragments that were handed over while their session had no place.
     pub messages_one_copy: u64,
     /// How often a class of packets had nothing leave for 10 ms because a class before it took all that the port may send.
     pub classes_starved: u64,
-    /// Sessions of ours that began by the one-copy path and land since their request was granted.
-    pub sessions_changed_over: u64,
     /// Messages of which a receiver had not heard when it ended their session, and which were handed over again to the one that followed.
     pub messages_again: u64,
     /// Sessions of ours that their receiver ended, mostly because others waited for the place: each was asked for again.
     pub sessions_lost: u64,
     /// Sessions granted to senders.
     pub sessions_granted: u64,
-    /// Those of them that were by the one-copy path.
+    /// Those of them that began without a place.
     pub sessions_one_copy: u64,
+    /// Times that a session without a place got one.
+    pub sessions_landed: u64,
     /// Sessions of senders that ended.
     pub sessions_ended: u64,
     /// Sessions that were to land and go on by the one-copy path, because their fragments never reached the landing queue.
     pub sessions_astray: u64,
-    /// Sessions that go on by the one-copy path without their place, which others waited for while nothing came of their message.
+    /// Times that a session gave its place to another one that waited for it.
     pub sessions_set_aside: u64,
     /// Times that the landing channel was lost, since its socket could not be replaced: sessions go on by the one-copy path, and it is tried
     /// again.

@@ -202,6 +202,13 @@ impl Endpoint {
         Some(outbound.terms.landing_port.map_or(local, |port| port.get()))
     }
 
+    /// Whether messages to this peer land there, as far as it said; else they take the one-copy path until there is a place for them. `None`
+    /// without a session.
+    pub fn lands(&mut self, peer: PeerId) -> Option<bool> {
+        let outbound = self.engine.peers.named(peer)?.outbound.as_ref()?;
+        Some(outbound.lands)
+    }
+
     /// The longest message that can be sent to this peer now, in bytes; one fragment without a session.
     pub fn max_message_len(&mut self, peer: PeerId) -> u64 {
         let eager = self.engine.eager_max_len();

@@ -46,9 +46,9 @@ use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::message::Message;
-use crate::nodes::Nodes;
 use crate::notices::{Fault, Notices};
 use crate::outbound::OutgoingTable;
+use crate::own_node::OwnNode;
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
 use crate::polling::Flow;
@@ -166,7 +166,8 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) applying: Vec<Applying>,
     /// Sessions that we have as sender.
     pub(crate) held: Vec<Held>,
-    pub(crate) nodes: Option<Nodes>,
+    /// Grants sessions, where no daemon does.
+    pub(crate) node: Option<OwnNode>,
     pub(crate) told: Told,
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
@@ -208,6 +209,7 @@ impl<P: Port> Engine<P> {
         work += self.receive_landing(now_ns);
         work += self.look_at_sockets(now_ns);
         self.care(now_ns);
+        self.land_drained(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
         work += self.send_fragments(now_ns);
@@ -400,8 +402,8 @@ impl<P: Port> Engine<P> {
 
     fn deliver_landed(&mut self, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        for place in landing.sessions.taken() {
-            let Some(inbound) = landing.sessions.at_mut(place) else {
+        for row in landing.sessions.taken() {
+            let Some(inbound) = landing.sessions.at_mut(row) else {
                 continue;
             };
             while let Some(landed) = inbound.next_landed() {

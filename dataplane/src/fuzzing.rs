@@ -34,7 +34,7 @@ pub fn ipc(bytes: &[u8]) {
                 carried(grant);
             }
             Said::Event(Event::Told {
-                outcome: Outcome::Granted(control) | Outcome::Rejected(control, _),
+                outcome: Outcome::Granted(control) | Outcome::Rejected(control),
                 ..
             }) => carried(control),
             Said::Reply(_, Reply::Joined(joined)) => assert!(joined.received.len() <= bytes.len()),

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use lm_protocol::control::{ControlMessage, Ended, RejectReason, Request};
@@ -21,15 +22,11 @@ use crate::completion::PeerId;
 use crate::engine::Engine;
 use crate::landing::{Inbound, InboundTerms, Limits, Violation, Zone};
 use crate::notices::Fault;
-use crate::one_copy::ONE_COPY_QUEUE;
-use crate::port::{Port, RxQueue, Socket, Steer};
+use crate::port::{Port, PortError, RxQueue, Socket, Steer};
 use crate::terms::{LandingTerms, WINDOW_FRAGMENTS_MAX};
 
 /// How long a refused applicant waits while its neighbour address is being looked up.
 const NEIGHBOUR_RETRY: Duration = Duration::from_millis(20);
-
-/// How long an applicant waits while sessions of an earlier incarnation end.
-const RESTARTED_RETRY: Duration = Duration::from_millis(10);
 
 /// How long an applicant waits while its answers show what the device writes.
 const PROBE_RETRY: Duration = Duration::from_millis(2);
@@ -38,14 +35,6 @@ const LED_NS: u64 = 1_000_000_000;
 
 /// Sessions that are over and remembered.
 const PAST_MAX: usize = 64;
-
-/// The socket by which a session was granted, by our own node or a daemon.
-pub(crate) fn granted_by(inbound: &Inbound) -> Socket {
-    match inbound.terms.was_to_land() {
-        true => Socket::Control,
-        false => Socket::Data,
-    }
-}
 
 /// How a session that lands here ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +86,9 @@ impl<P: Port> Engine<P> {
         self.counters.violations.count(violation);
         let Some(landing) = &mut self.landing else { return };
         landing.sessions.entries.trusted = false;
-        let keys: Vec<u64> = (landing.sessions.iter().filter(|inbound| !inbound.terms.one_copy))
-            .map(|inbound| inbound.terms.key)
+        let admitted = landing.sessions.admitted();
+        let keys: Vec<u64> = admitted
+            .filter_map(|row| Some(landing.sessions.at(row)?.terms.key))
             .collect();
         for key in keys {
             self.abort_session(key, Fault::Violation);
@@ -108,30 +98,24 @@ impl<P: Port> Engine<P> {
     /// Gives a landing session up: reports to the application and the sender.
     pub(crate) fn abort_session(&mut self, session_key: u64, fault: Fault) {
         let inbound = (self.landing.as_ref()).and_then(|landing| landing.sessions.with_key(session_key));
-        if let Some(inbound) = inbound.filter(|inbound| inbound.terms.was_to_land())
-            && self.stewarded.has_daemon()
-        {
-            let delivered = (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message);
-            let peer = inbound.terms.peer;
-            if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
-                self.notices.tell(fault, from);
-            }
+        let Some(inbound) = inbound else { return };
+        let delivered = (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message);
+        let peer = inbound.terms.peer;
+        if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
+            self.notices.tell(fault, from);
+        }
+        if self.stewarded.has_daemon() {
             self.abort_at_daemon(session_key, delivered);
             self.close_landing(session_key, Closing::Ours);
             return;
         }
-        let Some(inbound) = inbound else { return };
-        let (peer, socket) = (inbound.terms.peer, granted_by(inbound));
-        if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
-            self.notices.tell(fault, from);
-        }
-        self.end_granted(socket, session_key);
+        self.end_granted(session_key);
     }
 
     /// Ends a session that our own node granted; it tells the sender.
-    fn end_granted(&mut self, socket: Socket, session_key: u64) {
+    fn end_granted(&mut self, session_key: u64) {
         let now_ns = self.now_ns;
-        self.with_node(socket, now_ns, |node, now, local, out| {
+        self.with_node(now_ns, |node, now, local, out| {
             node.close(now, session_key, local, out);
         });
     }
@@ -160,11 +144,11 @@ impl<P: Port> Engine<P> {
     pub(crate) fn end_sessions_of(&mut self, peer: PeerId) {
         let Some(landing) = &self.landing else { return };
         let is_its = |inbound: &&Inbound| inbound.terms.peer == peer;
-        let sessions: Vec<(u64, Socket)> = (landing.sessions.iter().filter(is_its))
-            .map(|inbound| (inbound.terms.key, granted_by(inbound)))
+        let keys: Vec<u64> = (landing.sessions.iter().filter(is_its))
+            .map(|inbound| inbound.terms.key)
             .collect();
-        for (key, socket) in sessions {
-            self.end_granted(socket, key);
+        for key in keys {
+            self.end_granted(key);
         }
     }
 
@@ -189,9 +173,9 @@ impl<P: Port> Engine<P> {
     }
 
     /// Takes a session out of its channel, which the gate no longer admits.
-    pub(crate) fn retire(&mut self, place: u8, closing: Closing) -> Option<Retired> {
+    pub(crate) fn retire(&mut self, row: u8, closing: Closing) -> Option<Retired> {
         let landing = self.landing.as_mut()?;
-        let mut inbound = landing.sessions.remove(place)?;
+        let mut inbound = landing.sessions.remove(row)?;
         self.counters
             .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         if closing == Closing::Unheard {
@@ -218,13 +202,36 @@ impl<P: Port> Engine<P> {
         let (Some(landing), peers) = (&self.landing, &mut self.peers) else {
             return Vec::new();
         };
-        let without = landing.sessions.iter().filter(|inbound| inbound.terms.one_copy);
+        let without = landing.sessions.iter().filter(|inbound| !inbound.has_place());
         let peers = without.filter_map(|inbound| {
             let data = peers.named(inbound.terms.peer)?.data;
             let fragments = SocketAddrV4::new(*data.ip(), inbound.terms.admission.peer_port);
             Some([data, fragments])
         });
         peers.flatten().collect()
+    }
+
+    /// Has the device bring the fragments of the sender at `from` to the landing queue. With a source port, if they have one; else gives the
+    /// one that they must have.
+    pub(crate) fn lead(
+        &mut self,
+        queue: u32,
+        (from, port): (SocketAddrV4, Option<NonZeroU16>),
+        hashed: HashInput,
+        alone: bool,
+    ) -> Result<Option<NonZeroU16>, PortError> {
+        let general = self.general.as_ref().map(|_| self.config.general_queue);
+        let elsewhere = self.elsewhere();
+        self.led_ns = Some(self.now_ns);
+        self.port.steer(Steer::Landing {
+            queue,
+            general,
+            from,
+            port,
+            hashed,
+            elsewhere: &elsewhere,
+            alone,
+        })
     }
 
     /// How much landing memory a session needs: room for its messages in flight as far as they share a
@@ -244,32 +251,42 @@ impl<P: Port> Engine<P> {
     pub(crate) fn make_room_for(
         &mut self,
         from: SocketAddrV4,
-        one_copy: bool,
+        request: &Request,
+        aside: bool,
         zone_len: u64,
-        messages_in_flight: u32,
     ) -> Result<u16, Refusal> {
+        if self.config.key.is_some() && !self.may_send(from) {
+            return Err(RejectReason::NotAllowed.into());
+        }
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
-        // One session of a kind for each sender. A sender that began anew waits for the lease of the old one: whoever asks may
+        // One session for each sender. A sender that began anew waits for the lease of the old one: whoever asks may
         // have forged its address.
         let peers = &mut self.peers;
-        let is_from = |inbound: &Inbound| {
-            inbound.terms.one_copy == one_copy
-                && (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from)
-        };
+        let is_from =
+            |inbound: &Inbound| (peers.named(inbound.terms.peer)).is_some_and(|peer| peer.data == from);
         if landing.sessions.iter().any(is_from) {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let Some(mac) = self.port.side().neighbour(*from.ip()) else {
             return Err(Refusal::busy(NEIGHBOUR_RETRY));
         };
-        let messages_in_flight = messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
-        self.provide_memory(*from.ip(), zone_len, messages_in_flight, one_copy)?;
+        let messages_in_flight = request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX);
+        let memory = self.provide_memory(*from.ip(), zone_len, messages_in_flight, aside);
+        // Where there is none to land in, there may be for the one-copy path.
+        memory.map_err(|refusal| match aside {
+            true => refusal,
+            false => RejectReason::NoMemory.into(),
+        })?;
         let addressing = self.addressing_to(from, mac);
         let Some(index) = self.peers.find_or_add(from, &addressing, self.now_ns) else {
             return Err(Refusal::busy(Duration::from_millis(100)));
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
+        if self.config.key.is_some() {
+            // Its host's word: it knows the cluster's key.
+            self.introduce(index, request.sender_id, self.now_ns);
+        }
         Ok(index)
     }
 
@@ -300,8 +317,8 @@ impl<P: Port> Engine<P> {
         granted: &Terms,
         integrity: Integrity,
         admission: SessionAdmission,
-        on_the_way: u32,
     ) -> InboundTerms {
+        let on_the_way = self.fixed.on_the_way.of(request.uncompleted_max);
         InboundTerms {
             peer,
             key: granted.session_key,
@@ -321,8 +338,6 @@ impl<P: Port> Engine<P> {
             delivery: request.delivery,
             integrity,
             in_order: self.config.in_order,
-            one_copy: false,
-            is_aside: false,
             admission,
         }
     }
@@ -337,10 +352,9 @@ impl<P: Port> Engine<P> {
         admission: SessionAdmission,
         now_ns: u64,
     ) -> Result<(), Refusal> {
-        // Packets of the last session at this place are all on the ring now; they must not be taken for this one's.
+        // Packets of the last session in this row are all on the ring now; they must not be taken for this one's.
         let violations = self.counters.violations.total();
         while self.receive_landing(now_ns) > 0 {}
-        let on_the_way = self.fixed.on_the_way.of(request.uncompleted_max);
         let peer = self.peers.id_of(index);
         let Some(landing) = &mut self.landing else {
             return Err(RejectReason::Unsupported.into());
@@ -351,7 +365,7 @@ impl<P: Port> Engine<P> {
         if !landing.sessions.admits_any() {
             landing.drops = landing.rx.drops();
         }
-        let terms = self.inbound_terms(peer, request, granted, integrity, admission, on_the_way);
+        let terms = self.inbound_terms(peer, request, granted, integrity, admission);
         let landing = self.landing.as_mut().expect("it was there a moment ago");
         (landing.sessions).insert(Inbound::new(terms, &landing.arena, now_ns));
         let peer = self.peers.at(index);
@@ -370,14 +384,14 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.with_key(key) else {
             return 0;
         };
-        if inbound.terms.one_copy {
-            return self.close_one_copy(key, closing);
+        let row = inbound.row();
+        if !landing.sessions.is_admitted(row) {
+            return self.close_aside(row, closing);
         }
-        let place = inbound.place();
         // I4: after this no CPU is inside the gate with the session, so every packet that it accepted has its descriptor.
         // While others go on nobody waits for that: what comes late belongs to nobody then.
         let last = landing.sessions.admitted().count() == 1;
-        let mut closed = self.port.revoke(queue, u32::from(place));
+        let mut closed = self.port.revoke(queue, u32::from(row));
         if last {
             closed = closed.and_then(|()| self.port.quiesce(queue));
         }
@@ -392,7 +406,7 @@ impl<P: Port> Engine<P> {
             delivered,
             idle,
             zones,
-        }) = self.retire(place, closing)
+        }) = self.retire(row, closing)
         else {
             return 0;
         };
@@ -418,13 +432,10 @@ impl<P: Port> Engine<P> {
 impl<P: Port> Landing for Engine<P> {
     fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let request = application.request;
-        if queue == ONE_COPY_QUEUE {
-            return self.open_one_copy(application, permit);
-        }
         let Some(landing) = &self.landing else {
             return Err(RejectReason::Unsupported.into());
         };
-        let Some(place) = landing.sessions.free_place(request.wire == Wire::IpFrag) else {
+        let Some(row) = landing.sessions.free_row(request.wire == Wire::IpFrag) else {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = !landing.sessions.admits_any();
@@ -432,14 +443,6 @@ impl<P: Port> Landing for Engine<P> {
             return Err(RejectReason::Unsupported.into());
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
-        if self.config.key.is_some() && !self.may_send(from) {
-            return Err(RejectReason::NotAllowed.into());
-        }
-        if self.config.key.is_some() && self.is_another(from, request.sender_id) {
-            // What the one before it had ends first, as soon as nobody is at work.
-            self.introductions.restarted = Some((from, request.sender_id));
-            return Err(Refusal::busy(RESTARTED_RETRY));
-        }
         let offered = self.landing_terms(permit.max_message_len);
         let fit = offered.fit(request)?;
         let hashed = match request.wire {
@@ -450,25 +453,10 @@ impl<P: Port> Landing for Engine<P> {
         if !self.fixed.caps.witness && !alone {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
-        let index = self.make_room_for(from, false, fit.zone_len, request.messages_in_flight)?;
+        let index = self.make_room_for(from, request, false, fit.zone_len)?;
         let now_ns = self.now_ns;
-        if self.config.key.is_some() {
-            // Its host's word: it knows the cluster's key.
-            self.introduce(index, request.sender_id, now_ns);
-        }
-        let general = self.general.as_ref().map(|_| self.config.general_queue);
-        let elsewhere = self.elsewhere();
-        self.led_ns = Some(now_ns);
-        let wish = Steer::Landing {
-            queue: queue.into(),
-            general,
-            from,
-            hashed,
-            elsewhere: &elsewhere,
-            alone,
-        };
-        let landing_port = match self.port.steer(wish) {
-            Ok(socket) => socket,
+        let landing_port = match self.lead(queue.into(), (from, None), hashed, alone) {
+            Ok(port) => port,
             Err(error) if !self.fixed.caps.witness => {
                 tracing::warn!(%from, "no session: {error}");
                 return Err(RejectReason::Unsupported.into());
@@ -489,7 +477,7 @@ impl<P: Port> Landing for Engine<P> {
             });
         }
 
-        let (granted, admission) = offered.grant(&fit, request, from, u16::from(place), landing_port, || {
+        let (granted, admission) = offered.grant(&fit, request, from, u16::from(row), landing_port, || {
             self.entropy.draw()
         });
         if self.port.admit(u32::from(queue), &admission).is_err() {
@@ -497,9 +485,22 @@ impl<P: Port> Landing for Engine<P> {
         }
         let installed = self.install_session(index, request, &granted, fit.integrity, admission, now_ns);
         if installed.is_err() {
-            let _ = self.port.revoke(u32::from(queue), u32::from(place));
+            let _ = self.port.revoke(u32::from(queue), u32::from(row));
         }
         installed.map(|()| granted)
+    }
+
+    fn open_aside(
+        &mut self,
+        _: u16,
+        application: &Application<'_>,
+        permit: &Permit,
+    ) -> Result<Terms, Refusal> {
+        self.begin_aside(application, permit)
+    }
+
+    fn land(&mut self, session: &Session) -> bool {
+        self.drain(session.grant.session_key)
     }
 
     fn unused(&self, session: &Session) -> Option<Unused> {

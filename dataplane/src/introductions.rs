@@ -1,10 +1,13 @@
 //! Introductions: whoever is heard for the first time at an address is challenged, and only who proves that it receives there, and may
-//! send here, is known as a peer. The three ways in (small messages, requests for sessions that land, requests for sessions by the
-//! one-copy path) ask here and nowhere else, and what was found is kept with the peer. The cookies are `lm_protocol::introduction`.
+//! send here, is known as a peer. Both ways in (small messages, requests for sessions) ask here
+//! and nowhere else, and what was found is kept with the peer. The cookies are `lm_protocol::introduction`.
 
 use std::net::SocketAddrV4;
 
-use lm_protocol::control::{Ask, Challenge, ControlMessage, MAX_CONTROL_LEN, Proof, RejectReason, WORD_LEN};
+use lm_protocol::control::{
+    Ask, Challenge, ControlError, ControlMessage, KIND_END, KIND_REQUEST, MAX_CONTROL_LEN, Proof,
+    RejectReason, WORD_LEN,
+};
 use lm_protocol::introduction::{Cookies, is_same_incarnation};
 use lm_protocol::session::Refusal;
 use lm_protocol::time::Time;
@@ -34,8 +37,6 @@ pub(crate) struct Introductions {
     /// The millisecond that `sent` is of.
     since_ms: u64,
     sent: u32,
-    /// A sender that has the cluster's key and began anew.
-    pub(crate) restarted: Option<(SocketAddrV4, u64)>,
 }
 
 /// How an answer goes back to whoever is not known yet.
@@ -55,7 +56,6 @@ impl Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,
             sent: 0,
-            restarted: None,
         }
     }
 
@@ -87,12 +87,6 @@ impl<P: Port> Engine<P> {
         self.peers.at(index).incarnation
     }
 
-    /// Whether another incarnation is known at an address.
-    pub(crate) fn is_another(&mut self, data: SocketAddrV4, sender_id: u64) -> bool {
-        let known = self.known_as(data);
-        known.is_some_and(|known| !is_same_incarnation(known, sender_id))
-    }
-
     /// The rule of who may send here.
     pub(crate) fn may_send(&mut self, data: SocketAddrV4) -> bool {
         let found = self.peers.find(data);
@@ -111,18 +105,25 @@ impl<P: Port> Engine<P> {
         if speaks_ours || !self.introductions.may_challenge(now_ns) {
             return;
         }
-        match datagram[0] & 0xf {
-            TYPE_EAGER => {
-                let refusal = Refusal::from(RejectReason::Version).to_message();
-                self.send_control(Socket::Data, from, 0, &refusal);
-            }
-            TYPE_CONTROL => {
-                self.with_node(Socket::Data, now_ns, |node, now, local, out| {
-                    node.on_datagram(now, from, datagram, local, out)
-                });
-            }
-            _ => {}
-        }
+        let request_id = match (
+            datagram[0] & 0xf,
+            datagram.get(8),
+            ControlMessage::parse(datagram),
+        ) {
+            (TYPE_EAGER, ..) => 0,
+            // An answer to an answer would be answered again.
+            (
+                TYPE_CONTROL,
+                Some(&(KIND_REQUEST | KIND_END)),
+                Err(ControlError::VersionMismatch {
+                    request_id: Some(request_id),
+                    ..
+                }),
+            ) => request_id,
+            _ => return,
+        };
+        let refusal = Refusal::from(RejectReason::Version).to_message();
+        self.send_control(Socket::Data, from, request_id, &refusal);
     }
 
     #[cold]
@@ -239,7 +240,7 @@ impl<P: Port> Engine<P> {
                 self.resend_eager(index, now_ns);
             }
         }
-        self.ask_again(socket, from, now_ns);
+        self.ask_again(from, now_ns);
     }
 
     /// A peer answers our challenge. `addressing`: of packets to it, where the proof was a packet.

@@ -440,10 +440,10 @@ impl Port for KernelNic {
         }
     }
 
-    fn revoke(&mut self, queue: u32, place: u32) -> Result<(), PortError> {
+    fn revoke(&mut self, queue: u32, row: u32) -> Result<(), PortError> {
         match &mut self.authority {
-            Authority::Own(gate) => Ok(gate.close_session(queue, place)?),
-            Authority::Daemon(steward) => steward.close_session(place),
+            Authority::Own(gate) => Ok(gate.close_session(queue, row)?),
+            Authority::Daemon(steward) => steward.close_session(row),
         }
     }
 

@@ -121,8 +121,8 @@ impl<P: Port> Engine<P> {
         landing.failed_ns[0] = Some(now_ns);
         if !self.fixed.caps.witness {
             let places: Vec<u8> = landing.sessions.admitted().collect();
-            for place in places {
-                let retired = self.retire(place, Closing::Ours);
+            for row in places {
+                let retired = self.retire(row, Closing::Ours);
                 let zones = retired.map_or_else(Vec::new, |retired| retired.zones);
                 for Zone { start, len } in zones {
                     self.recover(Released::Zone { start, len });
@@ -130,8 +130,8 @@ impl<P: Port> Engine<P> {
             }
             return;
         }
-        for place in landing.sessions.admitted() {
-            landing.stop_landing(place, &self.umem, now_ns);
+        for row in landing.sessions.admitted() {
+            landing.stop_landing(row, &self.umem, now_ns);
         }
     }
 
@@ -185,7 +185,7 @@ impl<P: Port> Engine<P> {
         let taken = landing.sessions.admitted();
         // Nothing has changed on an error but that packets take the one-copy path; it is tried again.
         (landing.sessions.admitted())
-            .try_for_each(|place| self.port.revoke(queue, u32::from(place)))
+            .try_for_each(|row| self.port.revoke(queue, u32::from(row)))
             .and_then(|()| self.port.quiesce(queue))
             .map_err(|error| error.to_string())?;
         let built = self.rebuild_landing(registered_len);
@@ -193,8 +193,8 @@ impl<P: Port> Engine<P> {
         if !landing.is_open {
             return built.map_err(|error| error.to_string());
         }
-        for place in taken {
-            let Some(inbound) = landing.sessions.at_mut(place) else {
+        for row in taken {
+            let Some(inbound) = landing.sessions.at_mut(row) else {
                 continue;
             };
             let resumed = SessionAdmission {
@@ -216,10 +216,6 @@ impl<P: Port> Engine<P> {
     fn end_sessions_on(&mut self, channel: usize) {
         for position in (0..self.senders.len()).rev() {
             let index = self.senders[position];
-            let peer = self.peers.at(index);
-            if (peer.successor.as_ref()).is_some_and(|next| next.outbound.terms.channel == channel) {
-                self.end_successor(index, self.now_ns);
-            }
             let outbound = self.peers.at(index).outbound.as_ref();
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
                 self.end_session(index, self.now_ns);

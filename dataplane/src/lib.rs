@@ -1,6 +1,7 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
 
 mod arena;
+mod aside;
 mod bounds;
 mod capture;
 mod completion;
@@ -33,22 +34,21 @@ mod losses;
 pub mod memory;
 mod message;
 mod napi;
-mod nodes;
 mod notices;
-mod one_copy;
 mod open;
 mod open_daemon;
 mod opening;
 mod outbound;
+mod own_node;
 mod packets;
 mod peer;
-mod pending;
 mod polling;
 pub mod port;
 mod probe;
 mod queue_poll;
 mod region;
 mod release;
+mod reopening;
 mod requests;
 pub mod ring;
 mod ring_memory;
@@ -75,7 +75,7 @@ mod udp;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
-pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy, Start};
+pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
 pub use counters::{Counters, Drops, Violations};
 pub use daemon::{DaemonError, ipc};
 pub use endpoint::Endpoint;

@@ -21,16 +21,16 @@ impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
     pub(crate) fn care(&mut self, now_ns: u64) {
         let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
-        for place in taken.into_iter().flatten() {
-            self.care_for(place, now_ns);
+        for row in taken.into_iter().flatten() {
+            self.care_for(row, now_ns);
         }
     }
 
-    fn care_for(&mut self, place: u8, now_ns: u64) {
+    fn care_for(&mut self, row: u8, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        if landing.sessions.needs_care(place) {
-            let remedy = (landing.sessions).watch(place, &mut landing.arena, &self.umem, now_ns);
-            let Some(inbound) = landing.sessions.at_mut(place) else {
+        if landing.sessions.needs_care(row) {
+            let remedy = (landing.sessions).watch(row, &mut landing.arena, &self.umem, now_ns);
+            let Some(inbound) = landing.sessions.at_mut(row) else {
                 return;
             };
             let landed = inbound.settled.has_landed();
@@ -54,7 +54,7 @@ impl<P: Port> Engine<P> {
                         tracing::debug!("the landing channel is not built anew: {what}");
                     }
                 }
-                Some(Remedy::StopLanding) => self.stop_landing(place, Fault::Astray, now_ns),
+                Some(Remedy::StopLanding) => self.stop_landing(row, Fault::Astray, now_ns),
                 None => {}
             }
             if landed {
@@ -66,7 +66,7 @@ impl<P: Port> Engine<P> {
             self.counters
                 .arrivals(std::mem::take(&mut landing.sessions.arrivals));
         }
-        let inbound = landing.sessions.at_mut(place);
+        let inbound = landing.sessions.at_mut(row);
         if let Some(inbound) = inbound.filter(|inbound| inbound.places.repair.is_any()) {
             let (peer, repair) = (inbound.terms.peer, std::mem::take(&mut inbound.places.repair));
             self.book_repair(peer, repair);
@@ -90,9 +90,9 @@ impl<P: Port> Engine<P> {
     }
 
     /// Asks the sender for fragments that are due.
-    pub(crate) fn ask_for_missing(&mut self, place: u8, now_ns: u64) {
+    pub(crate) fn ask_for_missing(&mut self, row: u8, now_ns: u64) {
         while let Some(landing) = &mut self.landing
-            && let Some(inbound) = landing.sessions.at_mut(place)
+            && let Some(inbound) = landing.sessions.at_mut(row)
             && inbound.places.is_troubled()
             && let Some((message, ranges)) = inbound.care().next_request(now_ns)
         {
@@ -102,9 +102,9 @@ impl<P: Port> Engine<P> {
     }
 
     /// Asks the sender for digests that are due.
-    pub(crate) fn ask_for_digests(&mut self, place: u8, now_ns: u64) {
+    pub(crate) fn ask_for_digests(&mut self, row: u8, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
-        let Some(inbound) = landing.sessions.at_mut(place) else {
+        let Some(inbound) = landing.sessions.at_mut(row) else {
             return;
         };
         let Some((message, ranges)) = inbound.care().next_digest_request(now_ns) else {

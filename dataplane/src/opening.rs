@@ -29,9 +29,9 @@ use crate::landing_channel;
 use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::Umem;
-use crate::nodes::Nodes;
 use crate::notices::Notices;
 use crate::outbound::OutgoingTable;
+use crate::own_node::OwnNode;
 use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
@@ -346,15 +346,9 @@ impl<P: Port> Parts<P> {
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
         let (data, has_daemon) = (port.local(), daemon.is_some());
-        let boot_ids = [entropy.draw(), entropy.draw()];
-        let nodes = Nodes::new(
-            data,
-            has_daemon,
-            config.key.clone(),
-            config.patience,
-            admit,
-            boot_ids,
-        );
+        let boot_id = entropy.draw();
+        let node =
+            (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));
         let mut engine = Engine {
             port,
             config,
@@ -375,7 +369,7 @@ impl<P: Port> Parts<P> {
             unconfirmed: Vec::with_capacity(crate::bounds::PEERS_MAX),
             applying: Vec::with_capacity(8),
             held: Vec::with_capacity(crate::bounds::PEERS_MAX),
-            nodes: Some(nodes),
+            node,
             told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),
             notices: Notices::new(),

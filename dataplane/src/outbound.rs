@@ -322,8 +322,6 @@ pub(crate) struct OutboundTerms {
     pub(crate) channel: usize,
     /// No receiver that grants anything: plain IP fragments, unconfirmed.
     pub(crate) plain: bool,
-    /// The receiver's gate knows nothing of it: fragments come to its socket.
-    pub(crate) one_copy: bool,
     /// Repetitions go the way of small messages.
     pub(crate) repeats_apart: bool,
     /// UDP source port of fragments; `None`: our data port.
@@ -336,6 +334,8 @@ pub(crate) struct OutboundTerms {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) terms: OutboundTerms,
+    /// Whether messages land, as far as the receiver said; else they take the one-copy path there.
+    pub(crate) lands: bool,
     /// Messages not settled, in number order.
     queue: VecDeque<u16>,
     /// First in `queue` that is not fully sent.
@@ -372,6 +372,7 @@ impl Outbound {
     pub(crate) fn new(terms: OutboundTerms, now_ns: u64) -> Outbound {
         Outbound {
             terms,
+            lands: true,
             rate_limit: terms
                 .rate
                 .map(|rate| RateLimit::new(rate, terms.layout.max_frame_len(), Time::from_nanos(now_ns))),

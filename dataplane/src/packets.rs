@@ -19,7 +19,6 @@ use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
 use crate::frames::Frame;
-use crate::granting::granted_by;
 use crate::introductions::Back;
 use crate::landing::{Datagram, Untaken};
 use crate::message::Message;
@@ -228,14 +227,10 @@ impl<P: Port> Engine<P> {
                 packet_limit,
                 delivered,
                 announced,
+                lands,
             } => {
-                self.take_credit(
-                    from,
-                    session_key,
-                    (packet_limit, delivered, announced),
-                    payload,
-                    now_ns,
-                );
+                let credit = (packet_limit, delivered, announced);
+                self.take_credit(from, session_key, credit, (lands, payload), now_ns);
             }
             LmHeader::Missing {
                 session_key,
@@ -564,10 +559,9 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        let (socket, place) = (granted_by(inbound), inbound.place());
-        let now = Time::from_nanos(now_ns);
-        if !(self.nodes.as_mut()).is_some_and(|nodes| nodes.touched(socket, key, now)) {
-            self.stewarded.touched |= 1 << place;
+        match &mut self.node {
+            Some(own) => own.touched(key, Time::from_nanos(now_ns)),
+            None => self.stewarded.touched |= 1 << inbound.row(),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
@@ -605,11 +599,10 @@ impl<P: Port> Engine<P> {
         from: SocketAddrV4,
         key: u64,
         (limit, delivered, announced): (u32, u32, u32),
-        payload: &[u8],
+        (lands, payload): (bool, &[u8]),
         now_ns: u64,
     ) {
-        let found = self.peers.find(from);
-        let Some(index) = found else {
+        let Some(index) = self.peers.find(from) else {
             self.reject_for(key, Fault::Key, from);
             return;
         };
@@ -619,7 +612,7 @@ impl<P: Port> Engine<P> {
             .as_mut()
             .filter(|outbound| outbound.terms.key == key)
         else {
-            self.take_credit_ahead(index, from, key, (limit, delivered, announced), now_ns);
+            self.reject_for(key, Fault::Key, from);
             return;
         };
         peer.heard_ns = now_ns;
@@ -627,15 +620,13 @@ impl<P: Port> Engine<P> {
             self.reject(Fault::Credit, from);
             return;
         }
+        outbound.lands = lands;
         self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {
             outbound.broken(&mut self.outgoing, number);
         }
         self.settle_outbound(index, None, now_ns);
-        if self.peers.at(index).successor.is_some() {
-            self.change_over(index, now_ns);
-        }
     }
 
     fn take_missing(&mut self, from: SocketAddrV4, key: u64, message: u32, payload: &[u8], now_ns: u64) {

@@ -14,8 +14,6 @@ use crate::completion::PeerId;
 use crate::config::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
 use crate::outbound::Outbound;
-use crate::pending::Successor;
-use crate::port::Socket;
 
 /// One peer.
 #[derive(Debug)]
@@ -36,8 +34,6 @@ pub(crate) struct Peer {
     /// The last challenge of the peer's that was answered, and when.
     pub(crate) proved: (u64, u64),
     pub(crate) outbound: Option<Outbound>,
-    /// What is to take over from `outbound`.
-    pub(crate) successor: Option<Box<Successor>>,
     /// No LM endpoint: takes plain UDP datagrams only.
     pub(crate) plain: bool,
     pub(crate) heard_ns: u64,
@@ -60,14 +56,6 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Whom to ask for a session, and by which port of ours.
-    pub(crate) fn admission(&self, one_copy: bool) -> (SocketAddrV4, Socket) {
-        match one_copy {
-            true => (self.data, Socket::Data),
-            false => (self.control, Socket::Control),
-        }
-    }
-
     fn new(generation: u32, data: SocketAddrV4, addressing: Addressing, now_ns: u64) -> Peer {
         Peer {
             generation,
@@ -80,7 +68,6 @@ impl Peer {
             uncompleted_max: 0,
             proved: (0, 0),
             outbound: None,
-            successor: None,
             plain: false,
             heard_ns: now_ns,
             refused_ns: 0,

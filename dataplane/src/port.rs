@@ -161,7 +161,7 @@ pub trait RxQueue: fmt::Debug + Send {
     }
 
     /// Lets messages be accepted up to and including `message` (serial arithmetic) in the session at `place`.
-    fn set_message_limit(&mut self, place: u32, message: u32);
+    fn set_message_limit(&mut self, row: u32, message: u32);
 
     /// Entries that the device has not looked at.
     fn untaken(&mut self) -> u32 {
@@ -395,6 +395,8 @@ pub enum Steer<'a> {
         general: Option<u32>,
         /// The sender's data port.
         from: SocketAddrV4,
+        /// The source port that its fragments have already ([`Steer::Later`]).
+        port: Option<NonZeroU16>,
         /// What devices look at in its fragments.
         hashed: HashInput,
         /// Where ports count, nothing that comes from there comes to that queue.
@@ -409,6 +411,9 @@ pub enum Steer<'a> {
         /// The peer's data port.
         from: SocketAddrV4,
     },
+    /// Nothing yet: the fragments of a sender that may have a landing queue later are to have a source port by which the device can tell them
+    /// then.
+    Later,
     /// No sender has fragments for a landing queue any more: nothing comes there.
     Nothing,
 }
@@ -486,7 +491,7 @@ pub trait Port {
     /// # Errors
     ///
     /// See [`PortError`].
-    fn revoke(&mut self, queue: u32, place: u32) -> Result<(), PortError>;
+    fn revoke(&mut self, queue: u32, row: u32) -> Result<(), PortError>;
 
     /// When this returns no packet is accepted any more, as far as sessions are revoked (I4). Blocks for some milliseconds.
     ///

@@ -2,7 +2,7 @@
 //!
 //! A [`crate::Message`] or an unsent [`crate::SendRegion`] may be dropped on any thread. Its memory goes
 //! through a bounded queue to the thread that polls the endpoint. The queue holds every token that can
-//! exist at once, so pushing never fails and never allocates.
+//! exist at once, so pushing never fails and never allocates. Who owns a frame when: `ARCHITECTURE.md`.
 
 use std::sync::Arc;
 

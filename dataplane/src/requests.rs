@@ -11,7 +11,6 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
-use crate::control::Applying;
 use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::landing::Zone;
@@ -134,7 +133,7 @@ impl<P: Port> Engine<P> {
                     .outbound
                     .as_mut()
                     .expect("the session was there a moment ago");
-                self.counters.messages_one_copy += u64::from(outbound.terms.one_copy);
+                self.counters.messages_one_copy += u64::from(!outbound.lands);
                 outbound.submit(
                     &mut self.outgoing,
                     &peer.addressing,
@@ -221,11 +220,9 @@ impl<P: Port> Engine<P> {
         if *region.geometry.layout() != outbound.terms.layout {
             return Err(SendError::NoSession);
         }
-        // What is handed over now would land before what is under way by the one-copy path.
-        if outbound.has_room() && peer.successor.is_none() {
-            Ok(())
-        } else {
-            Err(SendError::WouldBlock)
+        match outbound.has_room() {
+            true => Ok(()),
+            false => Err(SendError::WouldBlock),
         }
     }
 
@@ -419,7 +416,6 @@ impl<P: Port> Engine<P> {
             delivery: lm_protocol::delivery::Delivery::Unreliable,
             integrity: lm_protocol::integrity::Integrity::None,
             plain: true,
-            one_copy: false,
             repeats_apart: false,
             landing_port: None,
             rate,
@@ -476,11 +472,8 @@ impl<P: Port> Engine<P> {
                 .as_ref()
                 .map_or(0, |outbound| outbound.unsettled() as u64);
         }
-        for (position, applying) in self.applying.iter().enumerate() {
-            let is_it = |other: &Applying| other.peer == applying.peer;
-            if !self.applying[..position].iter().any(is_it) {
-                count += self.peers.at(applying.peer).unheard.len() as u64;
-            }
+        for applying in &self.applying {
+            count += self.peers.at(applying.peer).unheard.len() as u64;
         }
         for position in 0..self.unconfirmed.len() {
             let index = self.unconfirmed[position];

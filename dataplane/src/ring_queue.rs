@@ -97,8 +97,8 @@ impl<B: Bell> RxQueue for RingRx<B> {
     }
 
     #[inline]
-    fn set_message_limit(&mut self, place: u32, message: u32) {
-        self.log.set_message_limit(place, message);
+    fn set_message_limit(&mut self, row: u32, message: u32) {
+        self.log.set_message_limit(row, message);
     }
 
     #[inline]

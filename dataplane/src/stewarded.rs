@@ -4,8 +4,9 @@
 use std::net::SocketAddrV4;
 use std::sync::MutexGuard;
 
-use lm_protocol::admission::{Decision, Fallback, Outcome, Ticket};
+use lm_protocol::admission::{Decision, Outcome, Ticket};
 use lm_protocol::control::{Challenge, ControlMessage, Grant, Proof, Request, WORD_LEN};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::{Aside, Terms};
 use lm_protocol::time::Time;
 
@@ -18,7 +19,7 @@ use crate::error::ConnectError;
 use crate::granting::Closing;
 use crate::landing::Inbound;
 use crate::notices::Fault;
-use crate::port::{Port, Socket, WakeError};
+use crate::port::{Port, WakeError};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 
 /// How often the daemon hears in which sessions something came.
@@ -88,7 +89,7 @@ impl Stewarded {
 #[derive(Clone, Copy, Debug)]
 struct Opened {
     from: SocketAddrV4,
-    place: u16,
+    row: u16,
     request: Request,
     grant: Grant,
 }
@@ -113,22 +114,29 @@ impl<P: Port> Engine<P> {
             match news {
                 News::Event(Event::Opened {
                     from,
-                    place,
+                    row,
                     request,
                     grant,
                 }) => match (request.parse(), grant.parse()) {
                     (Ok((_, ControlMessage::Request(request))), Ok((_, ControlMessage::Grant(grant)))) => {
                         let opened = Opened {
                             from,
-                            place,
+                            row,
                             request,
                             grant,
                         };
-                        self.gate_opened(u32::from(place), grant.session_key);
+                        if grant.lands {
+                            self.gate_opened(u32::from(row), grant.session_key);
+                        }
                         self.opened(&opened, now_ns, now_ns);
                     }
                     _ => tracing::warn!(%from, "the admission daemon granted what is no session"),
                 },
+                News::Event(Event::Landed { session_key }) => {
+                    let row = SessionAdmission::row_of(session_key);
+                    self.gate_opened(row, session_key);
+                    self.drain(session_key);
+                }
                 News::Event(Event::Closed {
                     session_key,
                     was_idle,
@@ -187,9 +195,9 @@ impl<P: Port> Engine<P> {
         }));
     }
 
-    fn gate_opened(&mut self, place: u32, key: u64) {
+    fn gate_opened(&mut self, row: u32, key: u64) {
         if let Some(mut client) = self.stewarded.client() {
-            client.opened(place, key);
+            client.opened(row, key);
         }
     }
 
@@ -226,7 +234,7 @@ impl<P: Port> Engine<P> {
     fn land(&mut self, opened: &Opened, mac: [u8; 6], now_ns: u64) -> Result<(), &'static str> {
         let &Opened {
             from,
-            place,
+            row,
             request,
             grant,
         } = opened;
@@ -234,8 +242,8 @@ impl<P: Port> Engine<P> {
         let queue = landing.queue;
         let key = grant.session_key;
         let is_ours = u32::from(grant.landing_queue) == queue
-            && u32::from(place) == lm_protocol::landing::SessionAdmission::place_of(key)
-            && landing.sessions.at(place as u8).is_none();
+            && u32::from(row) == SessionAdmission::row_of(key)
+            && landing.sessions.at(row as u8).is_none();
         let offered = self.landing_terms(self.config.max_message_len);
         let fit = offered.fit(&request).ok();
         let fit = fit.filter(|fit| {
@@ -266,16 +274,13 @@ impl<P: Port> Engine<P> {
         };
         let before = attempts(self);
         let (zone_len, in_flight) = (fit.zone_len, request.messages_in_flight);
-        let lands = match self.provide_memory(*from.ip(), zone_len, in_flight, false) {
-            Ok(()) => true,
+        let has_memory = grant.lands && (self.provide_memory(*from.ip(), zone_len, in_flight, false)).is_ok();
+        if !has_memory {
             // It is granted, so that nobody can be asked to wait: its messages come by the one-copy path.
-            Err(_) => {
-                (self.provide_memory(*from.ip(), zone_len, in_flight, true))
-                    .map_err(|_| "not enough landing memory")?;
-                false
-            }
-        };
-        if lands && attempts(self) != before && self.port.admit(queue, &admission).is_err() {
+            (self.provide_memory(*from.ip(), zone_len, in_flight, true))
+                .map_err(|_| "not enough landing memory")?;
+        }
+        if has_memory && attempts(self) != before && self.port.admit(queue, &admission).is_err() {
             // The gate was closed while the channel was built anew.
             return Err("the gate cannot be opened again");
         }
@@ -284,10 +289,13 @@ impl<P: Port> Engine<P> {
         self.peers.at(index).addressing = addressing;
         // Its daemon's word.
         self.introduce(index, request.sender_id, now_ns);
+        if !grant.lands {
+            return self.install_aside(index, &request, &terms, fit.integrity, admission);
+        }
         (self.install_session(index, &request, &terms, fit.integrity, admission, now_ns))
             .map_err(|_| "the landing channel is not to be trusted")?;
-        if let Some(landing) = self.landing.as_mut().filter(|_| !lands) {
-            landing.stop_landing(place as u8, &self.umem, now_ns);
+        if let Some(landing) = self.landing.as_mut().filter(|_| !has_memory) {
+            landing.stop_landing(row as u8, &self.umem, now_ns);
             tracing::info!(%from, "its messages come by the one-copy path: others land, or there is no memory for its own");
         }
         Ok(())
@@ -296,7 +304,7 @@ impl<P: Port> Engine<P> {
     /// Whether a session is aside; `None`: there is none.
     fn is_aside(&self, session_key: u64) -> Option<bool> {
         let inbound = self.landing.as_ref()?.sessions.with_key(session_key)?;
-        Some(inbound.terms.is_aside)
+        Some(!inbound.has_place())
     }
 
     /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
@@ -310,7 +318,7 @@ impl<P: Port> Engine<P> {
                 self.abort_session(session_key, Fault::Stalled);
             }
             // By a daemon that was restarted, again.
-            Some(_) => self.tell_daemon(Call::Released { session_key }),
+            Some(_) => {}
         }
     }
 
@@ -340,17 +348,16 @@ impl<P: Port> Engine<P> {
         self.stewarded.touched_ns = now_ns;
         let touched = std::mem::take(&mut self.stewarded.touched);
         let Some(landing) = &self.landing else { return };
-        let granted = (landing.sessions.iter()).filter(|inbound| inbound.terms.was_to_land());
         let progress = |inbound: &Inbound| Progress {
             session_key: inbound.terms.key,
             delivered: (inbound.settled.delivered()).wrapping_sub(inbound.terms.first_message),
-            is_heard: touched & 1 << inbound.place() != 0,
+            is_heard: touched & 1 << inbound.row() != 0,
             unused: (inbound.unused(now_ns)).map(|unused| {
                 let unused_ms = Time::from_nanos(now_ns).since(unused.since).as_millis();
                 (unused_ms.min(u32::MAX.into()) as u32, unused.is_idle)
             }),
         };
-        let sessions: Vec<Progress> = granted.map(progress).collect();
+        let sessions: Vec<Progress> = landing.sessions.iter().map(progress).collect();
         if !sessions.is_empty() {
             self.tell_daemon(Call::Touched { sessions });
         }
@@ -359,8 +366,7 @@ impl<P: Port> Engine<P> {
     /// The endpoint goes: the daemon tells the senders how much was delivered.
     pub(crate) fn shut_down_at_daemon(&mut self) {
         let Some(landing) = &self.landing else { return };
-        let granted = (landing.sessions.iter()).filter(|inbound| inbound.terms.was_to_land());
-        let sessions: Vec<_> = { granted }
+        let sessions: Vec<_> = (landing.sessions.iter())
             .map(|inbound| (inbound.terms.peer, inbound.ended()))
             .collect();
         for (peer, ended) in sessions {
@@ -433,7 +439,10 @@ impl<P: Port> Engine<P> {
                 client.asked(ticket);
                 Ok(Decision::Requested(Ticket(ticket)))
             }
-            (Reply::Requested(Decided::OneCopy), _) => Ok(Decision::OneCopy),
+            (Reply::Requested(Decided::OneCopy(ticket)), _) => {
+                client.asked(ticket);
+                Ok(Decision::OneCopy(Ticket(ticket)))
+            }
             (Reply::Requested(Decided::Cancel), _) => Ok(Decision::Cancel),
             _ => Err(DaemonError::Nonsense("no decision").into()),
         }
@@ -442,27 +451,21 @@ impl<P: Port> Engine<P> {
     fn told_by_daemon(&mut self, ticket: u32, outcome: Told, now_ns: u64) {
         let parsed = match outcome {
             Told::Granted(control) => match control.parse() {
-                Ok((_, ControlMessage::Grant(grant))) => Ok((Outcome::Granted(grant), Fallback::OneCopy)),
+                Ok((_, ControlMessage::Grant(grant))) => Ok(Outcome::Granted(grant)),
                 _ => Err(DaemonError::Nonsense("a grant that is none")),
             },
-            Told::Rejected(control, one_copy) => match control.parse() {
-                Ok((_, ControlMessage::Reject(reject))) => Ok((
-                    Outcome::Rejected(reject),
-                    match one_copy {
-                        true => Fallback::OneCopy,
-                        false => Fallback::Cancel,
-                    },
-                )),
+            Told::Rejected(control) => match control.parse() {
+                Ok((_, ControlMessage::Reject(reject))) => Ok(Outcome::Rejected(reject)),
                 _ => Err(DaemonError::Nonsense("a rejection that is none")),
             },
-            Told::Unreachable => Ok((Outcome::Unreachable, Fallback::OneCopy)),
-            Told::Incompatible => Ok((Outcome::Incompatible, Fallback::OneCopy)),
-            Told::Lost => Ok((Outcome::Lost, Fallback::OneCopy)),
-            Told::Ended { delivered } => Ok((Outcome::Ended { delivered }, Fallback::OneCopy)),
-            Told::Unconfirmed => Ok((Outcome::Unconfirmed, Fallback::OneCopy)),
+            Told::Unreachable => Ok(Outcome::Unreachable),
+            Told::Incompatible => Ok(Outcome::Incompatible),
+            Told::Lost => Ok(Outcome::Lost),
+            Told::Ended { delivered } => Ok(Outcome::Ended { delivered }),
+            Told::Unconfirmed => Ok(Outcome::Unconfirmed),
         };
         match parsed {
-            Ok((outcome, fallback)) => self.told(Socket::Control, ticket, outcome, fallback, now_ns),
+            Ok(outcome) => self.told(ticket, outcome, now_ns),
             Err(error) => self.fail_request(ticket, error),
         }
     }

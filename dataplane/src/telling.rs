@@ -22,10 +22,10 @@ impl<P: Port> Engine<P> {
     pub(crate) fn tell(&mut self, now_ns: u64, idle: bool) {
         self.acknowledge_eager(now_ns, idle);
         let taken = self.landing.as_ref().map(|landing| landing.sessions.taken());
-        for place in taken.into_iter().flatten() {
-            self.give_credit(place, now_ns, idle);
-            self.ask_for_missing(place, now_ns);
-            self.ask_for_digests(place, now_ns);
+        for row in taken.into_iter().flatten() {
+            self.give_credit(row, now_ns, idle);
+            self.ask_for_missing(row, now_ns);
+            self.ask_for_digests(row, now_ns);
         }
         for position in 0..self.senders.len() {
             let index = self.senders[position];
@@ -99,10 +99,10 @@ impl<P: Port> Engine<P> {
             .saturating_sub(self.fixed.kept_frames)
     }
 
-    fn give_credit(&mut self, place: u8, now_ns: u64, idle: bool) {
+    fn give_credit(&mut self, row: u8, now_ns: u64, idle: bool) {
         let Some(landing) = &mut self.landing else { return };
-        let limit = landing.sessions.credit(place);
-        let Some(inbound) = landing.sessions.at_mut(place) else {
+        let limit = landing.sessions.credit(row);
+        let Some(inbound) = landing.sessions.at_mut(row) else {
             return;
         };
         let (accepted, announced) = (inbound.progress.accepted_packets(), inbound.order.announced());
@@ -134,6 +134,7 @@ impl<P: Port> Engine<P> {
             packet_limit: limit,
             delivered,
             announced,
+            lands: inbound.lands(),
         };
         let peer = inbound.terms.peer.index;
         let mut payload = [0u8; SETTLED_KEPT as usize * 4];
@@ -144,7 +145,7 @@ impl<P: Port> Engine<P> {
         }
         if self.send_packet(peer, &header, &payload[..len])
             && let Some(landing) = &mut self.landing
-            && let Some(inbound) = landing.sessions.at_mut(place)
+            && let Some(inbound) = landing.sessions.at_mut(row)
         {
             inbound.told.is_told(limit, delivered, announced, now_ns);
             self.counters.credits_sent += 1;

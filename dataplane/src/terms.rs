@@ -123,12 +123,12 @@ impl LandingTerms {
         fit: &Fit,
         request: &Request,
         from: SocketAddrV4,
-        place: u16,
+        row: u16,
         landing_port: Option<NonZeroU16>,
         mut random: impl FnMut() -> u64,
     ) -> (Terms, SessionAdmission) {
         // The gate finds the session by four bits of its key.
-        let key = SessionAdmission::key_at(random(), u32::from(place));
+        let key = SessionAdmission::key_at(random(), u32::from(row));
         let key = with_digests(key, fit.integrity.has_digests());
         let first_message = match request.wire {
             Wire::Lm => 0,

@@ -16,7 +16,7 @@ const ASK_AFTER_NS: u64 = 250_000_000;
 const RESEND_AFTER_NS: u64 = 10_000_000;
 const RESEND_AFTER_MAX_NS: u64 = 200_000_000;
 /// A quiet session says that it is alive this often: several times within a lease.
-pub(crate) const KEEPALIVE_NS: u64 = 500_000_000;
+const KEEPALIVE_NS: u64 = 500_000_000;
 /// Whether the interface is still there is looked at this often.
 const LINK_LOOK_NS: u64 = 100_000_000;
 /// A silent peer whose host has said that nobody listens there is borne for no longer than this: its program is gone, not its path.
@@ -28,7 +28,6 @@ impl<P: Port> Engine<P> {
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
         self.watch_link(now_ns);
         self.drive_admission(now_ns);
-        self.look_at_pending(now_ns);
         self.look_at_reopening(now_ns);
         self.look_for_landing(now_ns);
         self.touch_sessions(now_ns);
@@ -77,8 +76,8 @@ impl<P: Port> Engine<P> {
     /// A session that uses nothing of what was posted for it does not hold up others on its landing queue for longer than an unused place.
     fn watch_turns(&mut self, now_ns: u64) {
         let landing = self.landing.as_ref();
-        if let Some(place) = landing.and_then(|landing| landing.sessions.holds_up(now_ns)) {
-            self.stop_landing(place, Fault::Stalled, now_ns);
+        if let Some(row) = landing.and_then(|landing| landing.sessions.holds_up(now_ns)) {
+            self.stop_landing(row, Fault::Stalled, now_ns);
         }
     }
 
@@ -92,8 +91,8 @@ impl<P: Port> Engine<P> {
             self.settle_outbound(index, None, now_ns);
             return;
         }
-        // What else the peer says, on its eager messages or a successor for example, is no answer: it may have ended this session, and
-        // its word of that may be lost.
+        // What else the peer says, on its eager messages for example, is no answer: it may have ended this session, and its word of that
+        // may be lost.
         let unanswered_ns = now_ns.saturating_sub(outbound.heard_ns);
         let patience_ns = patience_ns.max(outbound.terms.lease_ns);
         if unanswered_ns > bearable_ns(patience_ns, peer.refused_ns, outbound.heard_ns) {
@@ -121,9 +120,6 @@ impl<P: Port> Engine<P> {
         }
         if asks || (unanswered && since_announcement > REPEAT_AFTER_NS) || since_announcement > KEEPALIVE_NS {
             outbound.announce_due = true;
-        }
-        if peer.successor.is_some() {
-            self.keep_successor(index, now_ns);
         }
     }
 

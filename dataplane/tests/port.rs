@@ -187,7 +187,7 @@ fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
     b.landing.rx.submit(COUNT);
     b.landing.rx.wake().expect("wake-up");
     b.landing.rx.allow(u64::from(COUNT));
-    b.landing.rx.set_message_limit(session.place(), 5);
+    b.landing.rx.set_message_limit(session.row(), 5);
     assert_eq!(b.nic.passed_count(), 0);
 
     for index in (0..COUNT).rev() {
@@ -243,12 +243,12 @@ fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
     );
 
     // After the session nothing lands, whatever is posted.
-    b.nic.revoke(1, session.place()).expect("closed");
+    b.nic.revoke(1, session.row()).expect("closed");
     b.nic.quiesce(1).expect("quiet");
     b.landing.rx.write(0, address(3));
     b.landing.rx.submit(1);
     b.landing.rx.allow(u64::from(COUNT) + 1);
-    b.landing.rx.set_message_limit(session.place(), 6);
+    b.landing.rx.set_message_limit(session.row(), 6);
     a.send(1, &data(6, 3));
     until("a passed packet", || {
         b.nic.side().recv(Socket::Data, &mut space).expect("receive")
@@ -367,7 +367,7 @@ fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
     b.landing.rx.write(0, far);
     b.landing.rx.submit(1);
     b.landing.rx.allow(base + 1);
-    b.landing.rx.set_message_limit(session.place(), 6);
+    b.landing.rx.set_message_limit(session.row(), 6);
     a.send(1, &data(6, 4));
     until("a fragment far out", || {
         (b.landing.rx.available(1) == 1).then_some(())

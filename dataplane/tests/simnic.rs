@@ -181,7 +181,7 @@ impl Host {
             .collect();
         self.post(&entries);
         self.rx.allow(COUNT.into());
-        self.rx.set_message_limit(session.place(), 5);
+        self.rx.set_message_limit(session.row(), 5);
     }
 
     /// The first byte of the landing zone that is not the message's.

@@ -138,20 +138,20 @@ struct packet {
 	__u32 ip_len;	 /* the IPv4 packet with its header */
 };
 
-/* What a packet says about itself; what is left is the session's state. `place` is the session's, below LM_SESSIONS. */
+/* What a packet says about itself; what is left is the session's state. `row` is the session's, below LM_SESSIONS. */
 struct fragment {
-	__u32 place, message, index;
+	__u32 row, message, index;
 };
 
-/* The session in a place of a landing queue, if one of that wire is open and may land still. */
-INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *channel, __u32 place, enum lm_wire wire)
+/* The session in a row of a landing queue, if one of that wire is open and may land still. */
+INLINE struct lm_session *session_at(__u32 queue, const struct lm_channel *channel, __u32 row, enum lm_wire wire)
 {
-	__u32 row = queue * LM_SESSIONS + place;
+	__u32 at = queue * LM_SESSIONS + row;
 	struct lm_session *session;
 
 	if (channel->role != LM_ROLE_LANDING)
 		return 0;
-	session = bpf_map_lookup_elem(&lm_sessions, &row);
+	session = bpf_map_lookup_elem(&lm_sessions, &at);
 	if (!session || !READ_ONCE(session->open) || session->wire != wire)
 		return 0;
 	if (READ_ONCE(session->active_until_ns) && bpf_ktime_get_ns() >= READ_ONCE(session->active_until_ns))
@@ -211,7 +211,7 @@ INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_
 	/* A frame is never longer than header and payload of a full fragment (I2), but for the padding of a short one. */
 	if (padding_len && packet->frame_len > LM_SHORT_FRAME)
 		return LM_PASS_LENGTH;
-	if ((__s32)(READ_ONCE(log->message_limits[fragment->place & (LM_SESSIONS - 1)]) - fragment->message) < 0)
+	if ((__s32)(READ_ONCE(log->message_limits[fragment->row & (LM_SESSIONS - 1)]) - fragment->message) < 0)
 		return LM_PASS_LIMIT;
 	if (!is_after_last(session, fragment))
 		return LM_PASS_ORDER;
@@ -233,7 +233,7 @@ INLINE enum lm_verdict admit(__u32 queue, struct lm_channel *channel, struct lm_
 		return LM_PASS_NO_SOCKET;
 
 	entry->sequence = (__u16)position;
-	entry->session = fragment->place;
+	entry->session = fragment->row;
 	entry->frames = 0;
 	entry->message = fragment->message;
 	entry->index = fragment->index;
@@ -260,10 +260,10 @@ INLINE enum lm_verdict judge_data(__u32 queue, struct lm_channel *channel, struc
 				  const struct packet *packet, const struct udp *udp, const struct data_header *lm)
 {
 	__u32 payload_len = be16(lm->payload_len), count = be32(lm->count);
-	struct fragment fragment = { .place = be32(lm->key[1]) >> 1 & (LM_SESSIONS - 1),
+	struct fragment fragment = { .row = be32(lm->key[1]) >> 1 & (LM_SESSIONS - 1),
 				     .message = be32(lm->message),
 				     .index = be32(lm->index) };
-	struct lm_session *session = session_at(queue, channel, fragment.place, LM_WIRE_LM);
+	struct lm_session *session = session_at(queue, channel, fragment.row, LM_WIRE_LM);
 	const __u32 *key;
 
 	if (!log || !session)
@@ -295,7 +295,7 @@ static __attribute__((noinline)) enum lm_verdict judge_fragment(__u32 queue, str
 	__u32 payload_len = packet->ip_len - sizeof(struct ipv4), id = be16(packet->ip->id);
 	__u32 source = packet->ip->source, destination = packet->ip->destination;
 	const struct udp *udp = (const void *)(packet->ip + 1);
-	struct fragment fragment = { .place = 0 };
+	struct fragment fragment = { .row = 0 };
 	__u32 has_ports = 0, source_port = 0, destination_port = 0;
 	struct lm_session *session;
 
@@ -304,7 +304,7 @@ static __attribute__((noinline)) enum lm_verdict judge_fragment(__u32 queue, str
 		source_port = udp->source;
 		destination_port = udp->destination;
 	}
-	session = session_at(queue, channel, fragment.place, LM_WIRE_IPFRAG);
+	session = session_at(queue, channel, fragment.row, LM_WIRE_IPFRAG);
 	if (!log || !session || source != session->peer_ip || destination != session->local_ip)
 		goto unclaimed;
 	if (offset == 0) {

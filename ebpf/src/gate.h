@@ -22,7 +22,7 @@ typedef int __s32;
 enum lm_limit {
 	LM_QUEUES = 64,		/* receive queues that can be channels */
 	LM_STRAY_ROW = 64,	/* lm_channels row that counts for every queue above them */
-	LM_SESSIONS = 16,	/* sessions of a landing queue; four bits of a session's key, above the lowest, say which; a power of two */
+	LM_SESSIONS = 64,	/* sessions of a landing queue; six bits of a session's key, above the lowest, say which; a power of two */
 	LM_LOG_ENTRIES = 32768, /* per channel; a power of two; also the largest RX ring */
 	LM_VERDICT_ROW = 32,	/* counters in a row; a power of two, at least LM_VERDICTS */
 	LM_SHORT_FRAME = 64,	/* a frame up to this long may carry Ethernet padding (60, and 4 for a VLAN tag) */
@@ -107,7 +107,7 @@ struct lm_channel {
 	struct lm_counters counters;
 };
 
-/* lm_sessions, at queue * LM_SESSIONS + place: a sender that may land on the queue. */
+/* lm_sessions, at queue * LM_SESSIONS + row: a sender that may land on the queue. */
 struct lm_session {
 	/* Written by user space while `open` is 0 and no CPU is inside the gate with it (I4). */
 	__u32 open; /* written last on opening, first on closing */
@@ -118,7 +118,7 @@ struct lm_session {
 	__u16 header_len;  /* bytes before the payload: lm 66, ipfrag 42 (the first fragment's), 4 more per VLAN tag */
 	__u16 payload_len; /* payload of every fragment but the last; ipfrag: IP payload of every fragment but the last */
 	__u8 window_shift; /* log2 of the fragments in a window */
-	__u8 wire;	   /* enum lm_wire; an ipfrag session has place 0: its packets carry no key */
+	__u8 wire;	   /* enum lm_wire; an ipfrag session has row 0: its packets carry no key */
 	/* Written by the gate while `open` is 1. */
 	__u32 last_message; /* the last accepted fragment, */
 	__u32 last_index;   /* or a place just before the first legal one */
@@ -131,7 +131,7 @@ struct lm_session {
 /* One accepted packet; the n-th entry describes the n-th packet of the channel's RX ring (I3). */
 struct lm_log_entry {
 	__u16 sequence; /* n, low 16 bits: twice as many as the log has entries */
-	__u8 session;	/* its place, below LM_SESSIONS */
+	__u8 session;	/* its row, below LM_SESSIONS */
 	__u8 frames;	/* 0: accepted, no lm_slot any more */
 	__u32 message;
 	__u32 index;
@@ -160,7 +160,7 @@ struct lm_log {
 	__u32 message_limits[LM_SESSIONS]; /* client: highest announced message number of each session */
 	struct lm_counters counters; /* gate */
 	__u64 passed_elsewhere; /* gate, with LM_FLAG_SEVERAL_PROGRAMS: packets to the client's port on queues that are not its own */
-	__u8 reserved2[3576];
+	__u8 reserved2[3384];
 	struct lm_log_entry entries[LM_LOG_ENTRIES]; /* from byte 4096 */
 };
 

@@ -47,13 +47,13 @@ pub enum GateError {
     /// Sessions need a landing queue.
     #[error("queue {0} is not a landing queue")]
     NotLanding(u32),
-    /// The place has an open session.
-    #[error("queue {queue} has an open session at place {place}")]
+    /// The row has an open session.
+    #[error("queue {queue} has an open session at row {row}")]
     Open {
         /// Landing queue.
         queue: u32,
         /// Place of the session.
-        place: u32,
+        row: u32,
     },
     /// Generic mode would break the pairing of log and RX ring (I3a).
     #[error("generic mode needs a single CPU for landing queue {queue}, but {reason}")]
@@ -85,8 +85,8 @@ pub enum GateError {
 pub struct OpenSession {
     /// Its landing queue.
     pub queue: u32,
-    /// Its place there.
-    pub place: u32,
+    /// Its row there.
+    pub row: u32,
     /// Its key.
     pub key: u64,
     /// When it stops landing by itself; 0: never.
@@ -100,8 +100,8 @@ pub struct Gate {
     program: OwnedFd,
     channels: SharedMemory,
     sessions: SharedMemory,
-    /// By queue: places whose session was closed, with a CPU perhaps still inside the gate.
-    closing: [u16; QUEUES as usize],
+    /// By queue: rows whose session was closed, with a CPU perhaps still inside the gate.
+    closing: [u64; QUEUES as usize],
     progress: Progress,
     xsks: XskMap<MapData>,
     logs_fd: OwnedFd,
@@ -236,8 +236,8 @@ impl Gate {
         if role != Role::None && self.needs_log(queue) {
             self.renew(queue)?;
         }
-        if (0..SESSIONS).any(|place| self.is_open(queue, place)) {
-            (0..SESSIONS).try_for_each(|place| self.close_session(queue, place))?;
+        if (0..SESSIONS).any(|row| self.is_open(queue, row)) {
+            (0..SESSIONS).try_for_each(|row| self.close_session(queue, row))?;
             self.quiesce(queue)?;
         }
         self.store_role(queue, role);
@@ -309,34 +309,34 @@ impl Gate {
         }
     }
 
-    /// Lets a session land on `queue`, at its place. Log positions go on from where they are; the message limit starts before
+    /// Lets a session land on `queue`, at its row. Log positions go on from where they are; the message limit starts before
     /// `first_message`, so that nothing lands until [`Log::set_message_limit`] and [`Log::set_posted`] allow it.
     ///
-    /// Takes tens of milliseconds where the place was used since the queue was last quiet.
+    /// Takes tens of milliseconds where the row was used since the queue was last quiet.
     pub fn open_session(&mut self, queue: u32, session: &SessionAdmission) -> Result<(), GateError> {
         check(queue)?;
         let role = self.role(queue);
         if role != Role::Landing as u32 && role != Role::LandingZeroCopy as u32 {
             return Err(GateError::NotLanding(queue));
         }
-        let place = session.place();
-        if self.is_open(queue, place) {
-            return Err(GateError::Open { queue, place });
+        let row = session.row();
+        if self.is_open(queue, row) {
+            return Err(GateError::Open { queue, row });
         }
         if let Some(fault) = session.fault() {
             return Err(GateError::IllegalSession(fault));
         }
-        if self.is_closing(queue, place) {
+        if self.is_closing(queue, row) {
             self.quiesce(queue)?;
         }
         if self.mapped_logs[queue as usize].is_none() {
             self.mapped_logs[queue as usize] = Some(self.log(queue)?);
         }
         if let Some(log) = &mut self.mapped_logs[queue as usize] {
-            log.set_message_limit(place, session.first_message.wrapping_sub(1));
+            log.set_message_limit(row, session.first_message.wrapping_sub(1));
         }
         let (message, index) = session.place_before_first();
-        let row = session_offset(queue, place);
+        let at = session_offset(queue, row);
         let network_ip = |ip: std::net::Ipv4Addr| u32::from_ne_bytes(ip.octets());
         let halves = |low: u16, high: u16| {
             let (low, high) = (low.to_ne_bytes(), high.to_ne_bytes());
@@ -350,7 +350,7 @@ impl Gate {
         // Relaxed: no CPU is inside this session's part of the gate: it is closed, and `quiesce` has waited (I4).
         let relaxed = Ordering::Relaxed;
         self.sessions
-            .store_u64(row + offset_of!(SessionRow, key), session.key.to_be(), relaxed);
+            .store_u64(at + offset_of!(SessionRow, key), session.key.to_be(), relaxed);
         for (field, value) in [
             (offset_of!(SessionRow, peer_ip), network_ip(session.peer_ip)),
             (offset_of!(SessionRow, local_ip), network_ip(session.local_ip)),
@@ -359,47 +359,46 @@ impl Gate {
             (offset_of!(SessionRow, last_message), message),
             (offset_of!(SessionRow, last_index), index),
         ] {
-            self.sessions.store_u32(row + field, value, relaxed);
+            self.sessions.store_u32(at + field, value, relaxed);
         }
-        self.store_end(queue, place, session.active_until_ns);
+        self.store_end(queue, row, session.active_until_ns);
         // The gate loads `open` and then the fields. x86 keeps both sides' order, given the release store; elsewhere a BPF
         // program of this age has no acquire load, so every CPU must leave the gate once in between.
         if !cfg!(target_arch = "x86_64") {
             self.quiesce(queue)?;
         }
         self.sessions
-            .store_u32(row + offset_of!(SessionRow, open), 1, Ordering::Release);
+            .store_u32(at + offset_of!(SessionRow, open), 1, Ordering::Release);
         Ok(())
     }
 
-    /// When the session at `place` is to stop landing by itself: [`SessionAdmission::active_until_ns`]. At any time.
+    /// When the session at `row` is to stop landing by itself: [`SessionAdmission::active_until_ns`]. At any time.
     ///
     /// # Errors
     /// [`GateError::NoQueue`].
-    pub fn extend_session(&mut self, queue: u32, place: u32, active_until_ns: u64) -> Result<(), GateError> {
+    pub fn extend_session(&mut self, queue: u32, row: u32, active_until_ns: u64) -> Result<(), GateError> {
         check(queue)?;
-        self.store_end(queue, place, active_until_ns);
+        self.store_end(queue, row, active_until_ns);
         Ok(())
     }
 
-    fn store_end(&self, queue: u32, place: u32, active_until_ns: u64) {
-        let at = session_offset(queue, place) + offset_of!(SessionRow, active_until_ns);
+    fn store_end(&self, queue: u32, row: u32, active_until_ns: u64) {
+        let at = session_offset(queue, row) + offset_of!(SessionRow, active_until_ns);
         // Relaxed: one number, which guards nothing.
         self.sessions.store_u64(at, active_until_ns, Ordering::Relaxed);
     }
 
     /// The sessions that are open, over all queues.
     pub fn open_sessions(&self) -> Vec<OpenSession> {
-        let places = (0..QUEUES).flat_map(|queue| (0..SESSIONS).map(move |place| (queue, place)));
-        places
-            .filter(|&(queue, place)| self.is_open(queue, place))
-            .map(|(queue, place)| {
-                let key = session_offset(queue, place) + offset_of!(SessionRow, key);
+        let rows = (0..QUEUES).flat_map(|queue| (0..SESSIONS).map(move |row| (queue, row)));
+        rows.filter(|&(queue, row)| self.is_open(queue, row))
+            .map(|(queue, row)| {
+                let key = session_offset(queue, row) + offset_of!(SessionRow, key);
                 let key = u64::from_be(self.sessions.load_u64(key, Ordering::Relaxed));
-                let end = session_offset(queue, place) + offset_of!(SessionRow, active_until_ns);
+                let end = session_offset(queue, row) + offset_of!(SessionRow, active_until_ns);
                 OpenSession {
                     queue,
-                    place,
+                    row,
                     key,
                     active_until_ns: self.sessions.load_u64(end, Ordering::Relaxed),
                 }
@@ -407,21 +406,21 @@ impl Gate {
             .collect()
     }
 
-    /// Closes the session at `place` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever takes
+    /// Closes the session at `row` of the queue. A CPU that is inside the gate may still accept a packet of it: whoever takes
     /// posted entries back, or counts on the log, calls [`Gate::quiesce`] next. Closing twice is fine.
-    pub fn close_session(&mut self, queue: u32, place: u32) -> Result<(), GateError> {
+    pub fn close_session(&mut self, queue: u32, row: u32) -> Result<(), GateError> {
         check(queue)?;
-        if self.is_open(queue, place) {
-            let open = session_offset(queue, place) + offset_of!(SessionRow, open);
+        if self.is_open(queue, row) {
+            let open = session_offset(queue, row) + offset_of!(SessionRow, open);
             self.sessions.store_u32(open, 0, Ordering::Relaxed);
-            self.closing[queue as usize] |= 1 << (place % SESSIONS);
+            self.closing[queue as usize] |= 1 << (row % SESSIONS);
         }
         Ok(())
     }
 
-    /// Whether the place was used since the queue was last quiet.
-    pub fn is_closing(&self, queue: u32, place: u32) -> bool {
-        queue < QUEUES && self.closing[queue as usize] & 1 << (place % SESSIONS) != 0
+    /// Whether the row was used since the queue was last quiet.
+    pub fn is_closing(&self, queue: u32, row: u32) -> bool {
+        queue < QUEUES && self.closing[queue as usize] & 1 << (row % SESSIONS) != 0
     }
 
     /// Maps the log of a queue that has a role. Several mappings show the same log.
@@ -483,8 +482,8 @@ impl Gate {
         )
     }
 
-    fn is_open(&self, queue: u32, place: u32) -> bool {
-        let open = session_offset(queue, place) + offset_of!(SessionRow, open);
+    fn is_open(&self, queue: u32, row: u32) -> bool {
+        let open = session_offset(queue, row) + offset_of!(SessionRow, open);
         self.sessions.load_u32(open, Ordering::Relaxed) != 0
     }
 }
@@ -493,8 +492,8 @@ fn channel_offset(queue: u32) -> usize {
     queue as usize * size_of::<ChannelRow>()
 }
 
-fn session_offset(queue: u32, place: u32) -> usize {
-    (queue * SESSIONS + place % SESSIONS) as usize * size_of::<SessionRow>()
+fn session_offset(queue: u32, row: u32) -> usize {
+    (queue * SESSIONS + row % SESSIONS) as usize * size_of::<SessionRow>()
 }
 
 fn check(queue: u32) -> Result<(), GateError> {

@@ -8,7 +8,7 @@ pub const QUEUES: u32 = 64;
 /// Row of `lm_channels` that counts for every queue from [`QUEUES`] on.
 pub const STRAY_ROW: u32 = 64;
 /// Sessions of a landing queue; four bits of a session's key, above the lowest, say which: a power of two.
-pub const SESSIONS: u32 = lm_protocol::landing::PLACES;
+pub const SESSIONS: u32 = lm_protocol::landing::ROWS;
 /// Entries of a channel's log: a power of two.
 pub const LOG_ENTRIES: u32 = 32768;
 /// Counters in a row of counters.
@@ -67,7 +67,7 @@ pub struct ChannelRow {
     pub counters: CounterRow,
 }
 
-/// `struct lm_session`: a row of `lm_sessions`, at queue × [`SESSIONS`] + place.
+/// `struct lm_session`: a row of `lm_sessions`, at queue × [`SESSIONS`] + row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SessionRow {
@@ -107,7 +107,7 @@ pub struct SessionRow {
 pub struct LogEntryRow {
     /// Position, low 16 bits.
     pub sequence: u16,
-    /// The session's place, below [`SESSIONS`].
+    /// The session's row, below [`SESSIONS`].
     pub session: u8,
     /// Zero: accepted. Until then the first word is a [`SlotRow`].
     pub frames: u8,
@@ -156,7 +156,7 @@ pub struct LogMap {
     /// Packets to the client's port on queues that are not its own (written by the gate).
     pub passed_elsewhere: u64,
     /// Zero.
-    pub reserved2: [u8; 3576],
+    pub reserved2: [u8; 3384],
     /// The log, at `position % LOG_ENTRIES`.
     pub entries: [LogEntryRow; LOG_ENTRIES as usize],
 }

@@ -25,8 +25,8 @@ fn entry_offset(position: u64) -> usize {
     offset_of!(LogMap, entries) + (position % u64::from(LOG_ENTRIES)) as usize * size_of::<LogEntryRow>()
 }
 
-fn limit_offset(place: u32) -> usize {
-    offset_of!(LogMap, message_limits) + (place % SESSIONS) as usize * size_of::<u32>()
+fn limit_offset(row: u32) -> usize {
+    offset_of!(LogMap, message_limits) + (row % SESSIONS) as usize * size_of::<u32>()
 }
 
 /// User space's end of a channel's log. `Send`; one thread at a time posts.
@@ -178,16 +178,16 @@ impl Log {
         );
     }
 
-    /// The highest message number that the gate may accept in the session at `place`.
-    pub fn message_limit(&self, place: u32) -> u32 {
-        self.memory.load_u32(limit_offset(place), Ordering::Relaxed)
+    /// The highest message number that the gate may accept in the session at `row`.
+    pub fn message_limit(&self, row: u32) -> u32 {
+        self.memory.load_u32(limit_offset(row), Ordering::Relaxed)
     }
 
-    /// Lets the gate accept messages up to and including `message` (serial arithmetic) in the session at `place`.
-    pub fn set_message_limit(&mut self, place: u32, message: u32) {
+    /// Lets the gate accept messages up to and including `message` (serial arithmetic) in the session at `row`.
+    pub fn set_message_limit(&mut self, row: u32, message: u32) {
         // Relaxed: the limit guards no other memory; `posted` is what makes frames available.
         self.memory
-            .store_u32(limit_offset(place), message, Ordering::Relaxed);
+            .store_u32(limit_offset(row), message, Ordering::Relaxed);
     }
 
     /// What the gate counted on this channel's queue since the channel was made.
@@ -253,9 +253,9 @@ impl LogWriter {
         )
     }
 
-    /// The highest message number that user space expects in the session at `place`.
-    pub fn message_limit(&self, place: u32) -> u32 {
-        self.memory.load_u32(limit_offset(place), Ordering::Relaxed)
+    /// The highest message number that user space expects in the session at `row`.
+    pub fn message_limit(&self, row: u32) -> u32 {
+        self.memory.load_u32(limit_offset(row), Ordering::Relaxed)
     }
 
     /// Writes the entry at `position` and publishes it.
@@ -295,9 +295,9 @@ impl LogWriter {
         }
     }
 
-    pub(crate) fn set_message_limit(&self, place: u32, message: u32) {
+    pub(crate) fn set_message_limit(&self, row: u32, message: u32) {
         self.memory
-            .store_u32(limit_offset(place), message, Ordering::Relaxed);
+            .store_u32(limit_offset(row), message, Ordering::Relaxed);
     }
 
     pub(crate) fn count(&self, verdict: Verdict) {

@@ -37,7 +37,7 @@ fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Channel {
     role: Role,
     data_port: u16,
@@ -46,6 +46,20 @@ struct Channel {
     accepted: u64,
     log: Option<LogWriter>,
     counters: Counters,
+}
+
+impl Default for Channel {
+    fn default() -> Channel {
+        Channel {
+            role: Role::default(),
+            data_port: 0,
+            has_xsk: false,
+            sessions: [None; SESSIONS as usize],
+            accepted: 0,
+            log: None,
+            counters: Counters::default(),
+        }
+    }
 }
 
 impl Channel {
@@ -139,8 +153,8 @@ impl ModelGate {
     }
 
     /// As [`crate::Gate::extend_session`].
-    pub fn extend_session(&mut self, queue: u32, place: u32, active_until_ns: u64) {
-        if let Some(open) = &mut self.channel(queue).sessions[place as usize] {
+    pub fn extend_session(&mut self, queue: u32, row: u32, active_until_ns: u64) {
+        if let Some(open) = &mut self.channel(queue).sessions[row as usize] {
             open.admission.active_until_ns = active_until_ns;
         }
     }
@@ -174,7 +188,7 @@ impl ModelGate {
             channel.log = Some(Log::new_in_memory().writer());
         }
         if !role.lands() {
-            channel.sessions = Default::default();
+            channel.sessions = [None; SESSIONS as usize];
         }
         channel.role = role;
     }
@@ -201,19 +215,19 @@ impl ModelGate {
         assert_eq!(session.fault(), None);
         let channel = self.channel(queue);
         assert!(channel.role.lands(), "queue {queue}: {:?}", channel.role);
-        let place = session.place();
+        let row = session.row();
         if let Some(log) = &channel.log {
-            log.set_message_limit(place, session.first_message.wrapping_sub(1));
+            log.set_message_limit(row, session.first_message.wrapping_sub(1));
         }
-        channel.sessions[place as usize] = Some(Open {
+        channel.sessions[row as usize] = Some(Open {
             admission: *session,
             last: session.place_before_first(),
         });
     }
 
     /// As [`crate::Gate::close_session`].
-    pub fn close_session(&mut self, queue: u32, place: u32) {
-        self.channel(queue).sessions[place as usize] = None;
+    pub fn close_session(&mut self, queue: u32, row: u32) {
+        self.channel(queue).sessions[row as usize] = None;
     }
 
     /// Counters of all queues.
@@ -336,18 +350,18 @@ impl ModelGate {
         }
     }
 
-    fn session(&mut self, queue: u32, place: u32, wire: Wire) -> Option<Open> {
+    fn session(&mut self, queue: u32, row: u32, wire: Wire) -> Option<Open> {
         let now_ns = self.now_ns;
         let may_land = |session: &SessionAdmission| {
             session.wire == wire && (session.active_until_ns == 0 || now_ns < session.active_until_ns)
         };
         let channel = self.channel(queue);
-        channel.sessions[place as usize].filter(|open| may_land(&open.admission))
+        channel.sessions[row as usize].filter(|open| may_land(&open.admission))
     }
 
     fn judge_data(&mut self, queue: u32, packet: &Packet<'_>, lm: &[u8]) -> Verdict {
         let key = be64(lm, 4);
-        let found = self.session(queue, SessionAdmission::place_of(key), Wire::Lm);
+        let found = self.session(queue, SessionAdmission::row_of(key), Wire::Lm);
         let Some(Open {
             admission: session, ..
         }) = found
@@ -430,11 +444,11 @@ impl ModelGate {
         if packet.padding_len() > 0 && packet.frame_len > SHORT_FRAME as usize {
             return Verdict::PassLength;
         }
-        let place = session.place();
-        if (log.message_limit(place).wrapping_sub(message) as i32) < 0 {
+        let row = session.row();
+        if (log.message_limit(row).wrapping_sub(message) as i32) < 0 {
             return Verdict::PassLimit;
         }
-        let Some(open) = &mut channel.sessions[place as usize] else {
+        let Some(open) = &mut channel.sessions[row as usize] else {
             return Verdict::PassNoSession;
         };
         let (last_message, last_index) = open.last;
@@ -462,7 +476,7 @@ impl ModelGate {
         }
         let entry = LogEntry {
             sequence: channel.accepted as u16,
-            session: place as u8,
+            session: row as u8,
             message,
             index,
             frame_len: packet.frame_len as u16,

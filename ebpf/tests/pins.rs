@@ -122,7 +122,7 @@ fn a_reopened_gate_is_the_same_gate() {
         let open: Vec<_> = gate
             .open_sessions()
             .iter()
-            .map(|open| (open.queue, open.place, open.key))
+            .map(|open| (open.queue, open.row, open.key))
             .collect();
         assert_eq!(open, [(LANDING, 3, at(3).key)]);
         // The client's mapping, from before, is the gate's log; its session goes on, and its socket is in the map.

@@ -183,9 +183,9 @@ fn a_session_ends_by_the_clock() {
                 (1, 0, late),
             ] {
                 (pair.gate)
-                    .extend_session(LANDING, session.place(), until_ns)
+                    .extend_session(LANDING, session.row(), until_ns)
                     .unwrap();
-                pair.model.extend_session(LANDING, session.place(), until_ns);
+                pair.model.extend_session(LANDING, session.row(), until_ns);
                 assert_eq!(pair.run(LANDING, &fragment(index)), verdict, "{until_ns}");
             }
             drop(pair);
@@ -220,7 +220,7 @@ fn the_next_program_has_a_log_of_its_own() {
             .expect("no panic")
             .unwrap();
         pair.gate.finish_quiesce(quiet).unwrap();
-        assert!(pair.gate.is_ready(LANDING) && !pair.gate.is_closing(LANDING, lm_session().place()));
+        assert!(pair.gate.is_ready(LANDING) && !pair.gate.is_closing(LANDING, lm_session().row()));
         pair.gate.set_role(LANDING, Role::Landing).unwrap();
         let log = pair.gate.log(LANDING).unwrap();
         assert_eq!((log.producer(), log.posted(), log.counters().total()), (0, 0, 0));
@@ -229,7 +229,7 @@ fn the_next_program_has_a_log_of_its_own() {
         let xsk = bare_xsk();
         pair.gate.register_xsk(LANDING, xsk.as_fd()).unwrap();
         pair.log.set_posted(1 << 40);
-        pair.log.set_message_limit(lm_session().place(), 1 << 20);
+        pair.log.set_message_limit(lm_session().row(), 1 << 20);
         let frame = Packet::data(10, 0, 1, 100).bytes();
         pair.gate.test_run(pair.ifindex, LANDING, &frame).unwrap();
         assert_eq!((log.producer(), log.counter(PassLimit)), (0, 1));

@@ -52,7 +52,7 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
     gate.set_role(QUEUE, Role::Landing).unwrap();
     gate.open_session(QUEUE, &lm_session()).unwrap();
     let mut log = gate.log(QUEUE).unwrap();
-    log.set_message_limit(lm_session().place(), u32::MAX >> 1);
+    log.set_message_limit(lm_session().row(), u32::MAX >> 1);
     log.set_posted(100);
     let sender = Sender::new(peer);
     let (mut landed, mut passed) = (0u64, 0);
@@ -101,7 +101,7 @@ fn pairs_with_the_rx_ring(mode: AttachMode) {
     }
     assert_eq!(xsk.receive(), None, "nothing without a log entry");
     // Closing is final: nothing lands, and the log stays.
-    gate.close_session(QUEUE, lm_session().place()).unwrap();
+    gate.close_session(QUEUE, lm_session().row()).unwrap();
     gate.quiesce(QUEUE).unwrap();
     log.set_posted(1000);
     sender.send(&Packet::data(90, 0, 1, 100).bytes());
@@ -181,7 +181,7 @@ fn native_mode_counts_without_atomics() {
         )
         .unwrap();
         let mut log = gate.log(QUEUE).unwrap();
-        log.set_message_limit(lm_session().place(), u32::MAX >> 1);
+        log.set_message_limit(lm_session().row(), u32::MAX >> 1);
         log.set_posted(u64::from(2 * EACH));
         // The ring of a veth has 256 entries and refuses more: both send in step with what was judged.
         // The kernel's own multicast comes in between.

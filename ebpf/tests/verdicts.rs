@@ -631,7 +631,7 @@ fn a_session_needs_a_landing_queue_and_legal_terms() {
             open(&mut pair, LANDING, lm_session()),
             Err(GateError::Open { queue: 1, .. })
         ));
-        assert_eq!(pair.log.message_limit(lm_session().place()), 9);
+        assert_eq!(pair.log.message_limit(lm_session().row()), 9);
         // Taking the role away closes the session.
         pair.gate.set_role(LANDING, Role::None).unwrap();
         pair.model.set_role(LANDING, Role::None);
@@ -661,8 +661,8 @@ fn sessions_of_a_queue_do_not_see_each_other() {
         pair.open(&lm_session(), 4, 100);
         pair.open(&other, 1, 100);
         pair.open(&fragments, 1, 100);
-        let places = [lm_session(), other, fragments].map(|session| session.place());
-        assert_eq!(places, [7, 5, 0]);
+        let rows = [lm_session(), other, fragments].map(|session| session.row());
+        assert_eq!(rows, [55, 53, 0]);
         let of = |session: &SessionAdmission, message, index| {
             let mut packet = Packet::data(message, index, 4, 1448);
             packet.key = session.key;
@@ -682,7 +682,7 @@ fn sessions_of_a_queue_do_not_see_each_other() {
             .map(|at| pair.log.entry(at))
             .map(|entry| (entry.session, entry.message, entry.index))
             .collect();
-        let expected = [(7, 10, 3), (5, 70, 2), (0, 500, 1), (7, 10, 2), (7, 11, 3)];
+        let expected = [(55, 10, 3), (53, 70, 2), (0, 500, 1), (55, 10, 2), (55, 11, 3)];
         assert_eq!(logged, expected);
         // A key at another's place, a key at nobody's, the right key from another's port.
         let mut packet = Packet::data(70, 1, 4, 1448);
@@ -693,14 +693,14 @@ fn sessions_of_a_queue_do_not_see_each_other() {
         packet.key = other.key;
         assert_eq!(pair.run(LANDING, &packet.bytes()), PassPeer);
         // One is closed, the others go on.
-        pair.gate.close_session(LANDING, other.place()).unwrap();
-        pair.model.close_session(LANDING, other.place());
-        assert!(pair.gate.is_closing(LANDING, other.place()));
+        pair.gate.close_session(LANDING, other.row()).unwrap();
+        pair.model.close_session(LANDING, other.row());
+        assert!(pair.gate.is_closing(LANDING, other.row()));
         assert_eq!(pair.run(LANDING, &of(&other, 70, 1)), PassNoSession);
         assert_eq!(pair.run(LANDING, &of(&lm_session(), 11, 2)), RedirectLanding);
         // Its place can be taken again, which waits until no CPU can be inside with the old one.
         pair.open(&other, 1, 100);
-        assert!(!pair.gate.is_closing(LANDING, other.place()));
+        assert!(!pair.gate.is_closing(LANDING, other.row()));
         assert_eq!(pair.run(LANDING, &of(&other, 70, 3)), RedirectLanding);
     });
 }

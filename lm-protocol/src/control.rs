@@ -61,6 +61,8 @@ const ANY_QUEUE: u16 = 0xffff;
 const DELIVERY_SHIFT: u8 = 1;
 /// Flag of a request: there will be digests.
 const FLAG_INTEGRITY: u8 = 1 << 3;
+/// Flag of a request: [`Request::lands`] is `false`.
+const FLAG_ONE_COPY: u8 = 1 << 4;
 
 /// LM_REQ: "require LM_RECV traffic with specified data size".
 ///
@@ -99,6 +101,9 @@ pub struct Request {
     /// it offers them, and the session's key says whether the receiver wants them
     /// ([`has_digests`](crate::wire::lm::has_digests)).
     pub integrity: Integrity,
+    /// Whether the session is to land as soon as there is a place for it; else all of its messages take the one-copy path (bit 4 of the
+    /// flags). A request that is repeated may say something else.
+    pub lands: bool,
 }
 
 /// LM_ACQ_OK: "the LM_REQ request is accepted".
@@ -113,7 +118,7 @@ pub struct Request {
 /// |  max msg len  |window |pkt lim| lease |1st msg|src pt |   0   | capab |          24…56
 /// +---------------+-------+-------+-------+-------+-------+-------+-------+
 /// ```
-/// Flags: bit 0, repetitions go apart. A source port of 0 is the sender's data port.
+/// Flags: bit 0, repetitions go apart; bit 1, the session has a place. A source port of 0 is the sender's data port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The session's key, random: DATA packets without it never reach the landing zone.
@@ -147,6 +152,8 @@ pub struct Grant {
     pub lease_ms: u32,
     /// Number of the session's first message.
     pub first_message: u32,
+    /// Whether its messages land. If not they take the one-copy path until a CREDIT says something else.
+    pub lands: bool,
     /// What the receiver can do beyond this version, a bit each. None is defined, and unknown ones are ignored.
     pub capabilities: u32,
 }
@@ -434,6 +441,8 @@ struct RawRequest {
 
 /// [`Grant::repeats_apart`] among a grant's flags.
 const REPEATS_APART: u8 = 1;
+/// [`Grant::lands`] among a grant's flags.
+const LANDS: u8 = 2;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -709,7 +718,8 @@ impl From<Request> for RawRequest {
             family: IPV4,
             vlan_tags: request.link.vlan_tags,
             flags: (request.delivery.to_u8() << DELIVERY_SHIFT)
-                | (u8::from(request.integrity.has_digests()) * FLAG_INTEGRITY),
+                | (u8::from(request.integrity.has_digests()) * FLAG_INTEGRITY)
+                | (u8::from(!request.lands) * FLAG_ONE_COPY),
             max_message_len: U64::new(request.max_message_len),
             window_fragments: U32::new(request.window.fragments()),
             messages_in_flight: U32::new(request.messages_in_flight),
@@ -740,6 +750,7 @@ impl TryFrom<RawRequest> for Request {
                 true => Integrity::Manifest,
                 false => Integrity::None,
             },
+            lands: raw.flags & FLAG_ONE_COPY == 0,
         })
     }
 }
@@ -758,7 +769,7 @@ impl From<Grant> for RawGrant {
             prefix: grant.prefix,
             vlan_tags: grant.layout.link().vlan_tags,
             frames_per_packet: grant.frames_per_packet,
-            flags: if grant.repeats_apart { REPEATS_APART } else { 0 },
+            flags: (u8::from(grant.repeats_apart) * REPEATS_APART) | (u8::from(grant.lands) * LANDS),
             max_message_len: U64::new(grant.max_message_len),
             window_fragments: U32::new(grant.window.fragments()),
             packet_limit: U32::new(grant.packet_limit),
@@ -798,6 +809,7 @@ impl TryFrom<RawGrant> for Grant {
             packet_limit: raw.packet_limit.get(),
             lease_ms: raw.lease_ms.get(),
             first_message: raw.first_message.get(),
+            lands: raw.flags & LANDS != 0,
             capabilities: raw.capabilities.get(),
         })
     }

@@ -7,13 +7,16 @@ use core::net::Ipv4Addr;
 
 use crate::geometry::Wire;
 
-/// Sessions that a landing queue has place for.
+/// Places of a landing queue: sessions that land there at once.
 pub const PLACES: u32 = 16;
+
+/// Rows of a landing queue: sessions that it knows, whether they land or not. A session keeps its row, and its key says it.
+pub const ROWS: u32 = 64;
 
 /// A session that a landing queue admits. All numbers in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionAdmission {
-    /// Session key as in the LM header; unused by [`Wire::IpFrag`]. Four of its bits are the session's place.
+    /// Session key as in the LM header; unused by [`Wire::IpFrag`]. Six of its bits are the session's row.
     pub key: u64,
     /// Wire mode.
     pub wire: Wire,
@@ -36,22 +39,22 @@ pub struct SessionAdmission {
 }
 
 impl SessionAdmission {
-    /// The place that a key says.
-    pub const fn place_of(key: u64) -> u32 {
-        (key >> 1) as u32 % PLACES
+    /// The row that a key says.
+    pub const fn row_of(key: u64) -> u32 {
+        (key >> 1) as u32 % ROWS
     }
 
-    /// A key that says this place, otherwise the given one.
-    pub const fn key_at(key: u64, place: u32) -> u64 {
-        let mask = (PLACES as u64 - 1) << 1;
-        key & !mask | (place as u64) << 1 & mask
+    /// A key that says this row, otherwise the given one.
+    pub const fn key_at(key: u64, row: u32) -> u64 {
+        let mask = (ROWS as u64 - 1) << 1;
+        key & !mask | (row as u64) << 1 & mask
     }
 
-    /// Which of the queue's sessions it is: the four bits of the key above the lowest, so that it is found by what is in the packet.
+    /// Which of the queue's sessions it is: the six bits of the key above the lowest, so that it is found by what is in the packet.
     /// IP fragments carry no key, so theirs is 0.
-    pub fn place(&self) -> u32 {
+    pub fn row(&self) -> u32 {
         match self.wire {
-            Wire::Lm => SessionAdmission::place_of(self.key),
+            Wire::Lm => SessionAdmission::row_of(self.key),
             Wire::IpFrag => 0,
         }
     }
@@ -98,7 +101,7 @@ pub struct LogEntry {
     /// Position, low 16 bits. Differs from the position asked for when two CPUs accepted packets at once (I3a), or when no packet was
     /// accepted there.
     pub sequence: u16,
-    /// The place of its session ([`SessionAdmission::place`]).
+    /// The row of its session ([`SessionAdmission::row`]).
     pub session: u8,
     /// Message number; `ipfrag`: completed from the 16 bits on the wire.
     pub message: u32,

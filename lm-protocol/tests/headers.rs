@@ -55,6 +55,7 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             packet_limit: a,
             delivered: b,
             announced: c,
+            lands: true,
         },
         5 => LmHeader::Manifest {
             session_key: key,

@@ -155,6 +155,7 @@ fn valid_frames() -> Vec<Vec<u8>> {
                 packet_limit: 2,
                 delivered: 3,
                 announced: 4,
+                lands: true,
             },
             0,
         ),
@@ -325,6 +326,7 @@ fn illegal_fields_of_control_messages_are_named() {
         packet_limit: 1,
         lease_ms: 1,
         first_message: 0,
+        lands: true,
         capabilities: 0,
     });
     let mut good = [0; MAX_CONTROL_LEN];
@@ -360,6 +362,7 @@ fn illegal_fields_of_control_messages_are_named() {
         packet_limit: 2,
         delivered: 3,
         announced: 4,
+        lands: true,
     };
     let credit = [&credit.encode(0)[..], &[0; 8]].concat();
     assert_eq!(

@@ -499,11 +499,13 @@ fn a_silent_session_goes_on_until_patience_ends_or_its_place_is_wanted() {
 }
 
 /// A place in which nothing of a message comes goes to whoever waits, and so does that of one whose lease has run out; their sessions go on
-/// without, and end when nothing is under way any more.
+/// without, and have one again when they have something to send and one is free.
 #[test]
 fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     let mut receiver = Receiver::new(&[1, 2]);
-    receiver.grantor = Grantor::new(&[1, 2]).with_patience(Duration::from_secs(60));
+    receiver.grantor = Grantor::new(&[1, 2])
+        .with_aside_max(2)
+        .with_patience(Duration::from_secs(60));
     let keys =
         [1, 2].map(|host| grant_of(receiver.ask(host, 9, request(host.into()), Time::ZERO)).session_key);
     let unused = |since, is_idle| Unused {
@@ -517,7 +519,7 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     assert_eq!(
         receiver
             .grantor
-            .displace(*peer(9).ip(), ms(5099), &mut receiver.queues),
+            .displace((*peer(9).ip(), Time::MAX), ms(5099), &mut receiver.queues),
         None
     );
     assert_eq!(receiver.grantor.free_places(), 0);
@@ -526,7 +528,7 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
     assert_eq!(
         receiver
             .grantor
-            .displace(*peer(9).ip(), ms(5200), &mut receiver.queues),
+            .displace((*peer(9).ip(), Time::MAX), ms(5200), &mut receiver.queues),
         None
     );
     assert_eq!(
@@ -551,29 +553,43 @@ fn a_session_with_a_message_under_way_goes_on_without_its_place() {
         delivered: 5,
         heard: None,
     };
-    // As many as there are places: then they end.
+    // As many as may be aside are: then they end.
     let fourth = grant_of(receiver.ask(4, 9, request(4), ms(20_000))).session_key;
     receiver.queues.unused.insert(fourth, unused(20_000, false));
     assert_eq!(
         receiver
             .grantor
-            .displace(*peer(9).ip(), ms(24_999), &mut receiver.queues),
+            .displace((*peer(9).ip(), Time::MAX), ms(24_999), &mut receiver.queues),
         None
     );
     let told = receiver
         .grantor
-        .displace(*peer(9).ip(), ms(25_000), &mut receiver.queues);
+        .displace((*peer(9).ip(), Time::MAX), ms(25_000), &mut receiver.queues);
     assert_eq!(told, Some((peer(4), 9, ended(fourth))));
     assert_eq!(receiver.grantor.free_places(), 2);
-    // What is under way is here: its sender is to ask again, but not before it was idle for as long.
+    // What was under way is here: one that was idle for as long waits for no place, until it has something to send.
     receiver.queues.unused.insert(keys[1], unused(21_000, true));
-    assert_eq!(receiver.grantor.recall(ms(25_999), &mut receiver.queues), None);
-    let told = receiver.grantor.recall(ms(26_000), &mut receiver.queues);
-    assert_eq!(told, Some((peer(2), 9, ended(keys[1]))));
+    let waiting = |receiver: &Receiver, now| {
+        let waiting = receiver.grantor.waiting(now, &receiver.queues);
+        (waiting.iter().map(|(session, _)| session.grant.session_key)).collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(&receiver, ms(30_999)), [keys[1], third]);
+    assert_eq!(waiting(&receiver, ms(31_000)), [third]);
+    receiver.queues.unused.remove(&keys[1]);
+    assert_eq!(waiting(&receiver, ms(31_000)), [keys[1], third]);
+    let asked = grant_of(receiver.ask(2, 9, request(2), ms(31_000)));
+    assert!(!asked.lands);
+    assert!(receiver.grantor.land(keys[1], &mut receiver.queues));
+    assert!(
+        !receiver.grantor.land(keys[1], &mut receiver.queues),
+        "it has one"
+    );
+    let asked = grant_of(receiver.ask(2, 9, request(2), ms(31_000)));
+    assert_eq!((asked.session_key, asked.lands), (keys[1], true));
     assert_eq!(receiver.queues.aside, [third]);
     // The other one's sender ends it itself.
     assert!(matches!(
-        receiver.end(3, third, ms(26_001)),
+        receiver.end(3, third, ms(31_001)),
         Some(ControlMessage::Ended(_))
     ));
     assert!(receiver.queues.aside.is_empty());
@@ -596,18 +612,19 @@ fn who_has_enough_displaces_nobody_else() {
     // The first one's has been unused for longer, and the second host has one.
     let told = receiver
         .grantor
-        .displace(*peer(2).ip(), ms(6000), &mut receiver.queues);
+        .displace((*peer(2).ip(), Time::MAX), ms(6000), &mut receiver.queues);
     assert_eq!(told.map(|(peer, ..)| peer), Some(peer(2)));
     let told = receiver
         .grantor
-        .displace(*peer(2).ip(), ms(6000), &mut receiver.queues);
+        .displace((*peer(2).ip(), Time::MAX), ms(6000), &mut receiver.queues);
     assert_eq!(told.map(|(peer, ..)| peer), Some(peer(1)));
 }
 
-/// An address with more sessions aside than half as many as there are places gets no further one.
+/// An address has half of the sessions that may be without a place, and no more.
 #[test]
-fn who_has_sessions_aside_leaves_places_to_others() {
+fn who_has_sessions_aside_leaves_some_to_others() {
     let mut receiver = Receiver::new(&[1, 2]);
+    receiver.grantor = Grantor::new(&[1, 2]).with_aside_max(4);
     for number in 0..2 {
         let key = grant_of(receiver.ask(1, number, request(number.into()), Time::ZERO)).session_key;
         let since = Time::ZERO;
@@ -621,16 +638,21 @@ fn who_has_sessions_aside_leaves_places_to_others() {
         assert_eq!(
             receiver
                 .grantor
-                .displace(*peer(9).ip(), ms(5000), &mut receiver.queues),
+                .displace((*peer(9).ip(), Time::MAX), ms(5000), &mut receiver.queues),
             None
         );
     }
     assert_eq!(receiver.grantor.free_places(), 2);
+    let mut aside = |host: u8, number: u32| {
+        let request = request(number.into());
+        let application = Application::new(peer(host), number, &request);
+        (receiver.grantor).grant_aside(&application, ms(1), &mut receiver.permit, &mut receiver.queues)
+    };
     assert_eq!(
-        reject_of(receiver.ask(1, 2, request(2), ms(1))).reason,
-        RejectReason::Busy
+        aside(1, 2).map_err(|refusal| refusal.reason),
+        Err(RejectReason::Busy)
     );
-    grant_of(receiver.ask(2, 0, request(3), ms(1)));
+    assert!(!aside(2, 3).unwrap().lands);
 }
 
 /// Every grant was lost until the lease ran out, and the applicant is still asking.

@@ -10,10 +10,11 @@ use crate::bed::leftovers::{temporary_folder, watch_signals};
 use crate::workspace::{cargo, root, run, target_dir};
 
 /// What is in the tarball beside the programs.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "admission/config.example.toml",
     "admission/lm-admissiond.service",
     "README.md",
+    "docs/running.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "LICENSE-MIT",

@@ -36,7 +36,7 @@ pub(crate) struct Attachment {
     pub(crate) node: Node,
     pub(crate) ground: Ground,
     pub(crate) ports: Ports,
-    pub(crate) told: Vec<(Ticket, Outcome, admission::Fallback)>,
+    pub(crate) told: Vec<(Ticket, Outcome)>,
     /// Whether the gate was taken over from an earlier daemon.
     pub(crate) reopened: bool,
     /// No other daemon takes the pins over while this is held.
@@ -220,11 +220,7 @@ impl Attachment {
             match action {
                 Action::Send { to, datagram } => self.ports.send(to, datagram.as_bytes()),
                 Action::SendToAll { datagram } => self.ports.send_to_all(datagram.as_bytes()),
-                Action::Tell {
-                    ticket,
-                    outcome,
-                    fallback,
-                } => self.told.push((ticket, outcome, fallback)),
+                Action::Tell { ticket, outcome } => self.told.push((ticket, outcome)),
                 _ => {}
             }
         }

@@ -180,12 +180,12 @@ impl Daemon {
                 done()
             }
             Call::CloseGate { session_key } => {
-                let Some((queue, place)) = attachment.ground.session_of(id, session_key) else {
+                let Some((queue, row)) = attachment.ground.session_of(id, session_key) else {
                     return Err(no_session(session_key));
                 };
                 attachment
                     .ground
-                    .shut(queue, place)
+                    .shut(queue, row)
                     .map_err(|error| error.to_string())?;
                 done()
             }
@@ -271,13 +271,15 @@ impl Daemon {
                         node.request(now, control, to.port(), request, patience, local, out)
                     })
                     .map_err(|error| format!("{error}: end some"))?;
+                if let admission::Decision::Requested(ticket) | admission::Decision::OneCopy(ticket) =
+                    decision
+                {
+                    let grant = None;
+                    member.sent.insert(ticket.0, Sent { to, request, grant });
+                }
                 let decision = match decision {
-                    admission::Decision::Requested(Ticket(ticket)) => {
-                        let grant = None;
-                        member.sent.insert(ticket, Sent { to, request, grant });
-                        Decision::Requested(ticket)
-                    }
-                    admission::Decision::OneCopy => Decision::OneCopy,
+                    admission::Decision::Requested(ticket) => Decision::Requested(ticket.0),
+                    admission::Decision::OneCopy(ticket) => Decision::OneCopy(ticket.0),
                     admission::Decision::Cancel => Decision::Cancel,
                 };
                 Ok(Some((Reply::Requested(decision), Vec::new())))
@@ -365,6 +367,7 @@ pub(super) fn no_session(session_key: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::ground::ROWS;
 
     #[test]
     fn whatever_a_program_has_it_can_be_told_when_it_comes_back() {
@@ -375,7 +378,7 @@ mod tests {
             landing_queue: Some(u16::MAX),
             generic: true,
             control_port: u16::MAX,
-            received: vec![u64::MAX; PLACES],
+            received: vec![u64::MAX; ROWS],
             sent: vec![u32::MAX; SENT_MAX],
         };
         let said = ipc::Said::Reply(u32::MAX, Reply::Joined(joined));

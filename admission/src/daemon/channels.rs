@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use super::Daemon;
 use super::attachment::Attachment;
 use super::calls::{Answer, done, no_session, not_yours};
-use super::ground::{PLACES, Place, Socket};
+use super::ground::{ROWS, Row, Socket};
 use super::program::{Pending, ProgramId};
 use super::worker::{Bound, Done};
 
@@ -82,11 +82,11 @@ impl Daemon {
         }
         // What the program has there goes first; its sessions go on, behind a closed gate.
         if let Some(holder) = ground.held_by(queue, id) {
-            let open: Vec<usize> = (0..PLACES)
-                .filter(|&place| matches!(holder.places[place], Place::Open { .. }))
+            let open: Vec<usize> = (0..ROWS)
+                .filter(|&row| matches!(holder.rows[row], Row::Taken { has_place: true, .. }))
                 .collect();
-            for place in open {
-                ground.shut(queue, place).map_err(|error| error.to_string())?;
+            for row in open {
+                ground.shut(queue, row).map_err(|error| error.to_string())?;
             }
         }
         ground
@@ -376,10 +376,10 @@ fn open_gate(
     first_message: u32,
 ) -> Answer {
     let ground = &mut attachment.ground;
-    let Some((_, place)) = ground.session_of(id, session_key) else {
+    let Some((_, row)) = ground.session_of(id, session_key) else {
         return Err(no_session(session_key));
     };
-    let opened = ground.open_again(queue, place, first_message);
+    let opened = ground.open_again(queue, row, first_message);
     match opened.map_err(|error| error.to_string())? {
         true => done(),
         false => Err(no_session(session_key)),

@@ -1,8 +1,8 @@
 //! One interface's gate, and who has which of its queues: what the admission protocol's grants act on ([`Landing`]).
 //!
-//! A place of the gate goes from free to open to closing, and is free again when its program has done with the session *and* no CPU
+//! A row of the gate goes from free to open to closing, and is free again when its program has done with the session *and* no CPU
 //! can be inside the gate with it (I4). Nothing here waits for the latter: [`Ground::start_quiesce`] gives out what another thread
-//! can wait for. A session that is set aside goes on when its place is closed, until it ends as any other.
+//! can wait for. A session without a place has a row, too, which its program opens when the session gets one.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -22,11 +22,14 @@ use lm_protocol::time::Time;
 use super::program::ProgramId;
 use crate::clock;
 
-/// Places of a landing queue.
+/// Sessions that land on a queue at once.
 pub(crate) const PLACES: usize = landing::PLACES as usize;
 
-/// When to ask again where every place is taken or closing.
-const PLACE_RETRY: Duration = Duration::from_millis(50);
+/// Rows of a queue.
+pub(crate) const ROWS: usize = landing::ROWS as usize;
+
+/// When to ask again where every row is taken or closing.
+const ROW_RETRY: Duration = Duration::from_millis(50);
 
 /// When to ask again for a program whose daemon was restarted.
 const AWAY_RETRY: Duration = Duration::from_millis(200);
@@ -38,8 +41,10 @@ pub(crate) enum News {
     Opened {
         program: ProgramId,
         session_key: u64,
-        place: u16,
+        row: u16,
     },
+    /// A session without a place has one.
+    Landed { program: ProgramId, session_key: u64 },
     /// A session goes on without its place.
     SetAside { program: ProgramId, session_key: u64 },
     /// A session is over.
@@ -56,33 +61,32 @@ pub(crate) enum News {
 pub(crate) struct Granted {
     pub(crate) delivered: u32,
     unused: Option<Unused>,
-    /// It goes on without its place.
-    is_aside: bool,
 }
 
 impl Granted {
     /// Nothing was said: it is unused from now on.
-    fn new(is_aside: bool) -> Granted {
+    fn new() -> Granted {
         let since = clock::now();
         let is_idle = true;
         Granted {
             delivered: 0,
             unused: Some(Unused { since, is_idle }),
-            is_aside,
         }
     }
 }
 
-/// One of the gate's places.
+/// One of the gate's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Row {
     Free,
-    Open {
+    Taken {
         session_key: u64,
         /// The sender's data address.
         from: SocketAddrV4,
-        /// What the gate was told, to be told again.
+        /// What the gate is told.
         admission: SessionAdmission,
+        /// It has a place: the gate is open to it, or its program may open it.
+        has_place: bool,
     },
     Closing {
         session_key: u64,
@@ -101,8 +105,8 @@ pub(crate) struct Holder {
     pub(crate) offer: Option<Offer>,
     /// Its daemon was restarted, and it has not come back yet.
     pub(crate) away: bool,
-    pub(crate) places: [Place; PLACES],
-    /// By their keys. Of those that had the same place one at most is aside.
+    pub(crate) rows: [Row; ROWS],
+    /// By their keys.
     pub(crate) sessions: BTreeMap<u64, Granted>,
 }
 
@@ -114,27 +118,27 @@ impl Holder {
             role: None,
             offer: None,
             away: false,
-            places: [Place::Free; PLACES],
+            rows: [Row::Free; ROWS],
             sessions: BTreeMap::new(),
         }
     }
 
-    /// Sessions that go on without their places.
+    /// Sessions without a place.
     fn aside(&self) -> impl Iterator<Item = u64> {
-        let aside = self.sessions.iter().filter(|(_, granted)| granted.is_aside);
-        aside.map(|(&key, _)| key)
+        self.rows.iter().filter_map(|row| match *row {
+            Row::Taken {
+                session_key,
+                has_place: false,
+                ..
+            } => Some(session_key),
+            _ => None,
+        })
     }
 
-    /// Whether one of them had this place.
-    fn was_left(&self, place: usize) -> bool {
-        self.aside()
-            .any(|key| SessionAdmission::place_of(key) as usize == place)
-    }
-
-    fn place_of(&self, session_key: u64) -> Option<usize> {
-        self.places.iter().position(|place| match place {
-            Place::Free => false,
-            Place::Open { session_key: key, .. } | Place::Closing { session_key: key, .. } => {
+    fn row_of(&self, session_key: u64) -> Option<usize> {
+        self.rows.iter().position(|row| match row {
+            Row::Free => false,
+            Row::Taken { session_key: key, .. } | Row::Closing { session_key: key, .. } => {
                 *key == session_key
             }
         })
@@ -286,17 +290,17 @@ impl Ground {
         }
     }
 
-    /// Finds a session of a program: its queue and place.
+    /// Finds a session of a program: its queue and row.
     pub(crate) fn session_of(&mut self, program: ProgramId, session_key: u64) -> Option<(u16, usize)> {
         let mut holders = (0u16..).zip(&self.queues);
         holders.find_map(|(queue, holder)| {
             let holder = holder.as_ref().filter(|holder| holder.program == program)?;
-            Some((queue, holder.place_of(session_key)?))
+            Some((queue, holder.row_of(session_key)?))
         })
     }
 
-    pub(crate) fn place(&mut self, queue: u16, place: usize) -> Option<&mut Place> {
-        Some(&mut self.holder(queue)?.places[place])
+    pub(crate) fn row(&mut self, queue: u16, row: usize) -> Option<&mut Row> {
+        Some(&mut self.holder(queue)?.rows[row])
     }
 
     /// A session of a program's own that is not over.
@@ -333,10 +337,10 @@ impl Ground {
 
     /// Its program has done with a session that is closed, or lets nothing of it land any more.
     pub(crate) fn release(&mut self, program: ProgramId, session_key: u64) -> bool {
-        let Some((queue, place)) = self.session_of(program, session_key) else {
+        let Some((queue, row)) = self.session_of(program, session_key) else {
             return self.granted(program, session_key).is_some();
         };
-        if let Some(Place::Closing { released, .. }) = self.place(queue, place) {
+        if let Some(Row::Closing { released, .. }) = self.row(queue, row) {
             *released = true;
             self.settle(queue);
             return true;
@@ -344,44 +348,42 @@ impl Ground {
         false
     }
 
-    /// Closes the gate for good to the session at a place.
-    fn close_place(&mut self, (queue, place): (u16, usize), session_key: u64, released: bool) {
-        if let Some(slot) = self.place(queue, place) {
-            *slot = Place::Closing {
+    /// Closes the gate for good to the session in a row.
+    fn close_row(&mut self, (queue, row): (u16, usize), session_key: u64, released: bool) {
+        if let Some(slot) = self.row(queue, row) {
+            *slot = Row::Closing {
                 session_key,
                 released,
             };
         }
-        if let Err(error) = self.shut(queue, place) {
+        if let Err(error) = self.shut(queue, row) {
             tracing::error!(queue, "cannot close the gate: {error}");
         }
     }
 
     /// Closes the gate to a session that goes on.
-    pub(crate) fn shut(&mut self, queue: u16, place: usize) -> Result<(), GateError> {
-        self.gate.close_session(queue.into(), place as u32)?;
+    pub(crate) fn shut(&mut self, queue: u16, row: usize) -> Result<(), GateError> {
+        self.gate.close_session(queue.into(), row as u32)?;
         self.want_quiet(queue);
         Ok(())
     }
 
     /// Whether no CPU can be inside the gate with a session of the queue that was closed.
     pub(crate) fn is_quiet(&self, queue: u16) -> bool {
-        (0..PLACES as u32).all(|place| !self.gate.is_closing(queue.into(), place))
+        (0..ROWS as u32).all(|row| !self.gate.is_closing(queue.into(), row))
     }
 
-    /// Takes over a session that goes on without its place, which is nobody's before its program says that nothing lands there.
-    pub(crate) fn adopt_aside(&mut self, session: &Session) {
+    /// Takes over a session that goes on without its place.
+    pub(crate) fn adopt_aside(&mut self, session: &Session, admission: SessionAdmission) {
         let session_key = session.grant.session_key;
-        let place = SessionAdmission::place_of(session_key) as usize;
         if let Some(holder) = self.holder(session.grant.landing_queue) {
-            holder.sessions.insert(session_key, Granted::new(true));
-            if holder.places[place] == Place::Free {
-                let released = false;
-                holder.places[place] = Place::Closing {
-                    session_key,
-                    released,
-                };
-            }
+            holder.sessions.insert(session_key, Granted::new());
+            holder.rows[admission.row() as usize] = Row::Taken {
+                session_key,
+                from: session.data_peer(),
+                admission,
+                has_place: false,
+            };
         }
     }
 
@@ -399,7 +401,7 @@ impl Ground {
     pub(crate) fn adopt(
         &mut self,
         queue: u16,
-        place: usize,
+        row: usize,
         session: &Session,
         mut admission: SessionAdmission,
         open_until_ns: u64,
@@ -408,14 +410,15 @@ impl Ground {
         admission.active_until_ns = if is_exclusive { open_until_ns.max(1) } else { 0 };
         self.active_until_ns = self.active_until_ns.max(admission.active_until_ns);
         self.gate
-            .extend_session(queue.into(), place as u32, admission.active_until_ns)?;
+            .extend_session(queue.into(), row as u32, admission.active_until_ns)?;
         if let Some(holder) = self.holder(queue) {
             let session_key = session.grant.session_key;
-            holder.sessions.insert(session_key, Granted::new(false));
-            holder.places[place] = Place::Open {
+            holder.sessions.insert(session_key, Granted::new());
+            holder.rows[row] = Row::Taken {
                 session_key,
                 from: session.data_peer(),
                 admission,
+                has_place: true,
             };
         }
         Ok(())
@@ -425,11 +428,16 @@ impl Ground {
     pub(crate) fn open_again(
         &mut self,
         queue: u16,
-        place: usize,
+        row: usize,
         first_message: u32,
     ) -> Result<bool, GateError> {
         let active_until_ns = self.active_until_ns;
-        let Some(Place::Open { admission, .. }) = self.place(queue, place) else {
+        let Some(Row::Taken {
+            admission,
+            has_place: true,
+            ..
+        }) = self.row(queue, row)
+        else {
             return Ok(false);
         };
         admission.first_message = first_message;
@@ -459,7 +467,7 @@ impl Ground {
         starting
     }
 
-    /// The wait is over: places that were only waiting for it are free.
+    /// The wait is over: rows that were only waiting for it are free.
     pub(crate) fn finish_quiesce(&mut self, queue: u32, quiet: std::io::Result<Quiet>) {
         self.waiting &= !(1 << queue);
         match quiet {
@@ -474,26 +482,33 @@ impl Ground {
     }
 
     fn settle(&mut self, queue: u16) {
-        for place in 0..PLACES {
-            let is_quiet = !self.gate.is_closing(queue.into(), place as u32);
-            if let Some(slot) = self.place(queue, place)
+        for row in 0..ROWS {
+            let is_quiet = !self.gate.is_closing(queue.into(), row as u32);
+            if let Some(slot) = self.row(queue, row)
                 && is_quiet
-                && matches!(slot, Place::Closing { released: true, .. })
+                && matches!(slot, Row::Closing { released: true, .. })
             {
-                *slot = Place::Free;
+                *slot = Row::Free;
             }
         }
     }
 }
 
-impl Landing for Ground {
-    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+impl Ground {
+    /// A session begins, in a row of its own, with a place or without.
+    fn begin(
+        &mut self,
+        queue: u16,
+        application: &Application<'_>,
+        permit: &Permit,
+        has_place: bool,
+    ) -> Result<Terms, Refusal> {
         let active_until_ns = self.active_until_ns;
         let (address, mtu, is_veth) = (self.address, self.mtu, self.is_veth);
         let is_generic = self.gate.mode() == EffectiveMode::Generic;
-        // After a restart also places that were free before: opening one of them would wait.
-        let closing: u32 = (0..PLACES as u32)
-            .map(|place| u32::from(self.gate.is_closing(queue.into(), place)) << place)
+        // After a restart also rows that were free before: opening one of them would wait.
+        let closing: u64 = (0..ROWS as u32)
+            .map(|row| u64::from(self.gate.is_closing(queue.into(), row)) << row)
             .sum();
         let Some(holder) = self.holder(queue) else {
             return Err(RejectReason::Unsupported.into());
@@ -513,60 +528,98 @@ impl Landing for Ground {
         }
         let from = SocketAddrV4::new(*application.from.ip(), application.request.data_port);
         // One session for each sender: one that began anew waits for the lease of its old one.
-        let is_from = |place: &Place| matches!(place, Place::Open { from: other, .. } if *other == from);
-        if holder.places.iter().any(is_from) {
-            return Err(Refusal::busy(PLACE_RETRY));
+        let is_from = |row: &Row| matches!(row, Row::Taken { from: other, .. } if *other == from);
+        if holder.rows.iter().any(is_from) {
+            return Err(Refusal::busy(ROW_RETRY));
         }
         let request = application.request;
+        if request.wire == Wire::IpFrag && !has_place {
+            // They have no other path, and wait.
+            return Err(match request.lands {
+                true => Refusal::busy(ROW_RETRY),
+                false => RejectReason::Unsupported.into(),
+            });
+        }
         let local = SocketAddrV4::new(address, holder.data_port);
         let mut terms = LandingTerms::of_offer(offer, local, is_veth, is_generic);
         // It may have become smaller since the offer.
         terms.mtu = terms.mtu.min(mtu);
         terms.max_message_len = terms.max_message_len.min(permit.max_message_len);
         let fit = terms.fit(request)?;
-        // IP fragments carry no key that could say another place.
-        let places = match request.wire {
+        // IP fragments carry no key that could say another row.
+        let mut rows = match request.wire {
             Wire::IpFrag => 0..1,
-            Wire::Lm => 0..PLACES,
+            Wire::Lm => 0..ROWS,
         };
-        let Some(place) = places
-            .into_iter()
-            .filter(|&place| holder.places[place] == Place::Free && closing & 1 << place == 0)
-            // One that was left cannot be left again.
-            .min_by_key(|&place| holder.was_left(place))
-        else {
-            return Err(Refusal::busy(PLACE_RETRY));
+        let Some(row) = rows.find(|&row| holder.rows[row] == Row::Free && closing & 1 << row == 0) else {
+            return Err(Refusal::busy(ROW_RETRY));
         };
-        let (terms, mut admission) = terms.grant(&fit, request, from, place as u16, None, super::random_u64);
+        let (terms, mut admission) = terms.grant(&fit, request, from, row as u16, None, super::random_u64);
         admission.active_until_ns = active_until_ns;
         let (program, session_key) = (holder.program, terms.session_key);
-        if let Err(error) = self.gate.open_session(queue.into(), &admission) {
+        if has_place && let Err(error) = self.gate.open_session(queue.into(), &admission) {
             tracing::error!(queue, %from, "cannot open the gate: {error}");
-            return Err(RejectReason::NoMemory.into());
+            return Err(RejectReason::Unsupported.into());
         }
         if let Some(holder) = self.holder(queue) {
-            holder.sessions.insert(session_key, Granted::new(false));
-            holder.places[place] = Place::Open {
+            holder.sessions.insert(session_key, Granted::new());
+            holder.rows[row] = Row::Taken {
                 session_key,
                 from,
                 admission,
+                has_place,
             };
         }
         self.news.push(News::Opened {
             program,
             session_key,
-            place: place as u16,
+            row: row as u16,
         });
         Ok(terms)
+    }
+
+    /// Finds a session, and its program: its row.
+    fn taken(&mut self, session: &Session) -> Option<(ProgramId, bool, usize)> {
+        let holder = self.holder(session.grant.landing_queue)?;
+        let row = holder.row_of(session.grant.session_key)?;
+        Some((holder.program, holder.away, row))
+    }
+}
+
+impl Landing for Ground {
+    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+        self.begin(queue, application, permit, true)
+    }
+
+    fn open_aside(
+        &mut self,
+        queue: u16,
+        application: &Application<'_>,
+        permit: &Permit,
+    ) -> Result<Terms, Refusal> {
+        self.begin(queue, application, permit, false)
+    }
+
+    fn land(&mut self, session: &Session) -> bool {
+        let (queue, session_key) = (session.grant.landing_queue, session.grant.session_key);
+        let Some((program, false, row)) = self.taken(session) else {
+            return false;
+        };
+        let Some(Row::Taken { has_place, .. }) = self.row(queue, row) else {
+            return false;
+        };
+        *has_place = true;
+        self.news.push(News::Landed { program, session_key });
+        true
     }
 
     fn active_until(&mut self, until: Time) {
         // The node's time is CLOCK_MONOTONIC, as the gate's.
         self.active_until_ns = until.as_nanos();
         for (queue, holder) in (0u32..).zip(&self.queues) {
-            let places = holder.iter().flat_map(|holder| (0u32..).zip(&holder.places));
-            for (place, _) in places.filter(|(_, place)| matches!(place, Place::Open { .. })) {
-                if let Err(error) = self.gate.extend_session(queue, place, self.active_until_ns) {
+            let rows = holder.iter().flat_map(|holder| (0u32..).zip(&holder.rows));
+            for (row, _) in rows.filter(|(_, row)| matches!(row, Row::Taken { has_place: true, .. })) {
+                if let Err(error) = self.gate.extend_session(queue, row, self.active_until_ns) {
                     tracing::error!(queue, "cannot extend a session: {error}");
                 }
             }
@@ -583,21 +636,19 @@ impl Landing for Ground {
 
     fn set_aside(&mut self, session: &Session) -> Aside {
         let (queue, session_key) = (session.grant.landing_queue, session.grant.session_key);
-        let Some(holder) = self.holder(queue) else {
-            return Aside::Never;
-        };
-        let (program, released) = (holder.program, holder.away);
-        let Some(place) = holder.place_of(session_key) else {
+        let Some((program, _, row)) = self.taken(session) else {
             return Aside::Never;
         };
         // Where IP fragments belong only the gate knows.
-        if session.request.wire == Wire::IpFrag || holder.was_left(place) {
+        if session.request.wire == Wire::IpFrag {
             return Aside::Never;
         }
-        if let Some(granted) = holder.sessions.get_mut(&session_key) {
-            granted.is_aside = true;
+        if let Some(Row::Taken { has_place, .. }) = self.row(queue, row) {
+            *has_place = false;
         }
-        self.close_place((queue, place), session_key, released);
+        if let Err(error) = self.shut(queue, row) {
+            tracing::error!(queue, "cannot close the gate: {error}");
+        }
         self.news.push(News::SetAside { program, session_key });
         Aside::Done
     }
@@ -615,13 +666,11 @@ impl Landing for Ground {
         let Some(granted) = holder.sessions.remove(&session_key) else {
             return 0;
         };
-        match holder.place_of(session_key) {
-            Some(place) if matches!(holder.places[place], Place::Open { .. }) => {
-                self.close_place((queue, place), session_key, released);
-            }
-            // One that was aside, and its program may not have let go of its place.
-            Some(_) if released => drop(self.release(program, session_key)),
-            _ => {}
+        if let Some(row) = holder.row_of(session_key) {
+            // Of one without a place its program has nothing to let go of.
+            let has_place = matches!(holder.rows[row], Row::Taken { has_place: true, .. });
+            self.close_row((queue, row), session_key, released || !has_place);
+            self.settle(queue);
         }
         if !released {
             let messages = match reason {

@@ -10,7 +10,7 @@ use lm_protocol::admission::Counters;
 use serde::{Deserialize, Serialize};
 
 use super::connections::is_operator;
-use super::ground::Place;
+use super::ground::Row;
 use super::program::Program;
 use super::state::{InterfaceState, ProgramState, ReceivedState, SentState, State};
 use super::{Attachment, Daemon, attachment};
@@ -174,9 +174,9 @@ impl Daemon {
         let now = clock::now();
         let ground = &attachment.ground;
         let queues = (0u16..).zip(&ground.queues).map(|(queue, holder)| {
-            let count = |wanted: fn(&Place) -> bool| {
-                let places = holder.iter().flat_map(|holder| &holder.places);
-                places.filter(|place| wanted(place)).count()
+            let count = |wanted: fn(&Row) -> bool| {
+                let rows = holder.iter().flat_map(|holder| &holder.rows);
+                rows.filter(|row| wanted(row)).count()
             };
             QueueStatus {
                 queue,
@@ -195,8 +195,8 @@ impl Daemon {
                     .as_ref()
                     .and_then(|holder| self.programs.get(&holder.program))
                     .map(|program| program.credentials.pid),
-                open_places: count(|place| matches!(place, Place::Open { .. })),
-                closing_places: count(|place| matches!(place, Place::Closing { .. })),
+                open_places: count(|row| matches!(row, Row::Taken { has_place: true, .. })),
+                closing_places: count(|row| matches!(row, Row::Closing { .. })),
             }
         });
         let sessions = attachment.node.sessions().map(|(data_port, session)| {
@@ -210,7 +210,7 @@ impl Daemon {
                 queue: session.grant.landing_queue,
                 max_message_len: session.grant.max_message_len,
                 delivered: granted.map_or(0, |granted| granted.delivered),
-                lands: session.has_place,
+                lands: session.has_place(),
                 expires_in_s: session.expires.since(now).as_secs_f64(),
             }
         });
@@ -308,7 +308,7 @@ impl Daemon {
                     peer: session.peer,
                     request: Control::new(session.request_id, &ControlMessage::Request(session.request)),
                     grant: Control::new(session.request_id, &ControlMessage::Grant(session.grant)),
-                    aside: !session.has_place,
+                    aside: !session.has_place(),
                 });
                 let sent = member.sent.iter().filter_map(|(&ticket, sent)| {
                     Some(SentState {

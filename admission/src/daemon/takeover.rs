@@ -52,13 +52,13 @@ impl Daemon {
         };
         // What the gate lets through and nobody answers for.
         let known: Vec<u64> = (attachment.node.sessions())
-            .filter(|(_, session)| session.has_place)
+            .filter(|(_, session)| session.has_place())
             .map(|(_, session)| session.grant.session_key)
             .collect();
         for open in attachment.ground.gate.open_sessions() {
             if !known.contains(&open.key) {
                 tracing::warn!(queue = open.queue, "a session that nobody knows is closed");
-                let closed = attachment.ground.gate.close_session(open.queue, open.place);
+                let closed = attachment.ground.gate.close_session(open.queue, open.row);
                 closed.unwrap_or_else(|error| tracing::error!("cannot close it: {error}"));
             }
         }
@@ -127,7 +127,7 @@ impl Daemon {
             };
             let queue = session.grant.landing_queue;
             let its_own = open.iter().find(|open| {
-                open.queue == u32::from(queue) && open.place == admission.place() && open.key == admission.key
+                open.queue == u32::from(queue) && open.row == admission.row() && open.key == admission.key
             });
             // Its program may have shut the gate for a moment: the session goes on, and the program opens it again.
             if !attachment.node.adopt(now, state.data_port, session) {
@@ -135,13 +135,13 @@ impl Daemon {
             }
             adopted += 1;
             if received.aside {
-                attachment.ground.adopt_aside(&session);
+                attachment.ground.adopt_aside(&session, admission);
             } else {
                 let open_until_ns = its_own.map_or(0, |open| open.active_until_ns);
-                let place = admission.place() as usize;
+                let row = admission.row() as usize;
                 let told = attachment
                     .ground
-                    .adopt(queue, place, &session, admission, open_until_ns);
+                    .adopt(queue, row, &session, admission, open_until_ns);
                 if let Err(error) = told {
                     tracing::error!(queue, "cannot go on with a session: {error}");
                 }

@@ -24,7 +24,7 @@ impl Daemon {
                     News::Opened {
                         program,
                         session_key,
-                        place,
+                        row,
                     } => {
                         let session = attachment
                             .node
@@ -40,11 +40,14 @@ impl Daemon {
                         let request_id = session.request_id;
                         let event = Event::Opened {
                             from: session.data_peer(),
-                            place,
+                            row,
                             request: Control::new(request_id, &ControlMessage::Request(session.request)),
-                            grant: Control::new(request_id, &ControlMessage::Grant(session.grant)),
+                            grant: Control::new(request_id, &ControlMessage::Grant(session.told())),
                         };
                         telling.push((program, event));
+                    }
+                    News::Landed { program, session_key } => {
+                        telling.push((program, Event::Landed { session_key }))
                     }
                     News::SetAside { program, session_key } => {
                         telling.push((program, Event::SetAside { session_key }))
@@ -66,7 +69,7 @@ impl Daemon {
                     }
                 }
             }
-            for (Ticket(ticket), outcome, fallback) in std::mem::take(&mut attachment.told) {
+            for (Ticket(ticket), outcome) in std::mem::take(&mut attachment.told) {
                 let has_ticket = |program: &Program| {
                     let member = program.member.as_ref();
                     member.is_some_and(|member| {
@@ -83,10 +86,9 @@ impl Daemon {
                         goes_on = Some(grant);
                         ipc::Outcome::Granted(control(ControlMessage::Grant(grant)))
                     }
-                    admission::Outcome::Rejected(reject) => ipc::Outcome::Rejected(
-                        control(ControlMessage::Reject(reject)),
-                        fallback == admission::Fallback::OneCopy,
-                    ),
+                    admission::Outcome::Rejected(reject) => {
+                        ipc::Outcome::Rejected(control(ControlMessage::Reject(reject)))
+                    }
                     admission::Outcome::Unreachable | admission::Outcome::NotListening => {
                         ipc::Outcome::Unreachable
                     }

@@ -11,7 +11,7 @@ use lm_dataplane::ipc::*;
 use lm_dataplane::memory::Mapping;
 use lm_dataplane::ring::Descriptor;
 use lm_dataplane::xsk::{BindMode, Rings, Xsk, XskConfig};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, Start};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome};
 use lm_protocol::control::Grant;
 use lm_protocol::wire::ipv4;
 use lm_protocol::wire::lm::{LmHeader, Trailer};
@@ -141,6 +141,7 @@ fn forge(thief: &mut Sender, macs: &[[u8; 6]; 2], grant: &Grant, addresses: [Soc
                 packet_limit: 100,
                 delivered: grant.first_message + delivered,
                 announced: grant.first_message + delivered,
+                lands: true,
             };
             thief.send(macs, from, to, &credit);
         }
@@ -248,7 +249,6 @@ fn send_one(hosts: &Hosts, told: std::sync::mpsc::Receiver<()>) -> [Option<Outco
     .unwrap_or_else(|error| panic!("{error}"));
     let options = ConnectOptions {
         max_message_len: 1 << 16,
-        start: Start::WhenGranted,
         ..ConnectOptions::default()
     };
     let to = SocketAddrV4::new(hosts.host(Side::Right).address(), 7168);

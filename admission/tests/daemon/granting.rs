@@ -26,7 +26,7 @@ fn a_session_from_request_to_end() {
     let granted = sender.granted(ticket);
     let Event::Opened {
         from,
-        place,
+        row,
         request,
         grant: told,
     } = receiver.event()
@@ -91,8 +91,8 @@ fn a_session_from_request_to_end() {
         queue.closing_places == 0
     });
     assert_eq!(
-        usize::from(place),
-        lm_protocol::landing::SessionAdmission::place_of(session_key) as usize
+        usize::from(row),
+        lm_protocol::landing::SessionAdmission::row_of(session_key) as usize
     );
     left.stop();
     right.stop();
@@ -107,7 +107,7 @@ fn who_may_not_and_who_is_not_there() {
     let right = hosts.daemon(Side::Right);
     let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
     let reason = |outcome: Outcome| match outcome {
-        Outcome::Rejected(control, _) => match control.parse().unwrap().1 {
+        Outcome::Rejected(control) => match control.parse().unwrap().1 {
             ControlMessage::Reject(reject) => format!("{:?} {}", reject.reason, reject.limit),
             other => panic!("{other:?}"),
         },
@@ -203,24 +203,29 @@ fn more_senders_than_places() {
             (sender, ticket)
         })
         .collect();
-    for (sender, ticket) in &mut senders[..16] {
-        sender.granted(*ticket);
-    }
-    for _ in 0..16 {
+    let granted: Vec<_> = (senders.iter_mut())
+        .map(|(sender, ticket)| sender.granted(*ticket))
+        .collect();
+    // The last one begins without a place.
+    let lands: Vec<bool> = granted.iter().map(|grant| grant.lands).collect();
+    assert_eq!(lands, [&[true; 16][..], &[false]].concat());
+    for _ in 0..17 {
         assert!(matches!(receiver.event(), Event::Opened { .. }));
     }
-    wait_until("the last one waits", || right.interface().waiting == 1);
-    // A place is free when the session in it is over, its program has done with it, and the gate is quiet: the last one gets it then.
+    assert_eq!(right.interface().queues[23].open_places, 16);
+    // A place is free when the session in it is over: the last one gets it then.
     let (mut first, ticket) = senders.remove(0);
     first.done(Call::End { ticket, messages: 0 });
-    let Event::Closed { session_key, .. } = receiver.event() else {
-        panic!("not closed")
-    };
-    assert_eq!(right.interface().waiting, 1);
-    receiver.done(Call::Released { session_key });
-    let (last, ticket) = senders.last_mut().unwrap();
-    last.granted(*ticket);
-    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    assert!(matches!(receiver.event(), Event::Closed { .. }));
+    let session_key = granted[16].session_key;
+    assert_eq!(receiver.event(), Event::Landed { session_key });
+    let first_message = 0;
+    receiver.done(Call::OpenGate {
+        session_key,
+        first_message,
+    });
+    let sessions = right.interface().sessions;
+    assert!(sessions.len() == 16 && sessions.iter().all(|session| session.lands));
     left.stop();
     right.stop();
 }
@@ -238,14 +243,11 @@ fn one_receiver_in_the_cluster_under_exclusive() {
     assert_eq!(left.status().policy, "exclusive");
     let mut here = Client::receiver(&hosts.socket(Side::Right), hosts.host(Side::Right), 7168);
     let mut sender = Client::sender(&hosts.socket(Side::Left), hosts.host(Side::Left), 9000);
-    // A voter that has just started abstains: it may have promised something in its life before.
-    let mut ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
-    wait_until("granted after the voter's silence", || {
-        let is_granted = matches!(sender.outcome(ticket), Outcome::Granted(_));
-        if !is_granted {
-            ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
-        }
-        is_granted
+    // A voter that has just started abstains: it may have promised something in its life before. Until then nothing lands.
+    let ticket = sender.ask(at(&hosts, Side::Right, 7168), 1 << 20);
+    assert!(!sender.granted(ticket).lands);
+    wait_until("it has the cluster's place after the voter's silence", || {
+        right.interface().sessions.iter().any(|session| session.lands)
     });
     assert!(matches!(here.event(), Event::Opened { .. }));
     // Everybody knows, so nobody asks: neither the same receiver nor another one.
@@ -262,7 +264,10 @@ fn one_receiver_in_the_cluster_under_exclusive() {
     let decision = sender.call(call(at(&hosts, Side::Right, 7168)));
     assert_eq!(decision, Reply::Requested(Decision::Cancel));
     let decision = sender.call(call("198.18.0.9:7168".parse().unwrap()));
-    assert_eq!(decision, Reply::Requested(Decision::OneCopy));
+    let Reply::Requested(Decision::OneCopy(nobody)) = decision else {
+        panic!("not without a place: {decision:?}")
+    };
+    assert_eq!(sender.outcome(nobody), Outcome::Unreachable);
     // It stays so for longer than any promise, which is renewed.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(right.interface().sessions.len(), 1);

@@ -97,6 +97,7 @@ impl Recorder {
             capabilities: 0,
             delivery: Default::default(),
             integrity: Default::default(),
+            lands: true,
         };
         self.act(|node, now, local, out| {
             node.request(now, to, 7168, request, PATIENCE, local, out)

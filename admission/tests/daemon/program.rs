@@ -305,6 +305,7 @@ impl Client {
             capabilities: 0,
             delivery: Default::default(),
             integrity: Default::default(),
+            lands: true,
         };
         Control::new(1, &ControlMessage::Request(request))
     }

@@ -3,11 +3,12 @@
 use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use lm_dataplane::ipc::{Call, Event, Outcome as Told};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError, Start};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, Outcome, PeerId, RecvError};
+use lm_protocol::control::ControlMessage;
 use lm_protocol::landing;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
@@ -119,7 +120,6 @@ fn serve_until(endpoint: &mut Endpoint, what: &str, mut is_so: impl FnMut(&mut E
 fn connect(endpoint: &mut Endpoint, to: SocketAddrV4) -> PeerId {
     let options = ConnectOptions {
         max_message_len: LEN as u64,
-        start: Start::WhenGranted,
         timeout: 2 * UNUSED_MAX,
         ..ConnectOptions::default()
     };
@@ -228,27 +228,32 @@ fn beside_receiver(name: &str, expected: &[(u8, u64)], work: impl FnOnce(&Three)
     });
 }
 
-/// Its session has ended, because it went unused or was aside and is idle: it delivers all the same, and lands again.
-fn land_again(endpoint: &mut Endpoint, peer: PeerId, tags: [u64; 2]) {
-    serve_until(endpoint, "its session ends", |endpoint| {
-        endpoint.counters().sessions_lost == 1
+/// Its place is another's, because it went unused: it delivers all the same, and lands again when that one is let go.
+fn land_again(endpoint: &mut Endpoint, peer: PeerId, tags: [u64; 2], let_go: &Sender<()>) {
+    serve_until(endpoint, "its place is another's", |endpoint| {
+        endpoint.lands(peer) == Some(false)
     });
     deliver(endpoint, peer, tags[0]);
+    let_go.send(()).expect("the other one is there");
     serve_until(endpoint, "it lands again", |endpoint| {
-        let counters = endpoint.counters();
-        counters.sessions_changed_over == 1 || counters.messages_one_copy == 0
+        endpoint.lands(peer) == Some(true)
     });
     let before = endpoint.counters().messages_one_copy;
     deliver(endpoint, peer, tags[1]);
     assert_eq!(endpoint.counters().messages_one_copy, before);
 }
 
-/// What comes later waits for a place, and gets one in which its messages land.
-fn come_later(three: &Three, tag: u64) {
-    three.with_endpoint(2, 0, |mut endpoint| {
+/// What comes later waits for a place, and gets one in which its messages land. It keeps it until it is let go.
+fn come_later(three: &Three, tag: u64, placed: Sender<()>, let_go: Receiver<()>) {
+    three.with_endpoint(2, 0, move |mut endpoint| {
         let peer = connect(&mut endpoint, three.receiver());
+        serve_until(&mut endpoint, "it has a place", |endpoint| {
+            endpoint.lands(peer) == Some(true)
+        });
         deliver(&mut endpoint, peer, tag);
         assert_eq!(endpoint.counters().messages_one_copy, 0);
+        let _ = placed.send(());
+        serve_until(&mut endpoint, "it is let go", |_| let_go.try_recv().is_ok());
     });
 }
 
@@ -259,6 +264,7 @@ fn an_unused_place_goes_to_another_host() {
     beside_receiver("unused", &[(2, 1), (2, 2), (2, 3), (3, 4)], |three| {
         let (to, daemon) = (three.receiver(), &three.daemons[0]);
         let (tell, told) = channel();
+        let (let_go, gone) = channel();
         std::thread::scope(|scope| {
             // The first one has used its place, and is therefore the first to lose it.
             let first = scope.spawn(|| {
@@ -266,7 +272,7 @@ fn an_unused_place_goes_to_another_host() {
                     let peer = connect(&mut endpoint, to);
                     deliver(&mut endpoint, peer, 1);
                     tell.send(()).unwrap();
-                    land_again(&mut endpoint, peer, [2, 3]);
+                    land_again(&mut endpoint, peer, [2, 3], &let_go);
                 })
             });
             told.recv_timeout(PATIENCE).expect("the first one has its place");
@@ -281,29 +287,29 @@ fn an_unused_place_goes_to_another_host() {
                 other.granted(ticket);
             }
             assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
-            come_later(three, 4);
+            come_later(three, 4, channel().0, gone);
             first.join().unwrap();
         });
     });
 }
 
-/// A sender hands a message over before it hears that its session has ended: it arrives by the next one.
+/// A sender hands a message over before it hears that its place is another's: it arrives all the same.
 #[test]
-fn what_was_handed_over_while_a_session_ended_arrives() {
+fn what_was_handed_over_while_a_place_was_taken_arrives() {
     beside_receiver("crossing", &[(2, 1), (2, 2), (3, 4)], |three| {
         let (to, daemon) = (three.receiver(), &three.daemons[0]);
         let (tell, told) = channel();
         let (wake, woken) = channel();
+        let (let_go, gone) = channel();
         std::thread::scope(|scope| {
             let first = scope.spawn(move || {
                 three.with_endpoint(1, 0, move |mut endpoint| {
                     let peer = connect(&mut endpoint, to);
                     deliver(&mut endpoint, peer, 1);
                     tell.send(()).unwrap();
-                    woken.recv().expect("its session has ended");
+                    woken.recv().expect("its place is taken");
                     deliver(&mut endpoint, peer, 2);
-                    let counters = endpoint.counters();
-                    assert_eq!((counters.messages_again, counters.sessions_lost), (1, 1));
+                    assert_eq!(endpoint.counters().sessions_lost, 0);
                 })
             });
             told.recv_timeout(PATIENCE).expect("the first one has its place");
@@ -317,9 +323,12 @@ fn what_was_handed_over_while_a_session_ended_arrives() {
                 let ticket = other.ask(to, LEN as u64);
                 other.granted(ticket);
             }
-            come_later(three, 4);
+            let (placed, has_place) = channel();
+            scope.spawn(move || come_later(three, 4, placed, gone));
+            has_place.recv_timeout(PATIENCE).expect("the other one has a place");
             wake.send(()).unwrap();
             first.join().unwrap();
+            let_go.send(()).unwrap();
         });
     });
 }
@@ -337,6 +346,7 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
         };
         let (tell, told) = channel();
         let (wake, woken) = channel();
+        let (let_go, gone) = channel();
         std::thread::scope(|scope| {
             let stopped = scope.spawn(move || {
                 three.with_endpoint(1, 0, move |mut endpoint| {
@@ -353,7 +363,7 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
                         outcome.is_some()
                     });
                     assert_eq!(outcome, Some(Outcome::Delivered));
-                    land_again(&mut endpoint, peer, [2, 3]);
+                    land_again(&mut endpoint, peer, [2, 3], &let_go);
                 })
             });
             let from = told.recv_timeout(PATIENCE).expect("the first one has its place");
@@ -366,7 +376,9 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
             });
             assert_eq!(daemon.interface().sessions.len(), usize::from(PLACES));
             assert_eq!(landing(from), Some(true));
-            come_later(three, 4);
+            let (placed, has_place) = channel();
+            scope.spawn(move || come_later(three, 4, placed, gone));
+            has_place.recv_timeout(PATIENCE).expect("the other one has a place");
             assert_eq!(landing(from), Some(false));
             wake.send(()).unwrap();
             stopped.join().unwrap();
@@ -391,15 +403,26 @@ fn fill(three: &Three, receiver: &mut Client) -> Vec<Holder> {
     (0..PLACES).map(program).collect()
 }
 
-/// All places are taken, nothing comes of the fourth session's message, and another sender waits: the session is set aside, and its program
-/// has not let go of its place. The sessions, and who waits, with its ticket.
+/// All places are taken, nothing comes of the fourth session's message, and another sender comes: it has the fourth one's place. The sessions,
+/// and the one that came, with its ticket.
 fn set_one_aside(three: &Three, receiver: &mut Client) -> (Vec<Holder>, (Client, u32)) {
     let others = fill(three, receiver);
     let session_key = others[3].2;
     receiver.tell_progress(session_key, 1, Some((5000, false)));
     let mut waiting = Client::sender(&three.socket(2), three.host(2), 9000);
     let wanted = waiting.ask(three.receiver(), LEN as u64);
+    let granted = waiting.granted(wanted);
+    assert!(granted.lands);
+    let Event::Opened { grant, .. } = receiver.event() else {
+        panic!("not opened")
+    };
+    let Ok((_, ControlMessage::Grant(grant))) = grant.parse() else {
+        panic!("no grant")
+    };
+    assert_eq!(grant.session_key, granted.session_key);
     assert_eq!(receiver.event(), Event::SetAside { session_key });
+    let session_key = granted.session_key;
+    assert_eq!(receiver.event(), Event::Landed { session_key });
     (others, (waiting, wanted))
 }
 
@@ -410,58 +433,51 @@ fn places(three: &Three, receiver: &Client) -> (usize, usize) {
     (queue.open_places, queue.closing_places)
 }
 
-/// A program that does not let go of a place has it no longer all the same: the gate is closed to it, and only who asks that program waits.
-/// A session that went on without its place ends when it was idle for as long.
+/// A session without a place has no gate, and has one again when it has something to send and a place is free.
 #[test]
-fn who_does_not_let_go_of_a_place_harms_itself_alone() {
+fn a_session_without_its_place_has_no_gate_until_it_lands_again() {
     let Some(three) = Three::new("holding") else {
         return;
     };
     let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
-    let (mut others, (mut waiting, wanted)) = set_one_aside(&three, &mut receiver);
-    let (sender, ticket, session_key) = &mut others[3];
-    let (ticket, session_key) = (*ticket, *session_key);
-    assert_eq!(places(&three, &receiver), (usize::from(PLACES) - 1, 1));
+    let (others, (mut waiting, wanted)) = set_one_aside(&three, &mut receiver);
+    let session_key = others[3].2;
+    assert_eq!(places(&three, &receiver), (usize::from(PLACES), 0));
     let first_message = 0;
     let again = Call::OpenGate {
         session_key,
         first_message,
     };
-    let refused = receiver.refused(again, &[]);
+    let refused = receiver.refused(again.clone(), &[]);
     assert!(refused.contains("no session"), "{refused}");
-    assert!(waiting.hears_nothing(Duration::from_secs(1)));
-    assert!(receiver.hears_nothing(Duration::from_millis(1)));
-    // Another program of the host is not concerned.
-    let _neighbour = Client::receiver(&three.socket(0), three.host(0), 7170);
-    let to = SocketAddrV4::new(three.host(0).address(), 7170);
-    let mut further = Client::sender(&three.socket(2), three.host(2), 9001);
-    let granted = further.ask(to, LEN as u64);
-    further.granted(granted);
-    receiver.done(Call::Released { session_key });
-    waiting.granted(wanted);
-    assert!(matches!(receiver.event(), Event::Opened { .. }));
-    assert_eq!(places(&three, &receiver), (usize::from(PLACES), 0));
-    receiver.tell_progress(session_key, 2, Some((4000, true)));
     assert!(receiver.hears_nothing(Duration::from_millis(100)));
-    receiver.tell_progress(session_key, 2, Some((5000, true)));
-    let closed = Event::Closed {
-        session_key,
-        messages: None,
-        was_idle: true,
+    waiting.done(Call::End {
+        ticket: wanted,
+        messages: 0,
+    });
+    let Event::Closed {
+        session_key: ended, ..
+    } = receiver.event()
+    else {
+        panic!("not closed")
     };
-    assert_eq!(receiver.event(), closed);
-    assert_eq!(sender.outcome(ticket), Told::Lost);
+    assert_eq!(receiver.event(), Event::Landed { session_key });
+    receiver.done(Call::Released { session_key: ended });
+    receiver.done(again);
+    wait_until("the gate is open to it", || {
+        places(&three, &receiver) == (usize::from(PLACES), 0)
+    });
 }
 
 /// A session without its place is such with the next daemon as well. The program hears of it once more, since the daemon may have died before
-/// it could say so, and nobody gets the place before.
+/// it could say so.
 #[test]
 fn a_session_without_its_place_outlives_its_daemon() {
     let Some(mut three) = Three::new("aside") else {
         return;
     };
     let mut receiver = Client::receiver(&three.socket(0), three.host(0), 7168);
-    let (mut others, (mut waiting, wanted)) = set_one_aside(&three, &mut receiver);
+    let (mut others, _waiting) = set_one_aside(&three, &mut receiver);
     let (sender, ticket, session_key) = &mut others[3];
     let (ticket, session_key) = (*ticket, *session_key);
     wait_until("the state is written", || {
@@ -472,14 +488,10 @@ fn a_session_without_its_place_outlives_its_daemon() {
     let daemon = three.start(0);
     three.daemons.insert(0, daemon);
     let mut receiver = Client::connect(&three.socket(0)).hello().rejoin(&mut receiver);
-    assert_eq!(receiver.joined().received.len(), usize::from(PLACES));
+    assert_eq!(receiver.joined().received.len(), usize::from(PLACES) + 1);
     assert_eq!(receiver.event(), Event::SetAside { session_key });
     receiver.tell_progress(session_key, 1, None);
-    assert!(waiting.hears_nothing(Duration::from_secs(1)));
-    assert_eq!(places(&three, &receiver), (usize::from(PLACES) - 1, 1));
-    receiver.done(Call::Released { session_key });
-    waiting.granted(wanted);
-    assert!(matches!(receiver.event(), Event::Opened { .. }));
+    assert_eq!(places(&three, &receiver), (usize::from(PLACES), 0));
     // It is renewed and ended as before.
     std::thread::sleep(UNUSED_MAX + Duration::from_secs(1));
     receiver.tell_progress(session_key, 2, None);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lm_protocol::admission::{
-    Action, Config, Counters, Datagram, Decision, Fallback, Limits, Local, Node, Outcome, Policy, Ticket,
+    Action, Config, Counters, Datagram, Decision, Limits, Local, Node, Outcome, Policy, Ticket,
 };
 use lm_protocol::control::{RejectReason, Request};
 use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, Session, Terms};
@@ -102,8 +102,8 @@ impl Host {
             self.with_node(|node, local, out| node.request(now, to, port, request, patience, local, out));
         self.act(told);
         match asked {
-            Ok(Decision::Requested(ticket)) => Some(ticket),
-            Ok(Decision::OneCopy | Decision::Cancel) | Err(_) => None,
+            Ok(Decision::Requested(ticket) | Decision::OneCopy(ticket)) => Some(ticket),
+            Ok(Decision::Cancel) | Err(_) => None,
         }
     }
 
@@ -178,11 +178,7 @@ impl Host {
                     let _ = self.socket.send_to(datagram.as_bytes(), to);
                     self.last_sent = Some(datagram);
                 }
-                Action::Tell {
-                    ticket,
-                    outcome,
-                    fallback: Fallback::OneCopy | Fallback::Cancel,
-                } => told.push(Told {
+                Action::Tell { ticket, outcome } => told.push(Told {
                     ticket,
                     outcome,
                     at: Instant::now(),

@@ -63,5 +63,6 @@ fn request(sender_id: u64, data_port: u16) -> Request {
         capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
+        lands: true,
     }
 }

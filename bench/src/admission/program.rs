@@ -135,10 +135,10 @@ pub(super) fn receive(args: &ReceiveArgs, ready: impl FnOnce()) -> Result<(), Fa
     ready();
     while !interrupt.is_set() {
         match program.event()? {
-            Some(Event::Closed { session_key, .. } | Event::SetAside { session_key }) => {
+            Some(Event::Closed { session_key, .. }) => {
                 program.call(Call::Released { session_key }, &[])?;
             }
-            Some(Event::Opened { .. } | Event::Told { .. }) | None => {}
+            Some(_) | None => {}
         }
     }
     Ok(())

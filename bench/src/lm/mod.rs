@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId, Start};
+use lm_dataplane::{Admission, ConnectOptions, Endpoint, EndpointConfig, IdleStrategy, PeerId};
 
 use crate::cli::{DeliveryOption, Failure, IntegrityOption, Mode, chain};
 use crate::link;
@@ -119,7 +119,7 @@ pub fn connect(
     Ok(peer)
 }
 
-/// What the measuring programs ask a receiver for: they measure what lands, and wait for it.
+/// What the measuring programs ask a receiver for.
 pub fn session_options(
     message_len: u64,
     messages_in_flight: u32,
@@ -130,7 +130,6 @@ pub fn session_options(
         messages_in_flight,
         delivery: delivery.into(),
         timeout: Duration::from_secs(3),
-        start: Start::WhenGranted,
         ..ConnectOptions::default()
     }
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId, Start};
+use lm_dataplane::{ConnectError, ConnectOptions, Endpoint, EndpointConfig, PeerId};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
 
@@ -199,10 +199,6 @@ fn connect(
         messages_in_flight: shape.window,
         delivery: wanted.delivery.into(),
         timeout: CONNECT_MAX,
-        start: match wanted.wait_for_grant {
-            true => Start::WhenGranted,
-            false => Start::WhilePending,
-        },
         one_copy: wanted.one_copy,
         session: true,
         rate: wanted.rate,

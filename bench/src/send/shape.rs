@@ -87,18 +87,12 @@ pub struct Options {
     #[arg(long, value_name = "BITS", value_parser = parse_rate)]
     pub(super) rate: Option<NonZeroU64>,
 
-    /// Send by the one-copy path: without admission, and without a place of the receiver's landing queue
+    /// Send by the one-copy path: without a place of the receiver's landing queue
     ///
-    /// The receiving host copies each fragment once more. For when others land there. Not with --wire ipfrag.
+    /// The receiving host copies each fragment once more. Without it a sender begins so where there is no place, and its messages land as
+    /// soon as it has one (messages_one_copy in the report tells how many did not). Not with --wire ipfrag.
     #[arg(long)]
     pub(super) one_copy: bool,
-
-    /// Begin when the receiver has a place where messages land, and fail where that takes more than six seconds
-    ///
-    /// Without it a sender that has to wait for a place begins by the one-copy path, and its messages land as soon as it has one
-    /// (messages_one_copy in the report tells how many did not).
-    #[arg(long, conflicts_with = "one_copy")]
-    pub(super) wait_for_grant: bool,
 
     /// Whether digests go with the messages, so that nothing corrupt is delivered [default: manifest]
     ///

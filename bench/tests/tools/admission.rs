@@ -25,7 +25,7 @@ fn kernel_says(tool: &Tool, field: &str) -> String {
 fn a_file_lands(hosts: &Hosts, receiver: Tool, len: usize) {
     let file = hosts.bed.file("file", len);
     // What is counted is what lands.
-    let sent = hosts.send(&["--wait-for-grant", file.to_str().unwrap()]).end();
+    let sent = hosts.send(&[file.to_str().unwrap()]).end();
     sent.expect_code(0);
     let received = receiver.end();
     received.expect_code(0);
@@ -273,7 +273,7 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
         sent.status.success()
     });
     // Four seconds.
-    let mut sender = hosts.send(&["--wait-for-grant", "--rate", "60M", file.to_str().unwrap()]);
+    let mut sender = hosts.send(&["--rate", "60M", file.to_str().unwrap()]);
     await_begin(&mut sender, &there);
     let small = hosts.bed.file("small", 4 << 20);
     let output = back.join("small");
@@ -334,7 +334,7 @@ fn under_exclusive_admission_messages_land_when_it_is_their_turn() {
     });
     // Two seconds.
     let short = hosts.bed.file("short", 10 << 20);
-    let mut before = hosts.send(&["--wait-for-grant", "--rate", "40M", short.to_str().unwrap()]);
+    let mut before = hosts.send(&["--rate", "40M", short.to_str().unwrap()]);
     await_begin(&mut before, &hosts.bed.path("there"));
     // The other way, for six seconds.
     const LEN: usize = 32 << 20;
@@ -501,13 +501,11 @@ fn a_key_without_a_daemon() {
     let (file, out) = (file.to_str().unwrap(), out.to_str().unwrap());
     let receiver = bed.recv(&["--key", key, "--json", "--count", "1", "--output", out]);
     for wrong in [&["--key", other, file][..], &[file]] {
-        let refused = bed.send(&[&["--wait-for-grant"][..], wrong].concat()).end();
+        let refused = bed.send(wrong).end();
         assert!(!refused.status.success(), "{wrong:?}");
         assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
     }
-    bed.send(&["--key", key, "--wait-for-grant", file])
-        .end()
-        .expect_code(0);
+    bed.send(&["--key", key, file]).end().expect_code(0);
     let received = receiver.end();
     received.expect_code(0);
     assert_eq!(received.json()["user_copied_bytes"], 0, "{}", received.json());
@@ -530,7 +528,6 @@ fn a_key_and_a_daemon() {
         "embedded",
         "--key",
         key.to_str().unwrap(),
-        "--wait-for-grant",
         "--json",
         file.to_str().unwrap(),
     ];

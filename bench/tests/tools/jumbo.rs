@@ -19,12 +19,7 @@ fn transfer(bed: &Bed, arguments: &[&str]) {
     let file = bed.file("file", LEN);
     let out = bed.path("out");
     let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
-    // What is counted is what lands, unless nothing is to.
-    let start: &[&str] = match arguments.contains(&"--one-copy") {
-        true => &[],
-        false => &["--wait-for-grant"],
-    };
-    let sent = bed.send_to_end(&[arguments, start, &[file.to_str().unwrap()]].concat());
+    let sent = bed.send_to_end(&[arguments, &[file.to_str().unwrap()]].concat());
     let received = receiver.end();
     sent.expect_code(0);
     received.expect_code(0);

@@ -27,12 +27,7 @@ fn files_of_many_sizes_into_a_directory() {
     ] {
         let file = bed.file("file", len);
         // What is counted is what lands.
-        let sent = bed.send_to_end(&[
-            "--wait-for-grant",
-            "--message-size",
-            message_size,
-            file.to_str().unwrap(),
-        ]);
+        let sent = bed.send_to_end(&["--message-size", message_size, file.to_str().unwrap()]);
         sent.expect_code(0);
         number += 1;
         total += len as u64;
@@ -238,7 +233,7 @@ fn a_hundred_megabytes_in_one_message() {
     let file = bed.file("file", len);
     let receiver = bed.recv(&["--output", out.to_str().unwrap(), "--count", "1", "--json"]);
     // The receiver takes memory for it first, which may be long for who does not wait.
-    let sent = bed.send_to_end(&["--wait-for-grant", "--message-size", "1G", file.to_str().unwrap()]);
+    let sent = bed.send_to_end(&["--message-size", "1G", file.to_str().unwrap()]);
     assert_eq!(sent.expect_code(0).json()["messages"], 1);
     assert_eq!(receiver.end().expect_code(0).json()["user_copied_bytes"], 0);
     assert!(fs::read(out).unwrap() == content(len));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lm_protocol::control::ControlMessage;
-use lm_protocol::landing::PLACES;
+use lm_protocol::landing::ROWS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -76,8 +76,8 @@ pub(crate) struct Client {
     joined: Option<Joined>,
     /// The data port's socket, to show that the port is ours.
     udp: Option<OwnedFd>,
-    /// Keys of the sessions to which the gate is open, by place.
-    open: [Option<u64>; PLACES as usize],
+    /// Keys of the sessions to which the gate is open, by row.
+    open: [Option<u64>; ROWS as usize],
     /// Sessions as receiver that are open, and as sender or asked for: what has to end when the daemon forgot it.
     received: Vec<u64>,
     sent: Vec<u32>,
@@ -103,7 +103,7 @@ impl Client {
             news: VecDeque::new(),
             joined: None,
             udp: None,
-            open: [None; PLACES as usize],
+            open: [None; ROWS as usize],
             received: Vec::new(),
             sent: Vec::new(),
             due: false,
@@ -256,9 +256,9 @@ impl Client {
         self.sent.push(ticket);
     }
 
-    /// The daemon granted a session at a place of the landing queue, and the gate is open to it.
-    pub(crate) fn opened(&mut self, place: u32, key: u64) {
-        self.open[(place % PLACES) as usize] = Some(key);
+    /// The daemon granted a session in a row of the landing queue, and the gate is open to it.
+    pub(crate) fn opened(&mut self, row: u32, key: u64) {
+        self.open[(row % ROWS) as usize] = Some(key);
     }
 
     /// The gate is closed to a session, or the daemon was asked to close it.
@@ -273,9 +273,9 @@ impl Client {
         self.open.contains(&Some(key))
     }
 
-    /// The session at a place to which the gate is open.
-    pub(crate) fn open_at(&self, place: u32) -> Option<u64> {
-        self.open.get(place as usize).copied().flatten()
+    /// The session in a row to which the gate is open.
+    pub(crate) fn open_at(&self, row: u32) -> Option<u64> {
+        self.open.get(row as usize).copied().flatten()
     }
 
     /// A session as receiver ended by our own will.
@@ -380,7 +380,7 @@ impl Client {
                 }
             }
             Event::Closed { session_key, .. } => self.received.retain(|key| key != session_key),
-            Event::SetAside { .. } => {}
+            Event::Landed { .. } | Event::SetAside { .. } => {}
             Event::Told { ticket, outcome } => {
                 if !matches!(outcome, Outcome::Granted(_)) {
                     self.sent.retain(|known| known != ticket);

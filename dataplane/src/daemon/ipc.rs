@@ -141,8 +141,8 @@ pub enum Call {
         /// What lands next.
         first_message: u32,
     },
-    /// The program has done with a session of which [`Event::Closed`] told it, or lets nothing of one land any more after
-    /// [`Event::SetAside`]: its place in the gate may be used again. Answered by [`Reply::Done`].
+    /// The program has done with a session of which [`Event::Closed`] told it: its row of the gate may be used again. Answered by
+    /// [`Reply::Done`].
     Released {
         /// The session.
         session_key: u64,
@@ -303,8 +303,8 @@ pub struct Joined {
 pub enum Decision {
     /// LM_REQ is on its way under this ticket.
     Requested(u32),
-    /// Others receive: send in the one-copy way.
-    OneCopy,
+    /// Others receive: it is for a session that sends in the one-copy way, until they do not.
+    OneCopy(u32),
     /// The destination receives from others: do not disturb it.
     Cancel,
 }
@@ -312,13 +312,13 @@ pub enum Decision {
 /// What the daemon tells a program unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// A session was granted on the program's landing queue, and the gate is open to it. Nothing lands before the program lets it
-    /// ([`lm_ebpf::Log::set_message_limit`]).
+    /// A session was granted on the program's landing queue, and the gate is open to it if the grant says that it lands. Nothing does
+    /// before the program lets it ([`lm_ebpf::Log::set_message_limit`]).
     Opened {
         /// The sender's data address.
         from: SocketAddrV4,
-        /// Its place in the gate.
-        place: u16,
+        /// Its row of the gate.
+        row: u16,
         /// LM_REQ, as it came.
         request: Control,
         /// LM_ACQ_OK, as it went.
@@ -333,8 +333,13 @@ pub enum Event {
         /// It was not its sender that ended it, and as far as the program had said nothing of it was under way.
         was_idle: bool,
     },
+    /// A session that was granted without a place has one. The program opens the gate to it ([`Call::OpenGate`]) when nothing that it has
+    /// credit for is under way.
+    Landed {
+        /// The session.
+        session_key: u64,
+    },
     /// Others wait for the place of a session of which nothing lands: the gate is closed to it, and it goes on by the one-copy path.
-    /// [`Call::Released`] is expected.
     SetAside {
         /// The session.
         session_key: u64,
@@ -353,8 +358,8 @@ pub enum Event {
 pub enum Outcome {
     /// LM_ACQ_OK.
     Granted(Control),
-    /// LM_ACQ_REJ, and whether it may send in the one-copy way.
-    Rejected(Control, bool),
+    /// LM_ACQ_REJ.
+    Rejected(Control),
     /// No daemon answered in time.
     Unreachable,
     /// The receiver granted what was not asked for.

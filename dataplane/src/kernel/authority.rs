@@ -100,9 +100,9 @@ impl Steward {
     }
 
     /// Closes the gate, if the daemon has not done so when the session ended.
-    pub(super) fn close_session(&mut self, place: u32) -> Result<(), PortError> {
+    pub(super) fn close_session(&mut self, row: u32) -> Result<(), PortError> {
         let mut client = self.daemon.client();
-        match client.open_at(place) {
+        match client.open_at(row) {
             Some(session_key) => Ok(client.insist(&Call::CloseGate { session_key }, &[]).map(drop)?),
             None => Ok(()),
         }

@@ -45,6 +45,11 @@ impl KernelNic {
                 };
                 steering.keep(&flow, queue)?;
             }
+            Steer::Later => {
+                return Ok(NonZeroU16::new(Steering::source_port(
+                    Entropy::Kernel.draw() as u32
+                )));
+            }
             Steer::Nothing => steering.unlead()?,
         }
         Ok(None)
@@ -57,6 +62,7 @@ impl KernelNic {
                 queue,
                 general,
                 from,
+                port,
                 hashed,
                 elsewhere,
                 alone,
@@ -96,7 +102,7 @@ impl KernelNic {
             queue: None,
         }));
         let seed = Entropy::Kernel.draw() as u32;
-        let port = steering.lead(queue, &flow(0, ours), &others, alone, seed)?;
+        let port = steering.lead(queue, &flow(0, ours), port, &others, (alone, seed))?;
         Ok(NonZeroU16::new(port))
     }
 }

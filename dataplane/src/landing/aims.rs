@@ -23,11 +23,11 @@ pub(super) struct Aim {
     pub(super) step: u32,
 }
 
-/// A session, and no other that had its place.
+/// A session, and no other that had its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) serial: u32,
-    pub(super) place: u8,
+    pub(super) row: u8,
 }
 
 impl Aim {

@@ -1,4 +1,4 @@
-//! Sessions for which nothing is posted: those that were granted so (`one_copy.rs`), and those that were to land and are
+//! Sessions for which nothing is posted: those without a place (`aside.rs`), and those that were to land and are
 //! *astray*, because none of their packets reaches the landing queue (a switch that spreads by a hash, a device that cannot be
 //! steered). Their fragments come to the kernel's data socket, and each is copied to its place.
 //!

@@ -13,14 +13,14 @@ impl Sessions {
     /// where another belongs is gone then, and only the last, whose place may still be written, has to be held aside.
     pub(super) fn displaced(
         &mut self,
-        place: u8,
+        row: u8,
         at: usize,
         position: u32,
         (aim, from): (&Aim, u64),
         umem: &Umem,
     ) {
         let waiting = !self.displaced.is_empty();
-        let Some(inbound) = self.at_mut(place) else { return };
+        let Some(inbound) = self.at_mut(row) else { return };
         let (owner, last_ns) = (inbound.owner(), inbound.progress.last_ns());
         let message = inbound.order.at_mut(at);
         let lies_before = aim.owner == owner
@@ -48,7 +48,7 @@ impl Sessions {
     /// Copies the burst's displaced fragments to their places, the last one first, or aside.
     pub(super) fn settle_displaced(&mut self, umem: &Umem) {
         while let Some(one) = self.displaced.pop() {
-            let session = self.at_mut(one.owner.place);
+            let session = self.at_mut(one.owner.row);
             let Some(inbound) = session.filter(|inbound| inbound.owner() == one.owner) else {
                 continue;
             };

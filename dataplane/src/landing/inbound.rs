@@ -21,19 +21,31 @@ use super::zones::Memory;
 use crate::arena::Arena;
 use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::memory::Umem;
-use crate::port::RxQueue;
+use crate::port::{Caps, RxQueue};
 
 /// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
 const PAUSE_NS: u64 = 20_000_000;
 
-/// A session that lands on the channel.
+/// Whether a session lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stand {
+    /// It has no place: all its fragments come by the kernel's socket.
+    Aside,
+    /// It has a place, and lands when nothing that it has credit for is under way.
+    Draining,
+    /// The gate is open to it, and entries are posted for it.
+    Lands,
+    /// The gate is open to it, but none of its packets reaches the landing queue: no entries are posted for it.
+    Astray,
+}
+
+/// A session that others have with us.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) terms: InboundTerms,
-    /// Tells it from others that had the same place.
+    /// Tells it from others that had the same row.
     pub(super) serial: u32,
-    /// Entries are posted for it. If not, all its fragments come by the kernel's socket.
-    pub(super) lands: bool,
+    stand: Stand,
     pub(super) astray: Astray,
     /// What the sender was last told.
     pub(crate) told: Told,
@@ -88,12 +100,12 @@ impl Told {
 }
 
 impl Inbound {
-    /// `arena`: where its landing zones will be.
+    /// One that lands. `arena`: where its landing zones will be.
     pub(crate) fn new(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
         let first = terms.first_message;
         Inbound {
             serial: 0,
-            lands: !terms.one_copy,
+            stand: Stand::Lands,
             astray: Astray::default(),
             told: Told {
                 delivered: first,
@@ -103,13 +115,72 @@ impl Inbound {
             order: Order::new(&terms),
             settled: Settled::new(first),
             progress: Progress::new(now_ns),
-            pace: Pace::new((terms.limits.on_the_way).clamp(1, terms.limits.posted_max.max(1))),
+            pace: Pace::new(terms.limits.packets_landing()),
             places: Places::new(&terms, arena),
             strays: Strays::new(&terms.layout),
             posts_again: false,
             may_take: u64::MAX,
             terms,
         }
+    }
+
+    /// One without a place.
+    pub(crate) fn aside(terms: InboundTerms, arena: &Arena, now_ns: u64) -> Inbound {
+        let mut inbound = Inbound::new(terms, arena, now_ns);
+        inbound.lands_no_more();
+        inbound.stand = Stand::Aside;
+        inbound
+    }
+
+    /// Whether entries are posted for it. If not, all its fragments come by the kernel's socket.
+    #[inline]
+    pub(crate) fn lands(&self) -> bool {
+        self.stand == Stand::Lands
+    }
+
+    /// Whether it takes a place of the landing queue.
+    #[inline]
+    pub(crate) fn has_place(&self) -> bool {
+        self.stand != Stand::Aside
+    }
+
+    /// Whether the gate is open to it.
+    pub(super) fn is_admitted(&self) -> bool {
+        matches!(self.stand, Stand::Lands | Stand::Astray)
+    }
+
+    /// It has a place from now on.
+    pub(crate) fn drain(&mut self) {
+        self.stand = Stand::Draining;
+    }
+
+    /// It has a place, and nothing that it has credit for is under way.
+    pub(crate) fn is_drained(&self) -> bool {
+        let front = self.order.front();
+        self.stand == Stand::Draining && front.is_none_or(|message| message.slots.zone.is_none())
+    }
+
+    /// It has no place from now on. Nothing is posted for it.
+    pub(super) fn give_up_place(&mut self) {
+        self.stand = Stand::Aside;
+    }
+
+    /// The gate is open to it from the first message on that is not settled.
+    pub(super) fn begin_landing(&mut self, caps: Caps, now_ns: u64) {
+        self.stand = Stand::Lands;
+        self.terms.caps = caps;
+        self.pace.bound(self.terms.limits.packets_landing());
+        let end = self
+            .order
+            .front()
+            .map_or(self.order.packets(), |message| message.base);
+        self.progress.overtaken(end);
+        self.progress.forget_last();
+        self.progress.begin(now_ns);
+        self.astray.forget(self.told.packet_limit);
+        self.told.allowed = self.progress.accepted_packets();
+        // Its sender is to hear of it.
+        self.told.asked = true;
     }
 
     /// Its parts, for what concerns several of them.
@@ -148,17 +219,17 @@ impl Inbound {
         }
     }
 
-    /// The session's place on its channel: four bits of its key say it to the gate.
+    /// The session's row on its channel: six bits of its key say it.
     #[inline]
-    pub(crate) fn place(&self) -> u8 {
-        self.terms.place()
+    pub(crate) fn row(&self) -> u8 {
+        self.terms.row()
     }
 
     #[inline]
     pub(super) fn owner(&self) -> Owner {
         Owner {
             serial: self.serial,
-            place: self.place(),
+            row: self.row(),
         }
     }
 
@@ -201,7 +272,8 @@ impl Inbound {
     /// Nothing of it can be disturbed when the channel is built anew: it has had no message yet, or pauses.
     pub(crate) fn is_quiet(&self, now_ns: u64) -> bool {
         let pauses = || now_ns.saturating_sub(self.progress.last_ns()) >= PAUSE_NS;
-        !self.lands || (self.is_idle() && (self.settled.delivered() == self.terms.first_message || pauses()))
+        !self.lands()
+            || (self.is_idle() && (self.settled.delivered() == self.terms.first_message || pauses()))
     }
 
     /// What its place is unused for; `None` while something lands there, or may.
@@ -221,14 +293,14 @@ impl Inbound {
         match self.order.front() {
             Some(message)
                 if message.slots.posted > message.slots.consumed
-                    || (!self.lands && message.slots.posted > 0)
+                    || (!self.lands() && message.slots.posted > 0)
                     || message.gaps.missing_ns.is_some()
                     || self.places.evidence().is_awaited(Some(message)) =>
             {
                 now_ns.saturating_sub(self.progress.last_ns())
             }
             // Others' packets used the entries that were posted for it, and it does not send what it may all the same.
-            Some(_) if self.lands && self.left() > 0 => self.told.unused_credit_ns(&self.progress, now_ns),
+            Some(_) if self.lands() && self.left() > 0 => self.told.unused_credit_ns(&self.progress, now_ns),
             _ => 0,
         }
     }
@@ -240,14 +312,15 @@ impl Inbound {
 
     /// Whether entries may be posted for more packets, memory permitting.
     pub(super) fn wants_entries(&self) -> bool {
-        self.lands && self.order.next().is_some()
+        self.lands() && self.order.next().is_some()
     }
 
     /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
     /// posted for it, credit alone. Asked while it is not its turn.
     pub(super) fn wants_turn(&self) -> bool {
-        let needs_credit =
-            self.lands && self.left() > 0 && serial::precedes(self.told.allowed, self.order.packets() as u32);
+        let needs_credit = self.lands()
+            && self.left() > 0
+            && serial::precedes(self.told.allowed, self.order.packets() as u32);
         !self.told.is_silent && (self.wants_entries() || needs_credit)
     }
 
@@ -276,9 +349,9 @@ impl Inbound {
         more_may_come: bool,
         now_ns: u64,
     ) -> Option<Remedy> {
-        let drained_ns = (!self.lands).then_some(entries.drained_ns);
+        let drained_ns = (!self.lands()).then_some(entries.drained_ns);
         self.care().believe_claim(drained_ns, now_ns);
-        match self.astray.passes_by().filter(|_| self.lands) {
+        match self.astray.passes_by().filter(|_| self.lands()) {
             Some(true) => return Some(Remedy::StopLanding),
             Some(false) if entries.outstanding() > 0 && !self.places.held().is_empty() => {
                 return Some(Remedy::Rebuild);
@@ -306,7 +379,7 @@ impl Inbound {
 
     /// From now on no entries are posted for it.
     pub(super) fn lands_no_more(&mut self) {
-        self.lands = false;
+        self.stand = Stand::Astray;
         // What lies where the digests are is known for each fragment that is copied.
         self.terms.caps.witness = true;
         (self.pace).bound(ONE_COPY_ON_THE_WAY.min(self.terms.limits.on_the_way.max(1)));
@@ -314,13 +387,16 @@ impl Inbound {
 
     /// Finds memory for messages, which may be written there at once, since nothing is posted.
     pub(super) fn take_memory(&mut self, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
-        if self.lands {
+        if self.lands() {
             return;
         }
         self.pace.confirm(self.progress.accepted());
         let mut has_more = false;
         while let Some(next) = self.order.next_mut() {
-            if next.slots.zone.is_none() && !memory.find(next, &self.terms, false, &mut self.may_take) {
+            let is_draining = self.stand == Stand::Draining;
+            if next.slots.zone.is_none()
+                && (is_draining || !memory.find(next, &self.terms, false, &mut self.may_take))
+            {
                 break;
             }
             // Of a session that was to land some may have: what it saved at windows' edges goes back (I5).
@@ -341,12 +417,12 @@ impl Inbound {
     }
     /// The gate may admit what is announced, now and when it has opened the session anew; nothing of a session that is astray.
     pub(crate) fn limit_messages(&self, queue: &mut impl RxQueue) {
-        if !self.terms.one_copy {
-            let end = match self.lands {
+        if self.is_admitted() {
+            let end = match self.lands() {
                 true => self.order.announced(),
                 false => self.order.unsettled_from(),
             };
-            queue.set_message_limit(u32::from(self.place()), end.wrapping_sub(1));
+            queue.set_message_limit(u32::from(self.row()), end.wrapping_sub(1));
         }
     }
 

@@ -25,8 +25,8 @@ impl Sessions {
         burst: &mut Burst,
         now_ns: u64,
     ) -> Result<(), Violation> {
-        let place = self.places.get_mut(usize::from(entry.session));
-        let Some(inbound) = place.and_then(Option::as_deref_mut) else {
+        let row = self.rows.get_mut(usize::from(entry.session));
+        let Some(inbound) = row.and_then(Option::as_deref_mut) else {
             // Its session was closed while it was on its way.
             self.used(aim, false, (start, len), entry, umem, burst)?;
             self.arrivals.stale += 1;

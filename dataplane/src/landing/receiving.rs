@@ -123,8 +123,8 @@ impl Sessions {
         self.entries.landed_ns = now_ns;
         // What the log vouched for is not shown after an error. What digests prove is.
         if result.is_ok() || !has_witness {
-            for place in self.taken() {
-                let inbound = self.at_mut(place);
+            for row in self.taken() {
+                let inbound = self.at_mut(row);
                 if let Some(inbound) = inbound.filter(|inbound| inbound.places.is_troubled()) {
                     inbound.care().settle_trouble(umem);
                 }
@@ -162,7 +162,7 @@ impl Sessions {
     /// The session that an entry was posted for, and where its message is there; `None`: settled.
     #[inline]
     pub(super) fn owner(&mut self, aim: &Aim) -> Option<(&mut Inbound, usize)> {
-        let inbound = self.places[usize::from(aim.owner.place)].as_deref_mut()?;
+        let inbound = self.rows[usize::from(aim.owner.row)].as_deref_mut()?;
         let at = (inbound.order.position_of(aim.number)).filter(|_| inbound.serial == aim.owner.serial)?;
         Some((inbound, at))
     }

@@ -15,7 +15,7 @@ use crate::port::RxQueue;
 
 /// What the fragments of a run have in common, and where the first of them stands.
 struct Run {
-    place: u8,
+    row: u8,
     number: u32,
     index: u32,
     frame_len: u16,
@@ -40,7 +40,7 @@ impl Run {
         let landed = (0..longest.min(aim.more + 1)).take_while(is_next).count() as u32;
         let first = LogEntry {
             sequence: self.received as u16,
-            session: self.place,
+            session: self.row,
             message: self.number,
             index: self.index,
             frame_len: self.frame_len,
@@ -73,7 +73,7 @@ impl Sessions {
             step,
             ..
         } = aim;
-        let Some(inbound) = self.places[usize::from(owner.place)].as_deref_mut() else {
+        let Some(inbound) = self.rows[usize::from(owner.row)].as_deref_mut() else {
             return 0;
         };
         let window = inbound.terms.window;
@@ -107,7 +107,7 @@ impl Sessions {
         // Of one length: a message's first and last fragment are at edges of windows.
         let frame_len = message.geometry.fragment(index).frame_len();
         let run = Run {
-            place: owner.place,
+            row: owner.row,
             number,
             index,
             frame_len,

@@ -6,8 +6,7 @@
 //! used. A packet that comes out of turn (a sender that slept over its credit) is placed by the log like any displaced one: a
 //! copy, and nothing else. With one session there is nothing to take turns with.
 
-use lm_protocol::geometry::Wire;
-use lm_protocol::landing::SessionAdmission;
+use lm_protocol::landing::{ROWS, SessionAdmission};
 use lm_protocol::serial;
 use lm_protocol::session::UNUSED_MAX;
 use lm_protocol::turns::Turns;
@@ -20,16 +19,12 @@ use super::entries::Entries;
 use super::inbound::Inbound;
 use super::posting::Posted;
 use super::repair::Remedy;
-use super::terms::ADMITTED;
 use super::zones::{Memory, share_of};
 use crate::arena::Arena;
 use crate::frames::FramePool;
 use crate::memory::Umem;
 use crate::port::{Caps, RxQueue};
 
-/// Sessions that a landing channel has place for: behind those that the gate admits are as many that come by the one-copy path, and behind
-/// them as many that gave their places up.
-pub(crate) const PLACES: u8 = 3 * ADMITTED;
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
@@ -40,7 +35,7 @@ const TURN_QUIET_NS: u64 = 1_000_000;
 /// A sender that leaves credit unused for so long, which is some naps of a busy host, keeps neither turns nor entries from others.
 const SILENT_NS: u64 = 20_000_000;
 
-/// Places that have a session, ascending.
+/// Rows that have a session, ascending.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken(u64);
 
@@ -49,34 +44,36 @@ impl Iterator for Taken {
 
     #[inline]
     fn next(&mut self) -> Option<u8> {
-        let place = self.0.trailing_zeros() as u8;
+        let row = self.0.trailing_zeros() as u8;
         self.0 &= self.0.wrapping_sub(1);
-        (place < PLACES).then_some(place)
+        (u32::from(row) < ROWS).then_some(row)
     }
 }
 
 /// The sessions of a landing channel.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    /// A bit for each place that has a session: every round looks at them several times.
+    /// A bit for each row that has a session: every round looks at them several times.
     present: u64,
-    /// A bit for each place whose session has no entries.
+    /// A bit for each row whose session the gate admits.
+    admitted: u64,
+    /// A bit for each row whose session has no entries.
     pub(super) without_entries: u64,
-    /// By place, which four bits of a session's key name, among those that the gate admits or behind them.
-    pub(super) places: [Option<Box<Inbound>>; PLACES as usize],
+    /// By row, which six bits of a session's key say.
+    pub(super) rows: [Option<Box<Inbound>>; ROWS as usize],
     pub(crate) entries: Entries,
     /// What came since it was last looked at.
     pub(crate) arrivals: ArrivalCounters,
     /// What the burst at hand brought into other fragments' slots.
     pub(super) displaced: Vec<Displaced>,
-    turns: Turns<{ PLACES as usize }>,
+    turns: Turns<{ ROWS as usize }>,
     /// Whose turn it is, and packets posted in it.
     turn: Option<u8>,
     turn_posted: u32,
     /// When it began.
     turn_ns: u64,
-    /// The place that was given last: one that was used long ago is quiet.
-    last_place: u8,
+    /// The row that was given last: one that was used long ago is quiet.
+    last_row: u8,
     serial: u32,
 }
 
@@ -86,8 +83,9 @@ impl Sessions {
     pub(crate) fn new(position: u64, entries_max: u32, caps: Caps, spare: Option<FramePool>) -> Sessions {
         Sessions {
             present: 0,
+            admitted: 0,
             without_entries: 0,
-            places: [const { None }; PLACES as usize],
+            rows: [const { None }; ROWS as usize],
             entries: Entries::new(position, entries_max, caps, spare),
             arrivals: ArrivalCounters::default(),
             displaced: Vec::new(),
@@ -95,19 +93,19 @@ impl Sessions {
             turn: None,
             turn_posted: 0,
             turn_ns: 0,
-            last_place: 0,
+            last_row: 0,
             serial: 0,
         }
     }
 
     /// All sessions.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Inbound> {
-        self.taken().filter_map(|place| self.at(place))
+        self.taken().filter_map(|row| self.at(row))
     }
 
     /// All sessions.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Inbound> {
-        self.places.iter_mut().filter_map(Option::as_deref_mut)
+        self.rows.iter_mut().filter_map(Option::as_deref_mut)
     }
 
     /// A peer that sends here.
@@ -115,7 +113,7 @@ impl Sessions {
         Some(self.iter().next()?.terms.peer.index)
     }
 
-    /// Places that have a session.
+    /// Rows that have a session.
     #[inline]
     pub(crate) fn taken(&self) -> Taken {
         Taken(self.present)
@@ -126,112 +124,129 @@ impl Sessions {
         self.present == 0
     }
 
-    /// Places of the sessions that the gate admits, ascending.
+    /// Rows of the sessions that the gate admits, ascending.
     #[inline]
     pub(crate) fn admitted(&self) -> Taken {
-        Taken(self.present & ((1 << ADMITTED) - 1))
+        Taken(self.admitted)
     }
 
     /// Whether the gate admits any session.
     #[inline]
     pub(crate) fn admits_any(&self) -> bool {
-        self.admitted().next().is_some()
+        self.admitted != 0
     }
 
     #[inline]
-    pub(crate) fn at(&self, place: u8) -> Option<&Inbound> {
-        self.places.get(usize::from(place))?.as_deref()
+    pub(crate) fn at(&self, row: u8) -> Option<&Inbound> {
+        self.rows.get(usize::from(row))?.as_deref()
     }
 
     #[inline]
-    pub(crate) fn at_mut(&mut self, place: u8) -> Option<&mut Inbound> {
-        self.places.get_mut(usize::from(place))?.as_deref_mut()
+    pub(crate) fn at_mut(&mut self, row: u8) -> Option<&mut Inbound> {
+        self.rows.get_mut(usize::from(row))?.as_deref_mut()
     }
 
     /// The session with this key.
     #[inline]
     pub(crate) fn with_key(&self, key: u64) -> Option<&Inbound> {
-        let place = SessionAdmission::place_of(key) as u8;
-        let is_it = |inbound: &&Inbound| inbound.terms.key == key;
-        let behind = |tier: u8| self.at(place + tier * ADMITTED).filter(is_it);
-        behind(0).or_else(|| behind(1)).or_else(|| behind(2))
+        let row = SessionAdmission::row_of(key) as u8;
+        self.at(row).filter(|inbound| inbound.terms.key == key)
     }
 
     /// The session with this key.
     #[inline]
     pub(crate) fn keyed(&mut self, key: u64) -> Option<&mut Inbound> {
-        let place = self.with_key(key)?.place();
-        self.at_mut(place)
+        let row = self.with_key(key)?.row();
+        self.at_mut(row)
     }
 
-    /// A place for one more session that comes by the one-copy path: four bits of its key say it.
-    pub(crate) fn free_one_copy_place(&self) -> Option<u8> {
-        (0..ADMITTED).find(|place| self.at(place + ADMITTED).is_none())
-    }
-
-    /// A place for one more session. IP fragments carry no key, so theirs can only be the first.
-    pub(crate) fn free_place(&self, ipfrag: bool) -> Option<u8> {
-        let free = |place: &u8| self.places[usize::from(*place)].is_none();
+    /// A row for one more session. IP fragments carry no key, so theirs can only be the first.
+    pub(crate) fn free_row(&self, ipfrag: bool) -> Option<u8> {
+        let free = |row: &u8| self.rows[usize::from(*row)].is_none();
         if ipfrag {
             return Some(0).filter(free);
         }
-        let in_turn = (1..=ADMITTED).map(|step| (self.last_place + step) % ADMITTED);
-        // The first is for those that can use no other, and whose place somebody gave up may not be able to do so again.
+        let mut in_turn = (1..=ROWS as u8).map(|step| (self.last_row + step) % ROWS as u8);
+        // The first is for those that can use no other.
         in_turn
-            .filter(|place| *place != 0)
-            .filter(free)
-            .min_by_key(|place| self.at(place + 2 * ADMITTED).is_some())
+            .find(|row| *row != 0 && free(row))
             .or(Some(0).filter(free))
     }
 
-    /// A session begins, at the place that its key says.
+    /// A session begins, in the row that its key says.
     pub(crate) fn insert(&mut self, mut inbound: Inbound) {
         self.serial = self.serial.wrapping_add(1);
         inbound.serial = self.serial;
-        if self.lands_apart(&inbound) {
+        if inbound.lands() && self.lands_apart(&inbound) {
             inbound.lands_no_more();
         }
-        let place = inbound.place();
-        if place < ADMITTED {
-            self.last_place = place;
-        }
-        self.turns.arrived(usize::from(place));
-        self.present |= 1 << place;
-        self.without_entries |= u64::from(!inbound.lands) << place;
-        self.places[usize::from(place)] = Some(Box::new(inbound));
+        let row = inbound.row();
+        self.last_row = row;
+        self.turns.arrived(usize::from(row));
+        self.present |= 1 << row;
+        self.admitted |= u64::from(inbound.is_admitted()) << row;
+        self.without_entries |= u64::from(!inbound.lands()) << row;
+        self.rows[usize::from(row)] = Some(Box::new(inbound));
     }
 
     /// A session ends.
-    pub(crate) fn remove(&mut self, place: u8) -> Option<Box<Inbound>> {
-        if self.turn == Some(place) {
+    pub(crate) fn remove(&mut self, row: u8) -> Option<Box<Inbound>> {
+        if self.turn == Some(row) {
             self.turn = None;
         }
-        self.present &= !(1 << place);
+        self.present &= !(1 << row);
+        self.admitted &= self.present;
         self.without_entries &= self.present;
-        self.places[usize::from(place)].take()
+        self.rows[usize::from(row)].take()
     }
 
-    /// The place of the session with this key, if the last one behind it is free: four bits of the key say both. IP fragments have no key.
-    pub(crate) fn may_leave(&self, key: u64) -> Option<u8> {
-        let inbound = self.with_key(key)?;
-        let (place, wire) = (inbound.place(), inbound.terms.layout.wire());
-        let may = place < ADMITTED && wire == Wire::Lm && self.at(place + 2 * ADMITTED).is_none();
-        may.then_some(place)
+    /// Whether the gate admits the session in a row.
+    pub(crate) fn is_admitted(&self, row: u8) -> bool {
+        self.admitted & 1 << row != 0
     }
 
-    /// Whether entries are posted for the session at `place`, or would be.
-    pub(crate) fn has_entries(&self, place: u8) -> bool {
-        self.at(place).is_some_and(|inbound| inbound.lands)
+    /// Rows of sessions for which no entries are posted.
+    pub(crate) fn without_entries(&self) -> Taken {
+        Taken(self.without_entries)
     }
 
-    /// The session at `place`, for which nothing is posted, goes on behind those that the gate admits.
-    pub(crate) fn leave(&mut self, place: u8) {
-        if let Some(mut inbound) = self.remove(place) {
-            (inbound.terms.one_copy, inbound.terms.is_aside) = (true, true);
-            let behind = inbound.place();
-            self.present |= 1 << behind;
-            self.without_entries |= 1 << behind;
-            self.places[usize::from(behind)] = Some(inbound);
+    /// Whether any session has a place.
+    pub(crate) fn has_places(&self) -> bool {
+        self.iter().any(Inbound::has_place)
+    }
+
+    /// Whether nothing of the session in a row is under way.
+    pub(crate) fn is_idle(&self, row: u8) -> bool {
+        self.at(row).is_some_and(Inbound::is_idle)
+    }
+
+    /// Whether entries are posted for the session in `row`, or would be.
+    pub(crate) fn has_entries(&self, row: u8) -> bool {
+        self.at(row).is_some_and(|inbound| inbound.lands())
+    }
+
+    /// The session in a row, for which nothing is posted, goes on without a place.
+    pub(crate) fn give_up_place(&mut self, row: u8) {
+        if let Some(inbound) = self.at_mut(row) {
+            inbound.give_up_place();
+            self.admitted &= !(1 << row);
+        }
+    }
+
+    /// The session in a row has its place, and goes on by the one-copy path all the same.
+    pub(crate) fn stay_out(&mut self, row: u8) {
+        if let Some(inbound) = self.at_mut(row) {
+            inbound.lands_no_more();
+            self.admitted |= 1 << row;
+        }
+    }
+
+    /// The gate is open to the session in a row, of which nothing is under way.
+    pub(crate) fn begin_landing(&mut self, row: u8, caps: Caps, now_ns: u64) {
+        if let Some(inbound) = self.at_mut(row) {
+            inbound.begin_landing(caps, now_ns);
+            self.admitted |= 1 << row;
+            self.without_entries &= !(1 << row);
         }
     }
 
@@ -240,7 +255,7 @@ impl Sessions {
         self.entries.outstanding() > 0
             && self
                 .iter()
-                .any(|inbound| inbound.lands && inbound.order.front().is_some())
+                .any(|inbound| inbound.lands() && inbound.order.front().is_some())
     }
 
     /// Whether fragments of announced messages are expected by the kernel's socket: all of a session's that does not land, repetitions, and
@@ -251,7 +266,7 @@ impl Sessions {
             |inbound: &Inbound| inbound.places.is_troubled() || inbound.progress.is_late(now_ns);
         self.iter().any(awaits_repairs)
             || Taken(self.without_entries)
-                .filter_map(|place| self.at(place))
+                .filter_map(|row| self.at(row))
                 .any(|inbound| inbound.order.front().is_some())
     }
 
@@ -272,21 +287,21 @@ impl Sessions {
         if self.entries.keeps_zones() {
             self.entries.free_quarantined(memory.arena);
         }
-        for place in Taken(self.without_entries) {
-            self.bound_memory(place, &memory);
-            if let Some(inbound) = self.at_mut(place) {
+        for row in Taken(self.without_entries) {
+            self.bound_memory(row, &memory);
+            if let Some(inbound) = self.at_mut(row) {
                 inbound.take_memory(&mut memory, umem, now_ns);
             }
         }
         let mut total = 0;
         // Whose turn it is may have no use for it: memory may be short, or its next entry may have to wait (I5).
-        for _ in 0..PLACES {
-            let Some(place) = self.whose_turn(now_ns) else {
+        for _ in 0..ROWS {
+            let Some(row) = self.whose_turn(now_ns) else {
                 break;
             };
-            let ahead = self.entries_for(place);
-            self.bound_memory(place, &memory);
-            let Some(inbound) = self.places[usize::from(place)].as_deref_mut() else {
+            let ahead = self.entries_for(row);
+            self.bound_memory(row, &memory);
+            let Some(inbound) = self.rows[usize::from(row)].as_deref_mut() else {
                 break;
             };
             inbound.pace.confirm(inbound.progress.accepted());
@@ -307,7 +322,7 @@ impl Sessions {
                 self.turn_posted = self.turn_posted.saturating_add(packets);
                 total += packets;
             }
-            if packets > 0 || !self.others_want(place) || !self.is_under_way(place) {
+            if packets > 0 || !self.others_want(row) || !self.is_under_way(row) {
                 break;
             }
             self.end_turn();
@@ -315,9 +330,9 @@ impl Sessions {
         total
     }
 
-    /// What messages of the session at `place` may take of landing memory: its address leaves something to others, if there are any.
-    fn bound_memory(&mut self, place: u8, memory: &Memory<'_>) {
-        let Some(inbound) = self.at(place) else { return };
+    /// What messages of the session in `row` may take of landing memory: its address leaves something to others, if there are any.
+    fn bound_memory(&mut self, row: u8, memory: &Memory<'_>) {
+        let Some(inbound) = self.at(row) else { return };
         let next = inbound.order.next().filter(|next| next.slots.zone.is_none());
         let Some((zone_len, _)) = next.map(|next| inbound.terms.zone_of(&next.geometry)) else {
             return;
@@ -335,49 +350,49 @@ impl Sessions {
             0 => share.max(zone_len),
             held => share.saturating_sub(held),
         };
-        if let Some(inbound) = self.at_mut(place) {
+        if let Some(inbound) = self.at_mut(row) {
             inbound.may_take = may_take;
         }
     }
 
-    /// Whether another session than the one at `place`, whose turn it is, has a use for a turn.
-    fn others_want(&self, place: u8) -> bool {
-        self.others(place).any(Inbound::wants_turn)
+    /// Whether another session than the one in `row`, whose turn it is, has a use for a turn.
+    fn others_want(&self, row: u8) -> bool {
+        self.others(row).any(Inbound::wants_turn)
     }
 
     /// A session that others wait for, although nothing comes of what it may send.
     pub(crate) fn holds_up(&self, now_ns: u64) -> Option<u8> {
         let is_stuck = |inbound: &&Inbound| {
-            inbound.lands
+            inbound.lands()
                 && inbound.stalled_ns(now_ns) > UNUSED_MAX.as_nanos() as u64
-                && self.others_want(inbound.place())
+                && self.others_want(inbound.row())
         };
-        self.iter().find(is_stuck).map(Inbound::place)
+        self.iter().find(is_stuck).map(Inbound::row)
     }
 
     /// Whether what the session's turn lets it send is on the way: all but a few packets have come, and the sender has begun
     /// with those since it was told of the last.
-    fn is_under_way(&self, place: u8) -> bool {
-        let Some(inbound) = self.at(place) else {
+    fn is_under_way(&self, row: u8) -> bool {
+        let Some(inbound) = self.at(row) else {
             return true;
         };
-        let limit = self.credit(place);
+        let limit = self.credit(row);
         let left = serial::distance(inbound.progress.accepted_packets(), limit);
         let told = inbound.told.packet_limit == limit;
         left <= 0 || (left <= OVERLAP && told && inbound.progress.last_ns() > inbound.told.limit_ns)
     }
 
-    /// The sessions but the one at `place`.
+    /// The sessions but the one in `row`.
     #[inline]
-    fn others(&self, place: u8) -> impl Iterator<Item = &Inbound> {
-        Taken(self.present & !(1 << place)).filter_map(|place| self.at(place))
+    fn others(&self, row: u8) -> impl Iterator<Item = &Inbound> {
+        Taken(self.present & !(1 << row)).filter_map(|row| self.at(row))
     }
 
     /// It is nobody's turn. Who had it may still send what entries are posted for.
     fn end_turn(&mut self) {
-        if let Some(place) = self.turn {
-            let limit = self.credit(place);
-            if let Some(inbound) = self.at_mut(place) {
+        if let Some(row) = self.turn {
+            let limit = self.credit(row);
+            if let Some(inbound) = self.at_mut(row) {
                 inbound.told.allowed = limit;
             }
         }
@@ -392,70 +407,69 @@ impl Sessions {
             return self.turn;
         }
         let has_others = self.present.count_ones() > 1;
-        for place in Taken(self.present) {
-            if let Some(inbound) = self.at_mut(place) {
+        for row in Taken(self.present) {
+            if let Some(inbound) = self.at_mut(row) {
                 let unused_ns = inbound.told.unused_credit_ns(&inbound.progress, now_ns);
                 inbound.told.is_silent = has_others && unused_ns > SILENT_NS;
             }
         }
-        if let Some(place) = self.turn {
-            if !self.others_want(place) {
-                return Some(place);
+        if let Some(row) = self.turn {
+            if !self.others_want(row) {
+                return Some(row);
             }
             let is_quiet = now_ns.saturating_sub(self.entries.landed_ns.max(self.turn_ns)) >= TURN_QUIET_NS;
-            let goes_on =
-                self.turn_posted < TURN_PACKETS && self.at(place).is_some_and(Inbound::wants_entries);
+            let goes_on = self.turn_posted < TURN_PACKETS && self.at(row).is_some_and(Inbound::wants_entries);
             if !is_quiet && goes_on {
-                return Some(place);
+                return Some(row);
             }
-            if !is_quiet && !self.is_under_way(place) {
+            if !is_quiet && !self.is_under_way(row) {
                 // Nothing more for this one, and nothing yet for the next.
                 return None;
             }
             self.end_turn();
         }
-        let waiting = (self.places.iter().enumerate())
-            .filter_map(|(place, inbound)| Some((place, inbound.as_deref()?)))
+        let waiting = (self.rows.iter().enumerate())
+            .filter_map(|(row, inbound)| Some((row, inbound.as_deref()?)))
             .filter(|(_, inbound)| inbound.wants_turn())
-            .map(|(place, inbound)| (place, inbound.left()));
+            .map(|(row, inbound)| (row, inbound.left()));
         let next = self.turns.next(waiting)? as u8;
         self.turn = Some(next);
         (self.turn_posted, self.turn_ns) = (0, now_ns);
         Some(next)
     }
 
-    /// Unused entries that packets of the session at `place` will meet: all but as many as the others may still send, if they do.
-    fn entries_for(&self, place: u8) -> u32 {
+    /// Unused entries that packets of the session in `row` will meet: all but as many as the others may still send, if they do.
+    fn entries_for(&self, row: u8) -> u32 {
         let expected = |inbound: &Inbound| {
             serial::distance(inbound.progress.accepted_packets(), inbound.told.allowed).max(0)
         };
         let theirs: i32 = (self
-            .others(place)
-            .filter(|inbound| inbound.lands && !inbound.told.is_silent))
+            .others(row)
+            .filter(|inbound| inbound.lands() && !inbound.told.is_silent))
         .map(expected)
         .sum();
         self.entries.outstanding().saturating_sub(theirs as u32)
     }
 
-    /// How many packets the sender at `place` may have sent (cumulative, mod 2^32): as many as entries are posted for, and
+    /// How many packets the sender in `row` may have sent (cumulative, mod 2^32): as many as entries are posted for, and
     /// not more on the way than the path can hold; nothing new when it is not its turn.
-    pub(crate) fn credit(&self, place: u8) -> u32 {
-        let Some(inbound) = self.at(place) else { return 0 };
+    pub(crate) fn credit(&self, row: u8) -> u32 {
+        let Some(inbound) = self.at(row) else { return 0 };
         let accepted = inbound.progress.accepted_packets();
         let provided = inbound
             .order
             .provided()
             .saturating_sub(inbound.progress.accepted());
         let on_the_way = u64::from(inbound.pace.on_the_way());
-        if !inbound.lands {
+        if !inbound.lands() {
             return accepted.wrapping_add(provided.min(on_the_way) as u32);
         }
-        if self.turn != Some(place) {
+        if self.turn != Some(row) {
             return inbound.told.allowed;
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
-        let entries = u64::from(self.entries_for(place));
+        let entries = u64::from(self.entries_for(row));
         let ahead = match self.entries.caps.witness {
             true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
@@ -482,33 +496,33 @@ impl Sessions {
     }
 
     /// Whether [`watch`](Sessions::watch) and requests have anything to do.
-    pub(crate) fn needs_care(&self, place: u8) -> bool {
-        self.entries.keeps_zones() || self.at(place).is_some_and(Inbound::needs_care)
+    pub(crate) fn needs_care(&self, row: u8) -> bool {
+        self.entries.keeps_zones() || self.at(row).is_some_and(Inbound::needs_care)
     }
 
-    /// What time brings to the session at `place`: losses at the end of what was sent, messages to be given up, or shown without
+    /// What time brings to the session in `row`: losses at the end of what was sent, messages to be given up, or shown without
     /// waiting for more.
-    pub(crate) fn watch(&mut self, place: u8, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
-        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+    pub(crate) fn watch(&mut self, row: u8, arena: &mut Arena, umem: &Umem, now_ns: u64) -> Option<Remedy> {
+        let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         let owner = inbound.owner();
         if (inbound.care()).skip_unposted(owner, &mut self.entries, now_ns) {
             self.pass_skipped(umem);
         }
-        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+        let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         let front = inbound.order.front();
         let waits_for_memory = front.is_some_and(|front| front.slots.zone.is_none());
         let more_may_come = waits_for_memory && self.more_may_come();
-        let inbound = self.places[usize::from(place)].as_deref_mut()?;
+        let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         inbound.watch(&mut self.entries, arena, umem, more_may_come, now_ns)
     }
 
     /// Whether some sender has credit that it has not used, for messages that are announced.
     fn more_may_come(&self) -> bool {
-        self.taken().any(|place| {
-            self.at(place)
-                .filter(|inbound| inbound.lands)
+        self.taken().any(|row| {
+            self.at(row)
+                .filter(|inbound| inbound.lands())
                 .is_some_and(|inbound| {
-                    let limit = serial::later(inbound.told.packet_limit, self.credit(place));
+                    let limit = serial::later(inbound.told.packet_limit, self.credit(row));
                     inbound.left() > 0 && serial::precedes(inbound.progress.accepted_packets(), limit)
                 })
         })
@@ -540,10 +554,10 @@ impl Sessions {
         discarded
     }
 
-    /// The session at `place` is astray. The channel was built anew a moment ago: nothing is posted in its zones.
-    pub(crate) fn stop_landing(&mut self, place: u8, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
-        self.without_entries |= 1 << place;
-        let Some(inbound) = self.at_mut(place) else { return };
+    /// The session in `row` is astray. The channel was built anew a moment ago: nothing is posted in its zones.
+    pub(crate) fn stop_landing(&mut self, row: u8, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
+        self.without_entries |= 1 << row;
+        let Some(inbound) = self.at_mut(row) else { return };
         inbound.lands_no_more();
         inbound.take_memory(memory, umem, now_ns);
     }
@@ -551,10 +565,10 @@ impl Sessions {
     /// Packets of a new session must not meet the entries of sessions with shorter ones, nor theirs its own: after a loss, what is longer than
     /// its slot would lie on the fragment above, which may have been verified already (I1). Where packets may take several frames the gate sees
     /// to that, and in zero-copy mode everything is verified at the end.
-    pub(super) fn lands_apart(&self, inbound: &Inbound) -> bool {
-        let (terms, len) = (&inbound.terms, inbound.terms.layout.max_frame_len());
-        let is_other = |other: &Inbound| other.lands && other.terms.layout.max_frame_len() != len;
-        let is_guarded = terms.caps.capacity > 0 || !terms.caps.witness;
-        inbound.lands && !is_guarded && self.iter().any(is_other)
+    pub(crate) fn lands_apart(&self, inbound: &Inbound) -> bool {
+        let (caps, len) = (self.entries.caps, inbound.terms.layout.max_frame_len());
+        let is_other = |other: &Inbound| other.lands() && other.terms.layout.max_frame_len() != len;
+        let is_guarded = caps.capacity > 0 || !caps.witness;
+        !is_guarded && self.iter().any(is_other)
     }
 }

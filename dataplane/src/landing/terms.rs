@@ -3,16 +3,13 @@
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::integrity::Integrity;
-use lm_protocol::landing::{self, SessionAdmission};
+use lm_protocol::landing::SessionAdmission;
 use lm_protocol::window::WindowShape;
 use lm_protocol::zone::{ZoneShape, frames_of};
 
 use crate::completion::PeerId;
 use crate::memory::PACKET_HEADROOM;
 use crate::port::Caps;
-
-/// Sessions that the gate has place for.
-pub(super) const ADMITTED: u8 = landing::PLACES as u8;
 
 /// What the session's sender agreed to.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +29,6 @@ pub(crate) struct InboundTerms {
     pub(crate) in_order: bool,
     /// Whether the sender sends digests.
     pub(crate) integrity: Integrity,
-    /// The gate does not admit it: all fragments come by the kernel's socket, and no entries are posted for them.
-    pub(crate) one_copy: bool,
-    /// It did once, and the session gave its place up.
-    pub(crate) is_aside: bool,
     /// What the gate was told, to tell it again when the channel is built anew.
     pub(crate) admission: SessionAdmission,
 }
@@ -51,6 +44,13 @@ pub(crate) struct Limits {
     pub(crate) posted_max: u32,
     /// Landing memory that messages of its address may take, in bytes.
     pub(crate) memory_max: u64,
+}
+
+impl Limits {
+    /// Packets that the sender of a session that lands may have on the way.
+    pub(super) fn packets_landing(&self) -> u32 {
+        self.on_the_way.clamp(1, self.posted_max.max(1))
+    }
 }
 
 impl InboundTerms {
@@ -82,6 +82,12 @@ impl InboundTerms {
         (shape.total_len(), shape.message_start())
     }
 
+    /// Bytes of memory that its longest message takes.
+    pub(crate) fn zone_len_max(&self) -> u64 {
+        let longest = self.layout.session_message(self.limits.max_message_len);
+        longest.map_or(0, |geometry| self.zone_of(&geometry).0)
+    }
+
     /// By how many bytes a message's first fragment has a longer header than others: 8 with IP fragments, else 0.
     pub(super) fn skew(&self) -> u32 {
         u32::from(self.layout.payload_len() - self.layout.first_payload_len())
@@ -93,14 +99,8 @@ impl InboundTerms {
         self.delivery == Delivery::Unreliable && self.caps.witness
     }
 
-    /// The session's place on its channel: four bits of its key say it to the gate.
-    pub(super) fn place(&self) -> u8 {
-        let tier = u8::from(self.one_copy) + u8::from(self.is_aside);
-        self.admission.place() as u8 + tier * ADMITTED
-    }
-
-    /// Whether it was granted to land, by a daemon if there is one; else the endpoint granted it by the one-copy path.
-    pub(crate) fn was_to_land(&self) -> bool {
-        !self.one_copy || self.is_aside
+    /// The session's row on its channel: six bits of its key say it.
+    pub(super) fn row(&self) -> u8 {
+        self.admission.row() as u8
     }
 }

@@ -43,8 +43,8 @@ impl Sessions {
         now_ns: u64,
     ) {
         // The queue carries one session.
-        let place = self.admitted().next();
-        let Some(inbound) = place.and_then(|place| self.at_mut(place)) else {
+        let row = self.admitted().next();
+        let Some(inbound) = row.and_then(|row| self.at_mut(row)) else {
             self.arrivals.stale += 1;
             if aim.spare {
                 self.entries.put_spare(start);

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use lm_cards::{Probe, chunk_len_for};
 use lm_protocol::admission::ClusterKey;
-use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
 use lm_protocol::session::Permit;
@@ -139,11 +138,6 @@ pub(crate) fn sender_id(host: usize, integrity: Integrity) -> u64 {
 
 pub(crate) fn data_address(host: usize) -> SocketAddrV4 {
     SocketAddrV4::new(ip(host), PORT)
-}
-
-/// Whether the asker was told that the receiver is busy.
-pub(crate) fn is_busy(connected: &Result<PeerId, ConnectError>) -> bool {
-    matches!(connected, Err(ConnectError::Rejected { reason, .. }) if *reason == RejectReason::Busy)
 }
 
 /// What an application of the bed's asks for.

@@ -321,6 +321,7 @@ fn limits_from_the_other_side_of_the_circle_are_refused() {
                 packet_limit: by,
                 delivered: 1,
                 announced: 1,
+                lands: true,
             },
             LmHeader::EagerAck {
                 sender_id: sender_id(0, Integrity::Manifest),

@@ -439,6 +439,7 @@ fn a_corrupt_address_does_not_pass() {
         packet_limit: 200,
         delivered: 1,
         announced: 1,
+        lands: true,
     };
     let mut addressing = bed.hosts[1].addressing_to(data_address(0), simnic::mac_of(IPS[0]));
     let right = lm_packet(&addressing, &header, &[]);

@@ -6,7 +6,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::Outcome;
-use crate::config::{ConnectOptions, Start};
+use crate::config::ConnectOptions;
 use crate::error::ConnectError;
 
 const LEN: usize = 100_000;
@@ -21,7 +21,6 @@ fn bed(keys: [Option<u8>; 2]) -> Bed {
 fn options() -> ConnectOptions {
     ConnectOptions {
         max_message_len: LEN as u64,
-        start: Start::WhenGranted,
         timeout: Duration::from_secs(1),
         ..ConnectOptions::default()
     }

@@ -2,6 +2,7 @@
 
 mod acknowledgements;
 mod allocations;
+mod aside;
 mod astray;
 mod bed;
 mod beside;
@@ -22,7 +23,6 @@ mod keyed;
 mod loopback;
 mod one_copy;
 mod other_version;
-mod pending;
 mod rate;
 mod real_time;
 mod resilience;

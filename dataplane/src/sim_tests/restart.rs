@@ -8,7 +8,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::config::{ConnectOptions, Start};
+use crate::config::ConnectOptions;
 use crate::error::ConnectError;
 
 const LEN: usize = 300_000;
@@ -39,7 +39,6 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     bed.hosts[0].told.completions().clear();
     let options = ConnectOptions {
         max_message_len: LEN as u64,
-        start: Start::WhenGranted,
         timeout: Duration::from_secs(1),
         ..ConnectOptions::default()
     };

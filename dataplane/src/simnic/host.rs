@@ -396,8 +396,8 @@ impl Port for SimNic {
         Ok(())
     }
 
-    fn revoke(&mut self, queue: u32, place: u32) -> Result<(), PortError> {
-        self.host().gate.close_session(queue, place);
+    fn revoke(&mut self, queue: u32, row: u32) -> Result<(), PortError> {
+        self.host().gate.close_session(queue, row);
         Ok(())
     }
 
@@ -420,7 +420,7 @@ impl Port for SimNic {
                 let others = elsewhere.iter().filter(|other| other.ip() != from.ip());
                 host.away = others.map(|other| (queue, *other.ip())).collect();
             }
-            Steer::Landing { .. } | Steer::General { .. } => {}
+            Steer::Landing { .. } | Steer::General { .. } | Steer::Later => {}
             Steer::Nothing => host.away.append(&mut host.led),
         }
         Ok(None)

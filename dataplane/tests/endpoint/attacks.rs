@@ -14,7 +14,7 @@ use lm_dataplane::{ConnectError, ConnectOptions, EndpointConfig, Outcome, RecvEr
 use lm_protocol::control::{ControlMessage, End, MAX_CONTROL_LEN, Proof, RejectReason, Request};
 use lm_protocol::geometry::{LinkShape, Wire};
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer};
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer, parse_datagram};
 
 use crate::harness::{
     B, Flag, PATIENCE, PORT, Switched, assert_delivered, check, config_a, config_b, content, open, send,
@@ -143,6 +143,7 @@ fn request(data_port: u16, sender_id: u64, request_id: u32) -> Vec<u8> {
         capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
+        lands: true,
     });
     let mut bytes = [0; MAX_CONTROL_LEN];
     let len = message.encode(request_id, &mut bytes);
@@ -511,36 +512,45 @@ fn forged_requests_hold_no_place() {
 /// Whoever keeps places without sending anything: real addresses that answer challenges and repeat their requests.
 struct Claimants {
     sockets: Vec<(UdpSocket, u64)>,
-    /// Their data ports, where each is to announce a message, of which it sends nothing.
+    /// Their data ports.
     data: Vec<UdpSocket>,
+    /// Each announces a message, of which it sends nothing.
+    announces: bool,
 }
 
 impl Claimants {
     /// So many sockets at one address of the third host, each of which asks for a session of its own.
     fn new(ip: Ipv4Addr, count: u16) -> Claimants {
-        let claim = |n: u16| {
-            let socket = UdpSocket::bind((ip, 8001 + 2 * n)).expect("a socket");
-            socket.connect((*B.ip(), PORT + 1)).expect("a route");
+        let bind = |port: u16| {
+            let socket = UdpSocket::bind((ip, port)).expect("a socket");
             socket.set_nonblocking(true).expect("a socket");
+            socket
+        };
+        let claim = |n: u16| {
+            let socket = bind(8001 + 2 * n);
+            socket.connect((*B.ip(), PORT + 1)).expect("a route");
             (socket, (u64::from(u32::from(ip)) << 32 | u64::from(n) << 16) | 1)
         };
         Claimants {
             sockets: (0..count).map(claim).collect(),
-            data: Vec::new(),
+            data: (0..count).map(|n| bind(8000 + 2 * n)).collect(),
+            announces: false,
         }
     }
 
     /// The same, who announce messages as well.
     fn announcing(ip: Ipv4Addr, count: u16) -> Claimants {
-        let bind = |n: u16| UdpSocket::bind((ip, 8000 + 2 * n)).expect("a socket");
         Claimants {
-            data: (0..count).map(bind).collect(),
+            announces: true,
             ..Claimants::new(ip, count)
         }
     }
 
     fn announce(&self, n: usize, session_key: u64) {
-        let Some(data) = self.data.get(n) else { return };
+        if !self.announces {
+            return;
+        }
+        let data = &self.data[n];
         let header = LmHeader::Announce {
             session_key,
             first: 0,
@@ -602,7 +612,7 @@ impl Claimants {
                     }
                     Ok((_, ControlMessage::Grant(grant))) => {
                         self.announce(n, grant.session_key);
-                        held[n] = Some(grant.session_key);
+                        held[n] = Some((grant.session_key, grant.lands));
                         break;
                     }
                     // Of a place that it had before.
@@ -611,16 +621,41 @@ impl Claimants {
                 }
             }
         }
-        // What one gave up and another got meanwhile: the first was told before the other.
-        for (held, (socket, _)) in held.iter_mut().zip(&self.sockets) {
-            let mut bytes = [0; 512];
-            while let Ok(len) = socket.recv(&mut bytes) {
-                if let Ok((_, ControlMessage::Ended(ended))) = ControlMessage::parse(&bytes[..len]) {
-                    held.take_if(|key| *key == ended.session_key);
-                }
+        // A place that passed from one to another meanwhile is the other's: what both are told comes within moments.
+        let counted = [true, false].map(|gains| {
+            for (n, held) in held.iter_mut().enumerate() {
+                self.hear(n, held, gains);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            held.iter().flatten().filter(|(_, lands)| *lands).count()
+        });
+        counted[1]
+    }
+
+    /// What the receiver tells of the session of number `n`.
+    fn hear(&self, n: usize, held: &mut Option<(u64, bool)>, gains: bool) {
+        let mut bytes = [0; 512];
+        while let Ok(len) = self.data[n].recv(&mut bytes) {
+            let Ok((
+                LmHeader::Credit {
+                    session_key, lands, ..
+                },
+                _,
+            )) = parse_datagram(&bytes[..len])
+            else {
+                continue;
+            };
+            if let Some((key, held)) = held
+                && *key == session_key
+            {
+                *held = lands && (gains || *held);
             }
         }
-        held.iter().flatten().count()
+        while let Ok(len) = self.sockets[n].0.recv(&mut bytes) {
+            if let Ok((_, ControlMessage::Ended(ended))) = ControlMessage::parse(&bytes[..len]) {
+                held.take_if(|(key, _)| *key == ended.session_key);
+            }
+        }
     }
 }
 
@@ -637,7 +672,7 @@ fn unused_places_go_to_whoever_waits() {
         let peer = a.connect(B, &up_to(100_000)).unwrap();
         let first = send(&mut a, peer, 0, &content(0, 100_000));
         assert_delivered(&settle(&mut a), &[(first, 0, 100_000)]);
-        assert_eq!(a.counters().sessions_changed_over, 0);
+        assert_eq!(a.lands(peer), Some(true));
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let attacker = scope.spawn(|| {
@@ -654,12 +689,10 @@ fn unused_places_go_to_whoever_waits() {
             });
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 // Half of the places each and all but our own: ours goes when it was unused for longest.
-                wait_until(&mut a, "our place is taken", |a| a.counters().sessions_lost == 1);
+                wait_until(&mut a, "our place is taken", |a| a.lands(peer) == Some(false));
                 let second = send(&mut a, peer, 1, &content(1, 100_000));
                 assert_delivered(&settle(&mut a), &[(second, 1, 100_000)]);
-                wait_until(&mut a, "messages land again", |a| {
-                    a.counters().sessions_changed_over == 1 || a.counters().messages_one_copy == 0
-                });
+                wait_until(&mut a, "messages land again", |a| a.lands(peer) == Some(true));
                 let third = send(&mut a, peer, 2, &content(2, 100_000));
                 assert_delivered(&settle(&mut a), &[(third, 2, 100_000)]);
             }));
@@ -791,14 +824,9 @@ fn a_place_whose_message_does_not_come_goes_to_whoever_waits() {
         }
         assert_delivered(&settle(&mut a), &[(first, 2, LEN)]);
         claimants.iter().for_each(Claimants::leave);
-        wait_until(&mut a, "its session has ended", |a| {
-            a.counters().sessions_lost == 1
-        });
         let second = send(&mut a, peer, 3, &content(3, LEN));
         assert_delivered(&settle(&mut a), &[(second, 3, LEN)]);
-        wait_until(&mut a, "it lands again", |a| {
-            a.counters().sessions_changed_over == 1 || a.counters().messages_one_copy == 0
-        });
+        wait_until(&mut a, "it lands again", |a| a.lands(peer) == Some(true));
         let before = a.counters().messages_one_copy;
         let third = send(&mut a, peer, 4, &content(4, LEN));
         assert_delivered(&settle(&mut a), &[(third, 4, LEN)]);
@@ -809,11 +837,8 @@ fn a_place_whose_message_does_not_come_goes_to_whoever_waits() {
         held.wait();
         let begun = Instant::now();
         let mut a = open(&patient(config_a()));
-        let options = ConnectOptions {
-            timeout: Duration::from_secs(12),
-            ..up_to(LEN)
-        };
-        let peer = a.connect(B, &options).unwrap();
+        let peer = a.connect(B, &up_to(LEN)).unwrap();
+        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
         let token = send(&mut a, peer, 1, &content(1, LEN));
         assert_delivered(&settle(&mut a), &[(token, 1, LEN)]);
         assert_eq!(a.counters().messages_one_copy, 0);
@@ -876,11 +901,8 @@ fn repeated_announcements_keep_no_place() {
     let wait_for_a_place = || {
         held.wait();
         let mut a = open(&config_a());
-        let options = ConnectOptions {
-            timeout: Duration::from_secs(12),
-            ..up_to(LEN)
-        };
-        let peer = a.connect(B, &options).unwrap();
+        let peer = a.connect(B, &up_to(LEN)).unwrap();
+        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
         placed.set();
         left.wait();
         let token = send(&mut a, peer, 1, &content(1, LEN));

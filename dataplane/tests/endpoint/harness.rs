@@ -296,7 +296,6 @@ pub fn config_b() -> EndpointConfig {
 pub fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {
         max_message_len: len,
-        start: lm_dataplane::Start::WhenGranted,
         timeout: PATIENCE / 2,
         ..ConnectOptions::default()
     }

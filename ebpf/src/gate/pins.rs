@@ -141,7 +141,7 @@ impl Gate {
     }
 
     /// Takes over the gate that an earlier process attached to the interface and pinned in `dir`. Its sessions are open still
-    /// ([`Gate::open_sessions`]); roles and ports are as they were. Every place without an open session counts as closing, and a
+    /// ([`Gate::open_sessions`]); roles and ports are as they were. Every row without an open session counts as closing, and a
     /// queue without a role as left by its program: a CPU may be inside the gate with what the earlier process closed last.
     ///
     /// `None`: there is none, or it cannot be used any more (its interface is gone, it was loaded with another configuration or by
@@ -229,8 +229,8 @@ impl Gate {
         // Who made it said so by its type; asked here, because nobody uses it as one.
         ArrayOfMaps::<MapData, LogArray>::try_from(map(&gate.maps[3])?).map_err(other)?;
         for queue in 0..QUEUES {
-            let open = (0..SESSIONS).filter(|&place| gate.is_open(queue, place));
-            gate.closing[queue as usize] = !open.fold(0, |places, place| places | 1u16 << place);
+            let open = (0..SESSIONS).filter(|&row| gate.is_open(queue, row));
+            gate.closing[queue as usize] = !open.fold(0, |rows, row| rows | 1u64 << row);
             let path = log_path(dir, queue);
             if gate.role(queue) != 0 || path.exists() {
                 let data = MapData::from_fd(sys::open_pin(&path)?).map_err(other)?;

@@ -29,7 +29,7 @@ pub(super) struct Progress {
 #[must_use = "the queue stays as it is until `Gate::finish_quiesce`"]
 pub struct Quiesce {
     queue: u32,
-    places: u16,
+    rows: u64,
     logs: OwnedFd,
     log: OwnedFd,
     new: Option<LogArray>,
@@ -39,7 +39,7 @@ pub struct Quiesce {
 #[must_use = "the queue stays as it is until `Gate::finish_quiesce`"]
 pub struct Quiet {
     queue: u32,
-    places: u16,
+    rows: u64,
     new: Option<LogArray>,
 }
 
@@ -73,14 +73,14 @@ impl Quiesce {
         sys::update_map(self.logs.as_fd(), self.queue, self.log.as_raw_fd() as u32)?;
         Ok(Quiet {
             queue: self.queue,
-            places: self.places,
+            rows: self.rows,
             new: self.new,
         })
     }
 }
 
 impl Gate {
-    /// Begins what [`Gate::quiesce`] does, so that another thread can wait: for the places of `queue` that are closed by now, and
+    /// Begins what [`Gate::quiesce`] does, so that another thread can wait: for the rows of `queue` that are closed by now, and
     /// where its program left the queue ([`Gate::vacate`]) or it never had a log, for a new one. One at a time for a queue.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Gate {
             .try_clone_to_owned()?;
         let quiesce = Quiesce {
             queue,
-            places: self.closing[queue as usize],
+            rows: self.closing[queue as usize],
             logs: self.logs_fd.try_clone()?,
             log,
             new,
@@ -114,14 +114,14 @@ impl Gate {
         Ok(quiesce)
     }
 
-    /// The places may be used again, and the queue has its new log, if it was to have one.
+    /// The rows may be used again, and the queue has its new log, if it was to have one.
     ///
     /// # Errors
     /// The new log cannot be pinned; everything else is done then.
     pub fn finish_quiesce(&mut self, quiet: Quiet) -> Result<(), GateError> {
         let queue = quiet.queue;
         self.progress.waiting &= !(1 << queue);
-        self.closing[queue as usize] &= !quiet.places;
+        self.closing[queue as usize] &= !quiet.rows;
         if let Some(log) = quiet.new {
             // Positions of a log begin at 0. Relaxed: the queue has no role, and no CPU is inside the gate with an old one.
             let accepted = channel_offset(queue) + offset_of!(ChannelRow, accepted);
@@ -157,7 +157,7 @@ impl Gate {
     /// [`GateError::NoQueue`], or a map that cannot be changed.
     pub fn vacate(&mut self, queue: u32) -> Result<(), GateError> {
         check(queue)?;
-        (0..SESSIONS).try_for_each(|place| self.close_session(queue, place))?;
+        (0..SESSIONS).try_for_each(|row| self.close_session(queue, row))?;
         self.store_role(queue, Role::None);
         self.progress.vacated |= 1 << queue;
         self.set_data_port(queue, 0)?;

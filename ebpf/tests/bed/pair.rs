@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use lm_ebpf::model::ModelGate;
 use lm_ebpf::{Gate, GateConfig, Log, Role, Verdict};
 use lm_protocol::geometry::Wire;
-use lm_protocol::landing::{PLACES, SessionAdmission};
+use lm_protocol::landing::{ROWS, SessionAdmission};
 
 use super::packet::{CONTROL_PORT, DATA_PORT, KEY, LOCAL, PEER, PEER_PORT};
 use super::{bare_xsk, ifindex, ip};
@@ -105,15 +105,15 @@ impl Pair {
 
     /// Closes every session of the landing queue.
     pub(crate) fn close(&mut self) {
-        for place in 0..PLACES {
-            self.gate.close_session(LANDING, place).expect("close");
-            self.model.close_session(LANDING, place);
+        for row in 0..ROWS {
+            self.gate.close_session(LANDING, row).expect("close");
+            self.model.close_session(LANDING, row);
         }
     }
 
     pub(crate) fn limit(&mut self, session: &SessionAdmission, message: u32) {
-        self.log.set_message_limit(session.place(), message);
-        self.model_log.set_message_limit(session.place(), message);
+        self.log.set_message_limit(session.row(), message);
+        self.model_log.set_message_limit(session.row(), message);
     }
 
     pub(crate) fn post(&mut self, position: u64) {

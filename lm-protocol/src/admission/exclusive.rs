@@ -7,7 +7,7 @@ use super::node::Node;
 use super::voter::{PROMISE, TENURE, Voter};
 use super::{Action, Local};
 use crate::control::{ControlMessage, RejectReason, Request};
-use crate::session::Refusal;
+use crate::session::{Refusal, Session};
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -159,21 +159,29 @@ impl Node {
         let Some(receiver) = self.receivers.get_mut(&port) else {
             return;
         };
-        let message = ControlMessage::Request(*request);
-        receiver.grantor.expire(now, local.landing);
-        if receiver.grantor.is_decided(from, request_id, request) {
-            let reply = receiver
-                .grantor
-                .handle(from, request_id, &message, now, local.policy, local.landing);
-            if let Some(message) = reply {
-                self.transmit(from, port, &Message::Session { request_id, message }, out);
-            }
-            return;
-        }
         let Some(exclusive) = &mut self.exclusive else {
             return;
         };
+        receiver.grantor.expire(now, local.landing);
+        let session = receiver.grantor.session_of(from, request_id, request);
+        let needs_place = request.lands && session.is_none_or(|session| !session.has_place());
+        let is_late = session.is_none() && receiver.grantor.is_decided(from, request_id, request);
+        let wanted = Wanted {
+            from,
+            port,
+            request_id,
+            request: *request,
+        };
         let refused = match &exclusive.state {
+            _ if is_late || !needs_place => {
+                let is_active = matches!(exclusive.state, State::Active { .. });
+                let mut replies = Vec::new();
+                match session.is_none() && is_active {
+                    true => return self.refuse(now, &wanted, Refusal::busy(RETRY), local, out),
+                    false => receiver.request(now, from, request_id, request, local, &mut replies),
+                }
+                return self.reply(port, replies, out);
+            }
             // The same request again: its answer comes with the claim's.
             State::Claiming { wanted, .. } if wanted.from == from && wanted.request_id == request_id => {
                 return;
@@ -183,21 +191,40 @@ impl Node {
             State::Idle => refusal(from, request_id, request, local),
         };
         if let Err(refusal) = refused {
-            let message = refusal.to_message();
-            self.transmit(from, port, &Message::Session { request_id, message }, out);
-            return;
+            return self.refuse(now, &wanted, refusal, local, out);
         }
         self.last_number += 1;
         exclusive.release = None;
         exclusive.state = State::Claiming {
             claim: Claim::new(self.last_number, exclusive.voters.len(), now, false),
-            wanted: Wanted {
-                from,
-                port,
-                request_id,
-                request: *request,
-            },
+            wanted,
         };
+    }
+
+    /// There is no place for a request: the session that it has already goes on without.
+    fn refuse(
+        &mut self,
+        now: Time,
+        wanted: &Wanted,
+        refusal: Refusal,
+        local: &mut Local<'_>,
+        out: &mut Vec<Action>,
+    ) {
+        let &Wanted {
+            from,
+            port,
+            request_id,
+            ref request,
+        } = wanted;
+        let receiver = self.receivers.get_mut(&port);
+        let session =
+            receiver.filter(|receiver| (receiver.grantor.session_of(from, request_id, request)).is_some());
+        let message = session.and_then(|receiver| {
+            let message = ControlMessage::Request(*request);
+            (receiver.grantor).handle(from, request_id, &message, now, local.policy, local.landing)
+        });
+        let message = message.unwrap_or_else(|| refusal.to_message());
+        self.transmit(from, port, &Message::Session { request_id, message }, out);
     }
 
     /// LM_APPEND_ADDR as a question.
@@ -280,18 +307,11 @@ impl Node {
                             true => RejectReason::Busy,
                             false => RejectReason::NoQuorum,
                         };
-                        let message = Refusal {
+                        let refusal = Refusal {
                             reason,
                             ..Refusal::busy(RETRY)
-                        }
-                        .to_message();
-                        let request_id = wanted.request_id;
-                        self.transmit(
-                            wanted.from,
-                            wanted.port,
-                            &Message::Session { request_id, message },
-                            out,
-                        );
+                        };
+                        self.refuse(now, &wanted, refusal, local, out);
                         exclusive.release = Some(Release::new(self.last_number, exclusive.voters.len(), now));
                         State::Idle
                     }
@@ -356,12 +376,16 @@ impl Node {
         let message = ControlMessage::Request(request);
         local.landing.active_until(until);
         let reply = self.receivers.get_mut(&port).and_then(|receiver| {
+            if let Some(session) = receiver.grantor.session_of(from, request_id, &request) {
+                let session_key = session.grant.session_key;
+                receiver.grantor.land(session_key, local.landing);
+            }
             receiver
                 .grantor
                 .handle(from, request_id, &message, now, local.policy, local.landing)
         });
         let reply = reply.unwrap_or_else(|| Refusal::from(RejectReason::NoReceiver).to_message());
-        let is_granted = matches!(reply, ControlMessage::Grant(_));
+        let is_granted = matches!(reply, ControlMessage::Grant(grant) if grant.lands);
         if is_granted {
             self.say_active(now, until, out);
         }
@@ -416,7 +440,7 @@ impl Node {
         }
         if now >= until {
             // Nobody may rely on the promises any more.
-            self.close_sessions(|_| true, local, out);
+            self.close_sessions(Session::has_place, local, out);
         }
         if self.is_receiving() {
             return State::Active {

@@ -1,9 +1,9 @@
 //! The receivers of this host: who gets a place in their landing queues, and who waits for one.
 
-use super::waiting::{Waiter, Waiting};
+use super::waiting::{Waiter, Waiting, waits_before};
 use super::{Limits, Local, message::Message};
 use crate::control::{ControlMessage, Ended, RejectReason, Request};
-use crate::session::{Application, Grantor, Refusal};
+use crate::session::{Application, Grantor, Refusal, Session};
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::SocketAddrV4;
@@ -24,20 +24,24 @@ pub(super) type Reply = (SocketAddrV4, Message);
 pub(super) struct Receiver {
     pub(super) grantor: Grantor,
     pub(super) waiting: Waiting,
+    /// Policy `exclusive`: who lands is decided elsewhere.
+    is_exclusive: bool,
 }
 
 impl Receiver {
-    pub(super) fn new(landing_queues: &[u16], limits: &Limits) -> Receiver {
+    pub(super) fn new(landing_queues: &[u16], limits: &Limits, is_exclusive: bool) -> Receiver {
         Receiver {
             grantor: Grantor::new(landing_queues)
                 .with_address_max(limits.sessions_of_address)
                 .with_aside_max(limits.aside)
                 .with_patience(limits.patience),
             waiting: Waiting::new(limits.waiting, limits.waiting_of_address),
+            is_exclusive,
         }
     }
 
-    /// Policy `concurrent`: LM_REQ. Repetitions get the answer that they had; a new request gets a place, or waits for one.
+    /// LM_REQ. Repetitions get the answer that they had; a new request gets a session: with a place if one is free and no other waits for
+    /// it, else without, so that it waits for one meanwhile. Where it can be had with a place only, the request itself waits.
     pub(super) fn request(
         &mut self,
         now: Time,
@@ -48,68 +52,128 @@ impl Receiver {
         replies: &mut Vec<Reply>,
     ) {
         self.grantor.expire(now, local.landing);
-        let is_decided = self.grantor.is_decided(from, request_id, request);
-        if is_decided || (self.waiting.len() == 0 && self.grantor.free_places() > 0) {
-            let message = self.decide(now, from, request_id, request, local);
-            if !is_decided && message.as_ref().is_some_and(is_busy) {
-                // A place, but not yet: its neighbour's address is being looked up, say.
-                self.waiting.add(now, from, request_id, request);
-            }
-            replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
-            return;
-        }
-        if let Err(refusal) = refusal(from, request_id, request, local) {
-            let message = refusal.to_message();
-            replies.push((from, Message::Session { request_id, message }));
-            return;
-        }
-        self.waiting.add(now, from, request_id, request);
-        if self.grantor.free_places() == 0 {
-            replies.extend(self.grantor.displace(*from.ip(), now, local.landing).map(ended));
-        }
-        self.serve(now, local, replies);
-        if self.grantor.is_decided(from, request_id, request) {
-            return;
-        }
-        // None of those before it can have what is free; it is asked for itself, so that they do not hold it up.
-        let message = match self.grantor.free_places() {
-            0 => None,
-            _ => self.decide(now, from, request_id, request, local),
-        };
-        match message {
-            Some(message) => {
-                if !is_busy(&message) {
-                    self.waiting.remove(from, request_id, request);
-                }
+        if !self.grantor.is_decided(from, request_id, request) {
+            if let Err(refusal) = refusal(from, request_id, request, local) {
+                let message = refusal.to_message();
                 replies.push((from, Message::Session { request_id, message }));
+                return;
             }
-            None => replies.push((from, self.busy(request_id))),
+            // Those that wait go first.
+            self.serve(now, local, replies);
+        }
+        let is_its = |(to, message): &Reply| *to == from && message.request_id() == Some(request_id);
+        if replies.iter().any(is_its) {
+            return;
+        }
+        let message = match self.grantor.is_decided(from, request_id, request) {
+            true => self.decide(now, from, request_id, request, local),
+            false => self.begin(now, from, request_id, request, local, replies),
+        };
+        if !replies.iter().any(is_its) {
+            replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
         }
     }
 
-    /// Gives free places to those that wait.
-    pub(super) fn serve(&mut self, now: Time, local: &mut Local<'_>, replies: &mut Vec<Reply>) {
-        self.waiting.expire(now);
-        if self.waiting.len() > 0 && self.grantor.free_places() == 0 {
-            self.grantor.make_way(now, local.landing);
-        }
-        let mut passed = 0;
-        while self.grantor.free_places() > 0
-            && passed < PASSED_MAX
-            && let Some(Waiter {
-                from,
-                request_id,
-                request,
-                ..
-            }) = self.waiting.nth(passed, now)
-        {
-            match self.decide(now, from, request_id, &request, local) {
-                // A place, but not for this one, or not yet: the next one may have it.
-                Some(message) if is_busy(&message) => passed += 1,
-                message => {
-                    self.waiting.remove(from, request_id, &request);
-                    replies.extend(message.map(|message| (from, Message::Session { request_id, message })));
+    /// A session for a request that has none.
+    fn begin(
+        &mut self,
+        now: Time,
+        from: SocketAddrV4,
+        request_id: u32,
+        request: &Request,
+        local: &mut Local<'_>,
+        replies: &mut Vec<Reply>,
+    ) -> Option<ControlMessage> {
+        if self.grantor.has_place_for(from, request) {
+            match self.decide(now, from, request_id, request, local) {
+                Some(message) if is_refused(&message, RejectReason::NoMemory) => {}
+                Some(message) if is_refused(&message, RejectReason::Busy) => {
+                    // A place, but not yet: its neighbour's address is being looked up, say.
+                    self.waiting.add(now, from, request_id, request);
+                    return Some(message);
                 }
+                message => {
+                    self.waiting.remove(from, request_id, request);
+                    return message;
+                }
+            }
+        }
+        let application = Application::new(from, request_id, request);
+        match (self.grantor).grant_aside(&application, now, local.policy, local.landing) {
+            Ok(_) => self.waiting.remove(from, request_id, request),
+            Err(refusal) if refusal.reason == RejectReason::Busy && request.lands => {
+                self.waiting.add(now, from, request_id, request);
+            }
+            Err(refusal) => {
+                self.waiting.remove(from, request_id, request);
+                return Some(refusal.to_message());
+            }
+        }
+        // A place that is not used may be its own at once.
+        self.serve(now, local, replies);
+        match self.grantor.is_decided(from, request_id, request) {
+            true => self.decide(now, from, request_id, request, local),
+            false => Some(self.busy()),
+        }
+    }
+
+    /// Gives free places to those that wait, and takes those that are not used for them.
+    pub(super) fn serve(&mut self, now: Time, local: &mut Local<'_>, replies: &mut Vec<Reply>) {
+        if self.is_exclusive {
+            return;
+        }
+        self.waiting.expire(now);
+        let order = |session: &Session| waits_before(now, session.aside.unwrap_or(now), &session.request);
+        let mut sessions = self.grantor.waiting(now, local.landing);
+        sessions.sort_by_key(|(session, _)| order(session));
+        let mut sessions = sessions.into_iter().peekable();
+        let (mut passed, mut requests_passed) = (0, 0);
+        while passed < PASSED_MAX {
+            let waiter = self.waiting.nth(requests_passed, now);
+            let waiter = waiter.map(|waiter| (waits_before(now, waiter.since, &waiter.request), waiter));
+            let (who, is_request) = match (sessions.peek(), &waiter) {
+                (Some((session, used)), theirs)
+                    if theirs.is_none_or(|(theirs, _)| order(session) <= theirs) =>
+                {
+                    ((*session.peer.ip(), *used), false)
+                }
+                (_, Some((_, waiter))) => ((*waiter.from.ip(), now), true),
+                (_, None) => return,
+            };
+            if self.grantor.free_places() == 0 {
+                self.grantor.make_way(now, local.landing);
+            }
+            if self.grantor.free_places() == 0 || self.grantor.has_enough_places(who.0) {
+                replies.extend(self.grantor.displace(who, now, local.landing).map(ended));
+            }
+            if self.grantor.free_places() == 0 {
+                return;
+            }
+            if let Some((_, waiter)) = waiter.filter(|_| is_request) {
+                let Waiter {
+                    from,
+                    request_id,
+                    request,
+                    ..
+                } = waiter;
+                match self.decide(now, from, request_id, &request, local) {
+                    // A place, but not for this one, or not yet: the next one may have it.
+                    Some(message)
+                        if is_refused(&message, RejectReason::Busy)
+                            || is_refused(&message, RejectReason::NoMemory) =>
+                    {
+                        (passed, requests_passed) = (passed + 1, requests_passed + 1);
+                    }
+                    message => {
+                        self.waiting.remove(from, request_id, &request);
+                        let reply = |message| (from, Message::Session { request_id, message });
+                        replies.extend(message.map(reply));
+                    }
+                }
+            } else if let Some((session, _)) = sessions.next()
+                && !self.grantor.land(session.grant.session_key, local.landing)
+            {
+                passed += 1;
             }
         }
     }
@@ -127,24 +191,23 @@ impl Receiver {
             .handle(from, request_id, &message, now, local.policy, local.landing)
     }
 
-    fn busy(&self, request_id: u32) -> Message {
+    fn busy(&self) -> ControlMessage {
         let waiters = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
-        let message = Refusal::busy(RETRY + RETRY_PER_WAITER.saturating_mul(waiters)).to_message();
-        Message::Session { request_id, message }
+        Refusal::busy(RETRY + RETRY_PER_WAITER.saturating_mul(waiters)).to_message()
     }
 
     /// Closes one session, or all; their senders are told.
     pub(super) fn close(
         &mut self,
-        which: impl Fn(u64) -> bool,
+        which: impl Fn(&Session) -> bool,
         local: &mut Local<'_>,
         replies: &mut Vec<Reply>,
     ) {
         let ending: Vec<_> = self
             .grantor
             .sessions()
+            .filter(|session| which(session))
             .map(|session| (session.peer, session.request_id, session.grant.session_key))
-            .filter(|&(.., session_key)| which(session_key))
             .collect();
         for (peer, request_id, session_key) in ending {
             if let Some(what) = self.grantor.close_told(session_key, local.landing) {
@@ -178,8 +241,8 @@ pub(super) fn ended((peer, request_id, ended): (SocketAddrV4, u32, Ended)) -> Re
     (peer, Message::Session { request_id, message })
 }
 
-fn is_busy(message: &ControlMessage) -> bool {
-    matches!(message, ControlMessage::Reject(reject) if reject.reason == RejectReason::Busy)
+fn is_refused(message: &ControlMessage, reason: RejectReason) -> bool {
+    matches!(message, ControlMessage::Reject(reject) if reject.reason == reason)
 }
 
 /// Asks the host's policy alone, before anything is done for a request.

@@ -55,7 +55,7 @@
 //! let request = Request {
 //!     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
 //!     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0,
-//!     delivery: Default::default(), integrity: Default::default(),
+//!     delivery: Default::default(), integrity: Default::default(), lands: true,
 //! };
 //! let patience = Duration::from_secs(3);
 //! let decision = node.request(Time::ZERO, there, 7168, request, patience, &mut local, &mut actions)?;
@@ -88,7 +88,7 @@ pub use voter::{PROMISE, TENURE};
 pub use waiting::{AGEING_BOUND, SILENCE_BOUND};
 
 use crate::control::{Grant, Reject};
-use crate::landing::PLACES;
+use crate::landing::{PLACES, ROWS};
 use crate::session::{Admit, Landing};
 use alloc::vec::Vec;
 use core::fmt;
@@ -128,9 +128,9 @@ pub struct Limits {
     /// For how long sessions go on in silence, where that is longer than their leases: a path may be cut, or a link down.
     /// Whoever waits for the place of one whose lease has run out gets it.
     pub patience: Duration,
-    /// Sessions of one receiver that go on without a place.
+    /// Sessions of one receiver that may be without a place; half of them of one source address.
     pub aside: usize,
-    /// Sessions of one receiver that one source address may have.
+    /// Places of one receiver that one source address may have.
     pub sessions_of_address: usize,
 }
 
@@ -143,7 +143,7 @@ impl Default for Limits {
             waiting: 1024,
             waiting_of_address: usize::MAX,
             patience: Duration::ZERO,
-            aside: PLACES as usize,
+            aside: (ROWS - PLACES) as usize,
             sessions_of_address: usize::MAX,
         }
     }
@@ -200,8 +200,6 @@ pub enum Action {
         ticket: Ticket,
         /// What became of its request or session.
         outcome: Outcome,
-        /// Whether it may send in the one-copy way instead. Only with [`Outcome::Rejected`].
-        fallback: Fallback,
     },
 }
 
@@ -211,7 +209,8 @@ pub enum Action {
 pub enum Outcome {
     /// LM_ACQ_OK: the session is open. The node renews its lease until it is told to end it.
     Granted(Grant),
-    /// LM_ACQ_REJ. With [`crate::control::RejectReason::Busy`] under the policy `concurrent`: its turn did not come in time.
+    /// LM_ACQ_REJ. With [`crate::control::RejectReason::Busy`] under the policy `concurrent`: its turn did not come in time; under
+    /// `exclusive`: the destination receives from others, and is not to be disturbed.
     Rejected(Reject),
     /// No answer in time.
     Unreachable,
@@ -230,22 +229,13 @@ pub enum Outcome {
     Unconfirmed,
 }
 
-/// The paper's answer to LM_ACQ_REJ: transmit in the one-copy way, unless the destination is listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fallback {
-    /// The destination is not receiving from somebody else: send in the one-copy way.
-    OneCopy,
-    /// It is: do not disturb it.
-    Cancel,
-}
-
 /// What a sender is to do (LM §3.3): the paper's three cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// LM_REQ is on its way. Data may start on the one-copy path meanwhile, so that it is not delayed.
     Requested(Ticket),
-    /// The list is not empty, and the destination is not in it: send in the one-copy way.
-    OneCopy,
+    /// The list is not empty, and the destination is not in it: LM_REQ is for a session that sends in the one-copy way, until the list is.
+    OneCopy(Ticket),
     /// The destination is in the list: the transmission is cancelled.
     Cancel,
 }

@@ -1,7 +1,7 @@
 //! One host's admission: what comes in, in the order in which it is believed, and what is done about it.
 
 use super::exclusive::Exclusive;
-use super::incoming::{Receiver, Reply, ended};
+use super::incoming::{Receiver, Reply};
 use super::list::{Flag, List, RecvAddr};
 use super::message::{Append, Message, Remove, Stage};
 use super::outgoing::{Outgoing, Ticket};
@@ -96,7 +96,7 @@ impl Node {
         out: &mut Vec<Action>,
     ) {
         self.remove_receiver(now, port, local, out);
-        let receiver = Receiver::new(landing_queues, &self.config.limits);
+        let receiver = Receiver::new(landing_queues, &self.config.limits, self.exclusive.is_some());
         self.receivers.insert(port, receiver);
     }
 
@@ -146,21 +146,21 @@ impl Node {
         out: &mut Vec<Action>,
     ) -> Result<Decision, TooMany> {
         self.list.expire(now);
-        if self.exclusive.is_some() {
-            // LM §3.3: "it must ensure that no DLD mechanism is active by checking its LM_RECV_ADDR list".
-            if self.is_listed(*to.ip()) {
-                return Ok(Decision::Cancel);
-            }
-            if !self.list.is_empty() || self.is_receiving() {
-                return Ok(Decision::OneCopy);
-            }
+        let is_exclusive = self.exclusive.is_some() && request.lands;
+        // LM §3.3: "it must ensure that no DLD mechanism is active by checking its LM_RECV_ADDR list".
+        if is_exclusive && self.is_listed(*to.ip()) {
+            return Ok(Decision::Cancel);
         }
         if self.outgoing.len() >= self.config.limits.outgoing {
             return Err(TooMany);
         }
-        let ticket = self.outgoing.ask(now, to, port, request, patience);
+        let is_active = is_exclusive && self.is_any_receiving();
+        let ticket = (self.outgoing).ask(now, to, port, request, !is_active, patience);
         self.settle(now, local, out);
-        Ok(Decision::Requested(ticket))
+        Ok(match is_active {
+            true => Decision::OneCopy(ticket),
+            false => Decision::Requested(ticket),
+        })
     }
 
     /// A program kept its session over a restart of this host's daemon: goes on renewing its lease. Gives `false` when the ticket is
@@ -196,7 +196,7 @@ impl Node {
 
     /// Ends a session of a receiver from this side; its sender is told.
     pub fn close(&mut self, now: Time, session_key: u64, local: &mut Local<'_>, out: &mut Vec<Action>) {
-        self.close_sessions(|key| key == session_key, local, out);
+        self.close_sessions(|session| session.grant.session_key == session_key, local, out);
         self.settle(now, local, out);
     }
 
@@ -354,11 +354,6 @@ impl Node {
         self.outgoing.number_from(number);
     }
 
-    /// For how long the receiver asks to wait, where it had no place when it was asked last.
-    pub fn busy(&self, ticket: Ticket) -> Option<Duration> {
-        self.outgoing.busy(ticket)
-    }
-
     /// The receiver has ended this session, and the program that had it knows.
     pub fn forget(&mut self, ticket: Ticket) {
         self.outgoing.remove(ticket);
@@ -381,9 +376,11 @@ impl Node {
             Announced::Active { again: at } | Announced::Idle { until: at, .. } => Some(at),
         };
         let exclusive = self.exclusive.as_ref().and_then(Exclusive::next_deadline);
+        let is_idle = self.exclusive.is_some() && !self.is_any_receiving();
         let fixed = [
             announcement,
             exclusive,
+            is_idle.then(|| self.outgoing.next_place()).flatten(),
             self.outgoing.next_timer(),
             self.list.next_expiry(),
         ];
@@ -404,7 +401,8 @@ impl Node {
                 expires,
             })
             .collect();
-        let own = self.sessions().map(|(_, session)| session.expires).max();
+        let placed = self.sessions().filter(|(_, session)| session.has_place());
+        let own = placed.map(|(_, session)| session.expires).max();
         list.extend(own.map(|expires| RecvAddr {
             address: *self.config.address.ip(),
             flag: Flag::Receiving,
@@ -448,7 +446,12 @@ impl Node {
 
     /// Whether this host's DLD is active.
     pub(super) fn is_receiving(&self) -> bool {
-        self.sessions().next().is_some()
+        self.sessions().any(|(_, session)| session.has_place())
+    }
+
+    /// Whether DLD is active here or at a host that said so.
+    pub(super) fn is_any_receiving(&self) -> bool {
+        !self.list.is_empty() || self.is_receiving()
     }
 
     pub(super) fn is_listed(&self, address: Ipv4Addr) -> bool {
@@ -527,6 +530,9 @@ impl Node {
                     self.transmit(from, port, &Message::Session { request_id, message }, out);
                     return Taken::Refused;
                 };
+                if self.config.key.is_some() {
+                    receiver.grantor.end_earlier(from, request, local.landing);
+                }
                 if self.exclusive.is_some() {
                     self.request_exclusively(now, from, port, (request_id, request), local, out);
                     return Taken::Used;
@@ -573,11 +579,15 @@ impl Node {
             }
             ControlMessage::Grant(_) | ControlMessage::Reject(_) | ControlMessage::Ended(_) => {
                 let mut said = Vec::new();
-                let is_awaited =
-                    self.outgoing
-                        .handle(now, from, port, Ticket(request_id), message, &mut |what| {
-                            said.push(what);
-                        });
+                let is_listed = self.is_listed(*from.ip());
+                let is_awaited = self.outgoing.handle(
+                    now,
+                    (from, is_listed),
+                    port,
+                    Ticket(request_id),
+                    message,
+                    &mut |what| said.push(what),
+                );
                 self.say(said, out);
                 match is_awaited {
                     true => Taken::Used,
@@ -618,19 +628,17 @@ impl Node {
     /// Does everything that is due.
     fn settle(&mut self, now: Time, local: &mut Local<'_>, out: &mut Vec<Action>) {
         let mut said = Vec::new();
-        self.outgoing.poll(now, &mut |what| said.push(what));
-        self.say(said, out);
         self.list.expire(now);
+        self.outgoing.poll(now, &mut |what| said.push(what));
+        if self.exclusive.is_some() && !self.is_any_receiving() {
+            self.outgoing.ask_for_places(now, &mut |what| said.push(what));
+        }
+        self.say(said, out);
         let mut ready = Vec::new();
         for (&port, receiver) in &mut self.receivers {
             receiver.grantor.expire(now, local.landing);
             let mut replies = Vec::new();
-            while let Some(told) = receiver.grantor.recall(now, local.landing) {
-                replies.push(ended(told));
-            }
-            if receiver.waiting.len() > 0 {
-                receiver.serve(now, local, &mut replies);
-            }
+            receiver.serve(now, local, &mut replies);
             if !replies.is_empty() {
                 ready.push((port, replies));
             }
@@ -647,7 +655,7 @@ impl Node {
 
     pub(super) fn close_sessions(
         &mut self,
-        which: impl Fn(u64) -> bool,
+        which: impl Fn(&Session) -> bool,
         local: &mut Local<'_>,
         out: &mut Vec<Action>,
     ) {

@@ -12,6 +12,8 @@ use core::time::Duration;
 const RENEWALS_PER_LEASE: u32 = 4;
 /// Requests that were taken back and are remembered.
 const WITHDRAWN_MAX: usize = 64;
+/// Policy `exclusive`: a place is asked for this often, while no host has active DLD.
+const ASK_FOR_PLACE: Duration = Duration::from_millis(100);
 /// How long a farewell is repeated.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -39,6 +41,8 @@ struct Line {
     port: u16,
     stage: Stage,
     timer: Option<Time>,
+    /// Policy `exclusive`: its program wants it to land, and it has no place; when to ask for one.
+    place: Option<Time>,
 }
 
 /// What a line has to say: a message for its receiver, or news for its program.
@@ -52,7 +56,6 @@ pub(super) enum Said {
     },
     Outcome {
         ticket: Ticket,
-        to: SocketAddrV4,
         outcome: Outcome,
     },
 }
@@ -65,8 +68,8 @@ pub(super) struct Outgoing {
     next_ticket: u32,
     /// Requests that were taken back, the latest last: a grant may be on its way.
     withdrawn: VecDeque<(Ticket, SocketAddrV4)>,
-    /// A receiver that is busy will not be asked again: the paper's LM_ACQ_REJ.
-    busy_is_final: bool,
+    /// Policy `exclusive`: a receiver that is busy will not be asked again, the paper's LM_ACQ_REJ.
+    is_exclusive: bool,
     /// Whether what comes is proved to come from where it says. If not, no session is renewed: its program's own packets do that, by the
     /// way of the data.
     is_sealed: bool,
@@ -77,7 +80,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(
         first_ticket: u32,
-        busy_is_final: bool,
+        is_exclusive: bool,
         is_sealed: bool,
         patience: Duration,
     ) -> Outgoing {
@@ -86,7 +89,7 @@ impl Outgoing {
             timers: BTreeSet::new(),
             next_ticket: first_ticket,
             withdrawn: VecDeque::with_capacity(WITHDRAWN_MAX),
-            busy_is_final,
+            is_exclusive,
             is_sealed,
             patience,
         }
@@ -107,18 +110,61 @@ impl Outgoing {
         self.timers.first().map(|&(at, _)| at)
     }
 
+    /// When [`Outgoing::ask_for_places`] has something to do.
+    pub(super) fn next_place(&self) -> Option<Time> {
+        let holding = |line: &&Line| matches!(line.stage, Stage::Holding { .. });
+        self.lines
+            .values()
+            .filter(holding)
+            .filter_map(|line| line.place)
+            .min()
+    }
+
+    /// `lands`: whether the request may say so now.
     pub(super) fn ask(
         &mut self,
         now: Time,
         to: SocketAddrV4,
         port: u16,
         request: Request,
+        lands: bool,
         patience: Duration,
     ) -> Ticket {
         let ticket = self.fresh_ticket();
-        let applicant = Applicant::new(request, ticket.0, now, patience);
+        let first = Request {
+            lands: request.lands && lands,
+            ..request
+        };
+        let applicant = Applicant::new(first, ticket.0, now, patience);
         self.insert(ticket, to, port, Stage::Asking(applicant), Some(now));
+        if request.lands
+            && !lands
+            && let Some(line) = self.lines.get_mut(&ticket)
+        {
+            line.place = Some(now);
+        }
         ticket
+    }
+
+    /// Policy `exclusive`, while no host has active DLD: sessions that are to land and have no place ask for one.
+    pub(super) fn ask_for_places(&mut self, now: Time, say: &mut impl FnMut(Said)) {
+        for (&ticket, line) in &mut self.lines {
+            let is_due = line.place.is_some_and(|at| at <= now);
+            if let Stage::Holding { request, .. } = &line.stage
+                && is_due
+            {
+                line.place = Some(now + ASK_FOR_PLACE);
+                say(Said::Message {
+                    to: line.to,
+                    port: line.port,
+                    ticket,
+                    message: ControlMessage::Request(Request {
+                        lands: true,
+                        ..*request
+                    }),
+                });
+            }
+        }
     }
 
     pub(super) fn resume(
@@ -193,16 +239,6 @@ impl Outgoing {
         self.next_ticket = number;
     }
 
-    pub(super) fn busy(&self, ticket: Ticket) -> Option<Duration> {
-        match &self.lines.get(&ticket)?.stage {
-            Stage::Asking(applicant) => {
-                let busy = applicant.busy()?;
-                Some(Duration::from_millis(busy.retry_after_ms.into()))
-            }
-            _ => None,
-        }
-    }
-
     pub(super) fn is_leaving(&self) -> bool {
         let is_leaving = |line: &Line| matches!(line.stage, Stage::Leaving(_));
         self.lines.values().any(is_leaving)
@@ -225,11 +261,11 @@ impl Outgoing {
         }
     }
 
-    /// A reply came in; gives whether it was waited for.
+    /// A reply came in from a host that is in the LM_RECV_ADDR list or not; gives whether it was waited for.
     pub(super) fn handle(
         &mut self,
         now: Time,
-        from: SocketAddrV4,
+        (from, is_listed): (SocketAddrV4, bool),
         port: u16,
         ticket: Ticket,
         message: &ControlMessage,
@@ -242,10 +278,18 @@ impl Outgoing {
         let outcome = match &mut line.stage {
             Stage::Asking(applicant) => match message {
                 ControlMessage::Reject(reject)
-                    if self.busy_is_final
+                    if self.is_exclusive
                         && matches!(reject.reason, RejectReason::Busy | RejectReason::NoQuorum) =>
                 {
-                    Some(Outcome::Rejected(*reject))
+                    // LM figure 3: "if destination address is not listed … begin to transmit".
+                    match applicant.request().lands && !is_listed {
+                        true => {
+                            applicant.send_one_copy(now);
+                            line.place = Some(now + ASK_FOR_PLACE);
+                            None
+                        }
+                        false => Some(Outcome::Rejected(*reject)),
+                    }
                 }
                 _ => {
                     applicant.handle(ticket.0, message, now);
@@ -253,12 +297,16 @@ impl Outgoing {
                 }
             },
             Stage::Holding {
+                request,
                 grant,
                 confirmed,
                 next,
-                ..
             } => match message {
                 ControlMessage::Grant(again) if again.session_key == grant.session_key => {
+                    *grant = *again;
+                    if self.is_exclusive && request.lands {
+                        line.place = (!grant.lands).then_some(now + ASK_FOR_PLACE);
+                    }
                     *confirmed = now;
                     *next = now + grant.lease() / RENEWALS_PER_LEASE;
                     None
@@ -282,11 +330,7 @@ impl Outgoing {
         };
         match outcome {
             Some(outcome) => {
-                say(Said::Outcome {
-                    ticket,
-                    to: from,
-                    outcome,
-                });
+                say(Said::Outcome { ticket, outcome });
                 self.remove(ticket);
             }
             None => self.poll_one(now, ticket, say),
@@ -338,11 +382,7 @@ impl Outgoing {
                 retry_after_ms: 0,
                 limit: 0,
             });
-            say(Said::Outcome {
-                ticket,
-                to: from,
-                outcome,
-            });
+            say(Said::Outcome { ticket, outcome });
             self.remove(ticket);
         }
         is_asked
@@ -379,7 +419,10 @@ impl Outgoing {
                 match *applicant.state() {
                     ApplicantState::Granted(grant) => {
                         let next = now + grant.lease() / RENEWALS_PER_LEASE;
-                        let request = *applicant.request();
+                        let request = Request {
+                            lands: applicant.request().lands || line.place.is_some(),
+                            ..*applicant.request()
+                        };
                         line.stage = Stage::Holding {
                             request,
                             grant,
@@ -388,7 +431,6 @@ impl Outgoing {
                         };
                         say(Said::Outcome {
                             ticket,
-                            to,
                             outcome: Outcome::Granted(grant),
                         });
                         return self.rearm(ticket, self.is_sealed.then_some(next));
@@ -416,7 +458,12 @@ impl Outgoing {
                     last = Some(Outcome::Lost);
                 }
                 if now >= *next {
-                    send(ControlMessage::Request(*request));
+                    let lands = match line.place {
+                        // Whether it may land is asked for by itself.
+                        Some(_) => false,
+                        None => request.lands,
+                    };
+                    send(ControlMessage::Request(Request { lands, ..*request }));
                     *next = now + grant.lease() / (2 * RENEWALS_PER_LEASE);
                 }
                 last.is_none().then(|| until.min(*next))
@@ -437,7 +484,7 @@ impl Outgoing {
             (None, Some(timer)) => self.rearm(ticket, Some(timer)),
             (outcome, _) => {
                 if let Some(outcome) = outcome {
-                    say(Said::Outcome { ticket, to, outcome });
+                    say(Said::Outcome { ticket, outcome });
                 }
                 self.remove(ticket);
             }
@@ -459,6 +506,7 @@ impl Outgoing {
             port,
             stage,
             timer,
+            place: None,
         };
         self.lines.insert(ticket, line);
         self.timers.extend(timer.map(|timer| (timer, ticket)));

@@ -5,7 +5,7 @@ use super::message::{Append, MAX_BODY_LEN, Message, Remove, Stage};
 use super::node::Node;
 use super::outgoing::Said;
 use super::seal::{Datagram, SealHeader};
-use super::{Action, Fallback, LIST_LEASE, LIST_LEASE_MAX, Outcome};
+use super::{Action, LIST_LEASE, LIST_LEASE_MAX};
 use crate::time::Time;
 use alloc::vec::Vec;
 use core::net::SocketAddrV4;
@@ -109,19 +109,7 @@ impl Node {
                     let request_id = ticket.0;
                     self.transmit(to, port, &Message::Session { request_id, message }, out);
                 }
-                Said::Outcome { ticket, to, outcome } => {
-                    let is_rejected = matches!(outcome, Outcome::Rejected(_));
-                    // LM figure 3: "if destination address is not listed … begin to transmit".
-                    let fallback = match is_rejected && self.is_listed(*to.ip()) {
-                        true => Fallback::Cancel,
-                        false => Fallback::OneCopy,
-                    };
-                    out.push(Action::Tell {
-                        ticket,
-                        outcome,
-                        fallback,
-                    });
-                }
+                Said::Outcome { ticket, outcome } => out.push(Action::Tell { ticket, outcome }),
             }
         }
     }

@@ -13,6 +13,14 @@ pub const AGEING_BOUND: Duration = Duration::from_secs(1);
 /// Who has not repeated its request for so long is gone.
 pub const SILENCE_BOUND: Duration = Duration::from_secs(3);
 
+/// The order of those that wait since some moment: the smaller goes first.
+pub(super) fn waits_before(now: Time, since: Time, request: &Request) -> (bool, u64, Time) {
+    match now.since(since) >= AGEING_BOUND {
+        true => (false, 0, since),
+        false => (true, request.max_message_len, since),
+    }
+}
+
 /// What makes a request the same one: whose it is, its number, and the life of its sender.
 type Key = (SocketAddrV4, u32, u64);
 
@@ -26,7 +34,7 @@ pub(super) struct Waiter {
     pub(super) from: SocketAddrV4,
     pub(super) request_id: u32,
     pub(super) request: Request,
-    since: Time,
+    pub(super) since: Time,
     heard: Time,
 }
 

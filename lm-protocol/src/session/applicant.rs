@@ -43,7 +43,7 @@ pub enum ApplicantState {
 /// let request = Request {
 ///     sender_id: 0x1234, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
 ///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
-///     integrity: Default::default(),
+///     integrity: Default::default(), lands: true,
 /// };
 /// let start = Time::ZERO;
 /// let mut applicant = Applicant::new(request, 77, start, Duration::from_secs(3));
@@ -129,6 +129,12 @@ impl Applicant {
     /// The receiver can take now what it could not before: do not wait to repeat the request.
     pub fn hurry(&mut self, now: Time) {
         self.retransmit.hurry(now);
+    }
+
+    /// The session is asked for without a place from now on.
+    pub fn send_one_copy(&mut self, now: Time) {
+        self.request.lands = false;
+        self.hurry(now);
     }
 
     /// When to call [`Applicant::poll_transmit`] next; `None` when only an answer can change anything.

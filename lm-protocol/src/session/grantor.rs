@@ -1,293 +1,19 @@
 //! The receiver's side: who may send into which landing queue, and for how long.
 
-use crate::control::{ControlError, ControlMessage, End, Ended, Grant, Reject, RejectReason, Request};
-use crate::geometry::Layout;
+mod places;
+
+pub use places::UNUSED_MAX;
+
+use crate::control::{ControlError, ControlMessage, End, Ended, Grant, RejectReason, Request};
 use crate::time::Time;
-use crate::window::WindowShape;
-use crate::wire::lm::VERSION;
 use alloc::vec::Vec;
-use core::net::{Ipv4Addr, SocketAddrV4};
-use core::num::NonZeroU16;
+use core::net::SocketAddrV4;
 use core::time::Duration;
+
+use super::landing::{Admit, Application, BUSY_RETRY, CloseReason, Landing, Permit, Refusal, Session};
 
 /// Ended sessions that are remembered, to answer late repetitions.
 const REMEMBERED: usize = 64;
-
-/// When a busy grantor wants to be asked again.
-const BUSY_RETRY: Duration = Duration::from_millis(100);
-
-/// A place in which nothing lands for so long goes to whoever waits for one.
-pub const UNUSED_MAX: Duration = Duration::from_secs(5);
-
-/// A place that is of no use at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unused {
-    /// Since when nothing of its session landed.
-    pub since: Time,
-    /// Whether nothing is under way; else a message is, of which nothing comes.
-    pub is_idle: bool,
-}
-
-/// Whether a session goes on without its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aside {
-    /// It does.
-    Done,
-    /// It may soon, and keeps its place until then.
-    Later,
-    /// It cannot.
-    Never,
-}
-
-/// Who asks, and for what.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Application<'a> {
-    /// Where the request came from: the applicant's control address.
-    pub from: SocketAddrV4,
-    /// The request's number.
-    pub request_id: u32,
-    /// LM_REQ.
-    pub request: &'a Request,
-}
-
-/// What the policy allows an applicant.
-///
-/// A permit is itself the simplest policy: the same for everybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permit {
-    /// Longest message, in bytes. A request for more is rejected with this limit.
-    pub max_message_len: u64,
-    /// The session ends when nothing is heard from the sender for so long.
-    pub lease: Duration,
-}
-
-/// What the landing side offers for one session: the parts of a [`Grant`] that it decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// The session's key: random, never used before.
-    pub session_key: u64,
-    /// The receiver's UDP port on the data path.
-    pub data_port: u16,
-    /// Wire, header and payload length, link.
-    pub layout: Layout,
-    /// The sender's transmit queue that leads to the landing queue, if known.
-    pub tx_queue: Option<u16>,
-    /// Bytes that the driver writes in front of a packet.
-    pub prefix: u8,
-    /// Frames that one packet takes, at least 1.
-    pub frames_per_packet: u8,
-    /// Fragments that are sent again must not go to the landing queue.
-    pub repeats_apart: bool,
-    /// The source port that fragments must have; `None`: the sender's data port.
-    pub landing_port: Option<NonZeroU16>,
-    /// Longest message, in bytes; the grant carries the smaller one of this and the permit's.
-    pub max_message_len: u64,
-    /// The session's window.
-    pub window: WindowShape,
-    /// DATA packets that may be sent before the first credit: entries posted already.
-    pub packet_limit: u32,
-    /// Number of the session's first message.
-    pub first_message: u32,
-}
-
-/// Why a request is refused, and what the applicant should know about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Why.
-    pub reason: RejectReason,
-    /// The limit that the request exceeds; 0 when there is none.
-    pub limit: u64,
-    /// When asking again makes sense; zero when it does not.
-    pub retry_after: Duration,
-}
-
-impl Refusal {
-    /// All queues are taken: ask again after `retry_after`.
-    pub const fn busy(retry_after: Duration) -> Refusal {
-        Refusal {
-            reason: RejectReason::Busy,
-            limit: 0,
-            retry_after,
-        }
-    }
-
-    /// The messages are longer than `limit` bytes.
-    pub const fn too_large(limit: u64) -> Refusal {
-        Refusal {
-            reason: RejectReason::TooLarge,
-            limit,
-            retry_after: Duration::ZERO,
-        }
-    }
-
-    /// The answer that says so.
-    pub fn to_message(self) -> ControlMessage {
-        ControlMessage::Reject(Reject {
-            reason: self.reason,
-            version: VERSION,
-            retry_after_ms: saturating_millis(self.retry_after),
-            limit: self.limit,
-        })
-    }
-}
-
-impl From<RejectReason> for Refusal {
-    fn from(reason: RejectReason) -> Refusal {
-        Refusal {
-            reason,
-            limit: 0,
-            retry_after: Duration::ZERO,
-        }
-    }
-}
-
-/// The policy: who may send here. Asked once a request, before anything is taken for it.
-///
-/// Closures are policies:
-///
-/// ```
-/// use core::time::Duration;
-/// use lm_protocol::control::RejectReason;
-/// use lm_protocol::session::{Admit, Application, Permit};
-///
-/// let mut private_only = |application: &Application<'_>| {
-///     if application.from.ip().is_private() {
-///         Ok(Permit { max_message_len: 1 << 30, lease: Duration::from_secs(10) })
-///     } else {
-///         Err(RejectReason::NotAllowed.into())
-///     }
-/// };
-/// let policy: &mut dyn Admit = &mut private_only;
-/// ```
-pub trait Admit {
-    /// May this applicant send, and how much?
-    ///
-    /// # Errors
-    ///
-    /// The [`Refusal`] that the applicant gets.
-    fn admit(&mut self, application: &Application<'_>) -> Result<Permit, Refusal>;
-}
-
-impl<F> Admit for F
-where
-    F: FnMut(&Application<'_>) -> Result<Permit, Refusal>,
-{
-    fn admit(&mut self, application: &Application<'_>) -> Result<Permit, Refusal> {
-        self(application)
-    }
-}
-
-impl Admit for Permit {
-    fn admit(&mut self, _: &Application<'_>) -> Result<Permit, Refusal> {
-        Ok(*self)
-    }
-}
-
-/// The resources: landing zones, posted entries, the gate. Called by the grantor as sessions begin and end.
-pub trait Landing {
-    /// Makes landing queue `queue` ready for a session and opens the gate to it (the paper's "activate the DLD scheme").
-    ///
-    /// # Errors
-    ///
-    /// The [`Refusal`] that the applicant gets; nothing may stay taken then.
-    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal>;
-
-    /// Exclusive admission between hosts: from `until` on the gate admits nothing, even if nobody closes it, because this program may
-    /// be gone by then. Comes before [`Landing::open`], and again with a later moment each time that the host may go on.
-    /// Where admission is not exclusive it never comes, and there is nothing to do.
-    fn active_until(&mut self, until: Time) {
-        let _ = until;
-    }
-
-    /// What a session's place is unused for; `None` while something lands there, or may.
-    fn unused(&self, session: &Session) -> Option<Unused> {
-        let _ = session;
-        None
-    }
-
-    /// Somebody waits for the place of a session, of which a message is under way: it goes on without, by the one-copy path.
-    fn set_aside(&mut self, session: &Session) -> Aside {
-        let _ = session;
-        Aside::Never
-    }
-
-    /// The session is over: closes the gate and frees what it took. Gives the number of messages that it delivered.
-    fn close(&mut self, session: &Session, reason: CloseReason) -> u32;
-
-    /// Of how many messages a session had heard that was closed; `None` where that is not known.
-    fn heard(&self, session_key: u64) -> Option<u32> {
-        let _ = session_key;
-        None
-    }
-}
-
-/// Why a session is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CloseReason {
-    /// The sender said so (LM_ENDME).
-    Ended {
-        /// Messages that the sender says it sent.
-        messages: u32,
-    },
-    /// Nothing was heard from the sender for a whole lease.
-    Expired,
-    /// The receiver ended it.
-    Local,
-}
-
-/// One admitted relation, sender → landing queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Session {
-    /// The sender's control address.
-    pub peer: SocketAddrV4,
-    /// Number of the request that began it.
-    pub request_id: u32,
-    /// What was asked for.
-    pub request: Request,
-    /// What was granted.
-    pub grant: Grant,
-    /// When its lease runs out unless something is heard from the sender.
-    pub expires: Time,
-    /// Whether it has a place; else it is aside, and goes on by the one-copy path.
-    pub has_place: bool,
-}
-
-impl Session {
-    /// When it ends unless something is heard from the sender or its place is wanted: its silence is borne for `patience`.
-    fn ends(&self, patience: Duration) -> Time {
-        self.expires + patience.saturating_sub(self.grant.lease())
-    }
-
-    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`]; without a place if it went on so.
-    pub fn granted_before(
-        peer: SocketAddrV4,
-        request_id: u32,
-        request: Request,
-        grant: Grant,
-        has_place: bool,
-    ) -> Session {
-        Session {
-            peer,
-            request_id,
-            request,
-            grant,
-            expires: Time::ZERO,
-            has_place,
-        }
-    }
-
-    /// Where the sender's DATA packets come from, and where credits go.
-    pub fn data_peer(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(*self.peer.ip(), self.request.data_port)
-    }
-
-    fn is_from(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
-        self.peer == from && self.request_id == request_id && self.request.sender_id == request.sender_id
-    }
-}
 
 /// An ended session, as much of it as repetitions need.
 #[derive(Clone, Copy, Debug)]
@@ -338,7 +64,7 @@ struct Past {
 /// let request = ControlMessage::Request(Request {
 ///     sender_id: 1, data_port: 40_000, mtu: 1500, wire: Wire::Lm, link: LinkShape::IPV4,
 ///     max_message_len: 1 << 20, window: WindowShape::DEFAULT, messages_in_flight: 4, uncompleted_max: 0, capabilities: 0, delivery: Default::default(),
-///     integrity: Default::default(),
+///     integrity: Default::default(), lands: true,
 /// });
 /// let reply = grantor.handle(from, 77, &request, Time::ZERO, &mut policy, &mut Zone);
 /// assert!(matches!(reply, Some(ControlMessage::Grant(grant)) if grant.landing_queue == 1));
@@ -346,7 +72,7 @@ struct Past {
 #[derive(Clone, Debug)]
 pub struct Grantor {
     queues: Vec<(u16, Option<Session>)>,
-    /// Sessions that go on without a place: as many as there are places.
+    /// Sessions without a place.
     aside: Vec<Option<Session>>,
     /// The last ended sessions, overwritten in a circle.
     past: [Option<Past>; REMEMBERED],
@@ -354,7 +80,7 @@ pub struct Grantor {
     /// For how long a silent session goes on while nobody else wants its place; not less than its lease.
     patience: Duration,
     shutting_down: bool,
-    /// Sessions that one source address may have.
+    /// Places that one source address may have.
     address_max: usize,
 }
 
@@ -364,7 +90,7 @@ impl Grantor {
     pub fn new(landing_queues: &[u16]) -> Grantor {
         Grantor {
             queues: landing_queues.iter().map(|&queue| (queue, None)).collect(),
-            aside: landing_queues.iter().map(|_| None).collect(),
+            aside: Vec::new(),
             past: [None; REMEMBERED],
             past_next: 0,
             patience: Duration::ZERO,
@@ -378,13 +104,13 @@ impl Grantor {
         (self.queues).extend(landing_queues.iter().map(|&queue| (queue, None)));
     }
 
-    /// The same with a bound on the sessions of one source address.
+    /// The same with a bound on the places of one source address.
     #[must_use]
     pub fn with_address_max(self, address_max: usize) -> Grantor {
         Grantor { address_max, ..self }
     }
 
-    /// The same, of whose sessions so many may go on without a place; else as many as there are places.
+    /// The same, of whose sessions so many may be without a place; else none may.
     #[must_use]
     pub fn with_aside_max(self, aside_max: usize) -> Grantor {
         let aside = (0..aside_max).map(|_| None).collect();
@@ -466,110 +192,11 @@ impl Grantor {
         })
     }
 
-    /// When to call [`Grantor::make_way`] for whoever waits; `None` while a place is free.
-    pub fn next_way(&self) -> Option<Time> {
-        let is_full = self.free_places() == 0;
-        (self.placed().map(|session| session.expires).min()).filter(|_| is_full)
-    }
-
-    /// Somebody wants a place that there is not: sessions whose lease has run out give theirs up; gives their number. Those of which a
-    /// message is under way go on without, where they can: a path may be cut.
-    pub fn make_way(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
-        let mut freed = 0;
-        for at in 0..self.queues.len() {
-            let Some(session) = self.queues[at].1.filter(|session| session.expires <= now) else {
-                continue;
-            };
-            let is_idle = landing.unused(&session).is_some_and(|unused| unused.is_idle);
-            let aside = match is_idle {
-                true => Aside::Never,
-                false => self.put_aside(&session, landing),
-            };
-            let session_key = session.grant.session_key;
-            match aside {
-                Aside::Done => freed += 1,
-                Aside::Later => {}
-                Aside::Never => {
-                    let is_it = |session: &Session| session.grant.session_key == session_key;
-                    freed += self.close_where(landing, CloseReason::Expired, is_it);
-                }
-            }
-        }
-        freed
-    }
-
     /// Closes the session with this key from this side; gives whether there was one.
     pub fn close(&mut self, session_key: u64, landing: &mut dyn Landing) -> bool {
         self.close_where(landing, CloseReason::Local, |session| {
             session.grant.session_key == session_key
         }) > 0
-    }
-
-    /// A host waits for a place: the session that has not used its own for longest gives it up, if that is [`UNUSED_MAX`]; where the host
-    /// has as many sessions as it may, one of its own. One of which a
-    /// message is under way goes on without. Any other ends, and so does the first where none can go on without: what is to be told to its
-    /// sender, under the number of its request; it asks again when it has something to send.
-    pub fn displace(
-        &mut self,
-        host: Ipv4Addr,
-        now: Time,
-        landing: &mut dyn Landing,
-    ) -> Option<(SocketAddrV4, u32, Ended)> {
-        let its_own = self.has_enough(host);
-        let may_go = |session: &&Session| !its_own || *session.peer.ip() == host;
-        let unused = |session: &Session| {
-            let unused = landing.unused(session)?;
-            (now.since(unused.since) >= UNUSED_MAX).then_some((unused, *session))
-        };
-        let mut unused: Vec<(Unused, Session)> = self.placed().filter(may_go).filter_map(unused).collect();
-        unused.sort_by_key(|(unused, session)| (*unused, session.grant.session_key));
-        let mut ending = None;
-        for (unused, session) in unused {
-            if unused.is_idle {
-                return self.end(&session, landing);
-            }
-            match self.put_aside(&session, landing) {
-                Aside::Done | Aside::Later => return None,
-                Aside::Never => ending = ending.or(Some(session)),
-            }
-        }
-        self.end(&ending?, landing)
-    }
-
-    /// Whether a host has as many sessions as it may: others are to find a place, whatever it asks for.
-    fn has_enough(&self, host: Ipv4Addr) -> bool {
-        let is_its = |session: &&Session| *session.peer.ip() == host;
-        let aside = self.aside.iter().flatten().filter(is_its).count();
-        self.sessions().filter(is_its).count() >= self.address_max || 2 * aside > self.aside.len()
-    }
-
-    /// Ends a session that is aside and has had nothing under way for [`UNUSED_MAX`], so that its sender asks for a place again. What is to
-    /// be told to it, as by [`Grantor::displace`].
-    pub fn recall(&mut self, now: Time, landing: &mut dyn Landing) -> Option<(SocketAddrV4, u32, Ended)> {
-        let is_over = |session: &&Session| {
-            let unused = landing.unused(session);
-            unused.is_some_and(|unused| unused.is_idle && now.since(unused.since) >= UNUSED_MAX)
-        };
-        let session = self.aside.iter().flatten().find(is_over).copied()?;
-        self.end(&session, landing)
-    }
-
-    /// A session goes on without its place, unless as many do already as there are places.
-    fn put_aside(&mut self, session: &Session, landing: &mut dyn Landing) -> Aside {
-        let Some(free) = self.aside.iter_mut().find(|slot| slot.is_none()) else {
-            return Aside::Never;
-        };
-        let aside = landing.set_aside(session);
-        if aside == Aside::Done {
-            let is_it = |placed: &mut Session| placed.grant.session_key == session.grant.session_key;
-            let mut placed = self.queues.iter_mut();
-            let moved = placed.find_map(|(_, slot)| slot.take_if(is_it));
-            *free = moved.map(|session| Session {
-                has_place: false,
-                ..session
-            });
-        }
-        aside
     }
 
     /// Ends a session from this side: what is to be told to its sender.
@@ -593,6 +220,15 @@ impl Grantor {
                 delivered: 0,
                 heard: None,
             })
+    }
+
+    /// A sender has begun anew, if its host can be believed: what an earlier life of it had is over.
+    pub fn end_earlier(&mut self, from: SocketAddrV4, request: &Request, landing: &mut dyn Landing) {
+        self.close_where(landing, CloseReason::Expired, |session| {
+            session.peer == from
+                && session.request.data_port == request.data_port
+                && session.request.sender_id != request.sender_id
+        });
     }
 
     /// Closes all sessions and rejects all requests from now on.
@@ -637,10 +273,7 @@ impl Grantor {
 
     /// Whether the request needs no decision any more: it has its session, or its session ended.
     pub fn is_decided(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> bool {
-        let live = self
-            .sessions()
-            .any(|session| session.is_from(from, request_id, request));
-        live || self.is_late(from, request_id, request)
+        self.session_of(from, request_id, request).is_some() || self.is_late(from, request_id, request)
     }
 
     /// Takes over a session that an earlier life of this program granted and whose gate is still open, or that went on without a place; its
@@ -648,7 +281,7 @@ impl Grantor {
     pub fn adopt(&mut self, session: Session, now: Time) -> bool {
         let queue = session.grant.landing_queue;
         let placed = self.queues.iter_mut().filter(|(number, _)| *number == queue);
-        let place = match session.has_place {
+        let place = match session.has_place() {
             true => { placed }.map(|(_, place)| place).find(|place| place.is_none()),
             false => self.aside.iter_mut().find(|place| place.is_none()),
         };
@@ -688,7 +321,8 @@ impl Grantor {
         let known = |session: &&mut Session| session.is_from(from, request_id, request);
         if let Some(session) = self.sessions_mut().find(known) {
             session.expires = now + session.grant.lease();
-            return Some(ControlMessage::Grant(session.grant));
+            session.request.lands = request.lands;
+            return Some(ControlMessage::Grant(session.told()));
         }
         if self.is_late(from, request_id, request) {
             return None;
@@ -702,7 +336,7 @@ impl Grantor {
                 _ => 0,
             };
             freed += self.close_where(landing, CloseReason::Expired, |session| {
-                session.has_place && session.expires <= now && *session.peer.ip() == host
+                session.has_place() && session.expires <= now && *session.peer.ip() == host
             });
             if freed > 0 {
                 granted = self.grant(&application, now, policy, landing);
@@ -721,15 +355,8 @@ impl Grantor {
         policy: &mut dyn Admit,
         landing: &mut dyn Landing,
     ) -> Result<Grant, Refusal> {
-        if self.shutting_down {
-            return Err(RejectReason::ShuttingDown.into());
-        }
-        // Policy first: whom it does not allow learns nothing about queues.
-        let permit = policy.admit(application)?;
-        if application.request.max_message_len > permit.max_message_len {
-            return Err(Refusal::too_large(permit.max_message_len));
-        }
-        if self.has_enough(*application.from.ip()) {
+        let permit = self.permit(application, policy)?;
+        if self.has_enough_places(*application.from.ip()) || !application.request.lands {
             return Err(Refusal::busy(BUSY_RETRY));
         }
         let (queue, free) = self
@@ -738,32 +365,49 @@ impl Grantor {
             .find(|(_, session)| session.is_none())
             .ok_or(Refusal::busy(BUSY_RETRY))?;
         let terms = landing.open(*queue, application, &permit)?;
-        let grant = Grant {
-            session_key: terms.session_key,
-            data_port: terms.data_port,
-            layout: terms.layout,
-            landing_queue: *queue,
-            tx_queue: terms.tx_queue,
-            prefix: terms.prefix,
-            frames_per_packet: terms.frames_per_packet,
-            repeats_apart: terms.repeats_apart,
-            landing_port: terms.landing_port,
-            max_message_len: terms.max_message_len.min(permit.max_message_len),
-            window: terms.window,
-            packet_limit: terms.packet_limit,
-            lease_ms: saturating_millis(permit.lease),
-            first_message: terms.first_message,
-            capabilities: 0,
+        let session = Session::new(application, *queue, &terms, &permit, now);
+        *free = Some(session);
+        Ok(session.told())
+    }
+
+    /// LM_REQ that no place is to be had for now: a session without one.
+    ///
+    /// # Errors
+    ///
+    /// The [`Refusal`] that the applicant gets.
+    pub fn grant_aside(
+        &mut self,
+        application: &Application<'_>,
+        now: Time,
+        policy: &mut dyn Admit,
+        landing: &mut dyn Landing,
+    ) -> Result<Grant, Refusal> {
+        let permit = self.permit(application, policy)?;
+        let busy = Refusal::busy(BUSY_RETRY);
+        if self.has_enough_aside(*application.from.ip()) {
+            return Err(busy);
+        }
+        let queue = self.queues.first().map_or(0, |(queue, _)| *queue);
+        let free = (self.aside.iter_mut().find(|slot| slot.is_none())).ok_or(busy)?;
+        let terms = landing.open_aside(queue, application, &permit)?;
+        let session = Session {
+            aside: Some(now),
+            ..Session::new(application, queue, &terms, &permit, now)
         };
-        *free = Some(Session {
-            peer: application.from,
-            request_id: application.request_id,
-            request: *application.request,
-            grant,
-            expires: now + grant.lease(),
-            has_place: true,
-        });
-        Ok(grant)
+        *free = Some(session);
+        Ok(session.told())
+    }
+
+    fn permit(&self, application: &Application<'_>, policy: &mut dyn Admit) -> Result<Permit, Refusal> {
+        if self.shutting_down {
+            return Err(RejectReason::ShuttingDown.into());
+        }
+        // Policy first: whom it does not allow learns nothing about queues.
+        let permit = policy.admit(application)?;
+        match application.request.max_message_len > permit.max_message_len {
+            true => Err(Refusal::too_large(permit.max_message_len)),
+            false => Ok(permit),
+        }
     }
 
     /// LM_ENDME.
@@ -833,8 +477,4 @@ impl Grantor {
         }
         closed
     }
-}
-
-fn saturating_millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }

@@ -5,7 +5,7 @@
 //! | paper | here |
 //! |---|---|
 //! | applicant, sends LM_REQ | [`Applicant`]: asks, repeats, waits while the other side is busy, gives up at a deadline |
-//! | DLD controller: is DLD active, and for whom | [`Grantor`]: at most one session per landing queue |
+//! | DLD controller: is DLD active, and for whom | [`Grantor`]: as many sessions as a landing queue has places |
 //! | LM_RECV_ADDR entry with flag 10, "other nodes transmit to the local node" | [`Session`] in the grantor's table |
 //! | LM_RECV_ADDR entry with flag 01, "the local node is transmitting" | an applicant in [`ApplicantState::Granted`] |
 //! | LM_ENDME, "traffic is finished" | [`Farewell`]: says so until it is confirmed (LM_ENDME_OK) |
@@ -16,22 +16,21 @@
 //!
 //! ```text
 //!  applicant                                grantor
-//!  Pending   ── LM_REQ (100 ms, 200 ms… 1 s) ──▶  policy (Admit), free queue?, Landing::open
-//!     ▲      ◀───── LM_ACQ_REJ busy ────────────  no queue free: ask again after retry_after
+//!  Pending   ── LM_REQ (100 ms, 200 ms… 1 s) ──▶  policy (Admit), free place? Landing::open, else open_aside
+//!     ▲      ◀───── LM_ACQ_REJ busy ────────────  neither: ask again after retry_after
 //!  Granted   ◀───── LM_ACQ_OK ──────────────────  session open, lease running
-//!     │  data, credits…                           Grantor::touched
+//!     │  data, credits…                           Grantor::touched; Landing::land, set_aside
 //!  Farewell  ── LM_ENDME ───────────────────────▶ Landing::close
 //!  Ended     ◀───── LM_ENDME_OK ────────────────  the same answer to every repetition
 //! ```
 
 mod applicant;
 mod grantor;
+mod landing;
 
 pub use applicant::{Applicant, ApplicantState, Farewell, FarewellState};
-pub use grantor::{
-    Admit, Application, Aside, CloseReason, Grantor, Landing, Permit, Refusal, Session, Terms, UNUSED_MAX,
-    Unused,
-};
+pub use grantor::{Grantor, UNUSED_MAX};
+pub use landing::{Admit, Application, Aside, CloseReason, Landing, Permit, Refusal, Session, Terms, Unused};
 
 use crate::time::Time;
 use core::time::Duration;

@@ -19,8 +19,8 @@
 //!
 //! `version << 4 | type` comes first, so that a receiver knows another version before it believes anything else. Types 8 to 13
 //! pass the gate as 2 to 7 do; where nothing takes them they are counted, and not answered. The
-//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and
-//! [`FLAG_ACKNOWLEDGES`], each in the types that it belongs to, and what is not known of them is ignored.
+//! payload length counts the bytes behind the header; it must agree with UDP's. Flags are [`FLAG_DIGEST`], [`FLAG_MANIFEST`],
+//! [`FLAG_ACKNOWLEDGES`] and [`FLAG_LANDS`], each in the types that it belongs to, and what is not known of them is ignored.
 //!
 //! # What follows the payload
 //!
@@ -89,6 +89,8 @@ pub const FLAG_DIGEST: u8 = 2;
 pub const FLAG_MANIFEST: u8 = 4;
 /// Flag of an EAGER packet: an [`EagerAcknowledgement`] follows the message.
 pub const FLAG_ACKNOWLEDGES: u8 = 8;
+/// Flag of a CREDIT packet: the session's messages land; else they take the one-copy path.
+pub const FLAG_LANDS: u8 = 16;
 /// Type of a sealed admission message: what daemons say to each other; see [`crate::admission`].
 pub const TYPE_SEALED: u8 = 14;
 /// The seal's own version, which stands in a sealed message's first byte. The message inside says which version it is of, so that
@@ -103,7 +105,7 @@ pub const TYPE_CONTROL: u8 = 15;
 pub struct RawHeader {
     /// `version << 4 | type`.
     pub version_type: u8,
-    /// [`FLAG_DIGEST`], [`FLAG_MANIFEST`] and [`FLAG_ACKNOWLEDGES`].
+    /// [`FLAG_DIGEST`], [`FLAG_MANIFEST`], [`FLAG_ACKNOWLEDGES`] and [`FLAG_LANDS`].
     pub flags: u8,
     /// Bytes behind the header.
     pub payload_len: U16,
@@ -185,6 +187,8 @@ pub enum LmHeader {
         delivered: u32,
         /// All messages before this number were announced.
         announced: u32,
+        /// [`FLAG_LANDS`].
+        lands: bool,
     },
     /// What the receiver lacks of a message; the payload is `ranges` × [`MissingRange`].
     Missing {
@@ -306,9 +310,9 @@ impl LmHeader {
     /// ```
     /// use lm_protocol::wire::lm::LmHeader;
     ///
-    /// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
+    /// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9, lands: true };
     /// let bytes = header.encode(0);
-    /// assert_eq!(bytes[..4], [0x25, 2, 0, 8]); // with a digest
+    /// assert_eq!(bytes[..4], [0x25, 18, 0, 8]); // with a digest
     /// assert_eq!(LmHeader::decode(&bytes), Ok((header, 0)));
     /// ```
     #[inline]
@@ -342,6 +346,7 @@ impl LmHeader {
                 packet_limit,
                 delivered,
                 announced,
+                ..
             } => (session_key, packet_limit, delivered, announced),
             LmHeader::Missing {
                 session_key,
@@ -372,6 +377,7 @@ impl LmHeader {
                         | (u8::from(acknowledges.is_some()) * FLAG_ACKNOWLEDGES)
                 }
                 LmHeader::Missing { manifest, .. } => FLAG_DIGEST | (u8::from(manifest) * FLAG_MANIFEST),
+                LmHeader::Credit { lands, .. } => FLAG_DIGEST | (u8::from(lands) * FLAG_LANDS),
                 LmHeader::Data { .. } | LmHeader::Control { .. } => 0,
                 _ => FLAG_DIGEST,
             },
@@ -436,6 +442,7 @@ impl LmHeader {
                 packet_limit: a,
                 delivered: b,
                 announced: c,
+                lands: raw.flags & FLAG_LANDS != 0,
             },
             TYPE_MISSING => LmHeader::Missing {
                 session_key: key,
@@ -613,7 +620,7 @@ pub fn packet_digest(header: &LmHeader, payload: &[u8], from: SocketAddrV4) -> u
 /// ```
 /// use lm_protocol::wire::lm::{self, LmHeader, Trailer};
 ///
-/// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9 };
+/// let header = LmHeader::Credit { session_key: 7, packet_limit: 512, delivered: 3, announced: 9, lands: true };
 /// let from = "10.0.0.1:7168".parse().unwrap();
 /// let mut packet = header.encode(0).to_vec();
 /// packet.extend_from_slice(Trailer::new(&header, &[], from).as_bytes());

@@ -70,7 +70,7 @@ impl World {
             );
             assert_eq!(
                 usage.sessions,
-                host.gate.open.len(),
+                host.gate.open.len() + host.gate.aside.len(),
                 "the gate and the table differ"
             );
             for (_, session) in node.sessions() {
@@ -100,7 +100,12 @@ impl World {
     pub(crate) fn check_quiet(&self) {
         assert!(self.events.is_empty());
         for host in &self.hosts {
-            assert!(host.gate.open.is_empty(), "{:?} at {}", host.gate, host.address);
+            assert!(
+                host.gate.open.is_empty() && host.gate.aside.is_empty(),
+                "{:?} at {}",
+                host.gate,
+                host.address
+            );
             let node = host.node.as_ref().expect("every host came back");
             assert_eq!(node.next_deadline(), None, "{}", host.address);
             let usage = node.usage(host.local(self.now) + PROMISE);

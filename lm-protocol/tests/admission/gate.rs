@@ -6,7 +6,7 @@ use lm_protocol::integrity::Integrity;
 use lm_protocol::session::*;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The lease of sessions.
@@ -27,7 +27,7 @@ pub(crate) fn permit() -> Permit {
 pub(crate) fn request(job: u64, len: u64) -> Request {
     Request {
         sender_id: job,
-        data_port: 40_000,
+        data_port: 40_000 + (job % 20_000) as u16,
         mtu: 1500,
         wire: Wire::Lm,
         link: LinkShape::IPV4,
@@ -38,6 +38,7 @@ pub(crate) fn request(job: u64, len: u64) -> Request {
         capabilities: 0,
         delivery: Default::default(),
         integrity: Integrity::Manifest,
+        lands: true,
     }
 }
 
@@ -53,6 +54,8 @@ pub(crate) struct Open {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gate {
     pub(crate) open: BTreeMap<u64, Open>,
+    /// Sessions without a place, under `exclusive`.
+    pub(crate) aside: BTreeSet<u64>,
     /// Under `exclusive`: nothing is admitted from then on, in the host's own time.
     pub(crate) until: Option<Time>,
     /// Keys are never used twice, in no life.
@@ -71,25 +74,14 @@ impl Gate {
             ..Gate::default()
         }
     }
-}
 
-impl Landing for Gate {
-    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+    fn terms(&mut self, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
         let layout = application
             .request
             .layout_at(1500, LinkShape::IPV4)
             .map_err(|_| RejectReason::Unsupported)?;
         let session_key = self.next_key;
         self.next_key += 1;
-        self.opened += 1;
-        let job = application.request.sender_id;
-        assert!(
-            self.until.is_some() || !self.is_exclusive,
-            "open, and no end in sight"
-        );
-        self.open.insert(session_key, Open { queue, job });
-        let on_queue = self.open.values().filter(|open| open.queue == queue).count();
-        assert!(on_queue <= self.places, "{on_queue} sessions on queue {queue}");
         Ok(Terms {
             session_key,
             data_port: PORT,
@@ -105,14 +97,45 @@ impl Landing for Gate {
             first_message: 0,
         })
     }
+}
+
+impl Landing for Gate {
+    fn open(&mut self, queue: u16, application: &Application<'_>, permit: &Permit) -> Result<Terms, Refusal> {
+        let terms = self.terms(application, permit)?;
+        self.opened += 1;
+        let job = application.request.sender_id;
+        assert!(
+            self.until.is_some() || !self.is_exclusive,
+            "open, and no end in sight"
+        );
+        self.open.insert(terms.session_key, Open { queue, job });
+        let on_queue = self.open.values().filter(|open| open.queue == queue).count();
+        assert!(on_queue <= self.places, "{on_queue} sessions on queue {queue}");
+        Ok(terms)
+    }
+
+    fn open_aside(
+        &mut self,
+        _: u16,
+        application: &Application<'_>,
+        permit: &Permit,
+    ) -> Result<Terms, Refusal> {
+        if !self.is_exclusive {
+            return Err(Refusal::busy(Duration::from_millis(100)));
+        }
+        let terms = self.terms(application, permit)?;
+        self.aside.insert(terms.session_key);
+        Ok(terms)
+    }
 
     fn active_until(&mut self, until: Time) {
         self.until = self.until.max(Some(until));
     }
 
     fn close(&mut self, session: &Session, _: CloseReason) -> u32 {
-        let open = self.open.remove(&session.grant.session_key);
-        assert!(open.is_some(), "closed twice, or never opened: {session:?}");
+        let key = session.grant.session_key;
+        let is_closed = self.open.remove(&key).is_some() || self.aside.remove(&key);
+        assert!(is_closed, "closed twice, or never opened: {session:?}");
         1
     }
 }

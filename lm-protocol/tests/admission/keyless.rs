@@ -57,6 +57,7 @@ fn request(sender_id: u64, max_message_len: u64) -> ControlMessage {
         capabilities: 0,
         delivery: Default::default(),
         integrity: Default::default(),
+        lands: true,
     })
 }
 

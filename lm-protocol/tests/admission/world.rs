@@ -263,11 +263,7 @@ impl World {
                     self.transmit(host, to, datagram);
                 }
             }
-            Action::Tell {
-                ticket,
-                outcome,
-                fallback,
-            } => self.tell(host, ticket, outcome, fallback),
+            Action::Tell { ticket, outcome } => self.tell(host, ticket, outcome),
             other => panic!("unknown action {other:?}"),
         }
     }
@@ -334,7 +330,7 @@ impl World {
         let it = &mut self.jobs[job as usize];
         match decided {
             None => it.fate = Fate::Nothing,
-            Some(Ok(Decision::Requested(ticket))) => {
+            Some(Ok(Decision::Requested(ticket) | Decision::OneCopy(ticket))) => {
                 it.ticket = Some(ticket);
                 self.tickets.insert((sender, ticket), job as usize);
                 self.at(
@@ -342,7 +338,6 @@ impl World {
                     Event::Judge { job },
                 );
             }
-            Some(Ok(Decision::OneCopy)) => it.fate = Fate::OneCopy,
             Some(Ok(Decision::Cancel)) => it.fate = Fate::Cancelled,
             Some(Err(TooMany)) => it.fate = Fate::TimedOut,
         }
@@ -367,7 +362,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, host: usize, ticket: Ticket, outcome: Outcome, fallback: Fallback) {
+    fn tell(&mut self, host: usize, ticket: Ticket, outcome: Outcome) {
         let Some(&number) = self.tickets.get(&(host, ticket)) else {
             if self.is_lenient {
                 return;
@@ -377,6 +372,15 @@ impl World {
         let now = self.now;
         let job = &mut self.jobs[number];
         match outcome {
+            Outcome::Granted(grant) if !grant.lands => {
+                assert_eq!(job.fate, Fate::Asking, "granted twice: {job:?}");
+                job.fate = Fate::OneCopy;
+                job.gone = Some(now);
+                self.with(host, |node, now, local, out| {
+                    node.end(now, ticket, 1, local, out);
+                });
+                return;
+            }
             Outcome::Granted(grant) => {
                 assert_eq!(job.fate, Fate::Asking, "granted twice: {job:?}");
                 job.fate = Fate::Holding;
@@ -387,16 +391,15 @@ impl World {
                 return;
             }
             Outcome::Ended { .. } | Outcome::Unconfirmed => {
-                assert_eq!(job.fate, Fate::Done);
+                assert!(matches!(job.fate, Fate::Done | Fate::OneCopy));
                 return;
             }
             Outcome::Rejected(_) => {
                 assert_eq!(job.fate, Fate::Asking);
                 job.is_rejected = true;
-                job.fate = match (self.setup.voters, fallback) {
-                    (0, _) => Fate::TimedOut,
-                    (_, Fallback::OneCopy) => Fate::OneCopy,
-                    (_, Fallback::Cancel) => Fate::Cancelled,
+                job.fate = match self.setup.voters {
+                    0 => Fate::TimedOut,
+                    _ => Fate::Cancelled,
                 };
             }
             Outcome::Unreachable => {
@@ -419,6 +422,7 @@ impl World {
         it.kept = node.sessions().map(|(_, session)| *session).collect();
         if death == Death::Host {
             it.gate.open.clear();
+            it.gate.aside.clear();
             it.kept.clear();
         }
         let keeps_jobs = death == Death::Daemon && self.random.chance(500);
@@ -454,6 +458,7 @@ impl World {
         // The gate keeps what it was told while nobody looked.
         if !adopts {
             it.gate.open.clear();
+            it.gate.aside.clear();
             it.gate.until = None;
         }
         let queues = vec![QUEUE; self.setup.places];
@@ -465,9 +470,9 @@ impl World {
                     request_id,
                     request,
                     grant,
-                    has_place,
                     ..
                 } = *session;
+                let has_place = session.has_place();
                 let again = Session::granted_before(peer, request_id, request, grant, has_place);
                 assert!(node.adopt(now, PORT, again));
             }

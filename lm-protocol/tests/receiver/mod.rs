@@ -31,6 +31,7 @@ pub(crate) fn request(sender_id: u64) -> Request {
         capabilities: 0,
         delivery: Default::default(),
         integrity: lm_protocol::integrity::Integrity::Manifest,
+        lands: true,
     }
 }
 
@@ -91,6 +92,29 @@ impl Landing for Queues {
         })
     }
 
+    fn open_aside(
+        &mut self,
+        queue: u16,
+        application: &Application<'_>,
+        permit: &Permit,
+    ) -> Result<Terms, Refusal> {
+        let open = self.open.remove(&queue);
+        let terms = self.open(queue, application, permit)?;
+        self.open.remove(&queue);
+        self.open.extend(open.map(|open| (queue, open)));
+        self.aside.push(terms.session_key);
+        Ok(terms)
+    }
+
+    fn land(&mut self, session: &Session) -> bool {
+        let key = session.grant.session_key;
+        let at = self.aside.iter().position(|aside| *aside == key);
+        self.aside.remove(at.expect("a session that is aside"));
+        let taken = (self.open).insert(session.grant.landing_queue, (key, session.request.sender_id));
+        assert!(taken.is_none(), "two sessions on a queue");
+        true
+    }
+
     fn unused(&self, session: &Session) -> Option<Unused> {
         self.unused.get(&session.grant.session_key).copied()
     }
@@ -100,7 +124,7 @@ impl Landing for Queues {
         if self.fixed.contains(&key) || !self.unused.contains_key(&key) {
             return Aside::Never;
         }
-        assert!(session.has_place);
+        assert!(session.has_place());
         let (open, _) = (self.open.remove(&session.grant.landing_queue)).expect("an open queue");
         assert_eq!(open, key);
         self.aside.push(key);
@@ -108,7 +132,7 @@ impl Landing for Queues {
     }
 
     fn close(&mut self, session: &Session, reason: CloseReason) -> u32 {
-        if !session.has_place {
+        if !session.has_place() {
             let key = session.grant.session_key;
             let at = self.aside.iter().position(|aside| *aside == key);
             self.aside.remove(at.expect("a session that is aside"));

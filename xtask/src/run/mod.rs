@@ -170,8 +170,6 @@ fn tool_options(arguments: &Arguments) -> Vec<String> {
 
 fn send_options(arguments: &Arguments) -> Vec<String> {
     let mut options = tool_options(arguments);
-    // What is shown is what lands.
-    options.push("--wait-for-grant".to_owned());
     if let Some(len) = arguments.message_size {
         options.extend(["--message-size".to_owned(), len.to_string()]);
     }

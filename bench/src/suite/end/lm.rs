@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lm_dataplane::{
     ConnectOptions, DEFAULT_PORT, EffectiveMode, Endpoint, EndpointConfig, LoanError, PeerId, RecvError,
-    SendError, Start,
+    SendError,
 };
 
 use super::{Arrival, End, EndArgs, Outcome, SILENCE, Side, Spec, Task, Transport, write_number};
@@ -99,7 +99,6 @@ impl Lm {
             max_message_len: spec.size,
             messages_in_flight: in_flight,
             delivery: args.delivery.into(),
-            start: Start::WhenGranted,
             ..ConnectOptions::default()
         };
         let peer = match args.side {

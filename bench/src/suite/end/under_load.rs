@@ -8,7 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendRegion, Start};
+use lm_dataplane::{ConnectOptions, Endpoint, PeerId, RecvError, SendRegion};
 
 use super::drive::Outcome;
 use super::lm::{failed, try_loan};
@@ -118,7 +118,6 @@ pub(super) fn lm_ask(args: &EndArgs, spec: &Spec, count: u64, seconds: f64) -> R
     let options = ConnectOptions {
         max_message_len: spec.size,
         messages_in_flight: in_flight,
-        start: Start::WhenGranted,
         ..ConnectOptions::default()
     };
     let peer = connect(&mut endpoint, spec.address, &options)?;

@@ -30,6 +30,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
@@ -198,31 +199,36 @@ impl Steering {
         Ok(())
     }
 
+    /// A source port for the fragments of a sender that may be led later: see [`Steering::lead`].
+    pub fn source_port(seed: u32) -> u16 {
+        FIRST_SOURCE_PORT | seed as u16
+    }
+
     /// Leads one sender's fragments to a landing queue: gives an entry of the table to the queue, and a source port with which
-    /// packets of `fragments` (whose own source port does not matter) meet it. What else comes from the sender, `others`, does
-    /// not meet it, and comes to the queue it should. `alone` says that no other
+    /// packets of `fragments` (whose own source port does not matter) meet it: `port`, if they have one already. What else comes from the
+    /// sender, `others`, does not meet it, and comes to the queue it should. `alone` says that no other
     /// sender is led there any more. `seed` chooses among the entries and ports that will do.
     ///
-    /// One landing queue has one entry at a time, so that little of other traffic comes there, and none before this was called
-    /// or after [`Steering::unlead`]. Where no port can be computed, a rule names any port. The port is not tried: check where
+    /// One landing queue has one entry at a time, unless senders have ports already, so that little of other traffic comes there, and none
+    /// before this was called or after [`Steering::unlead`]. Where no port can be computed, a rule names any port. The port is not tried: check where
     /// the first packet arrives.
     ///
     /// # Errors
     ///
-    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where no port can be computed and the card takes
-    /// no rule; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
+    /// [`SteeringError::Hash`], [`SteeringError::Fields`] or [`SteeringError::Rss`] where no port can be computed, or the given one meets what
+    /// else comes, and the card takes no rule; [`SteeringError::Card`] or [`SteeringError::State`] where the table cannot be written.
     pub fn lead(
         &mut self,
         landing: u32,
         fragments: &Flow,
+        port: Option<NonZeroU16>,
         others: &[Neighbouring],
-        alone: bool,
-        seed: u32,
+        (alone, seed): (bool, u32),
     ) -> Result<u16, SteeringError> {
         check_queue(&self.interface, landing, self.rx_queues)?;
-        match self.lead_by_hash(landing, fragments, others, alone, seed) {
+        match self.lead_by_hash(landing, fragments, port, others, (alone, seed)) {
             Err(error @ (SteeringError::Hash(_) | SteeringError::Fields | SteeringError::Rss(_))) => {
-                let source_port = FIRST_SOURCE_PORT | seed as u16;
+                let source_port = port.map_or(Steering::source_port(seed), NonZeroU16::get);
                 let rule = FlowRule {
                     destination: fragments.destination,
                     source: Some(fragments.source),
@@ -244,9 +250,9 @@ impl Steering {
         &mut self,
         landing: u32,
         fragments: &Flow,
+        port: Option<NonZeroU16>,
         others: &[Neighbouring],
-        alone: bool,
-        seed: u32,
+        (alone, seed): (bool, u32),
     ) -> Result<u16, SteeringError> {
         let key = key(&self.rss, system_key)?;
         let input = self.hash_input.ok_or(SteeringError::Fields)?;
@@ -259,25 +265,44 @@ impl Steering {
         // The queue has an entry while it has senders, which go on using it. What of a further sender meets it, too, only a gate
         // that reads packets lets through: copy mode.
         let own = (self.rss.table.iter()).position(|queue| !alone && *queue == landing);
-        let (at, mut table) = match own {
-            Some(at) => (at, self.rss.table.clone()),
-            None => {
+        // Some cards put packets that they do not hash where entry 0 says.
+        let is_free = |at: &usize| *at > 0 && !taken.contains(at) && !self.kept.contains(at);
+        let none = RssError::QueueNotInTable { queue: landing };
+        let before = match own {
+            Some(_) => &self.rss.table,
+            None => &self.spread,
+        };
+        let at = match (port, own) {
+            (Some(port), _) => {
+                let source_port = port.get();
+                let meets = rss.hash(&Flow {
+                    source_port,
+                    ..*fragments
+                }) as usize
+                    % len;
+                Some(meets).filter(|at| own == Some(*at) || is_free(at))
+            }
+            (None, Some(at)) => Some(at),
+            (None, None) => {
                 let mut entries = (0..len).map(|step| (seed as usize % len + step) % len);
-                // Some cards put packets that they do not hash where entry 0 says.
-                let free = entries.find(|at| *at > 0 && !taken.contains(at) && !self.kept.contains(at));
-                let none = RssError::QueueNotInTable { queue: landing };
-                (free.ok_or(none)?, self.spread.clone())
+                entries.find(is_free)
             }
         };
+        let at = at.ok_or(none)?;
+        let mut table = before.clone();
         for (other, taken) in others.iter().zip(taken) {
-            if let Some(queue) = other.queue.filter(|_| taken != at) {
+            // Another sender's entry stays: what of this one meets it, the gate passes on.
+            if let Some(queue) = other.queue.filter(|_| taken != at && table[taken] != landing) {
                 table[taken] = queue;
             }
         }
         table[at] = landing;
-        let port = Rss::new(&key, &table, input)?.source_port_for(landing, fragments, seed)?;
+        let source_port = match port {
+            Some(port) => port.get(),
+            None => Rss::new(&key, &table, input)?.source_port_for(landing, fragments, seed)?,
+        };
         self.set_table(table)?;
-        Ok(port)
+        Ok(source_port)
     }
 
     /// Leads one sender's IP fragments to a landing queue, instead of what [`Steering::lead`] led: gives the queue the entry of

@@ -160,7 +160,7 @@ fn fragments_alone_are_led_to_the_landing_queue() {
     let spread_out = card.settings().table;
     for seed in 0..300 {
         let (mut fragments, others) = flows(seed as u8);
-        let port = steering.lead(1, &fragments, &others, true, seed * 999);
+        let port = steering.lead(1, &fragments, None, &others, (true, seed * 999));
         fragments.source_port = port.expect("one of 128 entries");
         assert_eq!(queue_of(&card, &fragments), 1);
         assert!(others.iter().all(|other| queue_of(&card, &other.flow) == 0));
@@ -168,7 +168,7 @@ fn fragments_alone_are_led_to_the_landing_queue() {
         assert_eq!(entries, 1, "the last sender's entry is not kept");
         // A second one shares the entry, and the first one keeps its own.
         let (mut more, others) = flows((seed as u8).wrapping_add(1));
-        let port = steering.lead(1, &more, &others, false, seed);
+        let port = steering.lead(1, &more, None, &others, (false, seed));
         more.source_port = port.expect("the same entry");
         assert_eq!((queue_of(&card, &fragments), queue_of(&card, &more)), (1, 1));
         if seed % 3 == 0 {
@@ -180,6 +180,37 @@ fn fragments_alone_are_led_to_the_landing_queue() {
     drop(steering);
     assert_eq!(card.settings().table, before.table);
     assert_eq!(folder.files(), 0);
+}
+
+/// A sender that has had a port since before it was led is led by that one, or not at all; others' entries stay.
+#[test]
+fn a_port_that_is_given_is_led_or_refused() {
+    let (folder, card) = (Folder::new("given"), Model::new());
+    card.state().takes_rules = false;
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    let (mut led, mut refused) = (0, 0);
+    for seed in 0..300u32 {
+        let (mut first, others) = flows(seed as u8);
+        let port = steering.lead(1, &first, None, &others, (true, seed * 999));
+        first.source_port = port.expect("one of 128 entries");
+        let (mut second, others) = flows((seed as u8).wrapping_add(1));
+        second.source_port = Steering::source_port(seed * 77);
+        let before = card.settings().table;
+        let given = std::num::NonZeroU16::new(second.source_port);
+        match steering.lead(1, &second, given, &others, (false, seed)) {
+            Ok(port) => {
+                assert_eq!(port, second.source_port);
+                assert_eq!((queue_of(&card, &first), queue_of(&card, &second)), (1, 1));
+                led += 1;
+            }
+            Err(_) => {
+                assert_eq!(card.settings().table, before);
+                refused += 1;
+            }
+        }
+        steering.unlead().expect("the table is writable");
+    }
+    assert!(led > 250 && refused > 0, "{led} {refused}");
 }
 
 /// Cards hash fragments by addresses, whatever they do with whole packets.
@@ -239,7 +270,9 @@ fn what_is_kept_on_a_queue_stays_there_while_sessions_come_and_go() {
     let kept: Vec<Flow> = (10..40).map(|host| flows(host).1[0].flow).collect();
     for (number, flow) in kept.iter().enumerate() {
         if number == 15 {
-            steering.lead(1, &fragments, &others, true, 5).expect("an entry");
+            steering
+                .lead(1, &fragments, None, &others, (true, 5))
+                .expect("an entry");
         }
         steering.keep(flow, 0).expect("an entry");
     }
@@ -262,7 +295,9 @@ fn where_the_hash_is_not_known_a_rule_leads() {
     card.state().settings.fields = 0x10;
     let mut steering = card.apply(&folder).expect("it can be steered");
     let (fragments, others) = flows(1);
-    let port = steering.lead(1, &fragments, &others, true, 77).expect("a rule");
+    let port = steering
+        .lead(1, &fragments, None, &others, (true, 77))
+        .expect("a rule");
     let (_, rule) = card.settings().rules[0];
     let ports = FlowPorts::Udp {
         destination: 7168,
@@ -276,7 +311,7 @@ fn where_the_hash_is_not_known_a_rule_leads() {
     assert!(card.settings().rules.is_empty());
     card.state().takes_rules = false;
     let error = steering
-        .lead(1, &fragments, &others, true, 77)
+        .lead(1, &fragments, None, &others, (true, 77))
         .expect_err("no way");
     assert!(matches!(error, SteeringError::Fields), "{error}");
 }

@@ -66,6 +66,7 @@ pub(in crate::sim_tests) fn request(n: u64, from: SocketAddrV4) -> ControlMessag
         capabilities: 0,
         delivery: Delivery::Reliable,
         integrity: Integrity::Manifest,
+        lands: true,
     })
 }
 
@@ -349,6 +350,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 packet_limit: sent_packets(scene).wrapping_add(1 << 24).wrapping_add(n as u32),
                 delivered: 0,
                 announced: 0,
+                lands: true,
             };
             packet(to, from, PORT, &header, &[])
         },
@@ -363,6 +365,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 packet_limit: sent_packets(scene),
                 delivered: announced(scene) + 1000 + n as u32,
                 announced: announced(scene),
+                lands: true,
             };
             packet(to, from, PORT, &header, &[])
         },
@@ -444,6 +447,7 @@ pub(super) const FLOODS: &[Flood] = &[
                 packet_limit: u32::MAX,
                 lease_ms: u32::MAX,
                 first_message: 0,
+                lands: true,
                 capabilities: 0,
             };
             control(to, from, n as u32, &ControlMessage::Grant(grant))

@@ -156,6 +156,7 @@ pub(super) fn grant(dice: &mut Choices) -> Grant {
         packet_limit: number(dice) as u32,
         lease_ms: number(dice) as u32,
         first_message: number(dice) as u32,
+        lands: true,
         capabilities: u32::MAX,
     }
 }
@@ -202,6 +203,7 @@ pub(super) fn control(dice: &mut Choices, key: u64) -> ControlMessage {
             capabilities: u32::MAX,
             delivery: Delivery::Reliable,
             integrity: [Integrity::None, Integrity::Manifest][dice.roll(2) as usize],
+            lands: true,
         }),
     }
 }
@@ -267,6 +269,7 @@ pub(super) fn forged(dice: &mut Choices, to: usize, key: u64) -> Vec<u8> {
             packet_limit: words[0] as u32,
             delivered: words[1] as u32,
             announced: words[2] as u32,
+            lands: true,
         },
         5 => LmHeader::Missing {
             session_key,

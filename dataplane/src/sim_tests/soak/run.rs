@@ -2,13 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
-use lm_protocol::session::{self, Permit, Refusal};
+use lm_protocol::landing::PLACES;
 use lm_protocol::zone::ZONE_ALIGN;
 
 use super::plan::{self, Plan};
@@ -16,7 +13,7 @@ use super::{LIMIT_NS, Report};
 use crate::arena::pages_len;
 use crate::bounds::GENERAL_FRAMES;
 use crate::completion::{LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::config::{ConnectOptions, Start};
+use crate::config::ConnectOptions;
 use crate::landing::Inbound;
 use crate::message::Message;
 use crate::opening::spare_frame_count;
@@ -73,7 +70,6 @@ pub(super) struct Run {
     /// Rounds without work since the last one with some.
     idle: u32,
     /// Whether each host's places are taken.
-    are_full: Option<[Arc<AtomicBool>; 2]>,
     dice: Dice,
 }
 
@@ -125,24 +121,12 @@ impl Run {
         for (from, what) in plan.impairments.iter().enumerate() {
             bed.wire.impair(from, *what);
         }
-        let are_full = plan
-            .full_until
-            .map(|_| [0, 1].map(|_| Arc::new(AtomicBool::new(true))));
-        for (engine, is_full) in (bed.hosts.iter_mut()).zip(are_full.iter().flatten()) {
-            let (is_full, control) = (Arc::clone(is_full), PORT + 1);
-            let permit = Permit {
-                max_message_len: plan.bed.max_message_len,
-                lease: plan.bed.lease,
-            };
-            // Who asks for a session by the one-copy path asks from the data port.
-            let admit = move |application: &session::Application<'_>| {
-                let lands = application.from.port() == control;
-                match lands && is_full.load(Ordering::Relaxed) {
-                    true => Err(Refusal::busy(Duration::from_millis(50))),
-                    false => Ok(permit),
-                }
-            };
-            engine.nodes.as_mut().expect("the granting side").admit = Box::new(admit);
+        if plan.full_until.is_some() {
+            for engine in &mut bed.hosts {
+                engine.with_node(0, |node, now, local, out| {
+                    node.add_receiver(now, PORT, &[], local, out);
+                });
+            }
         }
         Run {
             layout: Layout::new(plan.mode, plan.bed.mtu, LinkShape::IPV4).expect("a legal MTU"),
@@ -154,7 +138,6 @@ impl Run {
             bed,
             rounds: 0,
             idle: 0,
-            are_full,
             dice: plan::dice(!seed),
         }
     }
@@ -193,9 +176,21 @@ impl Run {
         {
             self.take_a_detour(host);
         }
-        let until = self.plan.full_until.iter().flatten();
-        for (is_full, until_ns) in (self.are_full.iter().flatten()).zip(until) {
-            is_full.store(since_ns < *until_ns, Ordering::Relaxed);
+        let now_ns = self.bed.now_ns;
+        let until = self.plan.full_until.iter_mut().flatten();
+        for (engine, until_ns) in (self.bed.hosts.iter_mut()).zip(until) {
+            if since_ns >= *until_ns {
+                *until_ns = u64::MAX;
+                let landing = engine.landing.as_ref().expect("a landing channel");
+                let queue = landing.queue as u16;
+                let places = match engine.fixed.caps.witness {
+                    true => PLACES as usize,
+                    false => 1,
+                };
+                engine.with_node(now_ns, |node, _, _, _| {
+                    node.add_places(PORT, &vec![queue; places]);
+                });
+            }
         }
         let is_awake = [0, 1].map(|host| {
             !self.applications[host].dead
@@ -326,10 +321,6 @@ impl Run {
             max_message_len: self.plan.max_message_len,
             messages_in_flight: self.plan.messages_in_flight,
             one_copy: self.plan.mode == WireMode::Lm && (self.seed / 5).is_multiple_of(4),
-            start: match self.plan.full_until {
-                Some(_) => Start::WhilePending,
-                None => Start::WhenGranted,
-            },
             rate: NonZeroU64::new([0, 0, 0, 300_000_000, 2_000_000_000][(self.seed / 4 % 5) as usize]),
             ..ConnectOptions::default()
         };
@@ -584,10 +575,7 @@ impl Run {
                 .iter()
                 .map(|engine| engine.counters.violations.total())
                 .sum(),
-            changed_over: engines
-                .iter()
-                .map(|engine| engine.counters.sessions_changed_over)
-                .sum(),
+            changed_over: engines.iter().map(|engine| engine.counters.sessions_landed).sum(),
             astray: engines.iter().map(|engine| engine.counters.sessions_astray).sum(),
             virtual_ns: impaired_until_ns,
             died: a.dead || b.dead,

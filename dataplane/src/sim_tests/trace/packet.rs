@@ -119,9 +119,10 @@ fn write_header(line: &mut String, header: &LmHeader) {
             packet_limit,
             delivered,
             announced,
+            lands,
         } => write!(
             line,
-            "credit {session_key:x} {packet_limit} {delivered} {announced}"
+            "credit {session_key:x} {packet_limit} {delivered} {announced} {lands}"
         ),
         LmHeader::Missing {
             session_key,
@@ -156,9 +157,10 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             capabilities: _,
             delivery,
             integrity,
+            lands,
         }) => write!(
             line,
-            "request {sender_id:x} {data_port} {mtu} {} {} 4 {max_message_len} {} {messages_in_flight} {} {}",
+            "request {sender_id:x} {data_port} {mtu} {} {} 4 {max_message_len} {} {messages_in_flight} {} {} {lands}",
             wire.to_u8(),
             link.vlan_tags,
             window.fragments(),
@@ -180,11 +182,12 @@ fn write_control(line: &mut String, request_id: u32, message: &ControlMessage) {
             packet_limit,
             lease_ms,
             first_message,
+            lands,
             capabilities: _,
         }) => write!(
             line,
             "grant {session_key:x} {data_port} {} {} {} {landing_queue} {prefix} {frames_per_packet} {repeats_apart} {} \
-             {max_message_len} {} {packet_limit} {lease_ms} {first_message}",
+             {max_message_len} {} {packet_limit} {lease_ms} {first_message} {lands}",
             layout.wire().to_u8(),
             layout.header_len(),
             layout.payload_len(),
@@ -278,6 +281,7 @@ mod tests {
             packet_limit: 64,
             lease_ms: 1000,
             first_message: 0,
+            lands: true,
             capabilities: 0,
         });
         control(&message)

@@ -133,6 +133,7 @@ fn forged(packet: &mut Vec<u8>, ends: &Ends, dice: &mut Dice) {
                 packet_limit: word(dice),
                 delivered: small(dice),
                 announced: small(dice),
+                lands: true,
             };
             (header, 0)
         }

@@ -282,7 +282,6 @@ fn transfer(plan: &Plan, device: Option<Device>) -> Result<Value> {
     await_link(&bed)?;
     let sender = tool("lm-send")
         .args(["--to", &bed.right().address().to_string(), "--rate", RATE])
-        .arg("--wait-for-grant")
         .arg(&source.file)
         .time_limit(limit);
     (bed.left().spawn(sender.core(0))?.finish()).context("lm-send")?;

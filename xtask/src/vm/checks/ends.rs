@@ -80,9 +80,7 @@ pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
 /// Starts a sender whose message takes three seconds, and kills it after one of them.
 fn kill_in_the_middle(pair: &Pair, source: &Source) -> Result<()> {
     let sender = pair
-        .sending(&format!(
-            "lm-send --json --wait-for-grant --rate 20M --message-size {MESSAGE}"
-        ))
+        .sending(&format!("lm-send --json --rate 20M --message-size {MESSAGE}"))
         .arg(&source.file);
     let mut sender = pair.start_sender(sender)?;
     let end = Instant::now() + Duration::from_secs(10);

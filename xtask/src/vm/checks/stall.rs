@@ -48,12 +48,12 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
         .arg(&folder);
     let receiver = pair.start_receiver(receiver, "listening on")?;
 
-    let first = pair.sending("lm-send --json --wait-for-grant --rate 20M --message-size 8M");
+    let first = pair.sending("lm-send --json --rate 20M --message-size 8M");
     let mut first = pair.start_sender(first.arg(&long.file))?;
     await_stream(&pair, &mut first)?;
     first.signal(Signal::STOP);
     let stopped = Instant::now();
-    let other = pair.sending("lm-send --json --wait-for-grant --message-size 1M");
+    let other = pair.sending("lm-send --json --message-size 1M");
     let other = second.host().spawn(other.arg(&short.file))?.finish();
     let waited = stopped.elapsed();
     ensure!(!first.has_ended()?, "it ended before it was stopped");

@@ -76,7 +76,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
     // of hw/net/virtio-net.c).
     let steered = device != Some(Device::Veth) && steer(right, LANDING_QUEUE)?;
     let sender = tool("lm-send")
-        .args(["--wait-for-grant", "--to", &right.address().to_string()])
+        .args(["--to", &right.address().to_string()])
         .arg(&source.file)
         .core(0)
         .time_limit(Duration::from_secs(40));
@@ -90,7 +90,7 @@ pub(super) fn transfer(_plan: &Plan, device: Option<Device>) -> Result<Value> {
 
 /// Sends the file once; the sender's report.
 pub(super) fn send_file(pair: &Pair, source: &Source) -> Result<Value> {
-    let sender = pair.sending("lm-send --json --wait-for-grant").arg(&source.file);
+    let sender = pair.sending("lm-send --json").arg(&source.file);
     let sent = pair.start_sender(sender)?.finish()?;
     sent.json().context("lm-send --json")
 }

@@ -1,0 +1,158 @@
+//! Places: which sessions have them, and to whom they go when they are not used.
+
+use crate::control::{Ended, Request};
+use crate::time::Time;
+use alloc::vec::Vec;
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
+
+use super::Grantor;
+use crate::session::landing::{Aside, CloseReason, Landing, Session, Unused};
+
+/// A place in which nothing lands for so long goes to a session that waits for one and was used later, by [`LATER`] at least.
+pub const UNUSED_MAX: Duration = Duration::from_secs(5);
+
+/// Sessions that are as idle as each other do not take places from each other.
+const LATER: Duration = Duration::from_secs(1);
+
+/// A session without a place that had nothing under way for so long waits for none. One that never had a place counts as used for so long.
+const WANTED_MAX: Duration = Duration::from_secs(10);
+
+impl Grantor {
+    /// When to call [`Grantor::make_way`] for whoever waits; `None` while a place is free.
+    pub fn next_way(&self) -> Option<Time> {
+        let is_full = self.free_places() == 0;
+        (self.placed().map(|session| session.expires).min()).filter(|_| is_full)
+    }
+
+    /// Somebody wants a place that there is not: sessions whose lease has run out give theirs up; gives their number. Those of which a
+    /// message is under way go on without, where they can: a path may be cut.
+    pub fn make_way(&mut self, now: Time, landing: &mut dyn Landing) -> usize {
+        let mut freed = 0;
+        for at in 0..self.queues.len() {
+            let Some(session) = self.queues[at].1.filter(|session| session.expires <= now) else {
+                continue;
+            };
+            let is_idle = landing.unused(&session).is_some_and(|unused| unused.is_idle);
+            let aside = match is_idle {
+                true => Aside::Never,
+                false => self.put_aside(&session, now, landing),
+            };
+            let session_key = session.grant.session_key;
+            match aside {
+                Aside::Done => freed += 1,
+                Aside::Later => {}
+                Aside::Never => {
+                    let is_it = |session: &Session| session.grant.session_key == session_key;
+                    freed += self.close_where(landing, CloseReason::Expired, is_it);
+                }
+            }
+        }
+        freed
+    }
+
+    /// A session of a host waits for a place, or a request, and had something under way at `used`: the session that has not used its own for
+    /// longest gives it up, if that is [`UNUSED_MAX`] and since before that; where the host has as many as it may, one of its own. It goes on without. Where none can, the first ends: what is to be told to its sender, under
+    /// the number of its request; it asks again when it has something to send.
+    pub fn displace(
+        &mut self,
+        (host, used): (Ipv4Addr, Time),
+        now: Time,
+        landing: &mut dyn Landing,
+    ) -> Option<(SocketAddrV4, u32, Ended)> {
+        let its_own = self.has_enough_places(host);
+        let may_go = |session: &&Session| !its_own || *session.peer.ip() == host;
+        let unused = |session: &Session| {
+            let unused = landing.unused(session)?;
+            let may_go = now.since(unused.since) >= UNUSED_MAX && unused.since + LATER <= used;
+            may_go.then_some((unused, *session))
+        };
+        let mut unused: Vec<(Unused, Session)> = self.placed().filter(may_go).filter_map(unused).collect();
+        unused.sort_by_key(|(unused, session)| (*unused, session.grant.session_key));
+        let mut ending = None;
+        for (_, session) in unused {
+            match self.put_aside(&session, now, landing) {
+                Aside::Done | Aside::Later => return None,
+                Aside::Never => ending = ending.or(Some(session)),
+            }
+        }
+        self.end(&ending?, landing)
+    }
+
+    /// Whether a host has as many places as it may: others are to find one, whatever it asks for.
+    pub fn has_enough_places(&self, host: Ipv4Addr) -> bool {
+        let is_its = |session: &&Session| *session.peer.ip() == host;
+        self.placed().filter(is_its).count() >= self.address_max
+    }
+
+    /// Whether a host has half of all sessions that may be without a place.
+    pub(super) fn has_enough_aside(&self, host: Ipv4Addr) -> bool {
+        let is_its = |session: &&Session| *session.peer.ip() == host;
+        2 * self.aside.iter().flatten().filter(is_its).count() >= self.aside.len()
+    }
+
+    /// The sessions that wait for a place, since they have something to send or had it lately; and when.
+    pub fn waiting(&self, now: Time, landing: &dyn Landing) -> Vec<(Session, Time)> {
+        let waits = |session: &Session| {
+            let is_new = session.aside == Some(session.begun) && now.since(session.begun) < WANTED_MAX;
+            let unused = landing.unused(session).filter(|_| !is_new);
+            let is_over = |unused: Unused| unused.is_idle && now.since(unused.since) >= WANTED_MAX;
+            let used = unused.map_or(now, |unused| unused.since);
+            (session.request.lands && !unused.is_some_and(is_over)).then_some((*session, used))
+        };
+        self.aside.iter().flatten().filter_map(waits).collect()
+    }
+
+    /// Whether a place is free for a new session of that sender.
+    pub fn has_place_for(&self, from: SocketAddrV4, request: &Request) -> bool {
+        request.lands && self.free_places() > 0 && !self.has_enough_places(*from.ip())
+    }
+
+    /// The session that a request began.
+    pub fn session_of(&self, from: SocketAddrV4, request_id: u32, request: &Request) -> Option<&Session> {
+        self.sessions()
+            .find(|session| session.is_from(from, request_id, request))
+    }
+
+    /// Gives a session that is aside a place, if there is one that it can have now.
+    pub fn land(&mut self, session_key: u64, landing: &mut dyn Landing) -> bool {
+        let is_it = |slot: &&mut Option<Session>| {
+            slot.is_some_and(|session| session.grant.session_key == session_key)
+        };
+        let session = self.session(session_key).copied();
+        if session.is_some_and(|session| self.has_enough_places(*session.peer.ip())) {
+            return false;
+        }
+        let Some(slot) = self.aside.iter_mut().find(is_it) else {
+            return false;
+        };
+        let free = self.queues.iter_mut().find(|(_, place)| place.is_none());
+        let (Some(session), Some((queue, free))) = (slot.as_mut(), free) else {
+            return false;
+        };
+        if !landing.land(session) {
+            return false;
+        }
+        (session.grant.landing_queue, session.aside) = (*queue, None);
+        *free = slot.take();
+        true
+    }
+
+    /// A session goes on without its place, if one more may.
+    fn put_aside(&mut self, session: &Session, now: Time, landing: &mut dyn Landing) -> Aside {
+        let Some(free) = self.aside.iter_mut().find(|slot| slot.is_none()) else {
+            return Aside::Never;
+        };
+        let aside = landing.set_aside(session);
+        if aside == Aside::Done {
+            let is_it = |placed: &mut Session| placed.grant.session_key == session.grant.session_key;
+            let mut placed = self.queues.iter_mut();
+            let moved = placed.find_map(|(_, slot)| slot.take_if(is_it));
+            *free = moved.map(|session| Session {
+                aside: Some(now),
+                ..session
+            });
+        }
+        aside
+    }
+}
