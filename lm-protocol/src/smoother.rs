@@ -241,7 +241,7 @@ impl Rate {
 
 /// Credits that there are.
 ///
-/// Four words, so that they can be atomics of a page that processes share. Time is claimed by moving `filled` or `next_refresh`, and whoever
+/// Plain words, so that they can be atomics of a page that processes share. Time is claimed by moving `filled` or `next_refresh`, and whoever
 /// moved one adds what it brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credits {
@@ -252,6 +252,10 @@ pub struct Credits {
     next_refresh: Time,
     /// Others that left since the last refresh, without the one that a forgiven debt let go.
     others: i64,
+    /// Packets that took a credit, of all kinds.
+    sent: u64,
+    /// Others waited since the last refresh.
+    is_wanted: bool,
 }
 
 impl Credits {
@@ -265,6 +269,8 @@ impl Credits {
             filled: now,
             next_refresh: now + rate.refresh_period,
             others: 0,
+            sent: 0,
+            is_wanted: false,
         }
     }
 
@@ -284,7 +290,7 @@ impl Credits {
     /// The refresh that was due. Returns the debt that it forgives, in billionths.
     fn refresh(&mut self, rate: &Rate, now: Time) -> i64 {
         if rate.law == Law::Paper {
-            self.billionths = rate.depth.min(self.billionths + rate.depth);
+            self.billionths = rate.depth.min(self.billionths.saturating_add(rate.depth));
         }
         self.next_refresh += rate.refresh_period;
         if self.next_refresh <= now {
@@ -299,6 +305,7 @@ impl Credits {
         };
         self.billionths += forgiven;
         self.others = if forgiven > 0 { -1 } else { 0 };
+        self.is_wanted = false;
         forgiven
     }
 
@@ -308,6 +315,8 @@ impl Credits {
         let whole = (self.billionths / CREDIT).clamp(0, i64::from(packets));
         self.billionths -= whole * CREDIT;
         self.others += whole;
+        self.sent += whole as u64; // not negative
+        self.is_wanted |= whole < i64::from(packets);
         whole as u32 // at most `packets`
     }
 
@@ -316,7 +325,14 @@ impl Credits {
     fn spend(&mut self, rate: &Rate, packets: u32) -> i64 {
         let wanted = self.billionths.saturating_sub(i64::from(packets) * CREDIT);
         self.billionths = wanted.max(-rate.depth);
+        self.sent += u64::from(packets);
         self.billionths - wanted
+    }
+
+    fn give_back(&mut self, packets: u32) {
+        self.billionths = self.billionths.saturating_add(i64::from(packets) * CREDIT);
+        self.others -= i64::from(packets);
+        self.sent = self.sent.saturating_sub(u64::from(packets));
     }
 
     /// When another may leave that may not now: if no real-time packet comes first.
@@ -364,12 +380,11 @@ pub struct Smoother {
     parameters: Parameters,
     rate: Rate,
     credits: Credits,
-    /// Losses that are no signal yet, in billionths of a packet.
+    /// Losses that are no signal yet, in billionths of a packet, and packets that had left when that was counted.
     tolerated: i64,
+    tolerated_at: u64,
     /// A signal came since the last refresh; at `paced`, one that counted.
     is_signalled: bool,
-    /// Others waited for credits since the last refresh.
-    is_wanted: bool,
     /// Before this moment a signal is about what left before the last one.
     deaf_until: Time,
     /// Delay of real-time packets that is no signal.
@@ -391,8 +406,8 @@ impl Smoother {
             rate,
             credits: Credits::new(&rate, now),
             tolerated: 0,
+            tolerated_at: 0,
             is_signalled: false,
-            is_wanted: false,
             deaf_until: Time::ZERO,
             delay_limit: Duration::ZERO,
             forgiven: 0,
@@ -411,10 +426,7 @@ impl Smoother {
     #[inline]
     pub fn take(&mut self, packets: u32, now: Time) -> u32 {
         self.advance(now);
-        let allowed = self.credits.take(packets);
-        self.is_wanted |= allowed < packets;
-        self.tolerate(allowed);
-        allowed
+        self.credits.take(packets)
     }
 
     /// Real-time or control packets leave, whatever credits there are.
@@ -423,23 +435,18 @@ impl Smoother {
         self.advance(now);
         let forgiven = self.credits.spend(&self.rate, packets);
         self.forgiven += forgiven as u128; // not negative
-        self.tolerate(packets);
     }
 
     /// Packets that [`Smoother::take`] had allowed did not leave.
     pub fn give_back(&mut self, packets: u32) {
-        self.credits.billionths = self
-            .credits
-            .billionths
-            .saturating_add(i64::from(packets) * CREDIT);
-        self.credits.others -= i64::from(packets);
-        self.tolerated = (self.tolerated - self.tolerance() * i64::from(packets)).max(0);
+        self.credits.give_back(packets);
     }
 
     /// Packets were lost on their way, of whatever class. What the host itself dropped is no loss: that is what smoothing does.
     pub fn lost(&mut self, packets: u32, now: Time) {
         self.advance(now);
-        self.tolerated -= i64::from(packets) * CREDIT;
+        self.tolerated = self.tolerance() - i64::from(packets) * CREDIT;
+        self.tolerated_at = self.credits.sent;
         if self.tolerated < 0 {
             self.tolerated = 0;
             self.signalled(now);
@@ -459,7 +466,7 @@ impl Smoother {
     ///
     /// `paced` does not raise a rate that nobody waits for: it would know nothing of the port when all of it is used at once.
     pub fn others_wait(&mut self) {
-        self.is_wanted = true;
+        self.credits.is_wanted = true;
     }
 
     /// Makes the refresh that is due, and lets credits come. All that is told the time does that; a timer has to where nothing leaves.
@@ -509,7 +516,7 @@ impl Smoother {
                 };
                 rate.credits_per_second = self.parameters.credits_per_second(rate.refresh_period);
             }
-            Law::Paced if self.is_wanted && !self.is_signalled => {
+            Law::Paced if self.credits.is_wanted && !self.is_signalled => {
                 let initial = self.parameters.credits_per_second(self.parameters.refresh_period);
                 let raised = rate
                     .credits_per_second
@@ -518,7 +525,7 @@ impl Smoother {
             }
             Law::Paced => {}
         }
-        (self.is_signalled, self.is_wanted) = (false, false);
+        self.is_signalled = false;
         let forgiven = self.credits.refresh(&self.rate, now);
         self.forgiven += forgiven as u128; // not negative
     }
@@ -536,18 +543,12 @@ impl Smoother {
         self.is_signalled = true;
     }
 
-    /// Z in billionths.
+    /// Losses that are no signal now: of 1/Z packets that leave one. The tolerance of CBD packets is kept, and one loss at least.
     fn tolerance(&self) -> i64 {
-        (self.parameters.loss_tolerance * CREDIT as f64) as i64 // at most one packet
-    }
-
-    /// Packets leave, and of 1/Z of them one may be lost. The tolerance of CBD packets is kept, and one loss at least.
-    #[inline]
-    fn tolerate(&mut self, packets: u32) {
-        let tolerance = self.tolerance();
-        if tolerance > 0 {
-            let most = CREDIT.max(tolerance.saturating_mul(i64::from(self.parameters.bucket_depth)));
-            self.tolerated = (self.tolerated + tolerance.saturating_mul(i64::from(packets))).min(most);
-        }
+        let share = (self.parameters.loss_tolerance * CREDIT as f64) as i64; // at most one packet
+        let sent = self.credits.sent.saturating_sub(self.tolerated_at);
+        let brought = share.saturating_mul(i64::try_from(sent).unwrap_or(i64::MAX));
+        let most = CREDIT.max(share.saturating_mul(i64::from(self.parameters.bucket_depth)));
+        self.tolerated.saturating_add(brought).min(most)
     }
 }
