@@ -331,6 +331,25 @@ fn what_did_not_leave_is_given_back() {
         smoother.give_back(allowed - 1);
         assert_eq!(smoother.take(100, Time::ZERO), allowed - 1, "{law:?}");
     }
+
+    // Others that had nothing in the end get their packet after the refresh.
+    let mut smoother = Smoother::new(table_3(Law::Paced), Time::ZERO).unwrap();
+    let allowed = smoother.take(2, Time::ZERO);
+    smoother.give_back(allowed);
+    smoother.spend(100, Time::from_millis(9));
+    assert_eq!(smoother.take(2, Time::from_millis(10)), 1);
+    // What did not leave brings no tolerance.
+    let one_in_two = Parameters {
+        loss_tolerance: 0.5,
+        ..table_3(Law::Paced)
+    };
+    for (given_back, rate) in [(0, 4000), (1, 3600)] {
+        let mut smoother = Smoother::new(one_in_two, Time::ZERO).unwrap();
+        smoother.take(2, Time::ZERO);
+        smoother.give_back(given_back);
+        smoother.lost(1, Time::ZERO);
+        assert_eq!(smoother.rate().credits_per_second(), rate);
+    }
 }
 
 #[test]
