@@ -417,6 +417,9 @@ impl Smoother {
     }
 
     /// The tightest deadline of real-time packets that leave here: `paced` takes half of it for a signal, and four frame times at least.
+    ///
+    /// A port whose whole buffer delays less than the limit is known by its losses alone. (500 Mbit/s, 32 frames, a deadline of 2 ms: 0.2 to 2 %
+    /// of real-time packets lost in simulation, 0.01 % with no deadline.)
     pub fn set_deadline(&mut self, tightest: Option<Duration>) {
         let frames = Duration::from_secs(1) * DELAY_FRAMES / self.parameters.link_frames_per_second.get();
         self.delay_limit = tightest.map_or(frames, |deadline| frames.max(deadline / 2));
