@@ -17,6 +17,7 @@
 //! | [`rate`] | how many packets may leave now: a sender's rate limit, and its back-off on loss |
 //! | [`rss`] | on which queue of a card a packet arrives, and which source port brings one there |
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
+//! | [`smoother`] | how many packets may leave so that real-time ones find room at a port that hosts share |
 //! | [`serial`] | comparison of numbers that wrap |
 //! | [`time`] | the time that the state machines are told |
 //!
@@ -53,6 +54,7 @@ pub mod rate;
 pub mod rss;
 pub mod serial;
 pub mod session;
+pub mod smoother;
 pub mod time;
 pub mod turns;
 pub mod window;
