@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::NotHere;
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
 use crate::ends::Ends;
-use crate::vm::debian;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
 use crate::vm::protocol::{Mode, Plan, Spoil};
+use crate::vm::qemu;
 
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
@@ -270,7 +270,7 @@ pub(super) fn spread_evenly(host: &Host) -> Result<()> {
 pub(super) fn require_zero_copy(device: Device) -> Result<()> {
     let release = facts()["kernel"].as_str().unwrap_or_default().to_owned();
     let since = device.zerocopy_since().context("this device has no zero-copy")?;
-    if debian::numbers(&release) < since.to_vec() {
+    if qemu::numbers(&release) < since.to_vec() {
         bail!(NotHere(format!(
             "{} has zero-copy since Linux {}.{}, and this is {release}; take a newer one (--kernel FILE --modules DIR)",
             device.name(),
