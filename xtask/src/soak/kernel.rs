@@ -117,7 +117,7 @@ impl Plan {
 
     fn arguments(&self, seed: u64) -> Vec<String> {
         let line = format!(
-            "check --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
+            "messages --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
              --in-flight {} --mode {}",
             self.message_size, self.messages, self.in_flight, self.mode
         );
