@@ -15,9 +15,10 @@ use crate::bed::{Launch, ip};
 pub(super) struct Pair([String; 2]);
 
 impl Pair {
-    pub(super) fn of(device: Option<Device>) -> Result<Pair> {
-        let driver = device.and_then(Device::driver);
-        let driver = driver.context("this check is of a device with a driver")?;
+    pub(super) fn of(device: Device) -> Result<Pair> {
+        let driver = device
+            .driver()
+            .context("this check is of a device with a driver")?;
         let found = cards(driver);
         let [one, other] = found.as_slice() else {
             bail!("{} interfaces with the driver {driver} instead of 2", found.len());
@@ -46,7 +47,7 @@ impl Drop for Pair {
     }
 }
 
-pub(super) fn check(_: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check(_: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::of(device)?;
     let mut report = pair.overlay()?;
     report["kernel"] = json!(facts()["kernel"]);

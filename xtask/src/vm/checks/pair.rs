@@ -36,17 +36,16 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Two hosts with a link. What the driver lacks in this kernel is no failure.
-    pub(super) fn new(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+    pub(super) fn new(plan: &Plan, device: Device) -> Result<Pair> {
         Pair::of(plan, device, false)
     }
 
     /// The sender on a veth, an impairment box, and the receiver on a card.
-    pub(super) fn with_box(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+    pub(super) fn with_box(plan: &Plan, device: Device) -> Result<Pair> {
         Pair::of(plan, device, true)
     }
 
-    fn of(plan: &Plan, device: Option<Device>, with_box: bool) -> Result<Pair> {
-        let device = device.context("this check is of a device")?;
+    fn of(plan: &Plan, device: Device, with_box: bool) -> Result<Pair> {
         // A check that failed leaves what its programs had no time to take back; its namespaces are gone, and its cards reset.
         for note in steering_notes() {
             let _ = std::fs::remove_file(Path::new(STEERING_FOLDER).join(note));
