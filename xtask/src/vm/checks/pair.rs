@@ -193,18 +193,21 @@ pub(super) fn launch(line: &str, mode: Mode) -> Launch {
         .time_limit(Duration::from_secs(120))
 }
 
+/// The interfaces of the two cards of a kind; none of a kind that is no card.
+pub(super) fn two_cards(device: Device) -> Result<Option<[String; 2]>> {
+    let Some(driver) = device.driver() else {
+        return Ok(None);
+    };
+    let found: Vec<String> = cards(driver).into_iter().map(|card| card.interface).collect();
+    let count = found.len();
+    let two = found.try_into().ok();
+    two.map(Some)
+        .with_context(|| format!("{count} interfaces with the driver {driver} instead of 2"))
+}
+
 /// Two hosts on the devices of one kind, with a link.
 pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
-    let cards = match device.driver() {
-        None => None,
-        Some(driver) => {
-            let found = cards(driver);
-            let [one, other] = found.as_slice() else {
-                bail!("{} interfaces with the driver {driver} instead of 2", found.len());
-            };
-            Some([one.interface.clone(), other.interface.clone()])
-        }
-    };
+    let cards = two_cards(device)?;
     let bed = Bed::new(&BedConfig {
         cards,
         with_box,
