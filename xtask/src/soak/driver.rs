@@ -13,6 +13,9 @@ use anyhow::{Result, bail, ensure};
 /// How often progress is shown.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
+/// Seeds that came to a good end, in a [`Tally`].
+pub(super) const SEEDS: &str = "seeds";
+
 /// What all runs together did, by name.
 #[derive(Default)]
 pub(super) struct Tally(Mutex<BTreeMap<&'static str, u64>>);
@@ -30,7 +33,8 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = lock(&self.0);
-        let words = counts.iter().map(|(what, count)| format!("{what} {count}"));
+        let others = counts.iter().filter(|(what, _)| **what != SEEDS);
+        let words = others.map(|(what, count)| format!("{what} {count}"));
         f.write_str(&words.collect::<Vec<_>>().join(", "))
     }
 }
@@ -46,7 +50,7 @@ pub(super) struct Failure {
 
 /// Something that runs seeds.
 pub(super) trait Soak: Sync {
-    /// Runs seeds, or those before the first that fails, and counts those that came to a good end as `seeds`; none need be run to its end
+    /// Runs seeds, or those before the first that fails, and counts those that came to a good end as [`SEEDS`]; none need be run to its end
     /// once `is_stopped`.
     fn run(&self, seeds: Range<u64>, tally: &Tally, is_stopped: &AtomicBool) -> Result<Option<Failure>>;
 
@@ -60,9 +64,12 @@ pub(super) trait Soak: Sync {
 /// The first seed that failed, and the command that repeats it.
 pub(super) fn run(soak: &dyn Soak, seeds: Range<u64>, jobs: u64) -> Result<Tally> {
     let (count, started, tally) = (seeds.end - seeds.start, Instant::now(), Tally::default());
-    let line = || format!("of {count} {tally}, {} s", started.elapsed().as_secs());
+    let line = || {
+        let (done, seconds) = (tally.of(SEEDS), started.elapsed().as_secs());
+        format!("{done} of {count} seeds in {seconds} s: {tally}")
+    };
     let failure = first_failure(soak, seeds, jobs, &tally, &|| eprintln!("{}", line()))?;
-    let done = tally.of("seeds");
+    let done = tally.of(SEEDS);
     if let Some(Failure { seed, error, said }) = failure {
         if !said.is_empty() {
             eprintln!("{}", said.trim_end());

@@ -142,7 +142,7 @@ impl Soak for Kernel {
                 let (error, said) = (format!("{error:#}"), format!("{plan:?}"));
                 return Ok(Some(Failure { seed, error, said }));
             }
-            tally.add("seeds", 1);
+            tally.add(driver::SEEDS, 1);
         }
         Ok(None)
     }

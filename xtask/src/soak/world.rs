@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::driver::{Failure, Soak, Tally, lock};
+use super::driver::{Failure, SEEDS, Soak, Tally, lock};
 use super::traces::RECORD_VARIABLE;
 use crate::bed::Launch;
 use crate::workspace::{cargo, command_line, root};
@@ -164,7 +164,7 @@ impl Soak for Simulated {
                 } => {
                     lock(&self.traces).extend(trace.map(|trace| (seed, trace.to_owned())));
                     expected = seed + 1;
-                    tally.add("seeds", 1);
+                    tally.add(SEEDS, 1);
                     tally.add("messages", messages);
                 }
                 Line::Failed { seed, error } => {
@@ -314,7 +314,7 @@ mod tests {
             let count = seeds.end - seeds.start;
             let soak = shell(OK);
             let tally = driver::run(&soak, seeds, jobs).unwrap();
-            assert_eq!((tally.of("seeds"), tally.of("messages")), (count, 2 * count));
+            assert_eq!((tally.of(SEEDS), tally.of("messages")), (count, 2 * count));
         }
         let silent = failure_of("true", 0..2);
         assert!(silent.contains("0 of 2 seeds ran"), "{silent}");
