@@ -137,8 +137,7 @@ fn steer_to(ends: [&Host; 2], queue: u32) -> Result<bool> {
     Ok(near? && far?)
 }
 
-/// A card's interrupts come to its host's own core, and fragments of datagrams that were lost go soon: they fill the kernel's 4 MiB for them, and
-/// then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
+/// A card's interrupts come to its host's own core.
 fn prepare(host: &Host, core: u32) -> Result<()> {
     for irq in irqs(host)? {
         // The one that the card itself has may be fixed.
@@ -147,7 +146,7 @@ fn prepare(host: &Host, core: u32) -> Result<()> {
             format!("{:x}", 1 << core),
         );
     }
-    host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")
+    Ok(())
 }
 
 /// What `lm-bench` found, and how many interrupts the two cards had meanwhile: the sending or asking one, then the other. Packets are not counted: igb
@@ -191,9 +190,13 @@ pub(super) struct LmBench<'a> {
 }
 
 impl LmBench<'_> {
-    /// Starts the server; no command takes longer than `limit_s` seconds.
+    /// Starts the server; no command takes longer than `limit_s` seconds. Fragments of datagrams that were lost go soon: they fill the kernel's
+    /// 4 MiB for them, and then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
     pub(super) fn serve(bed: &Bed, limit_s: u32) -> Result<LmBench<'_>> {
         let limit = Duration::from_secs(limit_s.into());
+        for host in [bed.left(), bed.right()] {
+            host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")?;
+        }
         let line = format!(
             "serve --core 1 --from-anyone --bind {}:7170",
             bed.right().address()

@@ -105,14 +105,16 @@ fn kill(mut program: Program) -> Result<()> {
     Ok(())
 }
 
-/// What was received: one file, and nothing of transfers that broke.
+/// What was received: one file, and of transfers that broke one part at most, with which that file would go on.
 fn received_file(source: &Source) -> Result<PathBuf> {
     let entries = std::fs::read_dir(&source.folder).context("cannot read the received files' folder")?;
     let files = entries.flatten().map(|entry| entry.path());
-    let files: Vec<PathBuf> = files.filter(|path| *path != source.file).collect();
+    let (parts, files): (Vec<PathBuf>, Vec<PathBuf>) = files
+        .filter(|path| *path != source.file)
+        .partition(|path| path.extension().is_some_and(|ending| ending == "part"));
     match files.as_slice() {
-        [file] => Ok(file.clone()),
-        _ => bail!("there are {files:?} instead of one received file"),
+        [file] if parts.len() <= 1 => Ok(file.clone()),
+        _ => bail!("there are {files:?} and {parts:?} instead of one received file and one part"),
     }
 }
 

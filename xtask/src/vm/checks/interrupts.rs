@@ -79,8 +79,9 @@ fn ensure_measured(report: &Value, systems: &[&str], sizes: &[u64]) -> Result<()
             });
             ensure!(
                 found,
-                "{system} has no figures at {size} bytes: {}",
-                report["absent"]
+                "{system} has no figures at {size} bytes: {} {}",
+                report["absent"],
+                report["failures"]
             );
         }
     }
