@@ -49,9 +49,6 @@ pub struct AskArgs {
     /// Seconds that a request may wait
     #[arg(long, default_value_t = 3.0)]
     pub patience: f64,
-    /// Do not sleep while an answer is to come
-    #[arg(long)]
-    pub spin: bool,
 }
 
 /// What `admission ask` prints.
@@ -93,7 +90,7 @@ pub(super) struct AskReport {
 pub(super) fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
     let mut asking = Asking {
         args,
-        host: Host::new(&args.ends, args.spin)?,
+        host: Host::new(&args.ends)?,
         patience: Duration::from_secs_f64(args.patience.clamp(0.1, 60.0)),
         number: 0,
         sent: HashMap::new(),

@@ -53,7 +53,7 @@ pub(super) struct FloodReport {
 ///
 /// A one-line reason when the key cannot be read, the socket not be opened, or the daemon not be reached.
 pub(super) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
-    let mut host = Host::new(&args.ends, false)?;
+    let mut host = Host::new(&args.ends)?;
     let to = args.ends.to;
     // The second one is from a life that the daemon knows by then: its replay is known for one by its number.
     let mut authentic = None;

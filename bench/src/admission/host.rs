@@ -47,15 +47,13 @@ pub(super) struct Host {
     actions: Vec<Action>,
     /// What requests and sessions have come to.
     pub(super) told: Vec<Told>,
-    /// Never slept: the socket is asked again and again.
-    spin: bool,
     /// The last datagram that left.
     pub(super) last_sent: Option<Datagram>,
 }
 
 impl Host {
     /// A host on any port.
-    pub(super) fn new(ends: &Ends, spin: bool) -> Result<Host, Failure> {
+    pub(super) fn new(ends: &Ends) -> Result<Host, Failure> {
         let bytes = lm_admission::key::read(&ends.key_file, None).map_err(Failure::new)?;
         let key = lm_admission::key::of_bytes(&ends.key_file, &bytes).map_err(Failure::new)?;
         let told = |error| Failure::new(chain(&error));
@@ -82,7 +80,6 @@ impl Host {
             started: Instant::now(),
             actions: Vec::new(),
             told: Vec::new(),
-            spin,
             last_sent: None,
         })
     }
@@ -118,20 +115,18 @@ impl Host {
 
     /// Takes what has come and does what is due; sleeps before for `longest` at most, when nothing is.
     pub(super) fn turn(&mut self, longest: Duration) -> Result<(), Failure> {
-        if !self.spin {
-            let due = self
-                .node
-                .next_deadline()
-                .map(|deadline| deadline.since(self.now()));
-            let longest = due.map_or(longest, |due| due.min(longest));
-            let timeout = Timespec {
-                tv_sec: longest.as_secs() as i64,
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            };
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Failure::new(format!("cannot wait for datagrams: {error}"))),
-            }
+        let due = self
+            .node
+            .next_deadline()
+            .map(|deadline| deadline.since(self.now()));
+        let longest = due.map_or(longest, |due| due.min(longest));
+        let timeout = Timespec {
+            tv_sec: longest.as_secs() as i64,
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Failure::new(format!("cannot wait for datagrams: {error}"))),
         }
         let mut bytes = [0; DATAGRAM_LEN_MAX];
         for _ in 0..DATAGRAMS_PER_TURN {

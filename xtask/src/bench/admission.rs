@@ -81,9 +81,10 @@ impl Ground {
     }
 
     /// One round of trains; nothing that was granted may be lost.
-    fn ask(&self, spin: bool) -> Result<Value> {
+    fn ask(&self) -> Result<Value> {
         let to = format!("{}:{CONTROL_PORT}", self.bed.right().address());
-        let mut launch = Launch::new(self.daemons.tool("lm-bench"))
+        // It does not spin: it would keep its core from the receiver, which polls the queue that requests come in on.
+        let launch = Launch::new(self.daemons.tool("lm-bench"))
             .args(["--time-limit", "3600", "admission", "ask", "--to", &to])
             .args(["--bind", &self.bed.left().address().to_string()])
             .args([
@@ -97,9 +98,6 @@ impl Ground {
             .core(two_cores()[0])
             .time_limit(Duration::from_secs(3600))
             .goes_first();
-        if spin {
-            launch = launch.arg("--spin");
-        }
         let finished = self.bed.left().spawn(launch)?.finish();
         let report = finished
             .with_context(|| {
@@ -117,9 +115,9 @@ impl Ground {
     }
 
     /// Asks for one session after the other, in rounds, and keeps each with how far apart the cores were.
-    fn in_trains(&self, requests: u32, spin: bool, distances: &mut Distances) -> Result<Latency> {
+    fn in_trains(&self, requests: u32, distances: &mut Distances) -> Result<Latency> {
         let rounds = 0..requests.div_ceil(REQUESTS_A_ROUND);
-        let rounds = rounds.map(|_| distances.around(|| self.ask(spin)));
+        let rounds = rounds.map(|_| distances.around(|| self.ask()));
         Ok(Latency {
             rounds: rounds.collect::<Result<_>>()?,
         })
@@ -242,11 +240,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         eprintln!("  daemons {name}: latency");
         // Where nothing spins, it matters whether idle cores sleep.
         if !spin {
-            let latency = ground.in_trains(arguments.requests / 3, spin, &mut distances)?;
+            let latency = ground.in_trains(arguments.requests / 3, &mut distances)?;
             measured("on cores that sleep, too", "ask_cores_asleep", latency);
         }
         let _awake = keep_cores_awake()?;
-        let latency = ground.in_trains(arguments.requests, spin, &mut distances)?;
+        let latency = ground.in_trains(arguments.requests, &mut distances)?;
         measured(&format!("daemons {name}, cores kept awake"), "ask", latency);
     }
     result["comparisons"] = json!(comparisons);
