@@ -336,19 +336,30 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Reads the command line. The `Err` is what to exit with at once: help and version were printed, or a usage error.
-///
-/// # Errors
-/// The exit code, after everything to say was said.
-pub fn parse<P: Parser>(tool: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<P, ExitCode> {
-    P::try_parse_from(arguments).map_err(|error| {
-        if error.use_stderr() {
+/// What a program's `main` returns: reads the command line, starts the log, which `verbose` says how much of, and runs the program. Help and
+/// version are printed, and the reason of a failure is said in one line.
+pub fn main<P: Parser>(
+    tool: &str,
+    arguments: impl IntoIterator<Item = OsString>,
+    verbose: impl FnOnce(&P) -> u8,
+    run: impl FnOnce(P) -> Result<ExitCode, Failure>,
+) -> ExitCode {
+    let options = match P::try_parse_from(arguments) {
+        Ok(options) => options,
+        Err(error) if error.use_stderr() => {
             complain(tool, &usage_line(&error.to_string()));
             return ExitCode::from(EXIT_USAGE);
         }
-        // `lm-send --help | head` closes the pipe early; that is no failure.
-        let _ = write!(std::io::stdout(), "{error}");
-        ExitCode::from(EXIT_OK)
+        Err(error) => {
+            // `lm-send --help | head` closes the pipe early; that is no failure.
+            let _ = write!(std::io::stdout(), "{error}");
+            return ExitCode::from(EXIT_OK);
+        }
+    };
+    crate::log::start(verbose(&options));
+    run(options).unwrap_or_else(|failure| {
+        complain(tool, &failure.text);
+        ExitCode::from(failure.code)
     })
 }
 

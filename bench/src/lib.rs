@@ -16,7 +16,7 @@ pub mod input;
 mod kept;
 pub mod link;
 pub mod lm;
-pub mod log;
+mod log;
 pub mod meter;
 pub mod output;
 pub mod page;

@@ -7,7 +7,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// Shows what the library has to say from now on. `RUST_LOG` decides what of it; where it is not set, warnings and errors,
 /// and with each `verbose` one level more. Times and colours only on a terminal.
-pub fn start(verbose: u8) {
+pub(crate) fn start(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,

@@ -116,18 +116,13 @@ pub struct Options {
 
 /// Runs the tool; what `main` returns.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let options: Options = match cli::parse(TOOL, arguments) {
-        Ok(options) => options,
-        Err(code) => return code,
-    };
-    crate::log::start(options.link.verbose);
-    match Tool::open(&options) {
-        Ok(tool) => tool.run(),
-        Err(failure) => {
-            cli::complain(TOOL, &failure.text);
-            ExitCode::from(failure.code)
-        }
-    }
+    let verbose = |options: &Options| options.link.verbose;
+    cli::main(
+        TOOL,
+        arguments,
+        verbose,
+        |options| Ok(Tool::open(&options)?.run()),
+    )
 }
 
 struct Tool {

@@ -1,4 +1,4 @@
-//! Measurements by `lm-bench end`: a far end, which listens, and a near one, which asks or sends. Both are told what is done, as JSON, and
+//! Measurements by `lm-bench end`: a far end, which listens, and a near one, which sends. Both are told what is done, as JSON, and
 //! print what they have measured.
 
 use anyhow::{Context, Result};
@@ -15,35 +15,22 @@ pub struct Ends {
     transport: &'static str,
     size: u64,
     mode: &'static str,
-    task: Task,
+    warm_up: f64,
+    /// Of the near and of the far end.
+    seconds: [f64; 2],
     options: [String; 2],
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Task {
-    RoundTrips { count: u32, rate: Option<u32> },
-    Stream { warm_up: f64, seconds: [f64; 2] },
 }
 
 impl Ends {
     /// A stream of messages of `size` bytes, of which `seconds` count at the far end after `warm_up` from its first one. `transport` is one of
     /// `lm`, `lm-no-integrity`, `lm-sleeping`, `udp-blocking`, `tcp` and what else `lm-bench` calls so.
     pub fn stream(transport: &'static str, size: u64, [warm_up, seconds]: [f64; 2]) -> Ends {
-        let seconds = [seconds; 2];
-        Ends::new(transport, size, Task::Stream { warm_up, seconds })
-    }
-
-    /// So many round trips of one message, and a tenth more before them as a warm-up; `rate` of them a second, or one after the other.
-    pub fn round_trips(transport: &'static str, size: u64, count: u32, rate: Option<u32>) -> Ends {
-        Ends::new(transport, size, Task::RoundTrips { count, rate })
-    }
-
-    fn new(transport: &'static str, size: u64, task: Task) -> Ends {
         Ends {
             transport,
             size,
             mode: "auto",
-            task,
+            warm_up,
+            seconds: [seconds; 2],
             options: [String::new(), String::new()],
         }
     }
@@ -51,12 +38,7 @@ impl Ends {
     /// A stream whose near end sends for `seconds` in all: the far end's time begins later where it waits for other senders.
     #[must_use]
     pub fn sending(mut self, seconds: f64) -> Ends {
-        if let Task::Stream {
-            seconds: [near, _], ..
-        } = &mut self.task
-        {
-            *near = seconds;
-        }
+        self.seconds[0] = seconds;
         self
     }
 
@@ -74,29 +56,22 @@ impl Ends {
         self
     }
 
-    /// Arguments of `lm-bench` for the end that asks or sends, on the left host.
+    /// Arguments of `lm-bench` for the end that sends, on the left host.
     pub fn near(&self) -> Vec<String> {
         self.words("near", 0)
     }
 
-    /// Arguments of `lm-bench` for the end that answers or receives, on the right host.
+    /// Arguments of `lm-bench` for the end that receives, on the right host.
     pub fn far(&self) -> Vec<String> {
         self.words("far", 1)
     }
 
     fn words(&self, side: &str, at: usize) -> Vec<String> {
-        let task = match self.task {
-            // It ends by its count.
-            Task::RoundTrips { count, rate } => {
-                json!({"round-trips": {"count": count, "seconds": 3600.0, "rate": rate}})
-            }
-            Task::Stream { warm_up, seconds } => {
-                json!({"stream": {"warm_up": warm_up, "seconds": seconds[at], "rate": null, "spare": false}})
-            }
-        };
+        let stream =
+            json!({"warm_up": self.warm_up, "seconds": self.seconds[at], "rate": null, "spare": false});
         let spec = json!({
             "transport": self.transport,
-            "task": task,
+            "task": {"stream": stream},
             "size": self.size,
             "address": format!("{}:{PORT}", Side::Right.address()),
             "mtu": 1500,

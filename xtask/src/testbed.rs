@@ -15,8 +15,8 @@ use lm_measure::table::Table;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 
-use crate::bed::daemons::{self, Daemons, NOBODY};
-use crate::bed::{self, Cluster, ClusterConfig, Host, leftovers};
+use crate::bed::daemons::{self, Ground, NOBODY};
+use crate::bed::{self, Host, leftovers};
 use crate::workspace::Programs;
 
 /// Folders of test beds, named by their keepers' process ids.
@@ -148,29 +148,12 @@ fn up(hosts: u32, no_daemons: bool) -> Result<()> {
 
 /// Runs `testbed-keep`.
 pub fn keep(arguments: &KeepArguments) -> Result<()> {
-    let cluster = Cluster::new(&ClusterConfig {
-        hosts: arguments.hosts,
-        ..ClusterConfig::default()
-    })?;
     let folder = Path::new(FOLDER).join(std::process::id().to_string());
     let _folder = leftovers::register(leftovers::Leftover::Folder(folder.clone()))?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut running = Vec::new();
-    let daemons = match &arguments.programs {
-        Some(programs) => {
-            let daemons = Daemons::new(&Programs::in_folder(programs), &folder, &[])?;
-            for host in cluster.hosts() {
-                running.push(daemons.spawn(host, None)?);
-            }
-            for (host, program) in cluster.hosts().iter().zip(&mut running) {
-                daemons.await_ready(host, program)?;
-            }
-            Some(daemons)
-        }
-        None => None,
-    };
+    let programs = arguments.programs.as_deref().map(Programs::in_folder);
+    let _kept = Ground::new(programs.as_ref(), &folder, arguments.hosts)?;
     println!("ready");
-    let _kept = (cluster, daemons, running);
     leftovers::wait_for_signal()
 }
 

@@ -60,7 +60,7 @@ pub struct TestArguments {
 /// Runs `cargo xtask test`.
 pub fn test(arguments: &TestArguments) -> Result<()> {
     if arguments.spoiled {
-        return spoiled(vm::Build::default());
+        return spoiled();
     }
     if arguments.vm {
         return in_machine(vm::Choice {
@@ -171,7 +171,7 @@ fn in_machine(choice: vm::Choice) -> Result<()> {
 }
 
 /// Puts faults into checks: each must be found, and be told as what it is.
-fn spoiled(build: vm::Build) -> Result<()> {
+fn spoiled() -> Result<()> {
     let faults = [
         ("virtio-net/transfer-copies", Spoil::File, "SHA-256"),
         ("virtio-net/finality", Spoil::Message, "changed"),
@@ -181,7 +181,6 @@ fn spoiled(build: vm::Build) -> Result<()> {
         purpose: Purpose::ShortTest,
         checks: faults.map(|fault| fault.0.to_owned()).to_vec(),
         spoil: faults.map(|fault| fault.1).to_vec(),
-        build,
         ..vm::Choice::default()
     };
     let Err(error) = vm::run(&choice.into()) else {
@@ -268,7 +267,7 @@ pub fn ci() -> Result<()> {
                 purpose: Purpose::ShortTest,
                 ..vm::Choice::default()
             })?;
-            spoiled(vm::Build::default())
+            spoiled()
         }),
         (
             "instructions",

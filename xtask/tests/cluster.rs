@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use xtask::bed::daemons::{Daemons, NOBODY};
-use xtask::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use xtask::bed::daemons::{self, Daemons, NOBODY};
+use xtask::bed::{Host, INTERFACE, Launch, Program};
 use xtask::workspace::Programs;
 
 /// Says why a test cannot run here, and whether it may be skipped: never where `CI=true`.
@@ -27,9 +27,7 @@ impl Drop for Folder {
 }
 
 struct Ground {
-    cluster: Cluster,
-    daemons: Daemons,
-    _running: Vec<Program>,
+    made: daemons::Ground,
     _folder: Folder,
 }
 
@@ -41,51 +39,47 @@ impl Ground {
             return None;
         }
         let built = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
-        if !["lm-admissiond", "lm-bench", "lm-check"]
+        if !["lm-admissiond", "lm-bench", "lm-check", "lm-recv", "lm-send"]
             .iter()
             .all(|tool| built.join(tool).exists())
         {
             skipped("the tools are not built; cargo build -p lm-bench -p lm-admission --bins");
             return None;
         }
-        let config = ClusterConfig {
-            hosts,
-            ..ClusterConfig::default()
-        };
-        let cluster = Cluster::new(&config).unwrap();
         let folder = PathBuf::from(format!("/run/lm-test-{purpose}-{}", std::process::id()));
-        let daemons = Daemons::new(&Programs::in_folder(built), &folder, &[]).unwrap();
-        let start = |host| daemons.spawn(host, None).unwrap();
-        let mut running: Vec<Program> = cluster.hosts().iter().map(start).collect();
-        for (host, program) in cluster.hosts().iter().zip(&mut running) {
-            daemons.await_ready(host, program).unwrap();
-        }
+        let made = daemons::Ground::new(Some(&Programs::in_folder(built)), &folder, hosts).unwrap();
         Some(Ground {
-            cluster,
-            daemons,
-            _running: running,
+            made,
             _folder: Folder(folder),
         })
     }
 
+    fn hosts(&self) -> &[Host] {
+        self.made.cluster.hosts()
+    }
+
+    fn daemons(&self) -> &Daemons {
+        self.made.daemons.as_ref().unwrap()
+    }
+
     fn spawn(&self, host: &Host, tool: &str, line: &str) -> Program {
-        let launch = Launch::new(self.daemons.tool(tool)).args(line.split_whitespace());
+        let launch = Launch::new(self.daemons().tool(tool)).args(line.split_whitespace());
         host.spawn(launch.user(NOBODY)).unwrap()
     }
 
     /// A program that has the key, which is root's alone.
     fn run_with_key(&self, host: &Host, line: &str) -> Value {
-        let launch = Launch::new(self.daemons.tool("lm-bench")).args(line.split_whitespace());
-        let launch = launch.arg("--key-file").arg(self.daemons.key_file());
+        let launch = Launch::new(self.daemons().tool("lm-bench")).args(line.split_whitespace());
+        let launch = launch.arg("--key-file").arg(self.daemons().key_file());
         host.spawn(launch).unwrap().finish().unwrap().json().unwrap()
     }
 
     fn socket(&self, host: &Host) -> String {
-        self.daemons.socket(host).display().to_string()
+        self.daemons().socket(host).display().to_string()
     }
 
     fn interface(&self, host: &Host) -> Value {
-        self.daemons.status(host).unwrap()["interfaces"][0].clone()
+        self.daemons().status(host).unwrap()["interfaces"][0].clone()
     }
 }
 
@@ -94,7 +88,7 @@ fn every_host_sends_to_every_other_one_without_privileges() {
     let Some(ground) = Ground::new("exchange", 3) else {
         return;
     };
-    let hosts = ground.cluster.hosts();
+    let hosts = ground.hosts();
     let peers: Vec<String> = hosts.iter().map(|host| host.address().to_string()).collect();
     let start = |host: &Host| {
         let line = format!(
@@ -128,16 +122,14 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
     let Some(ground) = Ground::new("asking", 2) else {
         return;
     };
-    let [asking, asked] = [&ground.cluster.hosts()[0], &ground.cluster.hosts()[1]];
-    let receive = |port: u16| {
-        format!(
-            "admission receive --interface {INTERFACE} --socket {} --bind {}:{port}",
-            ground.socket(asked),
-            asked.address()
-        )
-    };
-    let mut receiver = ground.spawn(asked, "lm-bench", &receive(7168));
-    receiver.await_text("ready").unwrap();
+    let [asking, asked] = [&ground.hosts()[0], &ground.hosts()[1]];
+    let by_daemon = |host: &Host| format!("--admission {}", ground.socket(host));
+    let receive = format!(
+        "--interface {INTERFACE} --from-anyone --output /tmp {}",
+        by_daemon(asked)
+    );
+    let mut receiver = ground.spawn(asked, "lm-recv", &receive);
+    receiver.await_text("listening on").unwrap();
     let to = format!("--to {}:7169 --bind {}", asked.address(), asking.address());
     let flood = ground.run_with_key(asking, &format!("admission flood {to} --seconds 0.2 --rate 5000"));
     let replayed = flood["replayed"].as_u64().unwrap();
@@ -146,31 +138,44 @@ fn a_host_that_asks_is_granted_and_nonsense_beside_it_is_not_believed() {
     assert!(datagrams["unauthenticated"].as_u64().unwrap() > 0, "{datagrams}");
     assert!(datagrams["replayed"].as_u64().unwrap() <= replayed, "{datagrams}");
 
-    let report = ground.run_with_key(asking, &format!("admission ask {to} --requests 40 --rate 100"));
+    // Beside a flood, and more than there are places for: what is granted is honoured.
+    let flood = format!(
+        "admission flood {to} --seconds 1 --rate 5000 --key-file {}",
+        ground.daemons().key_file().display()
+    );
+    let flood = asking.spawn(Launch::new(ground.daemons().tool("lm-bench")).args(flood.split(' ')));
+    let ask = |options: &str| {
+        let report = ground.run_with_key(asking, &format!("admission ask {to} {options}"));
+        assert_eq!(
+            (&report["ended"], &report["lost"], &report["open"]),
+            (&report["granted"], &0.into(), &0.into()),
+            "{report}"
+        );
+        report
+    };
+    let report = ask("--requests 40 --rate 100");
     assert_eq!(report["granted"], 40, "{report}");
-    assert_eq!(
-        (&report["ended"], &report["lost"]),
-        (&report["granted"], &0.into()),
-        "{report}"
-    );
     assert!(report["latency_us"]["p99"].as_f64().unwrap() > 0.0, "{report}");
+    flood.unwrap().finish().unwrap();
+    let report = ask("--requests 2000 --rate 10000 --patience 0.2");
+    assert!(report["granted"].as_u64().unwrap() > 0, "{report}");
 
-    let hop = format!(
-        "admission hop --interface {INTERFACE} --socket {} --bind {}:9000 --to {}:7168 --requests 10 --rate 100",
-        ground.socket(asking),
-        asking.address(),
-        asked.address()
+    // A program's own request goes by its own daemon.
+    let send = format!(
+        "--json --to {} {} /etc/hostname",
+        asked.address(),
+        by_daemon(asking)
     );
-    let hop = ground
-        .spawn(asking, "lm-bench", &hop)
+    let sent = ground
+        .spawn(asking, "lm-send", &send)
         .finish()
         .unwrap()
         .json()
         .unwrap();
     assert_eq!(
-        (&hop["granted"], &hop["refused"]),
-        (&10.into(), &0.into()),
-        "{hop}"
+        (&sent["failed_transfers"], &sent["messages_one_copy"]),
+        (&0.into(), &0.into()),
+        "{sent}"
     );
     assert_eq!(
         ground.interface(asked)["sessions"].as_array().map(Vec::len),

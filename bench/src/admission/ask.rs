@@ -1,8 +1,6 @@
 //! A host that asks for sessions, measures how long LM_ACQ_OK takes, and ends each session at once.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,7 +8,7 @@ use lm_protocol::admission::{Outcome, Ticket};
 use serde::Serialize;
 
 use super::host::{Host, Told};
-use super::request;
+use super::{Ends, request};
 use crate::cli::Failure;
 use crate::histogram::{LatencyHistogram, LatencySummary};
 
@@ -32,18 +30,12 @@ const DATA_PORTS: std::ops::Range<u16> = 10_000..60_000;
 /// Arguments of `admission ask`.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
-    /// Own address
-    #[arg(long, value_name = "ADDRESS")]
-    pub bind: Ipv4Addr,
-    /// Address and control port of the daemon to ask
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub to: SocketAddrV4,
+    /// The ends
+    #[command(flatten)]
+    pub ends: Ends,
     /// Data port of the receiver there
     #[arg(long, default_value_t = lm_dataplane::DEFAULT_PORT)]
     pub port: u16,
-    /// File with the cluster's key
-    #[arg(long, value_name = "FILE")]
-    pub key_file: PathBuf,
     /// Requests
     #[arg(long, default_value_t = 5000)]
     pub requests: u32,
@@ -57,12 +49,6 @@ pub struct AskArgs {
     /// Seconds that a request may wait
     #[arg(long, default_value_t = 3.0)]
     pub patience: f64,
-    /// Do not sleep while an answer is to come
-    #[arg(long)]
-    pub spin: bool,
-    /// Print all latencies, as a histogram, so that several runs can be put together
-    #[arg(long)]
-    pub histogram: bool,
 }
 
 /// What `admission ask` prints.
@@ -90,17 +76,10 @@ pub(super) struct AskReport {
     pub seconds: f64,
     /// From a request to its LM_ACQ_OK, in microseconds.
     pub latency_us: LatencySummary,
-    /// The same as a histogram, with `--histogram`: nanoseconds, and requests.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// The same as a histogram, so that several runs can be put together: nanoseconds, and requests.
     pub latency_counts: Vec<(u64, u64)>,
     /// Datagrams that came and were taken.
     pub datagrams: u64,
-}
-
-struct Asking {
-    sent: HashMap<Ticket, (Instant, bool)>,
-    latencies: LatencyHistogram,
-    report: AskReport,
 }
 
 /// Runs `admission ask`.
@@ -109,116 +88,115 @@ struct Asking {
 ///
 /// A one-line reason when the key cannot be read, the socket not be opened, or the daemon not be reached.
 pub(super) fn ask(args: &AskArgs) -> Result<AskReport, Failure> {
-    let mut host = Host::new(args.bind, &args.key_file, args.spin)?;
-    let patience = Duration::from_secs_f64(args.patience.clamp(0.1, 60.0));
     let mut asking = Asking {
+        args,
+        host: Host::new(&args.ends)?,
+        patience: Duration::from_secs_f64(args.patience.clamp(0.1, 60.0)),
+        number: 0,
         sent: HashMap::new(),
         latencies: LatencyHistogram::new(),
-        report: AskReport {
-            program: "admission-ask",
-            ..AskReport::default()
-        },
+        report: AskReport::default(),
     };
-    let mut ports = DATA_PORTS.cycle();
-    let mut told = Vec::new();
-    let deadline = Instant::now() + WARMUP_LIMIT;
-    let mut first = 0;
-    while asking.report.ended < WARMUP {
-        if asking.sent.is_empty() {
-            asking.ask(&mut host, args, patience, &mut ports, first, false, &mut told);
-            first += 1;
-        }
-        host.turn(SLEEP_MAX, &mut told)?;
-        asking.take(&mut host, &mut told);
-        if Instant::now() > deadline {
-            return Err(Failure::new(format!(
-                "the daemon at {} grants nothing on port {}; does a program receive there, and is the key the same?",
-                args.to, args.port
-            )));
-        }
-    }
-    asking.rest(&mut host, &mut told)?;
-    asking.report = AskReport {
-        program: "admission-ask",
-        ..AskReport::default()
-    };
+    asking.warm_up()?;
+    asking.rest()?;
+    asking.report = AskReport::default();
     let started = Instant::now();
-    if let Some(train) = args.train {
-        let mut number = first;
-        // As many trains as have so many requests that count.
-        for _ in 0..args.requests.div_ceil(train - TRAIN_WARMUP) {
-            for of_train in 0..train {
-                let counts = of_train >= TRAIN_WARMUP;
-                asking.ask(&mut host, args, patience, &mut ports, number, counts, &mut told);
-                number = number.wrapping_add(1);
-                while !asking.sent.is_empty() {
-                    host.turn(SLEEP_MAX, &mut told)?;
-                    asking.take(&mut host, &mut told);
-                }
-            }
-            asking.rest(&mut host, &mut told)?;
-        }
-    } else {
-        let due = |number: u32| started + Duration::from_secs_f64(f64::from(number) / args.rate.max(0.1));
-        for number in 0..args.requests {
-            while let Some(left) = due(number).checked_duration_since(Instant::now()) {
-                // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
-                if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| asking.sent.is_empty()) {
-                    std::thread::sleep(left);
-                    continue;
-                }
-                host.turn(left.min(SLEEP_MAX), &mut told)?;
-                asking.take(&mut host, &mut told);
-            }
-            let number = number.wrapping_add(first);
-            asking.ask(&mut host, args, patience, &mut ports, number, true, &mut told);
-            asking.take(&mut host, &mut told);
-        }
+    match args.train {
+        Some(train) => asking.trains(train)?,
+        None => asking.at_their_times(started)?,
     }
     asking.report.seconds = started.elapsed().as_secs_f64();
-    let deadline = Instant::now() + 3 * patience;
+    let deadline = Instant::now() + 3 * asking.patience;
     while !asking.sent.is_empty() && Instant::now() < deadline {
-        host.turn(SLEEP_MAX, &mut told)?;
-        asking.take(&mut host, &mut told);
+        asking.turn(SLEEP_MAX)?;
     }
     Ok(AskReport {
+        program: "admission-ask",
         open: asking.sent.len() as u64,
         latency_us: asking.latencies.summary(),
-        latency_counts: match args.histogram {
-            true => asking.latencies.counts().collect(),
-            false => Vec::new(),
-        },
-        datagrams: host.counters().accepted,
+        latency_counts: asking.latencies.counts().collect(),
+        datagrams: asking.host.counters().accepted,
         ..asking.report
     })
 }
 
-impl Asking {
-    /// Until the gate's places, which these sessions have all used, are free again.
-    fn rest(&mut self, host: &mut Host, told: &mut Vec<Told>) -> Result<(), Failure> {
-        let rested = Instant::now() + REST;
-        while Instant::now() < rested {
-            host.turn(SLEEP_MAX, told)?;
-            self.take(host, told);
+struct Asking<'a> {
+    args: &'a AskArgs,
+    host: Host,
+    patience: Duration,
+    /// Of the next request.
+    number: u32,
+    /// When each open request left, and whether it counts.
+    sent: HashMap<Ticket, (Instant, bool)>,
+    latencies: LatencyHistogram,
+    report: AskReport,
+}
+
+impl Asking<'_> {
+    fn warm_up(&mut self) -> Result<(), Failure> {
+        let deadline = Instant::now() + WARMUP_LIMIT;
+        while self.report.ended < WARMUP {
+            if self.sent.is_empty() {
+                self.ask(false);
+            }
+            self.turn(SLEEP_MAX)?;
+            if Instant::now() > deadline {
+                return Err(Failure::new(format!(
+                    "the daemon at {} grants nothing on port {}; does a program receive there, and is the key the same?",
+                    self.args.ends.to, self.args.port
+                )));
+            }
         }
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "whom, what, and what came meanwhile")]
-    fn ask(
-        &mut self,
-        host: &mut Host,
-        args: &AskArgs,
-        patience: Duration,
-        ports: &mut impl Iterator<Item = u16>,
-        number: u32,
-        counts: bool,
-        told: &mut Vec<Told>,
-    ) {
-        let data_port = ports.next().expect("ports come round again and again");
-        let request = request(u64::from(number) + 1, data_port);
+    /// As many trains as have so many requests that count.
+    fn trains(&mut self, train: u32) -> Result<(), Failure> {
+        for _ in 0..self.args.requests.div_ceil(train - TRAIN_WARMUP) {
+            for of_train in 0..train {
+                self.ask(of_train >= TRAIN_WARMUP);
+                while !self.sent.is_empty() {
+                    self.turn(SLEEP_MAX)?;
+                }
+            }
+            self.rest()?;
+        }
+        Ok(())
+    }
+
+    fn at_their_times(&mut self, started: Instant) -> Result<(), Failure> {
+        for number in 0..self.args.requests {
+            let due = started + Duration::from_secs_f64(f64::from(number) / self.args.rate.max(0.1));
+            while let Some(left) = due.checked_duration_since(Instant::now()) {
+                // Nothing can come, and other programs of the machine get this core for it rather than the daemon's.
+                if let Some(left) = left.checked_sub(SPIN_BEFORE).filter(|_| self.sent.is_empty()) {
+                    std::thread::sleep(left);
+                    continue;
+                }
+                self.turn(left.min(SLEEP_MAX))?;
+            }
+            self.ask(true);
+            self.take();
+        }
+        Ok(())
+    }
+
+    /// Until the gate's places, which these sessions have all used, are free again.
+    fn rest(&mut self) -> Result<(), Failure> {
+        let rested = Instant::now() + REST;
+        while Instant::now() < rested {
+            self.turn(SLEEP_MAX)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, counts: bool) {
+        let ports = DATA_PORTS.len() as u32;
+        let data_port = DATA_PORTS.start + (self.number % ports) as u16;
+        self.number = self.number.wrapping_add(1);
+        let request = request(u64::from(self.number), data_port);
         let at = Instant::now();
-        match host.ask(args.to, args.port, request, patience, told) {
+        match (self.host).ask(self.args.ends.to, self.args.port, request, self.patience) {
             Some(ticket) => {
                 self.report.asked += 1;
                 self.sent.insert(ticket, (at, counts));
@@ -227,15 +205,21 @@ impl Asking {
         }
     }
 
-    fn take(&mut self, host: &mut Host, told: &mut Vec<Told>) {
-        while let Some(Told { ticket, outcome, at }) = told.pop() {
+    fn turn(&mut self, longest: Duration) -> Result<(), Failure> {
+        self.host.turn(longest)?;
+        self.take();
+        Ok(())
+    }
+
+    fn take(&mut self) {
+        while let Some(Told { ticket, outcome, at }) = self.host.told.pop() {
             let counter = match outcome {
                 Outcome::Granted(_) => {
                     if let Some((asked, true)) = self.sent.get(&ticket) {
                         self.latencies.record_ns((at - *asked).as_nanos() as u64);
                     }
                     self.report.granted += 1;
-                    host.end(ticket, told);
+                    self.host.end(ticket);
                     continue;
                 }
                 Outcome::Rejected(_) => &mut self.report.rejected,

@@ -1,7 +1,5 @@
 //! What no daemon may believe, at a steady rate: messages that were altered, cut, or sent before.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -9,7 +7,7 @@ use lm_box::split_mix;
 use serde::Serialize;
 
 use super::host::Host;
-use super::request;
+use super::{Ends, request};
 use crate::cli::Failure;
 
 /// Nobody receives there: what is authentic is refused, and takes no place.
@@ -20,15 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Arguments of `admission flood`.
 #[derive(Debug, Clone, Args)]
 pub struct FloodArgs {
-    /// Own address
-    #[arg(long, value_name = "ADDRESS")]
-    pub bind: Ipv4Addr,
-    /// Address and control port of the daemon
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub to: SocketAddrV4,
-    /// File with the cluster's key
-    #[arg(long, value_name = "FILE")]
-    pub key_file: PathBuf,
+    /// The ends
+    #[command(flatten)]
+    pub ends: Ends,
     /// Datagrams a second
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate: u32,
@@ -61,27 +53,21 @@ pub(super) struct FloodReport {
 ///
 /// A one-line reason when the key cannot be read, the socket not be opened, or the daemon not be reached.
 pub(super) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodReport, Failure> {
-    let mut host = Host::new(args.bind, &args.key_file, false)?;
-    let mut told = Vec::new();
+    let mut host = Host::new(&args.ends)?;
+    let to = args.ends.to;
     // The second one is from a life that the daemon knows by then: its replay is known for one by its number.
     let mut authentic = None;
     for sender in 1..=2 {
-        host.ask(
-            args.to,
-            DATA_PORT,
-            request(sender, DATA_PORT),
-            PATIENCE,
-            &mut told,
-        );
+        host.ask(to, DATA_PORT, request(sender, DATA_PORT), PATIENCE);
         let deadline = Instant::now() + 2 * PATIENCE;
-        while told.is_empty() && Instant::now() < deadline {
+        while host.told.is_empty() && Instant::now() < deadline {
             authentic = host.last_sent.or(authentic);
-            host.turn(Duration::from_millis(10), &mut told)?;
+            host.turn(Duration::from_millis(10))?;
         }
         if host.counters().accepted == 0 {
-            return Err(Failure::new(format!("the daemon at {} does not answer", args.to)));
+            return Err(Failure::new(format!("the daemon at {to} does not answer")));
         }
-        told.clear();
+        host.told.clear();
     }
     let Some(authentic) = authentic else {
         return Err(Failure::new(
@@ -116,12 +102,12 @@ pub(super) fn flood(args: &FloodArgs, ready: impl FnOnce()) -> Result<FloodRepor
                 }
                 _ => &mut report.replayed,
             };
-            *counter += u64::from(host.send_raw(args.to, &bytes));
+            *counter += u64::from(host.send_raw(to, &bytes));
             number += 1;
         }
         // Answers are taken, lest they fill the socket.
-        host.turn(Duration::ZERO, &mut told)?;
-        told.clear();
+        host.turn(Duration::ZERO)?;
+        host.told.clear();
     }
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)

@@ -1,7 +1,6 @@
 //! A host that only sends, as far as admission sees it: the daemons' state machine, a UDP socket and a clock.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
-use std::path::Path;
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lm_protocol::admission::{
@@ -12,6 +11,7 @@ use lm_protocol::session::{Application, CloseReason, Landing, Permit, Refusal, S
 use lm_protocol::time::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::Ends;
 use crate::cli::{Failure, chain};
 
 /// Datagrams taken at a time.
@@ -45,19 +45,19 @@ pub(super) struct Host {
     socket: UdpSocket,
     started: Instant,
     actions: Vec<Action>,
-    /// Never slept: the socket is asked again and again.
-    spin: bool,
+    /// What requests and sessions have come to.
+    pub(super) told: Vec<Told>,
     /// The last datagram that left.
     pub(super) last_sent: Option<Datagram>,
 }
 
 impl Host {
-    /// A host at `address`, on any port, with the key in `key_file`.
-    pub(super) fn new(address: Ipv4Addr, key_file: &Path, spin: bool) -> Result<Host, Failure> {
-        let bytes = lm_admission::key::read(key_file, None).map_err(Failure::new)?;
-        let key = lm_admission::key::of_bytes(key_file, &bytes).map_err(Failure::new)?;
+    /// A host on any port.
+    pub(super) fn new(ends: &Ends) -> Result<Host, Failure> {
+        let bytes = lm_admission::key::read(&ends.key_file, None).map_err(Failure::new)?;
+        let key = lm_admission::key::of_bytes(&ends.key_file, &bytes).map_err(Failure::new)?;
         let told = |error| Failure::new(chain(&error));
-        let socket = UdpSocket::bind((address, 0)).map_err(told)?;
+        let socket = UdpSocket::bind((ends.bind, 0)).map_err(told)?;
         socket.set_nonblocking(true).map_err(told)?;
         let SocketAddr::V4(address) = socket.local_addr().map_err(told)? else {
             return Err(Failure::new(
@@ -79,7 +79,7 @@ impl Host {
             socket,
             started: Instant::now(),
             actions: Vec::new(),
-            spin,
+            told: Vec::new(),
             last_sent: None,
         })
     }
@@ -95,12 +95,11 @@ impl Host {
         port: u16,
         request: Request,
         patience: Duration,
-        told: &mut Vec<Told>,
     ) -> Option<Ticket> {
         let now = self.now();
         let asked =
             self.with_node(|node, local, out| node.request(now, to, port, request, patience, local, out));
-        self.act(told);
+        self.act();
         match asked {
             Ok(Decision::Requested(ticket) | Decision::OneCopy(ticket)) => Some(ticket),
             Ok(Decision::Cancel) | Err(_) => None,
@@ -108,28 +107,26 @@ impl Host {
     }
 
     /// Ends a session.
-    pub(super) fn end(&mut self, ticket: Ticket, told: &mut Vec<Told>) {
+    pub(super) fn end(&mut self, ticket: Ticket) {
         let now = self.now();
         self.with_node(|node, local, out| node.end(now, ticket, 0, local, out));
-        self.act(told);
+        self.act();
     }
 
     /// Takes what has come and does what is due; sleeps before for `longest` at most, when nothing is.
-    pub(super) fn turn(&mut self, longest: Duration, told: &mut Vec<Told>) -> Result<(), Failure> {
-        if !self.spin {
-            let due = self
-                .node
-                .next_deadline()
-                .map(|deadline| deadline.since(self.now()));
-            let longest = due.map_or(longest, |due| due.min(longest));
-            let timeout = Timespec {
-                tv_sec: longest.as_secs() as i64,
-                tv_nsec: i64::from(longest.subsec_nanos()),
-            };
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Failure::new(format!("cannot wait for datagrams: {error}"))),
-            }
+    pub(super) fn turn(&mut self, longest: Duration) -> Result<(), Failure> {
+        let due = self
+            .node
+            .next_deadline()
+            .map(|deadline| deadline.since(self.now()));
+        let longest = due.map_or(longest, |due| due.min(longest));
+        let timeout = Timespec {
+            tv_sec: longest.as_secs() as i64,
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Failure::new(format!("cannot wait for datagrams: {error}"))),
         }
         let mut bytes = [0; DATAGRAM_LEN_MAX];
         for _ in 0..DATAGRAMS_PER_TURN {
@@ -139,12 +136,12 @@ impl Host {
             };
             let now = self.now();
             self.with_node(|node, local, out| node.on_datagram(now, from, &bytes[..len], local, out));
-            self.act(told);
+            self.act();
         }
         let now = self.now();
         if self.node.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.with_node(|node, local, out| node.on_timer(now, local, out));
-            self.act(told);
+            self.act();
         }
         Ok(())
     }
@@ -170,7 +167,7 @@ impl Host {
         work(&mut self.node, &mut local, &mut self.actions)
     }
 
-    fn act(&mut self, told: &mut Vec<Told>) {
+    fn act(&mut self) {
         for action in self.actions.drain(..) {
             match action {
                 Action::Send { to, datagram } => {
@@ -178,7 +175,7 @@ impl Host {
                     let _ = self.socket.send_to(datagram.as_bytes(), to);
                     self.last_sent = Some(datagram);
                 }
-                Action::Tell { ticket, outcome } => told.push(Told {
+                Action::Tell { ticket, outcome } => self.told.push(Told {
                     ticket,
                     outcome,
                     at: Instant::now(),

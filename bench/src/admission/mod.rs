@@ -1,18 +1,21 @@
-//! Measuring programs for the admission between hosts: a host that asks, a receiver that is granted to, a program that asks its own
-//! daemon, and a sender of what must not be believed.
+//! Measuring programs for the admission between hosts: a host that asks, and a sender of what must not be believed.
 //!
-//! `ask` speaks the sealed protocol with the cluster's key over UDP, as a daemon does: its engine is the daemons' own
-//! ([`lm_protocol::admission::Node`]). `receive` and `hop` are programs of a daemon and speak to it over its socket
-//! ([`lm_dataplane::ipc`]); no packet of data is sent in any of them.
+//! Both speak the sealed protocol with the cluster's key over UDP, as a daemon does: their engine is the daemons' own
+//! ([`lm_protocol::admission::Node`]).
 
 mod ask;
 mod flood;
 mod host;
-mod program;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
+
+use lm_protocol::control::Request;
+use lm_protocol::geometry::{LinkShape, Wire};
+use lm_protocol::window::WindowShape;
 
 use ask::{AskArgs, ask};
 use flood::{FloodArgs, flood};
-use program::{HopArgs, ReceiveArgs, hop, receive};
 
 use crate::cli::{Failure, print};
 
@@ -21,10 +24,6 @@ use crate::cli::{Failure, print};
 pub enum Program {
     /// Ask a host's daemon for sessions, as a daemon does, and measure how long grants take
     Ask(AskArgs),
-    /// Receive nothing, so that a daemon has somebody to grant sessions for
-    Receive(ReceiveArgs),
-    /// Ask this host's daemon for sessions, and measure how long grants take
-    Hop(HopArgs),
     /// Send a daemon what it must not believe
     Flood(FloodArgs),
 }
@@ -37,16 +36,24 @@ pub enum Program {
 pub fn run(program: &Program, ready: impl FnOnce()) -> Result<(), Failure> {
     match program {
         Program::Ask(args) => print(&ask(args)?),
-        Program::Receive(args) => receive(args, ready)?,
-        Program::Hop(args) => print(&hop(args)?),
         Program::Flood(args) => print(&flood(args, ready)?),
     }
     Ok(())
 }
 
-use lm_protocol::control::Request;
-use lm_protocol::geometry::{LinkShape, Wire};
-use lm_protocol::window::WindowShape;
+/// Whom the programs talk to, and as whom.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Ends {
+    /// Own address
+    #[arg(long, value_name = "ADDRESS")]
+    pub bind: Ipv4Addr,
+    /// Address and control port of the daemon
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub to: SocketAddrV4,
+    /// File with the cluster's key
+    #[arg(long, value_name = "FILE")]
+    pub key_file: PathBuf,
+}
 
 /// What every request asks for: a session for messages of 1 MiB.
 fn request(sender_id: u64, data_port: u16) -> Request {

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure, end_after, print, ready};
 use lm_bench::signals::Interrupt;
 use lm_bench::suite::{self, Measuring};
-use lm_bench::{admission, bare, log, page};
+use lm_bench::{admission, bare, page};
 
 /// Measures LM and what it is compared with
 ///
@@ -58,21 +58,13 @@ enum Program {
 }
 
 fn main() -> ExitCode {
-    let arguments = match cli::parse::<Arguments>("lm-bench", std::env::args_os()) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    log::start(arguments.verbose);
-    if !arguments.program.has_bounds_of_its_own() {
-        end_after("lm-bench", arguments.time_limit);
-    }
-    match run(arguments.program) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            cli::complain("lm-bench", &failure.text);
-            ExitCode::from(failure.code)
+    let verbose = |arguments: &Arguments| arguments.verbose;
+    cli::main("lm-bench", std::env::args_os(), verbose, |arguments| {
+        if !arguments.program.has_bounds_of_its_own() {
+            end_after("lm-bench", arguments.time_limit);
         }
-    }
+        run(arguments.program)
+    })
 }
 
 impl Program {
@@ -91,7 +83,7 @@ impl Program {
     }
 }
 
-fn run(program: Program) -> Result<(), Failure> {
+fn run(program: Program) -> Result<ExitCode, Failure> {
     let system = |error: io::Error| Failure::new(cli::chain(&error));
     match program {
         Program::Serve(args) => suite::serve(&args, ready)?,
@@ -111,5 +103,5 @@ fn run(program: Program) -> Result<(), Failure> {
             print(&report.map_err(|error| Failure::new(cli::chain(&*error)))?);
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

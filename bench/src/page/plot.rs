@@ -83,16 +83,18 @@ pub(super) fn family(name: &str) -> &'static str {
 const DASHES: [&str; 6] = ["none", "5 3", "1.5 2.5", "9 3", "7 2.5 1.5 2.5", "3 3"];
 
 /// An axis with its ends and its length in the drawing.
-struct Scale {
-    low: f64,
-    high: f64,
-    logarithmic: bool,
-    from: f64,
-    to: f64,
+pub(super) struct Scale {
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) logarithmic: bool,
+    pub(super) from: f64,
+    pub(super) to: f64,
 }
 
 impl Scale {
-    fn at(&self, value: f64) -> f64 {
+    /// Where a value is drawn; one beyond an end, such as 0 on a logarithmic axis, at that end.
+    pub(super) fn at(&self, value: f64) -> f64 {
+        let value = value.clamp(self.low, self.high);
         let part = match self.logarithmic {
             true => (value / self.low).ln() / (self.high / self.low).ln(),
             false => (value - self.low) / (self.high - self.low),
@@ -268,13 +270,7 @@ fn path(line: &Line, x: &Scale, y: &Scale) -> String {
     let mut text = String::new();
     for point in &line.points {
         let step = if text.is_empty() { 'M' } else { 'L' };
-        // On a logarithmic axis nothing is at 0.
-        let value = if y.logarithmic {
-            point.y.max(y.low)
-        } else {
-            point.y
-        };
-        let _ = write!(text, "{step}{} {}", place(x.at(point.x)), place(y.at(value)));
+        let _ = write!(text, "{step}{} {}", place(x.at(point.x)), place(y.at(point.y)));
     }
     text
 }
@@ -292,7 +288,8 @@ fn lead((x, y): (f64, f64), name: f64, right: f64) -> String {
     )
 }
 
-fn place(value: f64) -> String {
+/// A place in a drawing.
+pub(super) fn place(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }

@@ -4,6 +4,7 @@ use lm_measure::size::exact;
 use maud::{Markup, html};
 
 use super::figures::{number, times};
+use super::plot::{Scale, place};
 use crate::suite::schema::{Ratio, Report, Target, Verdict, What};
 
 /// Units of the drawing in a row; the page scales it.
@@ -11,53 +12,44 @@ const WIDTH: f64 = 300.0;
 const HEIGHT: f64 = 20.0;
 const MARGIN: f64 = 8.0;
 
-/// Of all ratios: the drawing's ends.
-struct Span {
-    low: f64,
-    high: f64,
+/// The axis of all ratios.
+fn span(ratios: &[&Ratio]) -> Scale {
+    let values = ratios.iter().flat_map(|ratio| {
+        let target = ratio.target.map_or(1.0, bound);
+        [ratio.low, ratio.high, ratio.median, target]
+    });
+    let (low, high) = values
+        .filter(|value| value.is_finite() && *value > 0.0)
+        .fold((1.0f64, 1.0f64), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+    Scale {
+        low: low / 1.15,
+        high: high * 1.15,
+        logarithmic: true,
+        from: MARGIN,
+        to: WIDTH - MARGIN,
+    }
 }
 
-impl Span {
-    fn of(ratios: &[&Ratio]) -> Span {
-        let values = ratios.iter().flat_map(|ratio| {
-            let target = ratio.target.map_or(1.0, bound);
-            [ratio.low, ratio.high, ratio.median, target, 1.0]
-        });
-        let (low, high) = values
-            .filter(|value| value.is_finite() && *value > 0.0)
-            .fold((1.0f64, 1.0f64), |(low, high), value| {
-                (low.min(value), high.max(value))
-            });
-        Span {
-            low: low / 1.15,
-            high: high * 1.15,
+/// Values with a name: as many as have room.
+fn ticks(span: &Scale) -> Vec<f64> {
+    let all = [
+        0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
+    ];
+    let mut ticks: Vec<f64> = Vec::new();
+    for tick in all
+        .into_iter()
+        .filter(|tick| (span.low..=span.high).contains(tick))
+    {
+        if ticks
+            .last()
+            .is_none_or(|last| span.at(tick) - span.at(*last) > 26.0)
+        {
+            ticks.push(tick);
         }
     }
-
-    fn at(&self, value: f64) -> f64 {
-        let part = (value.clamp(self.low, self.high) / self.low).ln() / (self.high / self.low).ln();
-        MARGIN + part * (WIDTH - 2.0 * MARGIN)
-    }
-
-    /// Values with a name: as many as have room.
-    fn ticks(&self) -> Vec<f64> {
-        let all = [
-            0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
-        ];
-        let inside = all
-            .into_iter()
-            .filter(|tick| (self.low..=self.high).contains(tick));
-        let mut ticks: Vec<f64> = Vec::new();
-        for tick in inside {
-            if ticks
-                .last()
-                .is_none_or(|last| self.at(tick) - self.at(*last) > 26.0)
-            {
-                ticks.push(tick);
-            }
-        }
-        ticks
-    }
+    ticks
 }
 
 /// The value that the interval shall be clear of.
@@ -140,7 +132,7 @@ fn forest(report: &Report, ratios: &[&Ratio]) -> Markup {
     if ratios.is_empty() {
         return html! {};
     }
-    let span = Span::of(ratios);
+    let span = span(ratios);
     let title = |id: &str| {
         let system = report.systems.iter().find(|system| system.id == id);
         system.map_or_else(|| id.to_owned(), |system| system.title.clone())
@@ -183,17 +175,17 @@ fn near(ratio: &Ratio) -> String {
 }
 
 /// The head of the column with the drawings.
-fn axis(span: &Span) -> Markup {
+fn axis(span: &Scale) -> Markup {
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label="ratio, logarithmic" {
-            @for tick in span.ticks() {
+            @for tick in ticks(span) {
                 text.tick x=(place(span.at(tick))) y="13" text-anchor="middle" { (shown(tick)) }
             }
         }
     }
 }
 
-fn interval(ratio: &Ratio, span: &Span) -> Markup {
+fn interval(ratio: &Ratio, span: &Scale) -> Markup {
     let middle = HEIGHT / 2.0;
     let (class, _) = verdict_name(ratio.verdict);
     let (left, right) = (MARGIN / 2.0, WIDTH - MARGIN / 2.0);
@@ -216,10 +208,6 @@ fn interval(ratio: &Ratio, span: &Span) -> Markup {
             }
         }
     }
-}
-
-fn place(value: f64) -> String {
-    format!("{value:.1}")
 }
 
 #[cfg(test)]
@@ -252,9 +240,9 @@ mod tests {
             ratio(0.05, 0.06, Some(Target::AtMost(0.07))),
             ratio(4.0, 11.0, Some(Target::AtLeast(4.0))),
         ];
-        let span = Span::of(&ratios.iter().collect::<Vec<_>>());
+        let span = span(&ratios.iter().collect::<Vec<_>>());
         assert!(span.low < 0.05 && span.high > 11.0);
-        let ticks = span.ticks();
+        let ticks = ticks(&span);
         assert!(ticks.contains(&1.0) || ticks.len() > 3, "{ticks:?}");
         assert!(
             ticks

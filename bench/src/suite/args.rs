@@ -67,12 +67,6 @@ pub struct MeasureArgs {
     /// Keep everything in this file
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Keep each round as a line of this file
-    #[arg(long, value_name = "FILE")]
-    pub(super) csv: Option<PathBuf>,
-    /// Keep round trips as HdrHistogram's .hgrm files in this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub(super) hgrm: Option<PathBuf>,
     /// Where both hosts are on one machine: before each measurement wait a while until the two cores are near, keep how far apart they
     /// were with it, and show ratios over near cores beside those of all rounds. A virtual machine's cores move
     #[arg(long)]

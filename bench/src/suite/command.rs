@@ -189,12 +189,6 @@ pub fn measure(command: Measuring, args: &MeasureArgs) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(&report).expect("a report is numbers and names");
         output::write(path, &text)?;
     }
-    if let Some(path) = &args.csv {
-        output::write(path, &output::csv(&report))?;
-    }
-    if let Some(folder) = &args.hgrm {
-        output::write_histograms(folder, &report)?;
-    }
     if report.rows.is_empty() {
         let failed = report.failures.first().map(|failed| &failed.why);
         let why = failed.or_else(|| report.absent.first().map(|absent| &absent.why));

@@ -1,7 +1,6 @@
-//! What a run prints and keeps: tables whose columns have the names that perftest gives them, of ratios too, CSV, `.hgrm` files, JSON.
+//! What a run prints and keeps: tables whose columns have the names that perftest gives them, of ratios too, and JSON.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -9,7 +8,6 @@ use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 
 use super::schema::{Failed, LatencyRound, Ratio, Report, Round, Row, Target, TransferRound, Verdict, What};
-use super::targets::at;
 use crate::cli::Failure;
 use crate::files;
 use crate::size::ByteSize;
@@ -204,88 +202,9 @@ fn ratio_line(ratio: &Ratio) -> [String; 9] {
     ]
 }
 
-/// Every round as a line.
-pub(super) fn csv(report: &Report) -> String {
-    let mut out = String::from(
-        "what,system,bytes,round,count,min_ns,p50_ns,p90_ns,p99_ns,p999_ns,max_ns,mean_ns,load_bits_per_s,received_bytes,messages,\
-         lost_messages,seconds,cpu_seconds_send,cpu_seconds_receive,cpu_seconds_machine,spare_send,spare_receive,cores_before_ns,cores_after_ns,\
-         cores_near\n",
-    );
-    for row in &report.rows {
-        for round in &row.rounds {
-            let _ = write!(out, "{},{},{},", name(row.what), row.system, row.size);
-            let line = match round {
-                Round::Latency(r) => {
-                    let or_empty =
-                        |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-                    format!(
-                        "{},{},{},{},{},{},{},{},{},{},,,,,,,,,",
-                        r.at,
-                        r.count,
-                        or_empty(r.min_ns),
-                        r.p50_ns,
-                        or_empty(r.p90_ns),
-                        or_empty(r.p99_ns),
-                        or_empty(r.p999_ns),
-                        or_empty(r.max_ns),
-                        r.mean_ns,
-                        or_empty(r.load_bits_per_s)
-                    )
-                }
-                Round::Transfer(r) => {
-                    let spare = |core: usize| {
-                        r.spare_fraction
-                            .get(core)
-                            .map_or_else(String::new, f64::to_string)
-                    };
-                    format!(
-                        "{},,,,,,,,,,{},{},{},{},{},{},{},{},{}",
-                        r.at,
-                        r.bytes,
-                        r.messages,
-                        r.lost_messages,
-                        r.seconds,
-                        r.cpu_seconds_send,
-                        r.cpu_seconds_receive,
-                        r.cpu_seconds_machine,
-                        spare(0),
-                        spare(1)
-                    )
-                }
-            };
-            out.push_str(&line);
-            match row.cores_at(at(round)) {
-                Some(cores) => {
-                    let _ = writeln!(out, ",{},{},{}", cores.before_ns, cores.after_ns, cores.near);
-                }
-                None => out.push_str(",,,\n"),
-            }
-        }
-    }
-    out
-}
-
 /// Writes a file, or a new one in the place of an old one.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     files::create(path, true)?
         .write_all(text.as_bytes())
         .map_err(|error| files::cannot_write(path, &error))
-}
-
-/// Writes each row's histogram as `WHAT-SYSTEM-SIZE.hgrm`.
-pub(super) fn write_histograms(folder: &Path, report: &Report) -> Result<(), Failure> {
-    fs::create_dir_all(folder).map_err(|error| {
-        Failure::new(format!(
-            "cannot make {}: {error}; choose another",
-            folder.display()
-        ))
-    })?;
-    for row in &report.rows {
-        if let Some(histogram) = &row.histogram {
-            let size = ByteSize::new(row.size);
-            let file = folder.join(format!("{}-{}-{size}.hgrm", name(row.what), row.system));
-            write(&file, histogram)?;
-        }
-    }
-    Ok(())
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::bed::{Bed, Host, INTERFACE, RECEIVER, SENDER, Tool, content, wait_until};
 use crate::hosts::{Hosts, USER, daemon};
 use crate::links::CUT;
-use crate::measuring::{lm_bench, receiver};
+use crate::measuring::lm_bench;
 
 /// What the kernel says of a running program.
 fn kernel_says(tool: &Tool, field: &str) -> String {
@@ -449,15 +449,10 @@ fn losses_are_repaired_by_the_daemon() {
 #[test]
 fn requests_in_trains_wait_for_one_another() {
     // Of a daemon that never sleeps, which takes requests on a way of its own.
-    let Some(hosts) = Bed::new().and_then(|bed| Hosts::with_policy(bed, 0, &["--spin"])) else {
+    let Some(hosts) = Bed::new().and_then(|bed| Hosts::with_policy(bed, USER, &["--spin"])) else {
         return;
     };
-    let socket = hosts.socket(Host::Receiver);
-    let line = format!(
-        "admission receive --interface {INTERFACE} --bind {RECEIVER}:7168 --socket {}",
-        socket.display()
-    );
-    let receiving = receiver(&hosts.bed, &line);
+    let receiving = hosts.recv(&hosts.directory("out"), &["--from-anyone"]);
     let key = hosts.bed.path("key");
     let ask = |options: &str| {
         let line = format!(
@@ -466,7 +461,7 @@ fn requests_in_trains_wait_for_one_another() {
         );
         Tool::start(lm_bench(&hosts.bed, Host::Sender, &line)).end()
     };
-    let report = ask("--requests 20 --train 12 --histogram").expect_code(0).json();
+    let report = ask("--requests 20 --train 12").expect_code(0).json();
     // Of each train the first four do not count: three trains.
     let number = |name: &str| report[name].as_u64();
     assert_eq!(

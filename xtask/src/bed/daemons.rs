@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::leftovers::{Leftover, Registered, register};
-use super::{Host, INTERFACE, Launch, Program};
+use super::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
 use crate::workspace::Programs;
 
 /// The user of a bed's programs without privileges: by tradition nobody.
@@ -145,6 +145,43 @@ impl Daemons {
     /// What `lm-admissiond status` says.
     pub fn status(&self, host: &Host) -> Result<Value> {
         status(&self.tool("lm-admissiond"), &self.socket(host))
+    }
+}
+
+/// A cluster, and daemons where programs ask some.
+#[derive(Debug)]
+pub struct Ground {
+    /// The hosts.
+    pub cluster: Cluster,
+    /// Their daemons' folder.
+    pub daemons: Option<Daemons>,
+    /// The daemons, in the hosts' order.
+    pub running: Vec<Program>,
+}
+
+impl Ground {
+    /// So many hosts, and on each a daemon of these programs that answers, with its things in `folder`; none: without daemons.
+    pub fn new(programs: Option<&Programs>, folder: &Path, hosts: u32) -> Result<Ground> {
+        let cluster = Cluster::new(&ClusterConfig {
+            hosts,
+            ..ClusterConfig::default()
+        })?;
+        let daemons = programs.map(|programs| Daemons::new(programs, folder, &[]));
+        let daemons = daemons.transpose()?;
+        let mut running = Vec::new();
+        if let Some(daemons) = &daemons {
+            for host in cluster.hosts() {
+                running.push(daemons.spawn(host, None)?);
+            }
+            for (host, program) in cluster.hosts().iter().zip(&mut running) {
+                daemons.await_ready(host, program)?;
+            }
+        }
+        Ok(Ground {
+            cluster,
+            daemons,
+            running,
+        })
     }
 }
 

@@ -1,16 +1,17 @@
 //! Programs of a bed: each on its own core, with a time limit, its output collected, gone with its parent.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{
     CpuSet, Gid, Uid, sched_setaffinity, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -19,9 +20,6 @@ use rustix::thread::{
 use super::Host;
 use super::host::{enter_namespace, udp_port_bound};
 use super::leftovers::{Leftover, Registered, register, wait_for_end};
-
-/// A program keeps at most this much of each stream, in bytes; the rest is read and dropped.
-const KEPT_OUTPUT_LEN: usize = 16 << 20;
 
 /// How long a program may take to end after SIGTERM before it is killed.
 const TERMINATION_LIMIT: Duration = Duration::from_secs(5);
@@ -125,13 +123,14 @@ impl Launch {
         });
         let parent = rustix::process::getpid();
         let (user, goes_first) = (self.user, self.goes_first);
+        let (stdout, stderr) = (Said::new()?, Said::new()?);
         let mut command = Command::new(&self.program);
         // A process group of its own: Ctrl-C reaches this process alone, which then ends its programs.
         command
             .args(&self.arguments)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdout(stdout.stdio()?)
+            .stderr(stderr.stdio()?)
             .process_group(0);
         // SAFETY: between fork and exec the closure makes system calls only and allocates nothing: the namespace
         // is an open descriptor, the CPU set a value, and `enter_namespace` promises the same.
@@ -185,8 +184,6 @@ impl Launch {
                 return Err(error.context(format!("cannot watch {name}")));
             }
         };
-        let stdout = Collector::start(child.stdout.take().expect("stdout is piped"));
-        let stderr = Collector::start(child.stderr.take().expect("stderr is piped"));
         let deadline = Instant::now() + self.time_limit;
         Ok(Program {
             name,
@@ -218,8 +215,8 @@ pub struct Program {
     pidfd: Arc<OwnedFd>,
     deadline: Instant,
     time_limit: Duration,
-    stdout: Collector,
-    stderr: Collector,
+    stdout: Said,
+    stderr: Said,
     _registered: Registered,
 }
 
@@ -329,9 +326,6 @@ impl Program {
                 .child
                 .try_wait()
                 .context("cannot ask for the program's state")?;
-            if ended.is_some() {
-                self.drain();
-            }
             // Asked after: it may be the last that the program said.
             if is_so(self) {
                 return Ok(());
@@ -361,19 +355,11 @@ impl Program {
 
     fn reap(&mut self) -> Result<Output> {
         let status = self.child.wait().context("cannot wait for the program")?;
-        self.drain();
         Ok(Output {
             status,
             stdout: self.stdout.text(),
             stderr: self.stderr.text(),
         })
-    }
-
-    /// Takes what a program that has ended said. What it started itself may hold the pipes open: their ends are waited for, but not for ever.
-    fn drain(&mut self) {
-        for pipe in [&mut self.stdout, &mut self.stderr] {
-            pipe.drained_within(Duration::from_secs(1));
-        }
     }
 }
 
@@ -426,44 +412,27 @@ impl Output {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, so that the program never waits for us.
+/// What a program writes to one of its streams: a file in memory, so that the program never waits for us, nor we for what it has started itself.
 #[derive(Debug)]
-struct Collector {
-    bytes: Arc<Mutex<Vec<u8>>>,
-    reader: Option<JoinHandle<()>>,
-}
+struct Said(File);
 
-impl Collector {
-    fn start(mut pipe: impl Read + Send + 'static) -> Collector {
-        let bytes = Arc::new(Mutex::new(Vec::new()));
-        let kept = bytes.clone();
-        let reader = std::thread::spawn(move || {
-            let mut part = [0_u8; 8192];
-            while let Ok(len @ 1..) = pipe.read(&mut part) {
-                let mut kept: std::sync::MutexGuard<'_, Vec<u8>> =
-                    kept.lock().unwrap_or_else(PoisonError::into_inner);
-                let room = KEPT_OUTPUT_LEN.saturating_sub(kept.len());
-                kept.extend_from_slice(&part[..len.min(room)]);
-            }
-        });
-        Collector {
-            bytes,
-            reader: Some(reader),
-        }
+impl Said {
+    fn new() -> Result<Said> {
+        let file = memfd_create("said", MemfdFlags::CLOEXEC).context("no memory for a program's output")?;
+        Ok(Said(file.into()))
     }
 
-    fn drained_within(&mut self, limit: Duration) {
-        let end = Instant::now() + limit;
-        while self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if self.reader.as_ref().is_some_and(JoinHandle::is_finished) {
-            let _ = self.reader.take().map(JoinHandle::join);
-        }
+    fn stdio(&self) -> Result<Stdio> {
+        let file = self.0.try_clone();
+        Ok(file.context("no descriptor for a program's output")?.into())
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        let len = self.0.metadata().map_or(0, |metadata| metadata.len());
+        let mut bytes = vec![0; len as usize];
+        // It only grows.
+        let _ = self.0.read_exact_at(&mut bytes, 0);
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 

@@ -138,10 +138,7 @@ fn everybody(arguments: &Arguments) -> Result<()> {
 /// What comes out of the box is received on the core of the host that it goes to, as between two machines: without that, the sender's core
 /// would do the box's work and the receiver's as well, packet by packet.
 fn through_box(losses: &[String], options: &Options) -> Result<()> {
-    let keeps = options
-        .options
-        .iter()
-        .any(|option| ["--json", "--csv", "--hgrm"].contains(&&**option));
+    let keeps = options.options.iter().any(|option| option == "--json");
     ensure!(
         losses.len() == 1 || !keeps,
         "a file keeps one loss rate; name it, as with --loss 1%"

@@ -10,8 +10,8 @@ use lm_measure::table::Table;
 use serde_json::{Value, json};
 
 use super::Arguments;
-use crate::bed::daemons::{Daemons, NOBODY};
-use crate::bed::{Cluster, ClusterConfig, Host, INTERFACE, Launch, Program};
+use crate::bed::daemons::{Ground, NOBODY};
+use crate::bed::{Host, INTERFACE, Launch};
 use crate::machine::{cores, describe};
 use crate::workspace::Programs;
 
@@ -33,48 +33,17 @@ pub(crate) struct Exchange {
     pub life: u32,
 }
 
-/// A cluster, and daemons where programs ask some.
-pub(crate) struct Ground {
-    /// The hosts.
-    pub cluster: Cluster,
-    /// Their daemons' folder.
-    pub daemons: Option<Daemons>,
-    /// The daemons, in the hosts' order.
-    pub running: Vec<Program>,
+/// `hosts` hosts, with daemons unless programs embed the admission.
+pub(crate) fn ground(programs: &Programs, hosts: u32, embedded: bool) -> Result<Ground> {
+    let folder = PathBuf::from(format!("/run/lm-cluster-{}", std::process::id()));
+    Ground::new((!embedded).then_some(programs), &folder, hosts)
 }
 
-impl Ground {
-    /// `hosts` hosts, with daemons that answer unless programs embed the admission.
-    pub(crate) fn new(programs: &Programs, hosts: u32, embedded: bool) -> Result<Ground> {
-        let cluster = Cluster::new(&ClusterConfig {
-            hosts,
-            ..ClusterConfig::default()
-        })?;
-        let mut ground = Ground {
-            cluster,
-            daemons: None,
-            running: Vec::new(),
-        };
-        if !embedded {
-            let folder = PathBuf::from(format!("/run/lm-cluster-{}", std::process::id()));
-            let daemons = Daemons::new(programs, &folder, &[])?;
-            for host in ground.cluster.hosts() {
-                ground.running.push(daemons.spawn(host, None)?);
-            }
-            for (host, program) in ground.cluster.hosts().iter().zip(&mut ground.running) {
-                daemons.await_ready(host, program)?;
-            }
-            ground.daemons = Some(daemons);
-        }
-        Ok(ground)
-    }
-
-    /// Who the programs are, and whom they ask.
-    pub(crate) fn describe(&self) -> String {
-        match &self.daemons {
-            Some(_) => format!("user {NOBODY}, without privileges, by the daemon of each host"),
-            None => "root, with the admission embedded".to_owned(),
-        }
+/// Who the programs are, and whom they ask.
+pub(crate) fn describe_programs(ground: &Ground) -> String {
+    match &ground.daemons {
+        Some(_) => format!("user {NOBODY}, without privileges, by the daemon of each host"),
+        None => "root, with the admission embedded".to_owned(),
     }
 }
 
@@ -116,7 +85,7 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         life: 0,
     };
     ensure!(exchange.message_len > 0, "messages have 1 byte at least");
-    let ground = Ground::new(programs, hosts, arguments.embedded)?;
+    let ground = ground(programs, hosts, arguments.embedded)?;
     let cluster = &ground.cluster;
     println!(
         "hosts      {hosts} on one switch, {} to {}, veth, MTU 1500, two queues each; all share {} cores",
@@ -129,7 +98,7 @@ pub(super) fn run(arguments: &Arguments, hosts: u32, programs: &Programs) -> Res
         size::exact(exchange.message_len),
         exchange.seconds
     );
-    println!("programs   {}", ground.describe());
+    println!("programs   {}", describe_programs(&ground));
     let reports = exchange_all(&ground, programs, &exchange)?;
     let pairs = check(&reports)?;
     println!("\n{}", table(&reports)?);

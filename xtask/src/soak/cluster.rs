@@ -12,9 +12,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::kernel::Dice;
+use crate::bed::daemons::Ground;
 use crate::bed::{Host, Program, require_root};
 use crate::machine::status_kib;
-use crate::run::cluster::{Exchange, Ground, PATIENCE, sum};
+use crate::run::cluster::{self, Exchange, PATIENCE, sum};
 use crate::workspace::Programs;
 
 /// Length of messages.
@@ -57,13 +58,13 @@ struct Life<'a> {
 pub(super) fn run(trouble: &Trouble) -> Result<()> {
     require_root("make network namespaces")?;
     let programs = Programs::build()?;
-    let ground = Ground::new(&programs, trouble.hosts, trouble.embedded)?;
+    let ground = cluster::ground(&programs, trouble.hosts, trouble.embedded)?;
     println!(
         "{} hosts on one switch, all to all for {} s with seed {}; programs: {}",
         trouble.hosts,
         trouble.seconds,
         trouble.seed,
-        ground.describe()
+        cluster::describe_programs(&ground)
     );
     let fresh = sizes(&ground)?;
     let mut life = Life {

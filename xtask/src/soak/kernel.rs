@@ -11,12 +11,14 @@
 //! One seed decides what is sent, how, and what the box does to it. Both programs know every byte from the seed; here only their
 //! letters for each message and everybody's counters are compared.
 
-use std::io::{IsTerminal as _, Write as _};
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::driver::{self, Failure, Soak, Tally};
 use super::fates;
 use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Launch, require_root};
 use crate::machine::two_cores;
@@ -115,7 +117,7 @@ impl Plan {
 
     fn arguments(&self, seed: u64) -> Vec<String> {
         let line = format!(
-            "check --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
+            "messages --interface {INTERFACE} --idle default --seed {seed} --message-size {} --messages {} \
              --in-flight {} --mode {}",
             self.message_size, self.messages, self.in_flight, self.mode
         );
@@ -123,34 +125,68 @@ impl Plan {
     }
 }
 
-/// What all runs together did.
-#[derive(Debug, Default)]
-struct Total {
-    runs: u64,
-    messages: u64,
-    whole: u64,
-    in_part: u64,
-    reported: u64,
-    packets: u64,
-    lost: u64,
-    duplicated: u64,
-    reordered: u64,
-    corrupted: u64,
-    resent: u64,
+/// Runs of seeds on one bed, one after the other.
+struct Kernel {
+    bed: Bed,
+    programs: Programs,
 }
 
-impl Total {
-    fn line(&self, count: u64, started: Instant) -> String {
-        format!(
-            "{} of {count} kernel runs, {} messages ({} whole, {} in part, {} reported), {} packets, {} s",
-            self.runs,
-            self.messages,
-            self.whole,
-            self.in_part,
-            self.reported,
-            self.packets,
-            started.elapsed().as_secs()
-        )
+impl Soak for Kernel {
+    fn run(&self, seeds: Range<u64>, tally: &Tally, is_stopped: &AtomicBool) -> Result<Option<Failure>> {
+        for seed in seeds {
+            if is_stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            let plan = Plan::new(seed);
+            if let Err(error) = self.run_one(&plan, seed, tally) {
+                let (error, said) = (format!("{error:#}"), format!("{plan:?}"));
+                return Ok(Some(Failure { seed, error, said }));
+            }
+            tally.add(driver::SEEDS, 1);
+        }
+        Ok(None)
+    }
+
+    fn again(&self, seed: u64) -> String {
+        format!("cargo xtask soak --kernel 1 --kernel-seed {seed}")
+    }
+}
+
+impl Kernel {
+    fn run_one(&self, plan: &Plan, seed: u64, tally: &Tally) -> Result<()> {
+        let (bed, programs) = (&self.bed, &self.programs);
+        let [sending, receiving] = two_cores();
+        let program = programs.path("lm-check");
+        let launch = |core: usize| {
+            Launch::new(&program)
+                .args(plan.arguments(seed))
+                .core(core)
+                .time_limit(TIME_LIMIT)
+        };
+        let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
+        let mut receiver = bed.right().spawn(launch(receiving))?;
+        receiver.await_text("ready")?;
+        let patience = PATIENCE.as_secs().to_string();
+        let to = bed.right().address().to_string();
+        let sender =
+            launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
+        let sent = bed.left().spawn(sender)?.finish();
+        // The link first: after it nothing passes, so what the box sent is what the gate saw.
+        let forwarded = running.stop()?;
+        let received = receiver.stop()?;
+        ensure!(
+            received.status.success(),
+            "the receiver ended with {}: {}",
+            received.status,
+            received.stderr.trim()
+        );
+        let received = received.json().context("the receiver")?;
+        let sent = match sent {
+            Ok(output) => output.json().context("the sender")?,
+            Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
+        };
+        let judged = judge(plan, &sent, &received, &forwarded, tally);
+        judged.with_context(|| format!("sender {sent}; receiver {received}; box {forwarded}"))
     }
 }
 
@@ -171,42 +207,7 @@ pub(super) fn soak(first: u64, count: u64) -> Result<()> {
     // Nothing but LM's packets shall pass, so that they can be counted.
     bed.introduce()?;
     one_core_each(&bed)?;
-    let started = Instant::now();
-    let is_terminal = std::io::stderr().is_terminal();
-    let every = super::PROGRESS_EVERY[usize::from(!is_terminal)];
-    let mut shown = Instant::now();
-    let mut total = Total::default();
-    for seed in first..last {
-        let plan = Plan::new(seed);
-        let result = run(&bed, &programs, &plan, seed, &mut total);
-        if is_terminal {
-            eprint!("\r\x1b[K");
-        }
-        if let Err(error) = result {
-            eprintln!("{plan:?}");
-            bail!(
-                "kernel seed {seed} failed after {} good ones: {error:#}; again: cargo xtask soak --kernel 1 --kernel-seed {seed}",
-                total.runs
-            );
-        }
-        total.runs += 1;
-        if shown.elapsed() >= every {
-            shown = Instant::now();
-            let line = total.line(count, started);
-            if is_terminal {
-                eprint!("{line}");
-                let _ = std::io::stderr().flush();
-            } else {
-                eprintln!("{line}");
-            }
-        }
-    }
-    println!("{}", total.line(count, started));
-    println!(
-        "the box lost {} packets, doubled {}, reordered {} and changed {}; {} fragments were sent again",
-        total.lost, total.duplicated, total.reordered, total.corrupted, total.resent
-    );
-    Ok(())
+    driver::run(&Kernel { bed, programs }, first..last, 1).map(drop)
 }
 
 /// All packets of a host are received on one core: in generic mode the gate needs that (I3a).
@@ -220,40 +221,6 @@ fn one_core_each(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn run(bed: &Bed, programs: &Programs, plan: &Plan, seed: u64, total: &mut Total) -> Result<()> {
-    let [sending, receiving] = two_cores();
-    let program = programs.path("lm-check");
-    let launch = |core: usize| {
-        Launch::new(&program)
-            .args(plan.arguments(seed))
-            .core(core)
-            .time_limit(TIME_LIMIT)
-    };
-    let running = bed.start_box(&programs.path("lm-bench"), &plan.impairments)?;
-    let mut receiver = bed.right().spawn(launch(receiving))?;
-    receiver.await_text("ready")?;
-    let patience = PATIENCE.as_secs().to_string();
-    let to = bed.right().address().to_string();
-    let sender = launch(sending).args(["--to", &to, "--delivery", plan.delivery, "--patience", &patience]);
-    let sent = bed.left().spawn(sender)?.finish();
-    // The link first: after it nothing passes, so what the box sent is what the gate saw.
-    let forwarded = running.stop()?;
-    let received = receiver.stop()?;
-    ensure!(
-        received.status.success(),
-        "the receiver ended with {}: {}",
-        received.status,
-        received.stderr.trim()
-    );
-    let received = received.json().context("the receiver")?;
-    let sent = match sent {
-        Ok(output) => output.json().context("the sender")?,
-        Err(error) => bail!("{error:#}; the receiver: {received}; the box: {forwarded}"),
-    };
-    let judged = judge(plan, &sent, &received, &forwarded, total);
-    judged.with_context(|| format!("sender {sent}; receiver {received}; box {forwarded}"))
-}
-
 fn number(report: &Value, path: &[&str]) -> Result<u64> {
     let value = path.iter().fold(report, |value, name| &value[*name]);
     value
@@ -262,22 +229,26 @@ fn number(report: &Value, path: &[&str]) -> Result<u64> {
 }
 
 /// Every message is accounted for, and so is every packet.
-fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, total: &mut Total) -> Result<()> {
+fn judge(plan: &Plan, sent: &Value, received: &Value, forwarded: &Value, tally: &Tally) -> Result<()> {
     let fates = fates::compare(plan.delivery, plan.messages, sent, received)?;
-    total.messages += plan.messages;
-    total.whole += fates.whole;
-    total.in_part += fates.in_part;
-    total.reported += fates.reported;
+    for (what, count) in [
+        ("messages", plan.messages),
+        ("whole", fates.whole),
+        ("in part", fates.in_part),
+        ("reported", fates.reported),
+    ] {
+        tally.add(what, count);
+    }
     balance(plan, sent, received, forwarded)?;
     for direction in ["rightward", "leftward"] {
         let of = |name: &str| number(forwarded, &[direction, name]);
-        total.packets += of("received")?;
-        total.lost += of("lost")? + of("queue_full")?;
-        total.duplicated += of("duplicated")?;
-        total.reordered += of("reordered")?;
-        total.corrupted += of("corrupted")?;
+        tally.add("packets", of("received")?);
+        tally.add("lost", of("lost")? + of("queue_full")?);
+        for what in ["duplicated", "reordered", "corrupted"] {
+            tally.add(what, of(what)?);
+        }
     }
-    total.resent += number(sent, &["counters", "fragments_resent"])?;
+    tally.add("resent", number(sent, &["counters", "fragments_resent"])?);
     Ok(())
 }
 
@@ -417,7 +388,7 @@ mod tests {
     fn judged(change: impl FnOnce(&mut Plan, &mut Value, &mut Value, &mut Value)) -> Result<()> {
         let (mut plan, mut sent, mut received, mut forwarded) = good();
         change(&mut plan, &mut sent, &mut received, &mut forwarded);
-        judge(&plan, &sent, &received, &forwarded, &mut Total::default())
+        judge(&plan, &sent, &received, &forwarded, &Tally::default())
     }
 
     #[test]

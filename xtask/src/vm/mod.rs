@@ -4,7 +4,7 @@
 //!   this machine                                       the guest (Debian's kernel, TCG)
 //!  ┌──────────────────────────────┐                   ┌──────────────────────────────────┐
 //!  │ packages: kernel, QEMU, tools│                   │ /init = this program             │
-//!  │ initramfs: tools + modules   │──── QEMU ────────▶│ igb0 ── hub ── igb1              │
+//!  │ image: tools + modules       │──── QEMU ────────▶│ igb0 ── hub ── igb1              │
 //!  │ machine: ports, time limits  │                   │ virtio-net0 ── taps ── 1   veth  │
 //!  │                              │◀─ console (ttyS0) │ checks, one process each         │
 //!  │ table, JSON                  │◀─ results (ttyS1) │                                  │
@@ -14,18 +14,14 @@
 //! Neither KVM nor anything installed is needed. New checks go into the table of [`checks`].
 
 pub mod checks;
-pub mod debian;
 pub mod devices;
 pub mod guest;
-pub mod initramfs;
-pub mod lock;
+mod image;
 pub mod machine;
-pub mod modules;
-pub mod packages;
+mod packages;
 pub mod protocol;
 pub mod qemu;
 pub mod unavailable;
-mod userland;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -37,11 +33,13 @@ use serde_json::{Value, json};
 use checks::card::Row;
 use checks::{List, Selected};
 use devices::Device;
+pub use image::Build;
+use image::Image;
 use machine::Report;
+use packages::{Cache, KERNEL, QEMU, TOOLS};
 use protocol::{Ended, Mode, Outcome, Plan, Spoil, Task};
 use qemu::{Clock, Qemu};
 use unavailable::Unavailable;
-pub use userland::Build;
 
 use crate::bed::leftovers::{temporary_folder, watch_signals};
 use crate::content;
@@ -56,7 +54,7 @@ use crate::workspace::target_dir;
 /// ordinary apt-get, once, and installs nothing: everything lies in $LM_VM_CACHE, else ~/.cache/lm-vm. Boots the tools under QEMU's software emulation
 /// with two igb and two virtio-net cards, runs the checks inside and brings the results back. Without root virtio-net has one
 /// queue instead of two.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   cargo xtask vm                                  whether the machine, its cards and the tools work
@@ -67,18 +65,11 @@ EXAMPLES
 
 A guest that panics or hangs is reported with the check that ran and its console's last words; --console FILE keeps it all.")]
 pub struct Arguments {
-    /// Checks to run, by name, device or both, as --list shows them [default: those of the machine and its cards]
-    #[arg(value_name = "CHECK")]
-    checks: Vec<String>,
-    /// Kinds of devices in the machine.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Device::ALL)]
+    #[command(flatten)]
+    choice: Choice,
+    /// Kinds of devices in the machine [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', hide_default_value = true)]
     devices: Vec<Device>,
-    /// The mode that LM's programs are to receive in, where a check does not say otherwise.
-    #[arg(long, value_enum, default_value_t = Mode::ZeroCopy)]
-    mode: Mode,
-    /// What the guest's time is.
-    #[arg(long, value_enum, default_value_t = Clock::Real)]
-    clock: Clock,
     /// Show the checks and end.
     #[arg(long)]
     list: bool,
@@ -94,7 +85,7 @@ pub struct Arguments {
     /// A kernel of your own instead of Debian's: its bzImage.
     #[arg(long, value_name = "BZIMAGE", requires = "modules")]
     kernel: Option<PathBuf>,
-    /// The folder with that kernel's modules.
+    /// The folder with that kernel's modules and depmod's list of them: /lib/modules/RELEASE.
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
     /// A QEMU of your own (8.2 or later) instead of Debian's.
@@ -103,20 +94,6 @@ pub struct Arguments {
     /// Pin and fetch the newest kernel, QEMU and tools: rewrites xtask/src/vm/packages.lock, which is to be committed.
     #[arg(long)]
     refresh: bool,
-    /// Keep all results in this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Keep the guest's console in this file.
-    #[arg(long, value_name = "FILE")]
-    console: Option<PathBuf>,
-    #[arg(skip)]
-    purpose: Purpose,
-    #[arg(skip)]
-    build: Build,
-    #[arg(skip)]
-    hub: bool,
-    #[arg(skip)]
-    spoil: Vec<Spoil>,
 }
 
 /// What the machine is started for: which checks run when none is named.
@@ -141,61 +118,66 @@ impl Purpose {
     }
 }
 
-/// What other commands choose of a run.
-#[derive(Clone, Debug, Default)]
+/// What other commands choose of a run, too.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Choice {
-    /// What it is for.
-    pub purpose: Purpose,
-    /// Names of checks; none: all of that purpose.
+    /// Checks to run, by name, device or both, as --list shows them [default: those of the machine and its cards]
+    #[arg(value_name = "CHECK")]
     pub checks: Vec<String>,
-    /// The mode that LM's programs are to receive in.
+    /// The mode that LM's programs are to receive in, where a check does not say otherwise.
+    #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
     /// What the guest's time is.
+    #[arg(long, value_enum, default_value_t)]
     pub clock: Clock,
-    /// Where all results are kept.
+    /// Keep all results in this file.
+    #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Where the guest's console is kept.
+    /// Keep the guest's console in this file.
+    #[arg(long, value_name = "FILE")]
     pub console: Option<PathBuf>,
+    /// What it is for.
+    #[arg(skip)]
+    pub purpose: Purpose,
     /// Whose builds the guest gets.
+    #[arg(skip)]
     pub build: Build,
     /// Whether QEMU joins virtio-net cards itself, with one queue, though there may be taps.
+    #[arg(skip)]
     pub hub: bool,
     /// Faults to put into checks.
+    #[arg(skip)]
     pub spoil: Vec<Spoil>,
 }
 
 impl From<Choice> for Arguments {
     fn from(choice: Choice) -> Arguments {
         Arguments {
-            checks: choice.checks,
-            devices: Device::ALL.to_vec(),
-            mode: choice.mode,
-            clock: choice.clock,
-            list: false,
-            run: Vec::new(),
-            run_limit: 60,
-            with: Vec::new(),
-            kernel: None,
-            modules: None,
-            qemu: None,
-            refresh: false,
-            json: choice.json,
-            console: choice.console,
-            purpose: choice.purpose,
-            build: choice.build,
-            hub: choice.hub,
-            spoil: choice.spoil,
+            choice,
+            ..Arguments::default()
         }
+    }
+}
+
+impl Arguments {
+    /// Each kind of devices once, in the order of the results.
+    fn devices(&self) -> Vec<Device> {
+        let is_wanted = |device: &Device| self.devices.is_empty() || self.devices.contains(device);
+        Device::ALL.into_iter().filter(is_wanted).collect()
     }
 }
 
 /// Runs the command. An error that [`unavailable::reason`] knows says that the machine cannot be had here.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let devices = sorted(&arguments.devices);
-    let selected = checks::select(&arguments.checks, &devices, arguments.purpose.includes())?;
+    let devices = arguments.devices();
+    let selected = checks::select(
+        &arguments.choice.checks,
+        &devices,
+        arguments.choice.purpose.includes(),
+    )?;
     if arguments.list {
         let all = checks::all(&devices);
-        let shown = if arguments.checks.is_empty() {
+        let shown = if arguments.choice.checks.is_empty() {
             &all
         } else {
             &selected
@@ -212,9 +194,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         ensure!(path.is_file(), "{} is no file", path.display());
     }
     watch_signals()?;
-    let result_file = arguments.json.as_deref().map(ResultFile::create).transpose()?;
+    let result_file = arguments
+        .choice
+        .json
+        .as_deref()
+        .map(ResultFile::create)
+        .transpose()?;
     let tasks = tasks(arguments, &selected);
-    let (report, result) = boot(arguments, &devices, &tasks)?;
+    let (report, result) = boot(arguments, &tasks)?;
     if let Some(file) = result_file {
         file.write(&result)?;
     }
@@ -225,7 +212,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Measures rows of one kind of cards; what the machine said, and what is known of it, as result files have it.
 pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
     watch_signals()?;
-    let devices: Vec<Device> = rows.iter().map(|row| row.device).collect();
     let task = |row: &Row| Task {
         name: row.name(),
         limit_s: row.limit_s(),
@@ -233,23 +219,30 @@ pub(crate) fn measure(choice: Choice, rows: &[Row]) -> Result<(Report, Value)> {
         row: Some(row.clone()),
     };
     let tasks: Vec<Task> = rows.iter().map(task).collect();
-    boot(&choice.into(), &sorted(&devices), &tasks)
+    let arguments = Arguments {
+        devices: rows.iter().map(|row| row.device).collect(),
+        ..choice.into()
+    };
+    boot(&arguments, &tasks)
 }
 
 /// Starts the machine for these tasks.
-fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Report, Value)> {
+fn boot(arguments: &Arguments, tasks: &[Task]) -> Result<(Report, Value)> {
+    let devices = &*arguments.devices();
     if std::env::consts::ARCH != "x86_64" {
-        bail!(Unavailable::Processor(std::env::consts::ARCH));
+        bail!(Unavailable(format!(
+            "the virtual machine is an x86-64 one, and this machine is {}; run this on an x86-64 machine",
+            std::env::consts::ARCH
+        )));
     }
     let started = Instant::now();
     let parts = Parts::find(arguments)?;
     let fetched_seconds = started.elapsed().as_secs_f64();
-    let programs = userland::build(arguments.build)?;
+    let programs = image::build(arguments.choice.build)?;
     let built_seconds = started.elapsed().as_secs_f64() - fetched_seconds;
 
     let (folder, _folder) = temporary_folder(&target_dir()?, "vm")?;
-    let initramfs = folder.join("initramfs");
-    let modules = modules::Modules::find(&parts.modules)?;
+    let archive = folder.join("initramfs");
     let mut needed: Vec<&str> = devices
         .iter()
         .flat_map(|device| device.modules())
@@ -257,49 +250,46 @@ fn boot(arguments: &Arguments, devices: &[Device], tasks: &[Task]) -> Result<(Re
         .collect();
     // Beds and checks make veth pairs, whatever the machine has.
     needed.extend(Device::Veth.modules());
-    let modules = modules.load_order(&needed, &modules::USEFUL)?;
+    let modules = image::load_order(&parts.modules, &needed)?;
+    let file_name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let choice = &arguments.choice;
     let plan = Plan {
-        modules: modules
-            .iter()
-            .map(|module| format!("{}.ko", module.name))
-            .collect(),
+        modules: modules.iter().filter_map(file_name).collect(),
         devices: devices.to_vec(),
         huge_pages: qemu::HUGE_PAGES,
-        mode: arguments.mode,
-        short: arguments.purpose == Purpose::ShortTest,
-        spoil: arguments.spoil.clone(),
+        mode: choice.mode,
+        short: choice.purpose == Purpose::ShortTest,
+        spoil: choice.spoil.clone(),
         tasks: tasks.to_vec(),
     };
-    let tree = userland::tree(&parts.tools, &programs, &plan, modules, &arguments.with, &folder)?;
-    let initramfs_len = tree.write(&initramfs)?;
+    let root = folder.join("root");
+    let image = Image::new(root, &parts.tools, &programs, &plan, &modules, &arguments.with)?;
+    let archive_len = image.pack(&archive)?;
     let initramfs_seconds = started.elapsed().as_secs_f64() - fetched_seconds - built_seconds;
     // Where instructions are counted, these and QEMU decide everything.
-    let digests = [content::sha256(&parts.kernel)?, content::sha256(&initramfs)?];
+    let digests = [content::sha256(&parts.kernel)?, content::sha256(&archive)?];
 
     eprintln!(
         "booting Linux {} under QEMU {} (initramfs {} MiB)",
         parts.release,
         parts.qemu.version,
-        initramfs_len >> 20
+        archive_len >> 20
     );
     let report = machine::Run {
         qemu: &parts.qemu,
         kernel: &parts.kernel,
-        initramfs: &initramfs,
+        initramfs: &archive,
         folder: &folder,
-        console: arguments
-            .console
-            .clone()
-            .unwrap_or_else(|| folder.join("console")),
+        console: choice.console.clone().unwrap_or_else(|| folder.join("console")),
         devices,
-        hub: arguments.hub,
-        clock: arguments.clock,
+        hub: choice.hub,
+        clock: choice.clock,
         tasks: &plan.tasks,
     }
     .run()?;
     let result = json!({
         "suite": "vm",
-        "mode": arguments.mode,
+        "mode": choice.mode,
         "short": plan.short,
         "machine": crate::machine::describe(),
         "kernel": {"image": parts.kernel, "release": parts.release},
@@ -333,35 +323,36 @@ struct Parts {
 
 impl Parts {
     fn find(arguments: &Arguments) -> Result<Parts> {
-        let cache = packages::Cache::open(arguments.refresh)?;
+        let cache = Cache::open(arguments.refresh)?;
         let (kernel, modules) = match (&arguments.kernel, &arguments.modules) {
             (Some(kernel), Some(modules)) => (kernel.clone(), modules.clone()),
-            _ => userland::kernel_in(&cache.kernel()?)?,
+            _ => {
+                let release = image::only_entry(&cache.unpacked(KERNEL)?.join("usr/lib/modules"))?;
+                (release.join("vmlinuz"), release)
+            }
         };
         let release = qemu::kernel_release(&kernel)?;
-        if let Some(warning) = warning_about(&release, &arguments.devices) {
+        if let Some(warning) = warning_about(&release, &arguments.devices()) {
             eprintln!("warning: {warning}");
         }
         let qemu = match &arguments.qemu {
             Some(path) => Qemu::at(path)?,
-            None => Qemu::unpacked(&cache.qemu()?)?,
+            None => Qemu::unpacked(&cache.unpacked(QEMU)?)?,
         };
+        let all_else_is_there = arguments.kernel.is_some() && arguments.qemu.is_some();
         Ok(Parts {
             kernel,
             release,
             modules,
             qemu,
-            tools: userland::tools(
-                cache.tools(),
-                arguments.kernel.is_some() && arguments.qemu.is_some(),
-            )?,
+            tools: image::tools(cache.unpacked(TOOLS), all_else_is_there)?,
         })
     }
 }
 
 /// What a kernel of the user's own may lack.
 fn warning_about(release: &str, devices: &[Device]) -> Option<String> {
-    let version = debian::numbers(release);
+    let version = qemu::numbers(release);
     let device = devices.iter().find(|device| {
         device
             .zerocopy_since()
@@ -374,13 +365,6 @@ fn warning_about(release: &str, devices: &[Device]) -> Option<String> {
         since[0],
         since[1]
     ))
-}
-
-fn sorted(devices: &[Device]) -> Vec<Device> {
-    let mut devices = devices.to_vec();
-    devices.sort();
-    devices.dedup();
-    devices
 }
 
 fn tasks(arguments: &Arguments, selected: &[Selected]) -> Vec<Task> {

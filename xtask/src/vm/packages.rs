@@ -1,56 +1,138 @@
 //! Kernel, QEMU and the guest's tools from Debian's packages, by the ordinary `apt-get` with a state of its own: nothing is
 //! installed, and the machine's own package state is neither read nor written. What is in the cache is not fetched again, and
-//! each use compares it with the pins ([`super::lock`]).
+//! each use compares it with the pins: a run on another kernel or another emulator would count other instructions and have other
+//! faults, so that they change by a commit and no other way.
 //!
 //! ```text
 //!   CACHE/apt/…           lists, sources and settings of apt
 //!   CACHE/debs/…          the pinned packages
-//!   CACHE/kernel/…        those of the kernel, unpacked: boot/vmlinuz-*, usr/lib/modules/*
+//!   CACHE/kernel/…        those of the kernel, unpacked: usr/lib/modules/RELEASE/vmlinuz, modules.dep, kernel/…
 //!   CACHE/qemu/…          qemu-system-x86 and everything that it needs, its C library and loader too
 //!   CACHE/tools/…         busybox, dash, iproute2, ethtool, likewise
+//!   CACHE/PART.seal       what a part was unpacked from, and the digest of all that lies there
 //! ```
 
+use std::fmt;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::FlockOperation;
-use sha2::{Digest as _, Sha256};
 
-use super::debian;
-use super::lock::{self, Lock, Package, Pin};
 use super::unavailable::Unavailable;
 use crate::bed::leftovers::temporary_folder;
 use crate::bed::{Launch, Output};
-use crate::content::{hex, sha256};
+use crate::content::sha256;
+use crate::workspace;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
-const SUITE: &str = "trixie";
-const BACKPORTS: &str = "trixie-backports";
-const KERNEL: &str = "kernel";
-const QEMU: &str = "qemu";
-const TOOLS: &str = "tools";
+const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+/// The kernel's part: `usr/lib/modules/RELEASE` with image, modules and `modules.dep`.
+pub(super) const KERNEL: &str = "kernel";
+/// QEMU's part, with all that it needs.
+pub(super) const QEMU: &str = "qemu";
+/// The part of the guest's tools: busybox (static), a shell, `ip`, `tc`, `ethtool` with their libraries.
+pub(super) const TOOLS: &str = "tools";
 /// What is asked for; the packages that these need are pinned as well, but of what a kernel needs when it is installed.
 const ASKED: [(&str, &[&str]); 3] = [
-    (KERNEL, &["-t", BACKPORTS, "linux-image-amd64"]),
+    (KERNEL, &["-t", SUITES[1], "linux-image-amd64"]),
     (QEMU, &["qemu-system-x86"]),
-    // Busybox is the static one.
     (TOOLS, &["busybox-static", "dash", "iproute2", "ethtool"]),
 ];
-/// In each unpacked folder: what it was unpacked from, and the digest of all that lies there.
-const SEAL: &str = "seal";
-/// No answer of a mirror takes longer.
-const FETCH_LIMIT: Duration = Duration::from_secs(900);
-const UNPACK_LIMIT: Duration = Duration::from_secs(300);
+/// No command here takes longer.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Where the pins lie in the workspace, and what is there.
+pub(super) const LOCK: &str = "xtask/src/vm/packages.lock";
+const COMMITTED: &str = include_str!("packages.lock");
+const LOCK_HEAD: &str = "\
+# Debian's packages that the virtual machine is made of: kernel, QEMU, the guest's tools. Each use compares their files with the SHA-256.
+# Made anew by `cargo xtask vm --refresh`.
+#
+# part file sha256
+";
+
+/// A package and what its file must be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Pin {
+    /// What it is for: a folder of the cache.
+    part: String,
+    /// As apt calls it: `NAME_VERSION_ARCHITECTURE.deb`, with `%3a` for a colon.
+    file: String,
+    /// SHA-256 of the file, in hexadecimal.
+    sha256: String,
+}
+
+impl Pin {
+    fn new(part: &str, file: &str, sha256: &str) -> Option<Pin> {
+        let is_file = file.ends_with(".deb") && file.split('_').count() == 3;
+        let is_hash = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_file && is_hash).then(|| Pin {
+            part: part.to_owned(),
+            file: file.to_owned(),
+            sha256: sha256.to_owned(),
+        })
+    }
+
+    /// Reads a line of `PART FILE SHA256`.
+    fn parse(line: &str) -> Result<Pin> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let pin = match words[..] {
+            [part, file, sha256] => Pin::new(part, file, sha256),
+            _ => None,
+        };
+        pin.with_context(|| {
+            format!("{LOCK} has a line that is no part, file and SHA-256: {line:?}; `git checkout` it")
+        })
+    }
+
+    /// Of what `apt-get --print-uris` says: lines of `'URI' FILE BYTES SHA256:HASH`.
+    fn of_uri(part: &str, line: &str) -> Option<Pin> {
+        let mut words = line.strip_prefix('\'')?.split_whitespace().skip(1);
+        let (file, sha256) = (words.next()?, words.nth(1)?.strip_prefix("SHA256:")?);
+        // Of the kernel's the packages of its release, and not what it needs when it is installed.
+        let release = ["linux-image-", "linux-binary-", "linux-modules-"].map(|kind| file.strip_prefix(kind));
+        let is_of_kernel = release
+            .into_iter()
+            .flatten()
+            .any(|release| release.starts_with(|c: char| c.is_ascii_digit()));
+        (part != KERNEL || is_of_kernel)
+            .then(|| Pin::new(part, file, sha256))
+            .flatten()
+    }
+
+    /// As `apt-get download` takes it.
+    fn asked(&self) -> String {
+        let words: Vec<&str> = self.file.split('_').collect();
+        format!("{}={}", words[0], words[1].replace("%3a", ":"))
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {} {}", self.part, self.file, self.sha256)
+    }
+}
+
+/// The pins of this workspace.
+fn committed() -> Result<Vec<Pin>> {
+    let lines = COMMITTED.lines().filter(|line| !line.starts_with('#'));
+    lines.map(Pin::parse).collect()
+}
+
+/// Pins as they are committed: sorted, so that a change of one package is a change of one line.
+fn lock_file(pins: &[Pin]) -> String {
+    let mut pins = pins.to_vec();
+    pins.sort();
+    LOCK_HEAD.to_owned() + &pins.iter().map(Pin::to_string).collect::<String>()
+}
 
 /// The folder with all that was fetched.
 #[derive(Debug)]
-pub struct Cache {
+pub(super) struct Cache {
     root: PathBuf,
-    lock: Lock,
+    pins: Vec<Pin>,
     /// Where apt fetches from.
     sources: String,
     /// Held as long as something may be fetched: two runs at once would write the same files.
@@ -59,21 +141,23 @@ pub struct Cache {
 
 impl Cache {
     /// `$LM_VM_CACHE`, else `$XDG_CACHE_HOME/lm-vm`, else `~/.cache/lm-vm`; waits for others that use it. With `refresh` the newest
-    /// packages are pinned and fetched.
-    pub fn open(refresh: bool) -> Result<Cache> {
+    /// packages are pinned.
+    pub(super) fn open(refresh: bool) -> Result<Cache> {
         let root = folder(|name| std::env::var_os(name).map(PathBuf::from)).context(
             "no folder to keep packages in: neither LM_VM_CACHE nor XDG_CACHE_HOME nor HOME is set; set LM_VM_CACHE",
         )?;
-        let mut cache = Cache::at(root, Lock::committed()?, sources())?;
+        let mut cache = Cache::at(root, committed()?, sources())?;
         if refresh {
-            cache.lock = cache.newest()?;
-            let path = cache.lock.commit()?;
-            eprintln!("the newest packages are pinned in {}: commit it", path.display());
+            cache.pins = cache.newest()?;
+            let path = workspace::root().join(LOCK);
+            std::fs::write(&path, lock_file(&cache.pins))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            eprintln!("the newest packages are pinned in {LOCK}: commit it");
         }
         Ok(cache)
     }
 
-    fn at(root: PathBuf, lock: Lock, sources: String) -> Result<Cache> {
+    fn at(root: PathBuf, pins: Vec<Pin>, sources: String) -> Result<Cache> {
         let unusable = || {
             format!(
                 "cannot use the folder {}; name another in LM_VM_CACHE",
@@ -85,39 +169,24 @@ impl Cache {
         rustix::fs::flock(&held, FlockOperation::LockExclusive).with_context(unusable)?;
         Ok(Cache {
             root,
-            lock,
+            pins,
             sources,
             _held: held,
         })
     }
 
-    /// The kernel: the folder with its unpacked packages.
-    pub fn kernel(&self) -> Result<PathBuf> {
-        self.unpacked(KERNEL)
-    }
-
-    /// QEMU with all it needs: the folder to run it from.
-    pub fn qemu(&self) -> Result<PathBuf> {
-        self.unpacked(QEMU)
-    }
-
-    /// The guest's tools: busybox (static), a shell, `ip`, `tc`, `ethtool` with their libraries.
-    pub fn tools(&self) -> Result<PathBuf> {
-        self.unpacked(TOOLS)
-    }
-
     /// The folder with a part's packages, unpacked. It appears whole or not at all.
-    fn unpacked(&self, part: &str) -> Result<PathBuf> {
-        let pins = self.lock.of(part);
-        ensure!(!pins.is_empty(), "{} pins nothing for {part}", lock::PATH);
+    pub(super) fn unpacked(&self, part: &str) -> Result<PathBuf> {
+        let pins: Vec<&Pin> = self.pins.iter().filter(|pin| pin.part == part).collect();
+        ensure!(!pins.is_empty(), "{LOCK} pins nothing for {part}");
         self.fetch(part, &pins)?;
-        let folder = self.root.join(part);
-        let seal = |folder: &Path| {
-            let pins: String = pins.iter().map(|pin| format!("{pin}\n")).collect();
-            anyhow::Ok(pins + &tree_digest(folder)?)
+        let (folder, seal) = (self.root.join(part), self.root.join(format!("{part}.seal")));
+        let sealed = |folder: &Path| {
+            let lines: String = pins.iter().map(|pin| pin.to_string()).collect();
+            anyhow::Ok(lines + &tree_digest(folder)?)
         };
-        if let Ok(sealed) = std::fs::read_to_string(folder.join(SEAL)) {
-            if sealed == seal(&folder)? {
+        if let Ok(text) = std::fs::read_to_string(&seal) {
+            if folder.is_dir() && text == sealed(&folder)? {
                 return Ok(folder);
             }
             eprintln!(
@@ -125,139 +194,128 @@ impl Cache {
                 folder.display()
             );
         }
-        let (unpacked, _unpacked) = temporary_folder(&self.root, "unpacked")?;
         eprintln!("unpacking {} packages of the {part}", pins.len());
+        let (unpacked, _unpacked) = temporary_folder(&self.root, "unpacked")?;
         for pin in &pins {
-            self.unpack(&self.file_of(&pin.package), &unpacked)?;
+            self.unpack(pin, &unpacked)?;
+        }
+        if part == KERNEL {
+            depmod(&self.unpacked(TOOLS)?, &unpacked)?;
         }
         let unwritable = || format!("cannot write {}", folder.display());
-        std::fs::write(unpacked.join(SEAL), seal(&unpacked)?).with_context(unwritable)?;
         if folder.exists() {
             std::fs::remove_dir_all(&folder).with_context(unwritable)?;
         }
         std::fs::rename(&unpacked, &folder).with_context(unwritable)?;
+        std::fs::write(seal, sealed(&folder)?).with_context(unwritable)?;
         Ok(folder)
     }
 
-    fn unpack(&self, package: &Path, into: &Path) -> Result<()> {
-        let program = Launch::new("dpkg-deb")
-            .arg("-x")
-            .args([package, into])
-            .time_limit(UNPACK_LIMIT);
-        let program = program.spawn().map_err(|_| Unavailable::Command("dpkg-deb"))?;
-        program.finish().map(drop).map_err(|error| {
-            match format!("{error:#}").contains("No space left on device") {
-                true => Unavailable::Space(self.root.display().to_string()).into(),
-                false => error.context(format!("cannot unpack {}", package.display())),
+    fn unpack(&self, pin: &Pin, into: &Path) -> Result<()> {
+        let package = self.file_of(pin);
+        let program = Launch::new("dpkg-deb").arg("-x").args([&*package, into]);
+        let program = program.time_limit(LIMIT).spawn();
+        let unpacked = program.map_err(|_| Unavailable::command("dpkg-deb"))?.finish();
+        unpacked.map(drop).map_err(|error| {
+            if !format!("{error:#}").contains("No space left on device") {
+                return error.context(format!("cannot unpack {}", package.display()));
             }
+            let what = format!(
+                "the disk has no room for Debian's packages in {}",
+                self.root.display()
+            );
+            Unavailable::debian(&what, "free 1 GiB there, or name another folder (LM_VM_CACHE)").into()
         })
     }
 
-    fn file_of(&self, package: &Package) -> PathBuf {
-        self.root.join("debs").join(package.file_name())
+    fn file_of(&self, pin: &Pin) -> PathBuf {
+        self.root.join("debs").join(&pin.file)
     }
 
     /// Every pinned package is there, and is what is pinned: fetched where it was not.
     fn fetch(&self, part: &str, pins: &[&Pin]) -> Result<()> {
-        let is_there = |pin: &Pin| {
-            let file = self.file_of(&pin.package);
-            if !file.exists() {
-                return Ok(false);
-            }
-            let found = sha256(&file)?;
-            if found != pin.sha256 {
+        let mut missing = Vec::new();
+        for &pin in pins {
+            let file = self.file_of(pin);
+            let found = file.exists().then(|| sha256(&file)).transpose()?;
+            if let Some(other) = found.as_ref().filter(|&found| *found != pin.sha256) {
                 eprintln!(
-                    "{} is not the pinned package (SHA-256 {found}): fetching it anew",
+                    "{} is not the pinned package (SHA-256 {other}): fetching it anew",
                     file.display()
                 );
             }
-            anyhow::Ok(found == pin.sha256)
-        };
-        let mut missing = Vec::new();
-        for pin in pins {
-            if !is_there(pin)? {
-                missing.push(*pin);
+            if found.as_ref() != Some(&pin.sha256) {
+                missing.push(pin);
             }
         }
         if missing.is_empty() {
             return Ok(());
         }
         eprintln!("fetching {} packages of the {part}", missing.len());
-        let packages: Vec<&Package> = missing.iter().map(|pin| &pin.package).collect();
         let (download, _download) = temporary_folder(&self.root, "download")?;
-        Apt::new(&self.root, &self.sources)?.download(&packages, &download)?;
+        let asked = missing.iter().map(|pin| pin.asked());
+        let words = ["download".to_owned()].into_iter().chain(asked);
+        self.apt()?.run(&download, words.collect())?;
         for pin in missing {
-            let fetched = download.join(pin.package.file_name());
+            let fetched = download.join(&pin.file);
             let found = sha256(&fetched).context("apt-get did not fetch what was asked for")?;
             ensure!(
                 found == pin.sha256,
-                "the mirror's {} has SHA-256 {found}, and {} is pinned in {}; see who changed it, and pin it anew: --refresh",
-                pin.package.asked(),
+                "the mirror's {} has SHA-256 {found}, and {} is pinned in {LOCK}; see who changed it, and pin it anew: --refresh",
+                pin.asked(),
                 pin.sha256,
-                lock::PATH
             );
-            let file = self.file_of(&pin.package);
+            let file = self.file_of(pin);
             std::fs::rename(&fetched, &file).with_context(|| format!("cannot write {}", file.display()))?;
         }
         Ok(())
     }
 
     /// Pins of what the mirror has now: the newest kernel of the backports, QEMU and tools.
-    fn newest(&self) -> Result<Lock> {
-        let apt = Apt::new(&self.root, &self.sources)?;
-        apt.forget_lists()?;
-        apt.update()?;
+    fn newest(&self) -> Result<Vec<Pin>> {
+        let apt = self.apt()?;
         let mut pins = Vec::new();
         for (part, asked) in ASKED {
-            let uris = apt.uris(asked)?;
-            let found = debian::packages(&uris.stdout);
-            let found = found.filter(|(package, _)| part != KERNEL || debian::is_of_kernel(&package.name));
+            let words =
+                "install --no-install-recommends --print-uris -qq -o Acquire::ForceHash=SHA256".split(' ');
+            let words = words.chain(asked.iter().copied()).map(str::to_owned);
+            let uris = apt.run(&self.root, words.collect())?;
             let before = pins.len();
-            pins.extend(found.map(|(package, sha256)| Pin {
-                part: part.to_owned(),
-                package,
-                sha256: sha256.to_owned(),
-            }));
+            pins.extend(uris.stdout.lines().filter_map(|line| Pin::of_uri(part, line)));
             ensure!(
                 pins.len() > before,
-                Unavailable::Package(format!("package of the {part} ({})", asked.join(" ")))
+                Unavailable::package(&format!("package of the {part} ({})", asked.join(" ")))
             );
         }
-        Ok(Lock::new(pins))
+        Ok(pins)
+    }
+
+    /// `apt-get` with the lists that the mirror has now.
+    fn apt(&self) -> Result<Apt> {
+        let apt = Apt::new(&self.root.join("apt"), &self.sources)?;
+        eprintln!("fetching Debian's package lists ({})", SUITES.join(", "));
+        apt.run(&self.root, vec!["update".to_owned()])?;
+        Ok(apt)
     }
 }
 
-/// The digest of all files in a folder but its seal: their paths, and their bytes or where links point.
+/// Writes `modules.dep`, which Debian makes when it installs a kernel, and nothing is installed here.
+fn depmod(tools: &Path, kernel: &Path) -> Result<()> {
+    let modules = super::image::only_entry(&kernel.join("usr/lib/modules"))?;
+    let program = Launch::new(tools.join("usr/bin/busybox"))
+        .args(["depmod", "-b"])
+        .arg(kernel.join("usr"))
+        .arg(modules.file_name().unwrap_or_default());
+    program.time_limit(LIMIT).spawn()?.finish().map(drop)
+}
+
+/// The digest of all that lies in a folder, in the order in which it lies there.
 fn tree_digest(folder: &Path) -> Result<String> {
-    let mut digest = Sha256::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(below) = folders.pop() {
-        let unreadable = || format!("cannot read {}", below.display());
-        let entries = std::fs::read_dir(&below).with_context(unreadable)?;
-        let mut paths = entries
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<Vec<_>>>()
-            .with_context(unreadable)?;
-        paths.sort();
-        for path in paths.into_iter().filter(|path| *path != folder.join(SEAL)) {
-            let name = path.strip_prefix(folder).unwrap_or(&path).as_os_str();
-            let kind = path.symlink_metadata().with_context(unreadable)?.file_type();
-            let content = if kind.is_symlink() {
-                let to = std::fs::read_link(&path).with_context(unreadable)?;
-                hex(to.as_os_str().as_bytes())
-            } else if kind.is_file() {
-                sha256(&path)?
-            } else {
-                if kind.is_dir() {
-                    folders.push(path.clone());
-                }
-                String::new()
-            };
-            digest.update(name.as_bytes());
-            digest.update(format!("\0{content}\n"));
-        }
-    }
-    Ok(hex(&digest.finalize()))
+    let digest = Launch::new("sh").args(["-c", "tar -C \"$0\" -cf - . | sha256sum"]);
+    let digest = digest.arg(folder).time_limit(LIMIT).spawn()?.finish();
+    Ok(digest
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .stdout)
 }
 
 /// Where the cache lies, from the environment.
@@ -268,23 +326,21 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| Some(set("HOME")?.join(".cache/lm-vm")))
 }
 
-/// `apt-get` with a state of its own.
-struct Apt {
-    root: PathBuf,
-}
+/// `apt-get` with a state of its own: the file with its settings.
+struct Apt(PathBuf);
 
 impl Apt {
-    fn new(cache: &Path, sources: &str) -> Result<Apt> {
+    fn new(root: &Path, sources: &str) -> Result<Apt> {
         if sources.contains(KEYRING) && !Path::new(KEYRING).exists() {
-            bail!(Unavailable::Keyring(KEYRING));
+            let what = format!("Debian's keys are missing ({KEYRING})");
+            bail!(Unavailable::debian(&what, "install debian-archive-keyring"));
         }
-        let root = cache.join("apt");
         let unwritable = || format!("cannot write {}", root.display());
         for folder in ["lists/partial", "archives/partial", "state"] {
             std::fs::create_dir_all(root.join(folder)).with_context(unwritable)?;
         }
         let files = [
-            ("apt.conf", settings(&root)),
+            ("apt.conf", settings(root)),
             ("sources.list", sources.to_owned()),
             // Nothing is installed here, so that whatever a package needs is fetched as well.
             ("status", String::new()),
@@ -292,92 +348,20 @@ impl Apt {
         for (name, text) in files {
             std::fs::write(root.join(name), text).with_context(unwritable)?;
         }
-        Ok(Apt { root })
+        Ok(Apt(root.join("apt.conf")))
     }
 
-    fn settings(&self) -> [String; 2] {
-        [
-            "-c".to_owned(),
-            self.root.join("apt.conf").to_string_lossy().into_owned(),
-        ]
-    }
-
-    /// Fetches the package lists, unless that was done in this hour.
-    fn update(&self) -> Result<()> {
-        let fresh = |path: PathBuf| {
-            let age = std::fs::metadata(path).and_then(|metadata| metadata.modified());
-            age.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < Duration::from_secs(3600)))
-        };
-        let stamp = self.stamp();
-        if fresh(stamp.clone()) {
-            return Ok(());
-        }
-        eprintln!("fetching Debian's package lists ({SUITE}, {BACKPORTS})");
-        let words = ["apt-get".to_owned()].into_iter().chain(self.settings());
-        self.run(words.chain(["update".to_owned()]).collect())?;
-        std::fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))
-    }
-
-    fn stamp(&self) -> PathBuf {
-        self.root.join("updated")
-    }
-
-    /// The next update fetches the lists, whatever their age.
-    fn forget_lists(&self) -> Result<()> {
-        match std::fs::remove_file(self.stamp()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {}", self.stamp().display()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Fetches the files of packages, of these versions and no others, into a folder.
-    fn download(&self, packages: &[&Package], into: &Path) -> Result<()> {
-        self.update()?;
-        let into = into.to_string_lossy().into_owned();
-        let words = ["-C".to_owned(), into, "apt-get".to_owned()].into_iter();
-        let words = words.chain(self.settings()).chain(["download".to_owned()]);
-        self.run(
-            words
-                .chain(packages.iter().map(|package| package.asked()))
-                .collect(),
-        )
-        .map(drop)
-    }
-
-    /// What installing packages would fetch, with the SHA-256 of each file.
-    fn uris(&self, asked: &[&str]) -> Result<Output> {
-        let words = ["apt-get".to_owned()].into_iter().chain(self.settings());
-        let options = [
-            "install",
-            "--no-install-recommends",
-            "--print-uris",
-            "-qq",
-            "-o",
-            "Acquire::ForceHash=SHA256",
-        ];
-        let rest = options.iter().chain(asked).map(|&word| word.to_owned());
-        self.run(words.chain(rest).collect())
-    }
-
-    /// Runs `env WORDS…` to its end.
-    fn run(&self, words: Vec<String>) -> Result<Output> {
-        let program = Launch::new("env").args(["LC_ALL=C", "DEBIAN_FRONTEND=noninteractive"]);
-        // `env -C FOLDER` must come before the assignments.
-        let program = if words.first().is_some_and(|word| word == "-C") {
-            Launch::new("env")
-                .args(["-C", &words[1], "LC_ALL=C"])
-                .args(&words[2..])
-        } else {
-            program.args(&words)
-        };
-        let output = program.time_limit(FETCH_LIMIT).spawn()?.outcome()?;
+    /// Runs `apt-get WORDS…` in a folder to its end.
+    fn run(&self, folder: &Path, words: Vec<String>) -> Result<Output> {
+        let program = Launch::new("env").arg("-C").arg(folder);
+        let program = program.args(["LC_ALL=C", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-c"]);
+        let program = program.arg(&self.0).args(words).time_limit(LIMIT);
+        let output = program.spawn()?.outcome()?;
         match output.status.code() {
             Some(0) => Ok(output),
             // env(1): the command was not found.
-            Some(127) => bail!(Unavailable::Command("apt-get")),
-            _ => bail!(Unavailable::from_apt(debian::apt_message(&output.stderr))),
+            Some(127) => bail!(Unavailable::command("apt-get")),
+            _ => bail!(Unavailable::from_apt(&output.stderr)),
         }
     }
 }
@@ -420,7 +404,7 @@ Debug::NoLocking \"true\";
 }
 
 fn sources() -> String {
-    [SUITE, BACKPORTS]
+    SUITES
         .map(|suite| format!("deb [signed-by={KEYRING}] {MIRROR} {suite} main\n"))
         .concat()
 }

@@ -59,25 +59,18 @@ impl Mirror {
             "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: nobody <nobody@localhost>\nDescription: a test\n"
         );
         std::fs::write(tree.join("DEBIAN/control"), &control).unwrap();
-        let package = Package {
-            name: name.to_owned(),
-            version: version.to_owned(),
-            architecture: "amd64".to_owned(),
-        };
-        let file = self.folder.join(package.file_name());
+        let name = format!("{name}_{}_amd64.deb", version.replace(':', "%3a"));
+        let file = self.folder.join(&name);
         let build = Launch::new("dpkg-deb").args(["--root-owner-group", "-b"]);
         build.args([&tree, &file]).spawn().unwrap().finish().unwrap();
         std::fs::remove_dir_all(&tree).unwrap();
         let sha256 = sha256(&file).unwrap();
         let len = std::fs::metadata(&file).unwrap().len();
-        let list = format!(
-            "{control}Filename: ./{}\nSize: {len}\nSHA256: {sha256}\n",
-            package.file_name()
-        );
+        let list = format!("{control}Filename: ./{name}\nSize: {len}\nSHA256: {sha256}\n");
         std::fs::write(self.folder.join("Packages"), list).unwrap();
         Pin {
             part: TOOLS.to_owned(),
-            package,
+            file: name,
             sha256,
         }
     }
@@ -85,12 +78,7 @@ impl Mirror {
     /// A cache that takes from this mirror alone.
     fn cache(&self, pin: &Pin) -> Cache {
         let sources = format!("deb [trusted=yes] file:{} ./\n", self.folder.display());
-        let cache = Cache::at(self.folder.join("cache"), Lock::new(vec![pin.clone()]), sources).unwrap();
-        Apt::new(&cache.root, &cache.sources)
-            .unwrap()
-            .forget_lists()
-            .unwrap();
-        cache
+        Cache::at(self.folder.join("cache"), vec![pin.clone()], sources).unwrap()
     }
 }
 
@@ -106,7 +94,7 @@ fn what_is_pinned_is_fetched_once_and_a_changed_byte_is_noticed() {
     let mirror = Mirror::new();
     let pin = mirror.put("lm-tool", "1:1.0-1", "the first");
     let tool = |cache: &Cache| {
-        let folder = cache.tools().unwrap();
+        let folder = cache.unpacked(TOOLS).unwrap();
         std::fs::read_to_string(folder.join("usr/bin/lm-tool")).unwrap()
     };
     assert_eq!(tool(&mirror.cache(&pin)), "the first");
@@ -115,14 +103,14 @@ fn what_is_pinned_is_fetched_once_and_a_changed_byte_is_noticed() {
     // Without a mirror the cache is enough, and what was changed in the unpacked folder is unpacked again.
     std::fs::write(mirror.folder.join("Packages"), "").unwrap();
     assert_eq!(tool(&mirror.cache(&pin)), "the first");
-    let folder = mirror.cache(&pin).tools().unwrap();
+    let folder = mirror.cache(&pin).unpacked(TOOLS).unwrap();
     flip_a_byte(&folder.join("usr/bin/lm-tool"));
     assert_eq!(tool(&mirror.cache(&pin)), "the first");
 
     // A changed package is no package: it must be fetched.
     let cache = mirror.cache(&pin);
-    flip_a_byte(&cache.file_of(&pin.package));
-    let error = cache.tools().unwrap_err();
+    flip_a_byte(&cache.file_of(&pin));
+    let error = cache.unpacked(TOOLS).unwrap_err();
     drop(cache);
     let said = super::super::skip_reason(&error).unwrap_or_else(|| panic!("{error:#}"));
     assert!(
@@ -138,7 +126,7 @@ fn another_version_is_not_taken_and_other_bytes_of_the_version_are_refused() {
     let mirror = Mirror::new();
     let pin = mirror.put("lm-tool", "1.0-1", "the first");
     mirror.put("lm-tool", "1.0-2", "newer");
-    let error = mirror.cache(&pin).tools().unwrap_err();
+    let error = mirror.cache(&pin).unpacked(TOOLS).unwrap_err();
     let said = super::super::skip_reason(&error).unwrap_or_else(|| panic!("{error:#}"));
     assert!(
         said.contains("1.0-1") && said.contains("--refresh") && said.lines().count() == 1,
@@ -146,7 +134,7 @@ fn another_version_is_not_taken_and_other_bytes_of_the_version_are_refused() {
     );
 
     mirror.put("lm-tool", "1.0-1", "not the first");
-    let error = mirror.cache(&pin).tools().unwrap_err();
+    let error = mirror.cache(&pin).unpacked(TOOLS).unwrap_err();
     assert_eq!(
         super::super::skip_reason(&error),
         None,
@@ -158,7 +146,7 @@ fn another_version_is_not_taken_and_other_bytes_of_the_version_are_refused() {
         part: KERNEL.to_owned(),
         ..pin
     });
-    let error = unpinned.tools().unwrap_err().to_string();
+    let error = unpinned.unpacked(TOOLS).unwrap_err().to_string();
     assert!(error.contains("pins nothing for tools"), "{error}");
 }
 
@@ -186,4 +174,72 @@ fn apt_never_touches_the_machines_own_state() {
         "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n\
          deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie-backports main\n"
     );
+}
+
+#[test]
+fn files_are_named_as_apt_names_them() {
+    let hash = "0f".repeat(32);
+    let pin = |file: &str| Pin::new(TOOLS, file, &hash);
+    let found = pin("libcap2_1%3a2.75-10+deb13u1+b3_amd64.deb").unwrap();
+    assert_eq!(found.asked(), "libcap2=1:2.75-10+deb13u1+b3");
+    for other in ["libcap2_1.deb", "a_b_c_d.deb", "a_1_amd64.rpm"] {
+        assert_eq!(pin(other), None, "{other}");
+    }
+}
+
+#[test]
+fn files_to_fetch_are_named() {
+    let hash = "0f".repeat(32);
+    let uris = |part: &str, file: &str, hash: &str| {
+        Pin::of_uri(part, &format!("'http://mirror/a.deb' {file} 1000 {hash}"))
+    };
+    let sealed = format!("SHA256:{hash}");
+    let found = uris(TOOLS, "a_1%3a1_amd64.deb", &sealed).unwrap();
+    assert_eq!((found.asked(), found.sha256), ("a=1:1".to_owned(), hash.clone()));
+    assert_eq!(uris(TOOLS, "a_1_amd64.deb", "MD5Sum:1"), None);
+    assert_eq!(Pin::of_uri(TOOLS, "noise"), None);
+    // A kernel comes with its parts, and without names that stand for the newest and what only an installation needs.
+    let is_pinned = |name: &str| uris(KERNEL, &format!("{name}_7.2.10-1_amd64.deb"), &sealed).is_some();
+    for kind in ["image", "binary", "modules"] {
+        assert!(is_pinned(&format!("linux-{kind}-7.2.10+deb13-amd64")), "{kind}");
+    }
+    for name in [
+        "linux-image-amd64",
+        "linux-modules-amd64",
+        "linux-base",
+        "linux-base-7.2.10+deb13-amd64",
+        "kmod",
+    ] {
+        assert!(!is_pinned(name), "{name}");
+    }
+}
+
+#[test]
+fn the_committed_pins_are_whole_and_as_they_would_be_written() {
+    let pins = committed().unwrap();
+    for (part, name) in [
+        (KERNEL, "linux-image-"),
+        (KERNEL, "linux-modules-"),
+        (QEMU, "qemu-system-x86"),
+        (TOOLS, "busybox-static"),
+        (TOOLS, "iproute2"),
+        (TOOLS, "ethtool"),
+        (TOOLS, "dash"),
+    ] {
+        let is_it = |pin: &Pin| pin.part == part && pin.file.starts_with(name);
+        assert!(pins.iter().any(is_it), "{LOCK} pins no {name} for {part}");
+    }
+    assert_eq!(lock_file(&pins), COMMITTED);
+}
+
+#[test]
+fn a_line_that_pins_nothing_is_an_error() {
+    for line in [
+        "tools dash_1.0_amd64.deb",
+        "tools dash_1.0_amd64.deb abc",
+        "",
+        "a  b",
+    ] {
+        assert!(Pin::parse(line).is_err(), "{line:?}");
+    }
 }

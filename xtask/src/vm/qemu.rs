@@ -1,9 +1,9 @@
 //! QEMU: which one, and its command line.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::devices::Device;
@@ -14,7 +14,8 @@ use crate::bed::Launch;
 const OLDEST: [u64; 2] = [8, 2];
 /// Huge pages of 2 MiB: two endpoints with 32 MiB of landing and send memory each, for several queues, and the tests' own.
 pub const HUGE_PAGES: u32 = 160;
-const MEMORY: &str = "2G";
+/// Where Debian has its libraries.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// Queues of a virtio-net device on taps.
 pub const VIRTIO_QUEUES: u32 = 2;
 
@@ -35,19 +36,13 @@ impl Qemu {
 
     /// QEMU from a folder of unpacked packages, by the loader and the libraries there.
     pub fn unpacked(root: &Path) -> Result<Qemu> {
-        let libraries = root.join("usr/lib/x86_64-linux-gnu");
-        let mut words = vec![
-            "env".to_owned(),
-            format!("QEMU_MODULE_DIR={}", libraries.join("qemu").display()),
-        ];
+        let inside = |path: &str| root.join(path).to_string_lossy().into_owned();
+        let modules = inside(&format!("{LIBRARIES}/qemu"));
+        let mut words = vec!["env".to_owned(), format!("QEMU_MODULE_DIR={modules}")];
         words.extend(loader(root)?);
-        words.push(
-            root.join("usr/bin/qemu-system-x86_64")
-                .to_string_lossy()
-                .into_owned(),
-        );
+        words.push(inside("usr/bin/qemu-system-x86_64"));
         for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
-            words.extend(["-L".to_owned(), root.join(data).to_string_lossy().into_owned()]);
+            words.extend(["-L".to_owned(), inside(data)]);
         }
         Qemu::known_by(words)
     }
@@ -66,7 +61,7 @@ impl Qemu {
         let version = version(&output.stdout)
             .with_context(|| format!("{name} says no version of QEMU; name one: --qemu FILE"))?;
         ensure!(
-            super::debian::numbers(version) >= OLDEST.to_vec(),
+            numbers(version) >= OLDEST.to_vec(),
             "QEMU {version} is too old; name one that is at least 8.2: --qemu FILE"
         );
         Ok(Qemu {
@@ -123,9 +118,7 @@ impl Clock {
             Clock::Instructions => ("tcg,thread=single", Some("shift=1,sleep=off")),
         }
     }
-}
 
-impl Clock {
     /// Of virtio-net cards that QEMU joins: what is handed over by threads and bottom halves of QEMU's has the host's time. Without, a doorbell is
     /// heard at once, and packets leave two microseconds later by the guest's own clock.
     const fn virtio_options(self) -> &'static str {
@@ -139,23 +132,8 @@ impl Clock {
 impl MachineConfig<'_> {
     /// QEMU's options.
     pub fn options(&self) -> Vec<String> {
-        let mut options: Vec<String> = [
-            "-nodefaults",
-            "-no-user-config",
-            "-no-reboot",
-            "-display",
-            "none",
-            "-M",
-            "q35",
-            "-cpu",
-            "max",
-            "-smp",
-            "2",
-            "-m",
-            MEMORY,
-        ]
-        .map(str::to_owned)
-        .to_vec();
+        let fixed = "-nodefaults -no-user-config -no-reboot -display none -M q35 -cpu max -smp 2 -m 2G";
+        let mut options: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
         let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
         let (accelerator, count) = self.clock.options();
         add("-accel", accelerator.to_owned());
@@ -275,57 +253,24 @@ fn version(text: &str) -> Option<&str> {
         .then_some(rest.trim())
 }
 
-/// The dynamic loader in a folder of unpacked packages, with its options: the libraries there and no others.
-pub fn loader(root: &Path) -> Result<Vec<String>> {
-    let candidates = [
-        "usr/lib64/ld-linux-x86-64.so.2",
-        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
-        "lib64/ld-linux-x86-64.so.2",
-        "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
-    ];
-    let loader = candidates
-        .map(|name| root.join(name))
-        .into_iter()
-        .find(|path| path.is_file())
-        .ok_or_else(|| Unavailable::Package(format!("C library in {}", root.display())))?;
-    let paths = library_folders(root)
-        .iter()
-        .map(|path| path.to_string_lossy().into_owned())
-        .collect::<Vec<_>>();
-    if paths.iter().any(|path| path.contains(':')) {
-        bail!("the cache's path must not contain a colon; name another folder in LM_VM_CACHE");
-    }
-    Ok(vec![
-        loader.to_string_lossy().into_owned(),
-        "--library-path".to_owned(),
-        paths.join(":"),
-    ])
+/// The numbers in a version, in order: enough to compare versions of one package.
+pub fn numbers(version: &str) -> Vec<u64> {
+    let digits = version.split(|c: char| !c.is_ascii_digit());
+    digits.filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// The folders of libraries: the architecture's, and those directly below it (libraries with alternatives lie there).
-fn library_folders(root: &Path) -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for folder in ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|name| root.join(name)) {
-        let Ok(entries) = std::fs::read_dir(&folder) else {
-            continue;
-        };
-        let below = entries.flatten().map(|entry| entry.path());
-        let mut below: Vec<PathBuf> = below.filter(|path| path.is_dir() && has_library(path)).collect();
-        below.sort();
-        folders.push(folder);
-        folders.extend(below);
-    }
-    folders
-}
-
-fn has_library(folder: &Path) -> bool {
-    std::fs::read_dir(folder).is_ok_and(|entries| {
-        entries.flatten().any(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            name.starts_with("lib") && name.contains(".so")
-        })
-    })
+/// The dynamic loader in a folder of unpacked packages, with its options: the libraries there before others.
+pub fn loader(root: &Path) -> Result<[String; 3]> {
+    let loader = ["usr/lib64", "lib64"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
+    let loader = loader.into_iter().find(|path| path.is_file());
+    let loader = loader.ok_or_else(|| Unavailable::package(&format!("C library in {}", root.display())))?;
+    let libraries = root.join(LIBRARIES).to_string_lossy().into_owned();
+    ensure!(
+        !libraries.contains(':'),
+        "the cache's path must not contain a colon; name another folder in LM_VM_CACHE"
+    );
+    let loader = loader.to_string_lossy().into_owned();
+    Ok([loader, "--library-path".to_owned(), libraries])
 }
 
 /// The version in a kernel image: the boot protocol (`Documentation/arch/x86/boot.rst`) keeps at 0x20e where the text is, less 0x200.
@@ -427,6 +372,13 @@ mod tests {
             assert!(line.contains(part), "{part}\n{line}");
         }
         assert!(!options(false, &[Device::VirtioNet]).contains(in_guest_time));
+    }
+
+    #[test]
+    fn versions_compare_by_their_numbers() {
+        assert!(numbers("7.2.10-1~bpo13+1") > numbers("7.2.9-1~bpo13+1"));
+        assert!(numbers("6.14") >= vec![6, 14] && numbers("6.9") < vec![6, 14]);
+        assert_eq!(numbers("none"), Vec::<u64>::new());
     }
 
     #[test]

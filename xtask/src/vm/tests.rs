@@ -26,10 +26,10 @@ fn ended(name: &str, outcome: Outcome) -> Ended {
 #[test]
 fn the_command_line_says_what_runs() {
     let arguments = parse(&["--devices", "virtio-net,igb,igb", "transfer"]).unwrap();
-    assert_eq!(sorted(&arguments.devices), [Device::Igb, Device::VirtioNet]);
+    assert_eq!(arguments.devices(), [Device::Igb, Device::VirtioNet]);
     let selected = checks::select(
-        &arguments.checks,
-        &sorted(&arguments.devices),
+        &arguments.choice.checks,
+        &arguments.devices(),
         Purpose::Machine.includes(),
     )
     .unwrap();

@@ -2,90 +2,65 @@
 
 use std::fmt;
 
-/// What is missing, with the remedy in its text. Anything that `cargo xtask vm` cannot do for such a reason fails with an
-/// error that [`reason`] finds.
+/// What is missing, with the remedy. Anything that `cargo xtask vm` cannot do for such a reason fails with an error that [`reason`]
+/// finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unavailable {
-    /// A command of this machine.
-    Command(&'static str),
-    /// Debian's keys, in this file.
-    Keyring(&'static str),
-    /// Keys that are too old for the release, by apt's message.
-    OldKeys(String),
-    /// The mirror, by apt's message.
-    Network(String),
-    /// Something that Debian does not have (any more).
-    Package(String),
-    /// Room for them, in this folder.
-    Space(String),
-    /// A program for the guest.
-    Tool(String),
-    /// The machine is no x86-64.
-    Processor(&'static str),
-}
-
-/// What to do instead of fetching packages.
-const OWN: &str = "or name your own: --kernel FILE --modules DIR --qemu FILE";
+pub struct Unavailable(pub String);
 
 impl Unavailable {
-    /// Sorts a message of apt.
-    pub fn from_apt(message: &str) -> Unavailable {
+    /// Something that fetching and unpacking Debian's packages needs: what, and what to do about it.
+    pub fn debian(what: &str, remedy: &str) -> Unavailable {
+        Unavailable(format!(
+            "{what}; {remedy}, or name your own: --kernel FILE --modules DIR --qemu FILE"
+        ))
+    }
+
+    /// A command of this machine.
+    pub fn command(name: &str) -> Unavailable {
+        let what = format!("the command `{name}` is missing, which fetches and unpacks Debian's packages");
+        Unavailable::debian(&what, "install it")
+    }
+
+    /// Something that Debian does not have (any more).
+    pub fn package(what: &str) -> Unavailable {
+        let remedy = format!(
+            "pin what it has now (`cargo xtask vm --refresh`) and commit {}, put the package into the cache's folder debs",
+            super::packages::LOCK
+        );
+        Unavailable::debian(
+            &format!("Debian's mirror has no such thing (any more): {what}"),
+            &remedy,
+        )
+    }
+
+    /// Sorts what apt says on standard error by the line that says most: its first error, else its first warning, else its last line.
+    pub fn from_apt(stderr: &str) -> Unavailable {
+        let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+        let marked = |mark: &str| lines().find_map(|line| line.strip_prefix(mark));
+        let message = (marked("E: ").or_else(|| marked("W: ")))
+            .or_else(|| lines().next_back())
+            .unwrap_or("no message");
         let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
         if says(&["NO_PUBKEY", "not signed", "signatures couldn't be verified"]) {
-            Unavailable::OldKeys(message.to_owned())
+            let what = format!("Debian's keys here are too old ({message})");
+            Unavailable::debian(&what, "upgrade debian-archive-keyring")
         } else if says(&[
             "Unable to locate package",
             "Can't find a source to download version",
             "has no installation candidate",
             "was not found",
         ]) {
-            Unavailable::Package(message.to_owned())
+            Unavailable::package(message)
         } else {
-            Unavailable::Network(message.to_owned())
+            let what = format!("cannot fetch Debian's packages ({message})");
+            Unavailable::debian(&what, "check the network or apt's proxy")
         }
     }
 }
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unavailable::Command(command) => write!(
-                f,
-                "the command `{command}` is missing, which fetches and unpacks Debian's packages; install it, {OWN}"
-            ),
-            Unavailable::Space(folder) => write!(
-                f,
-                "the disk has no room for Debian's packages in {folder}; free 1 GiB there, or name another folder (LM_VM_CACHE), {OWN}"
-            ),
-            Unavailable::Keyring(path) => write!(
-                f,
-                "Debian's keys are missing ({path}); install debian-archive-keyring, {OWN}"
-            ),
-            Unavailable::OldKeys(message) => write!(
-                f,
-                "Debian's keys here are too old ({message}); upgrade debian-archive-keyring, {OWN}"
-            ),
-            Unavailable::Network(message) => write!(
-                f,
-                "cannot fetch Debian's packages ({message}); check the network or apt's proxy, {OWN}"
-            ),
-            Unavailable::Package(what) => {
-                write!(
-                    f,
-                    "Debian's mirror has no such thing (any more): {what}; pin what it has now (`cargo xtask vm --refresh`) and commit \
-                     {}, put the package into the cache's folder debs, {OWN}",
-                    super::lock::PATH
-                )
-            }
-            Unavailable::Tool(name) => write!(
-                f,
-                "the guest's `{name}` is missing; install busybox-static, iproute2 and ethtool, or let Debian's be fetched"
-            ),
-            Unavailable::Processor(found) => write!(
-                f,
-                "the virtual machine is an x86-64 one, and this machine is {found}; run this on an x86-64 machine"
-            ),
-        }
+        f.write_str(&self.0)
     }
 }
 
@@ -104,33 +79,43 @@ mod tests {
 
     #[test]
     fn messages_of_apt_are_sorted() {
-        let of = Unavailable::from_apt;
-        assert!(matches!(
-            of("The repository is not signed."),
-            Unavailable::OldKeys(_)
-        ));
-        assert!(matches!(
-            of("Unable to locate package x"),
-            Unavailable::Package(_)
-        ));
-        assert!(matches!(
-            of("Temporary failure resolving 'deb.debian.org'"),
-            Unavailable::Network(_)
-        ));
+        for (stderr, remedy) in [
+            (
+                "E: The repository is not signed.",
+                "upgrade debian-archive-keyring",
+            ),
+            ("E: Unable to locate package x", "--refresh"),
+            ("E: Temporary failure resolving 'deb.debian.org'", "the network"),
+        ] {
+            let text = Unavailable::from_apt(stderr).to_string();
+            assert!(text.contains(&stderr[3..]) && text.contains(remedy), "{text}");
+        }
+    }
+
+    #[test]
+    fn apt_says_it_in_one_line() {
+        for (stderr, line) in [
+            (
+                "W: slow\nE: Failed to fetch http://x  Could not resolve\nE: Some index files failed\n",
+                "(Failed to fetch http://x  Could not resolve)",
+            ),
+            ("W: only this\n", "(only this)"),
+            ("odd\n\n", "(odd)"),
+            ("", "(no message)"),
+        ] {
+            let text = Unavailable::from_apt(stderr).to_string();
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]
     fn each_reason_is_a_line_with_a_remedy_and_is_found_again() {
-        let all = [
-            Unavailable::Command("apt-get"),
-            Unavailable::Keyring("/k"),
-            Unavailable::OldKeys("m".to_owned()),
-            Unavailable::Network("m".to_owned()),
-            Unavailable::Package("p".to_owned()),
-            Unavailable::Tool("ip".to_owned()),
-            Unavailable::Processor("aarch64"),
-        ];
-        for unavailable in all {
+        for unavailable in [
+            Unavailable::command("apt-get"),
+            Unavailable::package("p"),
+            Unavailable::from_apt("E: m"),
+            Unavailable::from_apt("E: The repository is not signed."),
+        ] {
             let text = unavailable.to_string();
             assert!(!text.contains('\n') && text.contains(';'), "{text}");
             let error = anyhow::Error::from(unavailable.clone());

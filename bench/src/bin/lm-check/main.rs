@@ -14,7 +14,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lm_bench::cli::{self, Failure, end_after, print, ready};
-use lm_bench::log;
 
 /// Checks LM on beds and in guests; cargo xtask starts it
 #[derive(Parser)]
@@ -45,22 +44,14 @@ enum Program {
 }
 
 fn main() -> ExitCode {
-    let arguments = match cli::parse::<Arguments>("lm-check", std::env::args_os()) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    log::start(arguments.verbose);
-    end_after("lm-check", arguments.time_limit);
-    match run(&arguments.program) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            cli::complain("lm-check", &failure.text);
-            ExitCode::from(failure.code)
-        }
-    }
+    let verbose = |arguments: &Arguments| arguments.verbose;
+    cli::main("lm-check", std::env::args_os(), verbose, |arguments| {
+        end_after("lm-check", arguments.time_limit);
+        run(&arguments.program)
+    })
 }
 
-fn run(program: &Program) -> Result<(), Failure> {
+fn run(program: &Program) -> Result<ExitCode, Failure> {
     match program {
         Program::Messages(args) => print(&check::check(args, ready)?),
         Program::Exchange(args) => print(&exchange::exchange(args, ready)?),
@@ -68,5 +59,5 @@ fn run(program: &Program) -> Result<(), Failure> {
         Program::Bind(args) => print(&bind::bind(args)?),
         Program::Overlay(args) => print(&overlay::overlay(args)?),
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -83,7 +83,6 @@ pub(super) fn ask(
     count: u64,
     seconds: f64,
     rate: Option<f64>,
-    from_sent: bool,
 ) -> io::Result<Outcome> {
     let len = spec.size as usize;
     let mut histogram = LatencyHistogram::new();
@@ -101,7 +100,7 @@ pub(super) fn ask(
             end.wait_until(due);
         }
         // What was due and could not be sent has been waiting since (no coordinated omission).
-        let from = due.filter(|_| !from_sent).unwrap_or_else(Instant::now);
+        let from = due.unwrap_or_else(Instant::now);
         end.send(len, number)?;
         end.flush()?;
         let mut came = 0;
@@ -429,7 +428,7 @@ mod tests {
 
     #[test]
     fn warm_up_does_not_count() {
-        let outcome = ask(&mut Mirror::default(), &spec(3), 1000, 60.0, None, false).unwrap();
+        let outcome = ask(&mut Mirror::default(), &spec(3), 1000, 60.0, None).unwrap();
         assert_eq!(outcome.messages, 1000);
         assert_eq!(
             outcome.round_trips.iter().map(|(_, count)| count).sum::<u64>(),
@@ -444,7 +443,7 @@ mod tests {
             late: Some(Duration::from_millis(600)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), 20, 0.5, None, false).unwrap();
+        let outcome = ask(&mut end, &spec(64), 20, 0.5, None).unwrap();
         assert_eq!(outcome.messages, 20, "{:?}", outcome.round_trips);
     }
 
@@ -455,7 +454,7 @@ mod tests {
             late: Some(Duration::from_millis(50)),
             ..Mirror::default()
         };
-        let outcome = ask(&mut end, &spec(64), 100, 60.0, Some(1000.0), false).unwrap();
+        let outcome = ask(&mut end, &spec(64), 100, 60.0, Some(1000.0)).unwrap();
         let waited: u64 = (outcome.round_trips.iter())
             .filter(|(ns, _)| *ns > 10_000_000)
             .map(|(_, count)| count)
@@ -485,7 +484,7 @@ mod tests {
                 Ok(())
             }
         }
-        let error = ask(&mut Wrong, &spec(64), 10, 60.0, None, false).unwrap_err();
+        let error = ask(&mut Wrong, &spec(64), 10, 60.0, None).unwrap_err();
         assert!(error.to_string().contains("another message"), "{error}");
     }
 }

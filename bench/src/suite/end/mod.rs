@@ -133,9 +133,6 @@ pub struct EndArgs {
     /// LM, near: what becomes of messages that lose fragments
     #[arg(long, value_enum, default_value_t = DeliveryOption::Reliable)]
     delivery: DeliveryOption,
-    /// Near: round trips by the clock count from when they were sent, and not from when they were due
-    #[arg(long)]
-    from_sent: bool,
     /// LM, far: senders to wait for; time counts once each has sent a message
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: u32,
@@ -236,7 +233,7 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             let mut end = open(args, &spec, ready)?;
             let end = end.as_mut();
             let outcome = match args.side {
-                Side::Near => drive::ask(end, &spec, count, seconds, rate, args.from_sent),
+                Side::Near => drive::ask(end, &spec, count, seconds, rate),
                 Side::Far => drive::answer(end),
             };
             told(outcome, end)?

@@ -14,8 +14,8 @@ const ROUND_TRIPS: u64 = 5;
 const PAYLOAD: u64 = 1000;
 
 /// Round trips from the first packet on, though the card loses its link when the program comes, and a stream; copied, and in zero-copy mode.
-pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
-    require_zero_copy(device.context("this check is of a device")?)?;
+pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
+    require_zero_copy(device)?;
     let pair = Pair::new(plan, device)?;
     let ends = [pair.bed.left(), pair.bed.right()];
     // Which queue a packet comes to is the card's choice, and there is one socket.

@@ -1,15 +1,16 @@
 //! One row of `cargo xtask bench card`, in the guest: a system of `lm-bench` at one length between two cards, on a bed of its own.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::interrupts::{interrupts_in, irqs, set_rx_usecs};
+use super::interrupts::set_rx_usecs;
 use super::pair::{await_link, hosts, spread_evenly, steer};
-use crate::bed::leftovers::temporary_folder;
-use crate::bed::{Bed, Host, Launch};
+use crate::bed::leftovers::{Registered, temporary_folder};
+use crate::bed::{Bed, Host, INTERFACE, Launch, Output, Program};
 use crate::vm::devices::Device;
 use crate::vm::protocol::Mode;
 
@@ -136,8 +137,7 @@ fn steer_to(ends: [&Host; 2], queue: u32) -> Result<bool> {
     Ok(near? && far?)
 }
 
-/// A card's interrupts come to its host's own core, and fragments of datagrams that were lost go soon: they fill the kernel's 4 MiB for them, and
-/// then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
+/// A card's interrupts come to its host's own core.
 fn prepare(host: &Host, core: u32) -> Result<()> {
     for irq in irqs(host)? {
         // The one that the card itself has may be fixed.
@@ -146,45 +146,29 @@ fn prepare(host: &Host, core: u32) -> Result<()> {
             format!("{:x}", 1 << core),
         );
     }
-    host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")
+    Ok(())
 }
 
 /// What `lm-bench` found, and how many interrupts the two cards had meanwhile: the sending or asking one, then the other. Packets are not counted: igb
 /// begins anew with that whenever an XDP program comes or goes.
 fn measure(bed: &Bed, row: &Row) -> Result<Value> {
-    let limit = Duration::from_secs(u64::from(row.limit_s()) - 10);
-    let lm_bench = || Launch::new("/bin/lm-bench").time_limit(limit);
-    let address = bed.right().address().to_string();
-    let serve = lm_bench().args(["serve", "--core", "1", "--from-anyone"]);
-    let mut server = bed
-        .right()
-        .spawn(serve.args(["--bind", &format!("{address}:7170")]))?;
-    server.await_text("ready")?;
-    let (folder, _folder) = temporary_folder(&std::env::temp_dir(), "card")?;
-    let file = folder.join("report.json");
+    let bench = LmBench::serve(bed, row.limit_s() - 10)?;
     let seconds = match row.what {
         What::RoundTrips => ROUND_TRIPS_SECONDS,
         What::Stream => STREAM_SECONDS,
     };
-    let mode = row.mode.map_or(Mode::Auto, |mode| mode);
-    let launch = lm_bench()
-        .args([row.what.command(), &address, "--core", "0"])
-        .args(["--systems", &row.system, "--sizes", &row.size.to_string()])
-        .args(["--mode", mode.option(), "--recipe", "native-spinning"])
-        .args(["--rounds", &row.rounds.to_string()])
-        .args(["--warm-up", &WARM_UP.to_string()])
-        .args(["--seconds", &seconds.to_string()])
-        .args(["--count", &ROUND_TRIPS.to_string()])
-        .arg("--json")
-        .arg(&file);
+    let line = format!(
+        "{} --systems {} --sizes {} --mode {} --recipe native-spinning --rounds {} --warm-up {WARM_UP} --seconds {seconds} --count {ROUND_TRIPS}",
+        row.what.command(),
+        row.system,
+        row.size,
+        row.mode.unwrap_or(Mode::Auto).option(),
+        row.rounds
+    );
     let before = counts(bed)?;
-    let ended = bed.left().spawn(launch)?.outcome()?;
+    let (ended, report) = bench.run(&line)?;
     let after = counts(bed)?;
-    server.stop()?;
-    let report = match std::fs::read_to_string(&file) {
-        Ok(text) => serde_json::from_str(&text).context("the report of lm-bench is no JSON")?,
-        Err(_) => Value::Null,
-    };
+    bench.stop()?;
     Ok(json!({
         "rounds": report["rows"][0]["rounds"],
         "mode": report["links"][0]["mode"],
@@ -196,11 +180,95 @@ fn measure(bed: &Bed, row: &Row) -> Result<Value> {
     }))
 }
 
+/// `lm-bench serve` on the right host of a bed, and its commands on the left one.
+pub(super) struct LmBench<'a> {
+    bed: &'a Bed,
+    server: Program,
+    limit: Duration,
+    file: PathBuf,
+    _folder: Registered,
+}
+
+impl LmBench<'_> {
+    /// Starts the server; no command takes longer than `limit_s` seconds. Fragments of datagrams that were lost go soon: they fill the kernel's
+    /// 4 MiB for them, and then no datagram of several packets comes through for 30 s (`net.ipv4.ipfrag_high_thresh`, `ipfrag_time`).
+    pub(super) fn serve(bed: &Bed, limit_s: u32) -> Result<LmBench<'_>> {
+        let limit = Duration::from_secs(limit_s.into());
+        for host in [bed.left(), bed.right()] {
+            host.write_file("/proc/sys/net/ipv4/ipfrag_time", "1")?;
+        }
+        let line = format!(
+            "serve --core 1 --from-anyone --bind {}:7170",
+            bed.right().address()
+        );
+        let launch = Launch::new("/bin/lm-bench").args(line.split_whitespace());
+        let mut server = bed.right().spawn(launch.time_limit(limit))?;
+        server.await_text("ready")?;
+        let (folder, registered) = temporary_folder(&std::env::temp_dir(), "lm-bench")?;
+        Ok(LmBench {
+            bed,
+            server,
+            limit,
+            file: folder.join("report.json"),
+            _folder: registered,
+        })
+    }
+
+    /// Runs `COMMAND OPTIONS…` against the server: how it ended, and its report; null where it made none.
+    pub(super) fn run(&self, line: &str) -> Result<(Output, Value)> {
+        let (command, options) = line.split_once(' ').unwrap_or((line, ""));
+        let launch = Launch::new("/bin/lm-bench")
+            .args([command, &self.bed.right().address().to_string(), "--core", "0"])
+            .args(options.split_whitespace())
+            .arg("--json")
+            .arg(&self.file)
+            .time_limit(self.limit);
+        let _before = std::fs::remove_file(&self.file);
+        let ended = self.bed.left().spawn(launch)?.outcome()?;
+        let report = match std::fs::read_to_string(&self.file) {
+            Ok(text) => serde_json::from_str(&text).context("the report of lm-bench is no JSON")?,
+            Err(_) => Value::Null,
+        };
+        Ok((ended, report))
+    }
+
+    pub(super) fn stop(self) -> Result<()> {
+        self.server.stop().map(drop)
+    }
+}
+
 /// Interrupts of both hosts' cards so far.
 fn counts(bed: &Bed) -> Result<[u64; 2]> {
     let text = std::fs::read_to_string("/proc/interrupts").context("cannot read /proc/interrupts")?;
     let of = |host: &Host| anyhow::Ok(interrupts_in(&text, &irqs(host)?));
     Ok([of(bed.left())?, of(bed.right())?])
+}
+
+/// Numbers of a card's interrupts.
+fn irqs(host: &Host) -> Result<Vec<u32>> {
+    host.enter(|| {
+        let device = Path::new("/sys/class/net").join(INTERFACE).join("device");
+        // A virtio device hangs on the PCI device that has them.
+        let folders = [device.join("msi_irqs"), device.join("../msi_irqs")];
+        let entries = (folders.iter())
+            .find_map(|folder| std::fs::read_dir(folder).ok())
+            .with_context(|| format!("{} has no interrupts", device.display()))?;
+        let numbers = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        Ok(numbers.collect())
+    })
+}
+
+/// How often these interrupts have come, on all cores, by `/proc/interrupts`.
+fn interrupts_in(text: &str, irqs: &[u32]) -> u64 {
+    let of_line = |line: &str| {
+        let (number, rest) = line.split_once(':')?;
+        let number: u32 = number.trim().parse().ok()?;
+        let counts = rest.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+        irqs.contains(&number).then(|| counts.sum::<u64>())
+    };
+    text.lines().filter_map(of_line).sum()
 }
 
 #[cfg(test)]
@@ -231,5 +299,17 @@ mod tests {
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
         let udp = Row { mode: None, ..row };
         assert_eq!(udp.name(), "virtio-net lm-sleeping round trips 7168");
+    }
+
+    #[test]
+    fn interrupts_of_one_card_are_counted_on_all_cores() {
+        let text = "           CPU0       CPU1       \n\
+                    \x20 4:       1000        200   IO-APIC    4-edge      ttyS0\n\
+                    \x2024:          7          0   PCI-MSIX-0000:01:00.0    0-edge      lm0\n\
+                    \x2025:         40          2   PCI-MSIX-0000:01:00.0    1-edge      lm0-TxRx-0\n\
+                    \x2028:        999        999   PCI-MSIX-0000:02:00.0    1-edge      lm0-TxRx-0\n\
+                    NMI:          5          5   Non-maskable interrupts\n";
+        assert_eq!(interrupts_in(text, &[24, 25, 26]), 49);
+        assert_eq!(interrupts_in(text, &[]), 0);
     }
 }

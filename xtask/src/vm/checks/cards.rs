@@ -10,7 +10,7 @@ use crate::vm::guest::{all_cards, cards, facts};
 use crate::vm::protocol::Plan;
 use crate::vm::qemu;
 
-pub(super) fn boot(plan: &Plan, _device: Option<Device>) -> Result<Value> {
+pub(super) fn boot(plan: &Plan) -> Result<Value> {
     let facts = facts();
     for device in &plan.devices {
         let Some(driver) = device.driver() else {
@@ -37,8 +37,7 @@ pub(super) fn boot(plan: &Plan, _device: Option<Device>) -> Result<Value> {
     Ok(facts)
 }
 
-pub(super) fn bind_zerocopy(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    let device = device.context("this check is of a device")?;
+pub(super) fn bind_zerocopy(_plan: &Plan, device: Device) -> Result<Value> {
     require_zero_copy(device)?;
     let bed = hosts(device, false)?;
     let mut reports = Vec::new();

@@ -8,19 +8,16 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::devices::Device;
-use super::super::protocol::Plan;
+use super::super::protocol::{Mode, Plan};
 use super::overlay::Pair;
-use super::pair::{await_link, hosts};
 use super::spoil;
 use super::transfer::{self, Source};
-use crate::bed::{INTERFACE, Launch};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const GROUP: &str = "lm_copies";
@@ -223,7 +220,7 @@ fn profile(text: &str) -> Result<BTreeMap<&str, (u64, u64)>> {
     Ok(events)
 }
 
-pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     let mut attempt = 1;
     let (report, landed) = loop {
         let (report, landed) = copies_counted(|| Pair::of(device)?.overlay())?;
@@ -243,7 +240,7 @@ pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// The check `transfer-copies`: the same of a file that `lm-send` and `lm-recv` transfer in zero-copy mode, and what user space copied.
-pub(super) fn check_transfer(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check_transfer(plan: &Plan, device: Device) -> Result<Value> {
     let (received, transferred) = copies_counted(|| transfer(plan, device))?;
     judge_transfer(&transferred, &received)?;
     Ok(json!({"transfer": transferred, "received": received}))
@@ -259,42 +256,17 @@ const REQUESTS: u64 = 64;
 const PAYLOAD_LEN: u64 = 1448;
 
 /// Sends a file from one host to the other in zero-copy mode; the receiver's report.
-fn transfer(plan: &Plan, device: Option<Device>) -> Result<Value> {
-    let bed = hosts(device.context("this check is of a device")?, false)?;
+fn transfer(plan: &Plan, device: Device) -> Result<Value> {
     let source = Source::new(FILE_LEN)?;
-    let received = source.folder.join("received");
-    let tool = |name: &str| {
-        Launch::new(Path::new("/bin").join(name)).args([
-            "--interface",
-            INTERFACE,
-            "--mode",
-            "zero-copy",
-            "--json",
-        ])
-    };
-    let limit = Duration::from_secs(50);
-    let receiver = tool("lm-recv")
-        .args(["--count", "1", "--from-anyone", "--output"])
-        .arg(&received)
-        .time_limit(limit);
-    let mut receiver = bed.right().spawn(receiver.core(1))?;
-    receiver.await_text("listening on")?;
-    await_link(&bed)?;
-    let sender = tool("lm-send")
-        .args(["--to", &bed.right().address().to_string(), "--rate", RATE])
-        .arg(&source.file)
-        .time_limit(limit);
-    (bed.left().spawn(sender.core(0))?.finish()).context("lm-send")?;
-    let output = receiver.finish()?;
+    let (_, _, output) = transfer::pass(device, &source, Mode::ZeroCopy, &["--rate", RATE])?;
     ensure!(
-        output.stderr.contains("virtio_net is a loaded module") == (device == Some(Device::VirtioNet)),
+        output.stderr.contains("virtio_net is a loaded module") == (device == Device::VirtioNet),
         "lm-recv says of the driver: {}",
         output.stderr
     );
-    let report = output.json().context("lm-recv --json")?;
-    spoil::file(&plan.spoil, &received)?;
-    source.ensure_same(&received)?;
-    Ok(report)
+    spoil::file(&plan.spoil, &source.received())?;
+    source.ensure_same(&source.received())?;
+    output.json().context("lm-recv --json")
 }
 
 fn number(report: &Value, name: &str) -> Result<u64> {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::pair::{Pair, await_link, steering_notes};
 use super::spoil;
 use super::transfer::{Source, send_file};
-use crate::bed::{Host, INTERFACE, Program};
+use crate::bed::{Host, INTERFACE, Launch, Program};
 use crate::machine::status_kib;
 use crate::soak::fates;
 use crate::vm::devices::Device;
@@ -22,7 +22,7 @@ const MESSAGE: &str = "8M";
 const MESSAGE_LEN: u64 = 8 << 20;
 
 /// Senders are killed in the middle of a message; the next one gets through, and the receiver's memory does not grow.
-pub(super) fn abort(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn abort(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let source = Source::new(MESSAGE_LEN)?;
     let receiver = pair
@@ -103,14 +103,16 @@ fn kill(mut program: Program) -> Result<()> {
     Ok(())
 }
 
-/// What was received: one file, and nothing of transfers that broke.
+/// What was received: one file, and of transfers that broke one part at most, with which that file would go on.
 fn received_file(source: &Source) -> Result<PathBuf> {
     let entries = std::fs::read_dir(&source.folder).context("cannot read the received files' folder")?;
     let files = entries.flatten().map(|entry| entry.path());
-    let files: Vec<PathBuf> = files.filter(|path| *path != source.file).collect();
+    let (parts, files): (Vec<PathBuf>, Vec<PathBuf>) = files
+        .filter(|path| *path != source.file)
+        .partition(|path| path.extension().is_some_and(|ending| ending == "part"));
     match files.as_slice() {
-        [file] => Ok(file.clone()),
-        _ => bail!("there are {files:?} instead of one received file"),
+        [file] if parts.len() <= 1 => Ok(file.clone()),
+        _ => bail!("there are {files:?} and {parts:?} instead of one received file and one part"),
     }
 }
 
@@ -121,7 +123,7 @@ fn memory_kib(pid: u32) -> Result<u64> {
 }
 
 /// Both ends are opened, pass one message, and are closed, again and again.
-pub(super) fn rebind(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn rebind(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let before = pair.traces()?;
     before.ensure_as_before(&before).context("before anything ran")?;
@@ -158,7 +160,7 @@ fn one_message(pair: &Pair, seed: u64) -> Result<()> {
 }
 
 /// A receiver is killed; the next one undoes what that one changed, takes over, and leaves everything as it was before.
-pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn takeover(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let before = pair.traces()?;
     before.ensure_as_before(&before).context("before anything ran")?;
@@ -179,22 +181,13 @@ pub(super) fn takeover(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// Address resolution, ping and TCP of the kernel go on between the same interfaces while a stream lands.
-pub(super) fn kernel_traffic(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn kernel_traffic(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let (receiver, mut sender) = pair.start_stream(1 << 20, [0.2, 14.0])?;
     await_stream(&pair, &mut sender)?;
     let (left, right) = (pair.bed.left(), pair.bed.right());
-    let ping = crate::bed::Launch::new("/bin/busybox").args([
-        "ping",
-        "-c",
-        "100",
-        "-i",
-        "0.05",
-        "-W",
-        "2",
-        &right.address().to_string(),
-    ]);
-    let ping = left.spawn(ping)?;
+    let ping = format!("ping -c 100 -i 0.05 -W 2 {}", right.address());
+    let ping = left.spawn(Launch::new("/bin/busybox").args(ping.split(' ')))?;
     let tcp_len = if plan.short { 1 << 20 } else { 4 << 20 };
     let tcp_seconds = tcp(left, right, tcp_len)?;
     let ping = ping.outcome()?;
@@ -243,44 +236,25 @@ fn answers(said: &str) -> Option<u32> {
     received.split_whitespace().next()?.parse().ok()
 }
 
-/// Sends bytes over TCP from one host to the other and compares each; the seconds it took.
-fn tcp(from: &Host, to: &Host, len: usize) -> Result<f64> {
-    use std::io::{Read as _, Write as _};
-    use std::net::{TcpListener, TcpStream};
-
-    const PATIENCE: Duration = Duration::from_secs(60);
-    let listener = to.enter(|| Ok(TcpListener::bind((to.address(), 0))?))?;
-    let address = listener.local_addr()?;
-    let content: Vec<u8> = (0..len as u32)
-        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+/// Fetches a file from one host to the other by HTTP and compares it; the seconds it took.
+fn tcp(from: &Host, to: &Host, len: u64) -> Result<f64> {
+    let source = Source::new(len)?;
+    let busybox = |words: &[&str]| {
+        Launch::new("/bin/busybox")
+            .args(words)
+            .time_limit(Duration::from_secs(60))
+    };
+    let server = busybox(&["httpd", "-f", "-p", "8000", "-h"]).arg(&source.folder);
+    let server = from.spawn(server)?;
+    let received = source.folder.join("received");
+    let url = format!("http://{}:8000/sent", from.address());
     let started = Instant::now();
-    let received = std::thread::scope(|scope| {
-        let receiver = scope.spawn(|| -> Result<Vec<u8>> {
-            let (mut stream, _) = listener.accept()?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            let mut bytes = Vec::new();
-            stream.read_to_end(&mut bytes).context("TCP stalls")?;
-            Ok(bytes)
-        });
-        // In its namespace the connection is made, and then works anywhere.
-        let mut stream = from.enter(|| {
-            let stream = TcpStream::connect_timeout(&address, PATIENCE);
-            stream.context("no TCP connection beside the stream")
-        })?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.write_all(&content).context("TCP stalls")?;
-        drop(stream);
-        receiver
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    ensure!(
-        received == content,
-        "TCP brought {} bytes that are not the {len} sent",
-        received.len()
-    );
-    Ok(started.elapsed().as_secs_f64())
+    let client = busybox(&["wget", "-q", &url, "-O"]).arg(&received);
+    to.spawn(client)?.finish().context("no TCP beside the stream")?;
+    let seconds = started.elapsed().as_secs_f64();
+    server.stop()?;
+    source.ensure_same(&received)?;
+    Ok(seconds)
 }
 
 #[cfg(test)]

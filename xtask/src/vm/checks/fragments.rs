@@ -30,7 +30,7 @@ fn lens() -> Vec<u64> {
 }
 
 /// Messages up to the longest, every byte; and a receiver that is not under exclusive use refuses them.
-pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     ensure!(pair.mode == Mode::ZeroCopy, "this is about zero-copy mode");
     let stream = Stream {

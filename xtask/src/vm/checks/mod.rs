@@ -27,15 +27,19 @@ use super::protocol::{PLAN_PATH, Plan};
 pub struct Check {
     /// Its name; with devices the full name is `DEVICE/NAME`.
     pub name: &'static str,
-    /// Kinds of devices that it is for; none: for the machine.
-    pub devices: &'static [Device],
     /// Who runs it.
     pub list: List,
     /// It has failed after so many seconds.
     pub limit_s: u32,
     /// What it shows, for `--list`.
     pub about: &'static str,
-    run: fn(&Plan, Option<Device>) -> Result<Value>,
+    run: Run,
+}
+
+/// What a check is of, and what it does; it says what it found.
+enum Run {
+    Machine(fn(&Plan) -> Result<Value>),
+    Each(&'static [Device], fn(&Plan, Device) -> Result<Value>),
 }
 
 /// Who runs a check that nobody names.
@@ -58,171 +62,150 @@ const CARDS: &[Device] = &[Device::Igb, Device::VirtioNet];
 pub const TABLE: &[Check] = &[
     Check {
         name: "boot",
-        devices: &[],
         list: List::Machine,
         limit_s: 20,
         about: "the kernel, the cards with their drivers and queues, and the huge pages are as asked for",
-        run: cards::boot,
+        run: Run::Machine(cards::boot),
     },
     Check {
         name: "transfer",
-        devices: &Device::ALL,
         list: List::Machine,
         limit_s: 60,
         about: "a file of 1 MiB through lm-send and lm-recv in copy mode, compared by SHA-256",
-        run: transfer::transfer,
+        run: Run::Each(&Device::ALL, transfer::transfer),
     },
     Check {
         name: "bind-zerocopy",
-        devices: CARDS,
         list: List::Machine,
         limit_s: 60,
         about: "each queue binds landing memory on huge pages with XDP_ZEROCOPY, and XDP_OPTIONS says so",
-        run: cards::bind_zerocopy,
+        run: Run::Each(CARDS, cards::bind_zerocopy),
     },
     Check {
         name: "overlay",
-        devices: CARDS,
         list: List::Short,
         limit_s: 60,
         about: "a message into a landing zone in zero-copy mode, and after each packet what every byte of the memory is",
-        run: overlay::check,
+        run: Run::Each(CARDS, overlay::check),
     },
     Check {
         name: "no-copies",
-        devices: CARDS,
         list: List::Long,
         limit_s: 150,
         about: "no copying function of the kernel is called in zero-copy mode, by its own probes",
-        run: copies::check,
+        run: Run::Each(CARDS, copies::check),
     },
     Check {
         name: "transfer-copies",
-        devices: CARDS,
         list: List::Short,
         limit_s: 150,
         about: "the same during a transfer of lm-send and lm-recv, and user space copies what lies at huge pages' ends alone",
-        run: copies::check_transfer,
+        run: Run::Each(CARDS, copies::check_transfer),
     },
     Check {
         name: "sizes",
-        devices: CARDS,
         list: List::Short,
         limit_s: 180,
         about: "messages from 1 byte to 16 MiB, at the bounds of fragments and windows, in windows of 16, 256 and 4096: every byte",
-        run: streams::sizes,
+        run: Run::Each(CARDS, streams::sizes),
     },
     Check {
         name: "foreign",
-        devices: CARDS,
         list: List::Short,
         limit_s: 180,
         about: "the same while foreign packets come to the landing queue: with the same hash, VLAN-tagged, over-long",
-        run: streams::foreign,
+        run: Run::Each(CARDS, streams::foreign),
     },
     Check {
         name: "ipfrag",
-        devices: CARDS,
         list: List::Short,
         limit_s: 180,
         about: "IP fragments under exclusive use: messages up to a whole UDP datagram, every byte; refused without",
-        run: fragments::check,
+        run: Run::Each(CARDS, fragments::check),
     },
     Check {
         name: "finality",
-        devices: CARDS,
         list: List::Short,
         limit_s: 120,
         about: "delivered messages are kept, and none of their bytes changes while messages and foreign packets go on coming",
-        run: streams::finality,
+        run: Run::Each(CARDS, streams::finality),
     },
     Check {
         name: "repair",
-        devices: CARDS,
         list: List::Short,
         limit_s: 240,
         about: "loss, duplication, reordering and corruption on the way: every delivered byte is right, every message accounted for",
-        run: streams::repair,
+        run: Run::Each(CARDS, streams::repair),
     },
     Check {
         name: "abort",
-        devices: CARDS,
         list: List::Long,
         limit_s: 300,
         about: "senders are killed in the middle of a message: the next one gets through, and memory does not grow",
-        run: ends::abort,
+        run: Run::Each(CARDS, ends::abort),
     },
     Check {
         name: "stalled",
-        devices: CARDS,
         list: List::Short,
         limit_s: 180,
         about: "a sender is stopped in the middle of a message: another one gets its place, and it goes on without; every byte",
-        run: stall::check,
+        run: Run::Each(CARDS, stall::check),
     },
     Check {
         name: "rebind",
-        devices: CARDS,
         list: List::Short,
         limit_s: 1200,
         about: "both ends are opened, pass a message and are closed, 100 times: nothing is left on the card",
-        run: ends::rebind,
+        run: Run::Each(CARDS, ends::rebind),
     },
     Check {
         name: "takeover",
-        devices: CARDS,
         list: List::Long,
         limit_s: 120,
         about: "a receiver is killed: the next one puts the card right, takes over, and leaves it as it was",
-        run: ends::takeover,
+        run: Run::Each(CARDS, ends::takeover),
     },
     Check {
         name: "kernel-traffic",
-        devices: CARDS,
         list: List::Long,
         limit_s: 120,
         about: "ping and TCP between the same interfaces while a stream lands",
-        run: ends::kernel_traffic,
+        run: Run::Each(CARDS, ends::kernel_traffic),
     },
     Check {
         name: "refusals",
-        devices: CARDS,
         list: List::Short,
         limit_s: 120,
         about: "one queue, no huge pages: zero-copy demanded is refused with the remedy, and auto copies and says so",
-        run: refusals::cards,
+        run: Run::Each(CARDS, refusals::cards),
     },
     Check {
         name: "no-driver",
-        devices: &[Device::Veth],
         list: List::Short,
         limit_s: 60,
         about: "the same on veth, whose driver has no zero-copy",
-        run: refusals::veth,
+        run: Run::Each(&[Device::Veth], refusals::veth),
     },
     Check {
         name: "bare",
-        devices: &[Device::Igb],
         list: List::Long,
         limit_s: 120,
         about: "bare AF_XDP, copied and in zero-copy mode: round trips from the first packet on, and a stream",
-        run: bare::check,
+        run: Run::Each(&[Device::Igb], bare::check),
     },
     Check {
         name: "interrupts",
-        devices: &[Device::Igb],
         list: List::Short,
         limit_s: 240,
         about: "lm-bench to its end with the card's interrupts held back and not: round trips and streams of LM and kernel UDP",
-        run: interrupts::check,
+        run: Run::Each(&[Device::Igb], interrupts::check),
     },
     Check {
         name: "packets-per-second",
-        devices: CARDS,
         list: List::Named,
         limit_s: 600,
         about: "zero-copy mode against copy mode with messages of 2 MiB, in turns: at least 1.3 × (igb) and 1.8 × (virtio-net)",
-        run: rate::packets_per_second,
+        run: Run::Each(CARDS, rate::packets_per_second),
     },
 ];
 
@@ -247,18 +230,15 @@ impl Selected {
 
 /// Every check that these devices can have.
 pub fn all(devices: &[Device]) -> Vec<Selected> {
-    let of_check = |check: &'static Check| {
-        let of_machine = check
-            .devices
-            .is_empty()
-            .then_some(Selected { check, device: None });
-        let of_devices = check.devices.iter().filter(|device| devices.contains(device));
-        of_machine
-            .into_iter()
-            .chain(of_devices.map(move |&device| Selected {
+    let of_check = |check: &'static Check| match check.run {
+        Run::Machine(_) => vec![Selected { check, device: None }],
+        Run::Each(kinds, _) => (kinds.iter())
+            .filter(|kind| devices.contains(kind))
+            .map(|&kind| Selected {
                 check,
-                device: Some(device),
-            }))
+                device: Some(kind),
+            })
+            .collect(),
     };
     TABLE.iter().flat_map(of_check).collect()
 }
@@ -317,7 +297,12 @@ pub fn run(arguments: &CheckArguments) -> Result<()> {
         .into_iter()
         .find(|one| one.name() == arguments.name);
     let selected = found.with_context(|| format!("no check is called {}", arguments.name))?;
-    match (selected.check.run)(&plan, selected.device) {
+    let found = match (&selected.check.run, selected.device) {
+        (Run::Machine(run), _) => run(&plan),
+        (Run::Each(_, run), Some(device)) => run(&plan, device),
+        (Run::Each(..), None) => unreachable!("it was selected for a device"),
+    };
+    match found {
         Ok(report) => println!("{report}"),
         Err(error) => match error.downcast_ref::<NotHere>() {
             Some(NotHere(why)) => println!("{}", json!({"skipped": why})),

@@ -2,12 +2,13 @@
 //!
 //! `lm-check overlay` receives a message packet by packet, and fails where a byte of its memory is not what geometry says.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::super::devices::Device;
-use super::super::guest::{cards, facts};
+use super::super::guest::facts;
 use super::super::protocol::Plan;
+use super::pair::two_cards;
 use crate::bed::{Launch, ip};
 
 /// Two cards of this namespace, set up, in a guest that sends nothing by itself.
@@ -15,16 +16,11 @@ use crate::bed::{Launch, ip};
 pub(super) struct Pair([String; 2]);
 
 impl Pair {
-    pub(super) fn of(device: Option<Device>) -> Result<Pair> {
-        let driver = device.and_then(Device::driver);
-        let driver = driver.context("this check is of a device with a driver")?;
-        let found = cards(driver);
-        let [one, other] = found.as_slice() else {
-            bail!("{} interfaces with the driver {driver} instead of 2", found.len());
-        };
+    pub(super) fn of(device: Device) -> Result<Pair> {
+        let cards = two_cards(device)?.context("this check is of a device with a driver")?;
         // IPv6 would send packets of its own over the link.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
-        let pair = Pair([one.interface.clone(), other.interface.clone()]);
+        let pair = Pair(cards);
         let up = |name: &String| format!("link set {name} mtu 1500 up");
         ip::batch(None, &pair.0.each_ref().map(up)).context("cannot set up the cards")?;
         Ok(pair)
@@ -46,7 +42,7 @@ impl Drop for Pair {
     }
 }
 
-pub(super) fn check(_: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check(_: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::of(device)?;
     let mut report = pair.overlay()?;
     report["kernel"] = json!(facts()["kernel"]);

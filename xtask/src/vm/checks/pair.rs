@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::NotHere;
 use crate::bed::{Bed, BedConfig, Host, INTERFACE, Launch, Program, middle};
 use crate::ends::Ends;
-use crate::vm::debian;
 use crate::vm::devices::Device;
 use crate::vm::guest::{cards, facts};
 use crate::vm::protocol::{Mode, Plan, Spoil};
+use crate::vm::qemu;
 
 /// Where a process writes down what it changes of a card; nothing may be left there.
 const STEERING_FOLDER: &str = "/run/lm/steering";
@@ -36,17 +36,16 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Two hosts with a link. What the driver lacks in this kernel is no failure.
-    pub(super) fn new(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+    pub(super) fn new(plan: &Plan, device: Device) -> Result<Pair> {
         Pair::of(plan, device, false)
     }
 
     /// The sender on a veth, an impairment box, and the receiver on a card.
-    pub(super) fn with_box(plan: &Plan, device: Option<Device>) -> Result<Pair> {
+    pub(super) fn with_box(plan: &Plan, device: Device) -> Result<Pair> {
         Pair::of(plan, device, true)
     }
 
-    fn of(plan: &Plan, device: Option<Device>, with_box: bool) -> Result<Pair> {
-        let device = device.context("this check is of a device")?;
+    fn of(plan: &Plan, device: Device, with_box: bool) -> Result<Pair> {
         // A check that failed leaves what its programs had no time to take back; its namespaces are gone, and its cards reset.
         for note in steering_notes() {
             let _ = std::fs::remove_file(Path::new(STEERING_FOLDER).join(note));
@@ -194,18 +193,21 @@ pub(super) fn launch(line: &str, mode: Mode) -> Launch {
         .time_limit(Duration::from_secs(120))
 }
 
+/// The interfaces of the two cards of a kind; none of a kind that is no card.
+pub(super) fn two_cards(device: Device) -> Result<Option<[String; 2]>> {
+    let Some(driver) = device.driver() else {
+        return Ok(None);
+    };
+    let found: Vec<String> = cards(driver).into_iter().map(|card| card.interface).collect();
+    let count = found.len();
+    let two = found.try_into().ok();
+    two.map(Some)
+        .with_context(|| format!("{count} interfaces with the driver {driver} instead of 2"))
+}
+
 /// Two hosts on the devices of one kind, with a link.
 pub(super) fn hosts(device: Device, with_box: bool) -> Result<Bed> {
-    let cards = match device.driver() {
-        None => None,
-        Some(driver) => {
-            let found = cards(driver);
-            let [one, other] = found.as_slice() else {
-                bail!("{} interfaces with the driver {driver} instead of 2", found.len());
-            };
-            Some([one.interface.clone(), other.interface.clone()])
-        }
-    };
+    let cards = two_cards(device)?;
     let bed = Bed::new(&BedConfig {
         cards,
         with_box,
@@ -270,7 +272,7 @@ pub(super) fn spread_evenly(host: &Host) -> Result<()> {
 pub(super) fn require_zero_copy(device: Device) -> Result<()> {
     let release = facts()["kernel"].as_str().unwrap_or_default().to_owned();
     let since = device.zerocopy_since().context("this device has no zero-copy")?;
-    if debian::numbers(&release) < since.to_vec() {
+    if qemu::numbers(&release) < since.to_vec() {
         bail!(NotHere(format!(
             "{} has zero-copy since Linux {}.{}, and this is {release}; take a newer one (--kernel FILE --modules DIR)",
             device.name(),

@@ -24,7 +24,7 @@ fn asked(device: Device) -> f64 {
 }
 
 /// Measures both modes in turns; fails when the median of the rounds' ratios is too low.
-pub(super) fn packets_per_second(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn packets_per_second(plan: &Plan, device: Device) -> Result<Value> {
     let mut pair = Pair::new(plan, device)?;
     let mut samples = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {

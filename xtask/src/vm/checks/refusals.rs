@@ -13,7 +13,7 @@ use crate::vm::protocol::{Mode, Plan};
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// A device of one queue, no huge pages, and both undone again.
-pub(super) fn cards(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn cards(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let right = pair.bed.right();
 
@@ -40,8 +40,8 @@ pub(super) fn cards(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// A driver without zero-copy.
-pub(super) fn veth(_plan: &Plan, device: Option<Device>) -> Result<Value> {
-    let bed = hosts(device.context("this check is of a device")?, false)?;
+pub(super) fn veth(_plan: &Plan, device: Device) -> Result<Value> {
+    let bed = hosts(device, false)?;
     let found = refused_and_copied(&bed, "zero-copy", false)?;
     Ok(json!({"no_driver": found}))
 }

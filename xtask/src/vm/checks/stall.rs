@@ -33,7 +33,7 @@ const PLACE_LIMIT: Duration = Duration::from_secs(30);
 
 /// It is stopped while its message lands. The second one gets its place, and everything of it lands; the first one, when it goes on, brings the
 /// rest of its message to the end without a place.
-pub(super) fn check(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn check(plan: &Plan, device: Device) -> Result<Value> {
     if plan.mode == Mode::Copy {
         bail!(NotHere("in copy mode there are places for both".to_owned()));
     }

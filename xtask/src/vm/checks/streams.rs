@@ -235,7 +235,7 @@ fn widen_sender(pair: &Pair) -> Result<()> {
 }
 
 /// Windows and lengths, each without foreign packets.
-pub(super) fn sizes(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn sizes(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     let run = |window: u32| {
         let stream = Stream {
@@ -252,7 +252,7 @@ pub(super) fn sizes(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// The same with foreign packets: as long as fragments, tagged, longer, and longer than the receiver's MTU.
-pub(super) fn foreign(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn foreign(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     widen_sender(&pair)?;
     let run = |(window, mtu, in_flight): (u32, u64, u32)| {
@@ -277,7 +277,7 @@ pub(super) fn foreign(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// Delivered messages are kept while later ones and foreign packets come.
-pub(super) fn finality(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn finality(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::new(plan, device)?;
     widen_sender(&pair)?;
     let stream = Stream {
@@ -293,7 +293,7 @@ pub(super) fn finality(plan: &Plan, device: Option<Device>) -> Result<Value> {
 }
 
 /// Loss, duplication, reordering and corruption between the sender and the receiver's card.
-pub(super) fn repair(plan: &Plan, device: Option<Device>) -> Result<Value> {
+pub(super) fn repair(plan: &Plan, device: Device) -> Result<Value> {
     let pair = Pair::with_box(plan, device)?;
     let all = [
         ("reliable", "1%", "0.5%", "1%", "0"),
