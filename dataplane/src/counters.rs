@@ -172,7 +172,7 @@ pub struct Counters {
     pub control_send_errors: u64,
     /// Completions that the application did not fetch in time.
     pub completions_discarded: u64,
-    /// Messages of many fragments that were handed over while their session had no place.
+    /// Messages of many fragments that came to their end while their session had no place.
     pub messages_one_copy: u64,
     /// How often a class of packets had nothing leave for 10 ms because a class before it took all that the port may send.
     pub classes_starved: u64,

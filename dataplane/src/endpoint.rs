@@ -105,7 +105,7 @@ impl Endpoint {
     /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.
     ///
     /// `to` is the peer's data port. Polls until messages can go, which may be by the one-copy path at first
-    /// ([`ConnectOptions::start`]), or `options.timeout` has passed.
+    /// ([`Endpoint::lands`]), or `options.timeout` has passed.
     ///
     /// # Errors
     /// [`ConnectError`].

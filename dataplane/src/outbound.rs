@@ -683,7 +683,7 @@ impl Outbound {
         self.asked += 1;
     }
 
-    /// Takes a credit packet.
+    /// Takes a credit packet: of how many more messages the receiver has all there is to come.
     ///
     /// # Errors
     /// It goes beyond any receiver's rings or confirms what was not sent; nothing changed.
@@ -693,7 +693,7 @@ impl Outbound {
         delivered: u32,
         announced: u32,
         now_ns: u64,
-    ) -> Result<(), ImplausibleCredit> {
+    ) -> Result<u32, ImplausibleCredit> {
         let ahead = serial::distance(self.sent_packets, limit);
         // Far behind is as far off as far ahead: serial numbers turn around.
         if ahead.unsigned_abs() > LANDING_RING_LEN * 2
@@ -708,9 +708,10 @@ impl Outbound {
             self.asked = 0;
         }
         self.limit = serial::later(self.limit, limit);
-        self.delivered = serial::later(self.delivered, delivered);
+        let before = self.delivered;
+        self.delivered = serial::later(before, delivered);
         self.announced_confirmed = serial::later(self.announced_confirmed, announced);
-        Ok(())
+        Ok(self.delivered.wrapping_sub(before))
     }
 
     /// The receiver ended the session and says how many of its messages it has delivered, and of how many it has heard.

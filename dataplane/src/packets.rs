@@ -616,11 +616,13 @@ impl<P: Port> Engine<P> {
             return;
         };
         peer.heard_ns = now_ns;
-        if outbound.credit(limit, delivered, announced, now_ns).is_err() {
+        let Ok(settled) = outbound.credit(limit, delivered, announced, now_ns) else {
             self.reject(Fault::Credit, from);
             return;
+        };
+        if !std::mem::replace(&mut outbound.lands, lands) {
+            self.counters.messages_one_copy += u64::from(settled);
         }
-        outbound.lands = lands;
         self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {

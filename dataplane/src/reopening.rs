@@ -57,7 +57,6 @@ impl<P: Port> Engine<P> {
                 && outbound.take_again(&mut self.outgoing, &peer.addressing, slot)
             {
                 self.counters.messages_again += 1;
-                self.counters.messages_one_copy += u64::from(!outbound.lands);
                 continue;
             }
             let settled = (self.outgoing).settle(slot, id, Outcome::SessionEnded, now_ns);

@@ -133,7 +133,6 @@ impl<P: Port> Engine<P> {
                     .outbound
                     .as_mut()
                     .expect("the session was there a moment ago");
-                self.counters.messages_one_copy += u64::from(!outbound.lands);
                 outbound.submit(
                     &mut self.outgoing,
                     &peer.addressing,

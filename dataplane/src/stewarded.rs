@@ -6,6 +6,7 @@ use std::sync::MutexGuard;
 
 use lm_protocol::admission::{Decision, Outcome, Ticket};
 use lm_protocol::control::{Challenge, ControlMessage, Grant, Proof, Request, WORD_LEN};
+use lm_protocol::geometry::Wire;
 use lm_protocol::landing::SessionAdmission;
 use lm_protocol::session::{Aside, Terms};
 use lm_protocol::time::Time;
@@ -30,6 +31,9 @@ const NEIGHBOUR_PATIENCE_NS: u64 = 1_000_000_000;
 /// The daemon's socket is looked at this often without a sign that it has something.
 const NEWS_EVERY_NS: u64 = 5_000_000;
 
+/// How often a session that has a place and cannot land tries to.
+const LAND_AGAIN_NS: u64 = 50_000_000;
+
 /// Our side of what the daemon does for us.
 #[derive(Debug)]
 pub(crate) struct Stewarded {
@@ -40,6 +44,10 @@ pub(crate) struct Stewarded {
     pub(crate) touched: u64,
     /// A granted session whose sender's neighbour address is being looked up, and since when.
     waiting: Option<(Opened, u64)>,
+    /// Keys of sessions that have a place and are aside: there was no memory in which they could land, or another session was in the way.
+    to_land: Vec<u64>,
+    /// When that was tried last.
+    tried_ns: u64,
 }
 
 impl Stewarded {
@@ -50,7 +58,16 @@ impl Stewarded {
             touched_ns: 0,
             touched: 0,
             waiting: None,
+            to_land: Vec::new(),
+            tried_ns: 0,
         }
+    }
+
+    /// Whether a session is to land and is aside; it is forgotten.
+    fn take_to_land(&mut self, session_key: u64) -> bool {
+        let before = self.to_land.len();
+        self.to_land.retain(|&key| key != session_key);
+        self.to_land.len() < before
     }
 
     /// Whether the daemon grants, and holds the gate.
@@ -135,7 +152,9 @@ impl<P: Port> Engine<P> {
                 News::Event(Event::Landed { session_key }) => {
                     let row = SessionAdmission::row_of(session_key);
                     self.gate_opened(row, session_key);
-                    self.drain(session_key);
+                    if !self.drain(session_key) {
+                        self.stewarded.to_land.push(session_key);
+                    }
                 }
                 News::Event(Event::Closed {
                     session_key,
@@ -143,13 +162,14 @@ impl<P: Port> Engine<P> {
                     ..
                 }) => {
                     self.gate_closed(session_key);
-                    let was_aside = self.is_aside(session_key);
+                    let was_to_land = self.stewarded.take_to_land(session_key);
+                    let had_place = was_to_land || self.is_aside(session_key) != Some(true);
                     let closing = match was_idle {
                         true => Closing::Unheard,
                         false => Closing::Theirs,
                     };
                     self.close_landing(session_key, closing);
-                    if was_aside != Some(true) {
+                    if had_place {
                         self.tell_daemon(Call::Released { session_key });
                     }
                 }
@@ -276,9 +296,11 @@ impl<P: Port> Engine<P> {
         let (zone_len, in_flight) = (fit.zone_len, request.messages_in_flight);
         let has_memory = grant.lands && (self.provide_memory(*from.ip(), zone_len, in_flight, false)).is_ok();
         if !has_memory {
-            // It is granted, so that nobody can be asked to wait: its messages come by the one-copy path.
-            (self.provide_memory(*from.ip(), zone_len, in_flight, true))
-                .map_err(|_| "not enough landing memory")?;
+            // It is granted, so that nobody can be asked to wait: its messages come by the one-copy path until there is.
+            let memory = self.provide_memory(*from.ip(), zone_len, in_flight, true);
+            if memory.is_err() || terms.layout.wire() != Wire::Lm {
+                return Err("not enough landing memory");
+            }
         }
         if has_memory && attempts(self) != before && self.port.admit(queue, &admission).is_err() {
             // The gate was closed while the channel was built anew.
@@ -289,16 +311,15 @@ impl<P: Port> Engine<P> {
         self.peers.at(index).addressing = addressing;
         // Its daemon's word.
         self.introduce(index, request.sender_id, now_ns);
-        if !grant.lands {
-            return self.install_aside(index, &request, &terms, fit.integrity, admission);
+        if has_memory {
+            return (self.install_session(index, &request, &terms, fit.integrity, admission, now_ns))
+                .map_err(|_| "the landing channel is not to be trusted");
         }
-        (self.install_session(index, &request, &terms, fit.integrity, admission, now_ns))
-            .map_err(|_| "the landing channel is not to be trusted")?;
-        if let Some(landing) = self.landing.as_mut().filter(|_| !has_memory) {
-            landing.stop_landing(row as u8, &self.umem, now_ns);
-            tracing::info!(%from, "its messages come by the one-copy path: others land, or there is no memory for its own");
+        if grant.lands {
+            (self.port.revoke(queue, u32::from(row))).map_err(|_| "the gate cannot be closed")?;
+            self.stewarded.to_land.push(key);
         }
-        Ok(())
+        self.install_aside(index, &request, &terms, fit.integrity, admission)
     }
 
     /// Whether a session is aside; `None`: there is none.
@@ -310,6 +331,7 @@ impl<P: Port> Engine<P> {
     /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
     fn set_aside_by_daemon(&mut self, session_key: u64, now_ns: u64) {
         self.gate_closed(session_key);
+        self.stewarded.take_to_land(session_key);
         while self.receive_landing(now_ns) > 0 {}
         match self.is_aside(session_key) {
             // What it was in was given up, and the daemon knows.
@@ -336,6 +358,20 @@ impl<P: Port> Engine<P> {
         if client.done(call.clone(), &[]).is_err() {
             // It is away; the next one hears of it.
             client.tell(call);
+        }
+    }
+
+    /// Has sessions land that have a place and could not until now.
+    pub(crate) fn land_late(&mut self, now_ns: u64) {
+        let is_due = now_ns.saturating_sub(self.stewarded.tried_ns) >= LAND_AGAIN_NS;
+        if self.stewarded.to_land.is_empty() || !is_due {
+            return;
+        }
+        self.stewarded.tried_ns = now_ns;
+        for session_key in std::mem::take(&mut self.stewarded.to_land) {
+            if self.is_aside(session_key) == Some(true) && !self.drain(session_key) {
+                self.stewarded.to_land.push(session_key);
+            }
         }
     }
 

@@ -31,6 +31,7 @@ impl<P: Port> Engine<P> {
         self.look_at_reopening(now_ns);
         self.look_for_landing(now_ns);
         self.touch_sessions(now_ns);
+        self.land_late(now_ns);
         self.watch_inbound(now_ns);
         self.watch_turns(now_ns);
         for position in (0..self.senders.len()).rev() {

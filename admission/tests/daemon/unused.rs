@@ -325,7 +325,9 @@ fn what_was_handed_over_while_a_place_was_taken_arrives() {
             }
             let (placed, has_place) = channel();
             scope.spawn(move || come_later(three, 4, placed, gone));
-            has_place.recv_timeout(PATIENCE).expect("the other one has a place");
+            has_place
+                .recv_timeout(PATIENCE)
+                .expect("the other one has a place");
             wake.send(()).unwrap();
             first.join().unwrap();
             let_go.send(()).unwrap();
@@ -378,7 +380,9 @@ fn a_place_whose_message_does_not_come_goes_to_another_host() {
             assert_eq!(landing(from), Some(true));
             let (placed, has_place) = channel();
             scope.spawn(move || come_later(three, 4, placed, gone));
-            has_place.recv_timeout(PATIENCE).expect("the other one has a place");
+            has_place
+                .recv_timeout(PATIENCE)
+                .expect("the other one has a place");
             assert_eq!(landing(from), Some(false));
             wake.send(()).unwrap();
             stopped.join().unwrap();

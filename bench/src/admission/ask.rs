@@ -62,6 +62,8 @@ pub(super) struct AskReport {
     pub not_asked: u64,
     /// Requests that were granted.
     pub granted: u64,
+    /// Of them such that got a session without a place of the landing queue.
+    pub without_place: u64,
     /// Requests that were refused, because nothing was free in time.
     pub rejected: u64,
     /// Requests without any answer.
@@ -74,7 +76,7 @@ pub(super) struct AskReport {
     pub open: u64,
     /// From the first request that counts to the last.
     pub seconds: f64,
-    /// From a request to its LM_ACQ_OK, in microseconds.
+    /// From a request to its LM_ACQ_OK, in microseconds, of those that got a place.
     pub latency_us: LatencySummary,
     /// The same as a histogram, so that several runs can be put together: nanoseconds, and requests.
     pub latency_counts: Vec<(u64, u64)>,
@@ -214,8 +216,9 @@ impl Asking<'_> {
     fn take(&mut self) {
         while let Some(Told { ticket, outcome, at }) = self.host.told.pop() {
             let counter = match outcome {
-                Outcome::Granted(_) => {
-                    if let Some((asked, true)) = self.sent.get(&ticket) {
+                Outcome::Granted(grant) => {
+                    self.report.without_place += u64::from(!grant.lands);
+                    if let Some((asked, true)) = self.sent.get(&ticket).filter(|_| grant.lands) {
                         self.latencies.record_ns((at - *asked).as_nanos() as u64);
                     }
                     self.report.granted += 1;

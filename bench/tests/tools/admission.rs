@@ -253,6 +253,29 @@ fn a_program_that_is_killed_leaves_nothing() {
     hosts.wait_until_nothing_is_left();
 }
 
+/// A voter that has just started abstains: it may have promised something in its life before. Until then nothing lands. How many transfers
+/// there were.
+fn until_the_voter_says_yes(hosts: &Hosts) -> u32 {
+    let first = hosts.bed.file("first", 4 << 20);
+    let mut transfers = 0;
+    wait_until("the voter says yes", || {
+        let sent = hosts.send(&["--rate", "100M", first.to_str().unwrap()]).end();
+        sent.expect_code(0);
+        transfers += 1;
+        sent.json()["messages_one_copy"].as_u64() < sent.json()["messages"].as_u64()
+    });
+    transfers
+}
+
+/// Until messages of a session have landed at the receiver.
+fn await_landing(hosts: &Hosts) {
+    wait_until("messages land", || {
+        let status = hosts.status(Host::Receiver);
+        let session = &status["interfaces"][0]["sessions"][0];
+        session["lands"] == true && session["delivered"].as_u64() > Some(0)
+    });
+}
+
 /// The paper's second case (LM §3.3): while one host receives, who sends to another does so by the one-copy path.
 #[test]
 fn under_exclusive_admission_others_send_by_the_one_copy_path() {
@@ -266,15 +289,10 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
     let file = hosts.bed.file("file", LEN);
     let (there, back) = (hosts.directory("there"), hosts.directory("back"));
     let receiver = hosts.recv(&there, &["--json"]);
-    // A voter that has just started abstains: it may have promised something in its life before.
-    let first = hosts.bed.file("first", 100_000);
-    wait_until("the voter says yes", || {
-        let sent = hosts.send(&[first.to_str().unwrap()]).end();
-        sent.status.success()
-    });
+    let before = until_the_voter_says_yes(&hosts);
     // Four seconds.
-    let mut sender = hosts.send(&["--rate", "60M", file.to_str().unwrap()]);
-    await_begin(&mut sender, &there);
+    let sender = hosts.send(&["--rate", "60M", file.to_str().unwrap()]);
+    await_landing(&hosts);
     let small = hosts.bed.file("small", 4 << 20);
     let output = back.join("small");
     let other = hosts.tool(
@@ -307,12 +325,18 @@ fn under_exclusive_admission_others_send_by_the_one_copy_path() {
         "{}",
         came.json()
     );
-    // The one that was there first went on landing.
-    sender.end().expect_code(0);
-    let received = receiver.interrupt().json();
-    assert_eq!(received["user_copied_bytes"], 0, "{received}");
+    // The one that was there first landed, from the vote on.
+    let sent = sender.end();
+    sent.expect_code(0);
     assert!(
-        fs::read(there.join("transfer-000002")).unwrap() == content(LEN),
+        sent.json()["messages_one_copy"].as_u64() <= Some(2),
+        "{}",
+        sent.json()
+    );
+    receiver.interrupt();
+    let name = format!("transfer-{:06}", before + 1);
+    assert!(
+        fs::read(there.join(name)).unwrap() == content(LEN),
         "the bytes differ"
     );
     hosts.wait_until_nothing_is_left();
@@ -327,15 +351,11 @@ fn under_exclusive_admission_messages_land_when_it_is_their_turn() {
         return;
     };
     let receiver = hosts.recv(&hosts.directory("there"), &["--json"]);
-    let first = hosts.bed.file("first", 100_000);
-    wait_until("the voter says yes", || {
-        let sent = hosts.send(&[first.to_str().unwrap()]).end();
-        sent.status.success()
-    });
+    until_the_voter_says_yes(&hosts);
     // Two seconds.
     let short = hosts.bed.file("short", 10 << 20);
-    let mut before = hosts.send(&["--rate", "40M", short.to_str().unwrap()]);
-    await_begin(&mut before, &hosts.bed.path("there"));
+    let before = hosts.send(&["--rate", "40M", short.to_str().unwrap()]);
+    await_landing(&hosts);
     // The other way, for six seconds.
     const LEN: usize = 32 << 20;
     let file = hosts.bed.file("file", LEN);

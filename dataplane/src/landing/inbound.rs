@@ -163,6 +163,8 @@ impl Inbound {
     /// It has no place from now on. Nothing is posted for it.
     pub(super) fn give_up_place(&mut self) {
         self.stand = Stand::Aside;
+        // Its sender is to hear of it.
+        self.told.asked = true;
     }
 
     /// The gate is open to it from the first message on that is not settled.
@@ -385,7 +387,8 @@ impl Inbound {
         (self.pace).bound(ONE_COPY_ON_THE_WAY.min(self.terms.limits.on_the_way.max(1)));
     }
 
-    /// Finds memory for messages, which may be written there at once, since nothing is posted.
+    /// Finds memory for messages, which may be written there at once, since nothing is posted; of no more than may be under way, so that the
+    /// session lands soon when it has a place.
     pub(super) fn take_memory(&mut self, memory: &mut Memory<'_>, umem: &Umem, now_ns: u64) {
         if self.lands() {
             return;
@@ -393,9 +396,10 @@ impl Inbound {
         self.pace.confirm(self.progress.accepted());
         let mut has_more = false;
         while let Some(next) = self.order.next_mut() {
-            let is_draining = self.stand == Stand::Draining;
+            let ahead = next.base.saturating_sub(self.progress.accepted());
+            let is_enough = self.stand == Stand::Draining || ahead >= u64::from(self.pace.on_the_way());
             if next.slots.zone.is_none()
-                && (is_draining || !memory.find(next, &self.terms, false, &mut self.may_take))
+                && (is_enough || !memory.find(next, &self.terms, false, &mut self.may_take))
             {
                 break;
             }

@@ -336,7 +336,7 @@ impl Session {
         self.expires + patience.saturating_sub(self.grant.lease())
     }
 
-    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`]; without a place if it went on so.
+    /// A session as an earlier life of this program granted it, for [`Grantor::adopt`](crate::session::Grantor::adopt); without a place if it went on so.
     pub fn granted_before(
         peer: SocketAddrV4,
         request_id: u32,

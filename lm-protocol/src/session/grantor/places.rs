@@ -9,7 +9,7 @@ use core::time::Duration;
 use super::Grantor;
 use crate::session::landing::{Aside, CloseReason, Landing, Session, Unused};
 
-/// A place in which nothing lands for so long goes to a session that waits for one and was used later, by [`LATER`] at least.
+/// A place in which nothing lands for so long goes to a session that waits for one and was used a second later, at least.
 pub const UNUSED_MAX: Duration = Duration::from_secs(5);
 
 /// Sessions that are as idle as each other do not take places from each other.
