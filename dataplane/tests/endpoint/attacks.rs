@@ -621,7 +621,8 @@ impl Claimants {
                 }
             }
         }
-        // A place that passed from one to another meanwhile is the other's: what both are told comes within moments.
+        // A place that passed from one to another meanwhile is the other's. The one that lost it is told, but not in which order: no
+        // condition says that nothing more comes, hence a pause.
         let counted = [true, false].map(|gains| {
             for (n, held) in held.iter_mut().enumerate() {
                 self.hear(n, held, gains);

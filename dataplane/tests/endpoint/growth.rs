@@ -144,8 +144,8 @@ fn landing_memory_grows_in_few_steps() {
     assert!((2..=7).contains(&steps.1.len()), "{:?}", steps.1);
 }
 
-/// A receiver may not pin what a sender wants, since it has no CAP_IPC_LOCK any more: what that one sends does not land, nobody else notices, and
-/// want less come in.
+/// A receiver may not pin what a sender wants, since it has no CAP_IPC_LOCK any more: the sender's messages come by the one-copy path, no other
+/// sender notices, and when it asks for less it lands.
 #[test]
 fn memory_that_cannot_be_had_costs_its_asker_alone() {
     const CAP_IPC_LOCK: u32 = 14;

@@ -51,9 +51,11 @@ impl Grantor {
         freed
     }
 
-    /// A session of a host waits for a place, or a request, and had something under way at `used`: the session that has not used its own for
-    /// longest gives it up, if that is [`UNUSED_MAX`] and since before that; where the host has as many as it may, one of its own. It goes on without. Where none can, the first ends: what is to be told to its sender, under
-    /// the number of its request; it asks again when it has something to send.
+    /// Takes a place for a session or a request of `host` that waits for one and had something under way at `used`.
+    ///
+    /// The session that has not used its place for longest gives it up, if that is [`UNUSED_MAX`] or longer and since before `used`; where
+    /// the host has as many places as it may, one of its own. It goes on without. Where none can go on without, the first of them ends:
+    /// gives whom to tell, the number of its request, and what. It asks again when it has something to send.
     pub fn displace(
         &mut self,
         (host, used): (Ipv4Addr, Time),
