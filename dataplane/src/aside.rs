@@ -62,7 +62,10 @@ impl<P: Port> Engine<P> {
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
         let index = self.make_room_for(from, request, true, fit.zone_len)?;
         let landing_port = match request.lands {
-            true => (self.port.steer(Steer::Later)).map_err(|_| RejectReason::Unsupported)?,
+            true => {
+                let elsewhere = &self.elsewhere();
+                (self.port.steer(Steer::Later { from, elsewhere })).map_err(|_| RejectReason::Unsupported)?
+            }
             false => None,
         };
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(row), landing_port, || {

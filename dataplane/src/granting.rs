@@ -198,7 +198,7 @@ impl<P: Port> Engine<P> {
     }
 
     /// From where packets of sessions without a place come: their fragments may have a port of their own, from when they had one.
-    fn elsewhere(&mut self) -> Vec<SocketAddrV4> {
+    pub(crate) fn elsewhere(&mut self) -> Vec<SocketAddrV4> {
         let (Some(landing), peers) = (&self.landing, &mut self.peers) else {
             return Vec::new();
         };

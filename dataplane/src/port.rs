@@ -413,7 +413,12 @@ pub enum Steer<'a> {
     },
     /// Nothing yet: the fragments of a sender that may have a landing queue later are to have a source port by which the device can tell them
     /// then.
-    Later,
+    Later {
+        /// The sender's data port.
+        from: SocketAddrV4,
+        /// As in [`Steer::Landing`].
+        elsewhere: &'a [SocketAddrV4],
+    },
     /// No sender has fragments for a landing queue any more: nothing comes there.
     Nothing,
 }

@@ -1,5 +1,6 @@
 //! Steering: which packets the card puts on which queue.
 
+use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 
 use lm_cards::{Interface, Neighbouring, Steering, SteeringError};
@@ -34,30 +35,8 @@ impl KernelNic {
         let Some(steering) = &mut self.steering else {
             return Ok(None);
         };
+        let seed = || Entropy::Kernel.draw() as u32;
         match *wish {
-            Steer::Landing { .. } => return self.lead(wish),
-            Steer::General { queue, from } => {
-                let flow = Flow {
-                    source: *from.ip(),
-                    destination: *local.ip(),
-                    source_port: from.port(),
-                    destination_port: local.port(),
-                };
-                steering.keep(&flow, queue)?;
-            }
-            Steer::Later => {
-                return Ok(NonZeroU16::new(Steering::source_port(
-                    Entropy::Kernel.draw() as u32
-                )));
-            }
-            Steer::Nothing => steering.unlead()?,
-        }
-        Ok(None)
-    }
-
-    fn lead(&mut self, wish: &Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let (
-            Some(steering),
             Steer::Landing {
                 queue,
                 general,
@@ -66,43 +45,63 @@ impl KernelNic {
                 hashed,
                 elsewhere,
                 alone,
-            },
-        ) = (&mut self.steering, *wish)
-        else {
-            return Ok(None);
-        };
-        let local = self.side.udp.local();
-        let flow = |source_port: u16, destination_port: u16| Flow {
-            source: *from.ip(),
-            destination: *local.ip(),
-            source_port,
-            destination_port,
-        };
-        let (theirs, ours) = (from.port(), local.port());
-        let other = |source, destination, queue| Neighbouring {
-            flow: flow(source, destination),
-            queue,
-        };
-        let mut others = vec![
-            other(theirs, ours, general),
-            other(theirs.wrapping_add(1), ours.wrapping_add(1), None),
-            other(theirs, ours.wrapping_add(1), None),
-            other(theirs.wrapping_add(1), ours, None),
-        ];
-        if hashed == HashInput::Addresses {
-            steering.lead_addresses(queue, &flow(theirs, ours), &others)?;
-            return Ok(None);
+            } => {
+                let others = others(local, from, general, elsewhere);
+                if hashed == HashInput::Addresses {
+                    let others = &others[..OF_ONE_SENDER];
+                    steering.lead_addresses(queue, &flow(from, from.port(), local), others)?;
+                    return Ok(None);
+                }
+                let fragments = flow(from, 0, local);
+                let port = steering.lead(queue, &fragments, port, &others, (alone, seed()))?;
+                Ok(NonZeroU16::new(port))
+            }
+            Steer::Later { from, elsewhere } => {
+                let others = others(local, from, None, elsewhere);
+                let port = steering.source_port(&flow(from, 0, local), &others, seed());
+                Ok(NonZeroU16::new(port))
+            }
+            Steer::General { queue, from } => {
+                steering.keep(&flow(from, from.port(), local), queue)?;
+                Ok(None)
+            }
+            Steer::Nothing => {
+                steering.unlead()?;
+                Ok(None)
+            }
         }
-        others.extend(elsewhere.iter().map(|from| Neighbouring {
-            flow: Flow {
-                source: *from.ip(),
-                source_port: from.port(),
-                ..flow(0, ours)
-            },
-            queue: None,
-        }));
-        let seed = Entropy::Kernel.draw() as u32;
-        let port = steering.lead(queue, &flow(0, ours), port, &others, (alone, seed))?;
-        Ok(NonZeroU16::new(port))
     }
+}
+
+/// Packets of a sender to one of our ports.
+fn flow(from: SocketAddrV4, source_port: u16, to: SocketAddrV4) -> Flow {
+    Flow {
+        source: *from.ip(),
+        destination: *to.ip(),
+        source_port,
+        destination_port: to.port(),
+    }
+}
+
+/// How many of [`others`] are of the sender itself: its data and control port, to each of ours.
+const OF_ONE_SENDER: usize = 4;
+
+/// What may not meet a landing queue beside the fragments of the sender at `from`.
+fn others(
+    local: SocketAddrV4,
+    from: SocketAddrV4,
+    general: Option<u32>,
+    elsewhere: &[SocketAddrV4],
+) -> Vec<Neighbouring> {
+    let control = |port: SocketAddrV4| SocketAddrV4::new(*port.ip(), port.port().wrapping_add(1));
+    let of = |from: SocketAddrV4, to| flow(from, from.port(), to);
+    let other = |flow, queue| Neighbouring { flow, queue };
+    let mut others = vec![
+        other(of(from, local), general),
+        other(of(control(from), control(local)), None),
+        other(of(from, control(local)), None),
+        other(of(control(from), local), None),
+    ];
+    others.extend(elsewhere.iter().map(|&from| other(of(from, local), None)));
+    others
 }

@@ -420,7 +420,7 @@ impl Port for SimNic {
                 let others = elsewhere.iter().filter(|other| other.ip() != from.ip());
                 host.away = others.map(|other| (queue, *other.ip())).collect();
             }
-            Steer::Landing { .. } | Steer::General { .. } | Steer::Later => {}
+            Steer::Landing { .. } | Steer::General { .. } | Steer::Later { .. } => {}
             Steer::Nothing => host.away.append(&mut host.led),
         }
         Ok(None)

@@ -199,9 +199,33 @@ impl Steering {
         Ok(())
     }
 
-    /// A source port for the fragments of a sender that may be led later: see [`Steering::lead`].
-    pub fn source_port(seed: u32) -> u16 {
-        FIRST_SOURCE_PORT | seed as u16
+    /// A source port for fragments that may be led later: see [`Steering::lead`]. Neither `others` nor what is led now meets the entry of
+    /// the table that packets of `fragments` with that port meet. Where no entry can be computed, any port: a rule may name it.
+    pub fn source_port(&self, fragments: &Flow, others: &[Neighbouring], seed: u32) -> u16 {
+        let any = FIRST_SOURCE_PORT | seed as u16;
+        let (Ok(key), Some(input)) = (key(&self.rss, system_key), self.hash_input) else {
+            return any;
+        };
+        let Ok(rss) = Rss::new(&key, &self.spread, input) else {
+            return any;
+        };
+        let taken = entries(&rss, self.spread.len(), others);
+        let is_led = |at: usize| self.rss.table[at] != self.spread[at];
+        let ports = (0..=u16::MAX - FIRST_SOURCE_PORT).map(|step| FIRST_SOURCE_PORT | any.wrapping_add(step));
+        let mut free = ports.filter(|&source_port| {
+            let flow = Flow {
+                source_port,
+                ..*fragments
+            };
+            let at = rss.hash(&flow) as usize % self.spread.len();
+            self.is_free(at, &taken) && !is_led(at)
+        });
+        free.next().unwrap_or(any)
+    }
+
+    /// Whether an entry of the table may be a landing queue's. Some cards put packets that they do not hash where entry 0 says.
+    fn is_free(&self, at: usize, taken: &[usize]) -> bool {
+        at > 0 && !taken.contains(&at) && !self.kept.contains(&at)
     }
 
     /// Leads one sender's fragments to a landing queue: gives an entry of the table to the queue, and a source port with which
@@ -228,7 +252,7 @@ impl Steering {
         check_queue(&self.interface, landing, self.rx_queues)?;
         match self.lead_by_hash(landing, fragments, port, others, (alone, seed)) {
             Err(error @ (SteeringError::Hash(_) | SteeringError::Fields | SteeringError::Rss(_))) => {
-                let source_port = port.map_or(Steering::source_port(seed), NonZeroU16::get);
+                let source_port = port.map_or(FIRST_SOURCE_PORT | seed as u16, NonZeroU16::get);
                 let rule = FlowRule {
                     destination: fragments.destination,
                     source: Some(fragments.source),
@@ -258,15 +282,10 @@ impl Steering {
         let input = self.hash_input.ok_or(SteeringError::Fields)?;
         let rss = Rss::new(&key, &self.spread, input)?;
         let len = self.spread.len();
-        let taken: Vec<usize> = others
-            .iter()
-            .map(|other| rss.hash(&other.flow) as usize % len)
-            .collect();
+        let taken = entries(&rss, len, others);
         // The queue has an entry while it has senders, which go on using it. What of a further sender meets it, too, only a gate
         // that reads packets lets through: copy mode.
         let own = (self.rss.table.iter()).position(|queue| !alone && *queue == landing);
-        // Some cards put packets that they do not hash where entry 0 says.
-        let is_free = |at: &usize| *at > 0 && !taken.contains(at) && !self.kept.contains(at);
         let none = RssError::QueueNotInTable { queue: landing };
         let before = match own {
             Some(_) => &self.rss.table,
@@ -280,12 +299,12 @@ impl Steering {
                     ..*fragments
                 }) as usize
                     % len;
-                Some(meets).filter(|at| own == Some(*at) || is_free(at))
+                Some(meets).filter(|&at| own == Some(at) || self.is_free(at, &taken))
             }
             (None, Some(at)) => Some(at),
             (None, None) => {
                 let mut entries = (0..len).map(|step| (seed as usize % len + step) % len);
-                entries.find(is_free)
+                entries.find(|&at| self.is_free(at, &taken))
             }
         };
         let at = at.ok_or(none)?;
@@ -634,6 +653,12 @@ fn check_queue(interface: &str, queue: u32, rx_queues: u32) -> Result<(), Steeri
 }
 
 /// The card's key, or what `system` gives where the driver keeps it to itself.
+/// The entries of a table of this length that packets meet.
+fn entries(rss: &Rss<'_>, len: usize, packets: &[Neighbouring]) -> Vec<usize> {
+    let hashes = packets.iter().map(|packet| rss.hash(&packet.flow) as usize);
+    hashes.map(|hash| hash % len).collect()
+}
+
 fn key(
     rss: &RssSettings,
     system: impl FnOnce(usize) -> io::Result<Vec<u8>>,

@@ -194,7 +194,7 @@ fn a_port_that_is_given_is_led_or_refused() {
         let port = steering.lead(1, &first, None, &others, (true, seed * 999));
         first.source_port = port.expect("one of 128 entries");
         let (mut second, others) = flows((seed as u8).wrapping_add(1));
-        second.source_port = Steering::source_port(seed * 77);
+        second.source_port = FIRST_SOURCE_PORT | (seed * 77) as u16;
         let before = card.settings().table;
         let given = std::num::NonZeroU16::new(second.source_port);
         match steering.lead(1, &second, given, &others, (false, seed)) {
@@ -211,6 +211,35 @@ fn a_port_that_is_given_is_led_or_refused() {
         steering.unlead().expect("the table is writable");
     }
     assert!(led > 250 && refused > 0, "{led} {refused}");
+}
+
+/// A port that is chosen before its sender is led meets nothing that comes meanwhile, and is led when its turn comes.
+#[test]
+fn a_port_for_later_is_led_then() {
+    let (folder, card) = (Folder::new("later"), Model::new());
+    card.state().takes_rules = false;
+    let mut steering = card.apply(&folder).expect("it can be steered");
+    for seed in 0..300u32 {
+        let (mut first, of_first) = flows(seed as u8);
+        let port = steering.lead(1, &first, None, &of_first, (true, seed * 999));
+        first.source_port = port.expect("one of 128 entries");
+        let (mut second, of_second) = flows((seed as u8).wrapping_add(1));
+        let aside = Neighbouring {
+            flow: first,
+            queue: None,
+        };
+        let others: Vec<Neighbouring> = (of_first.iter().chain(&of_second).copied())
+            .chain([aside])
+            .collect();
+        second.source_port = steering.source_port(&second, &others, seed * 77);
+        assert_ne!(queue_of(&card, &second), 1, "not yet");
+        steering.unlead().expect("the table is writable");
+        let given = std::num::NonZeroU16::new(second.source_port);
+        let led = steering.lead(1, &second, given, &others, (true, seed));
+        assert_eq!(led.expect("a free entry"), second.source_port);
+        assert_eq!(queue_of(&card, &second), 1);
+        assert!(others.iter().all(|other| queue_of(&card, &other.flow) == 0));
+    }
 }
 
 /// Cards hash fragments by addresses, whatever they do with whole packets.
