@@ -152,11 +152,22 @@ fn one_message(pair: &Pair, seed: u64) -> Result<()> {
     let received = receiver.stop()?;
     let received = received.json().with_context(|| received.stderr.clone())?;
     fates::ensure_no_fault(&received)?;
-    let sent = sent?.json()?;
+    let sent = (sent.and_then(|sent| sent.json())).with_context(|| {
+        let packets = [pair.bed.left(), pair.bed.right()].map(packets);
+        format!("{received}; packets of both ends' cards {packets:?}")
+    })?;
     pair.prove_mode(&sent, &received)?;
     fates::compare("reliable", 1, &sent, &received)
         .map(drop)
         .with_context(|| format!("sender {sent}; receiver {received}"))
+}
+
+/// What a card counted since it is there.
+fn packets(host: &Host) -> String {
+    let count = |name| host.read_file(&format!("/sys/class/net/{INTERFACE}/statistics/{name}"));
+    let counts = ["rx_packets", "rx_dropped", "tx_packets", "tx_dropped"];
+    let counts = counts.map(|name| format!("{name} {}", count(name).unwrap_or_default()));
+    counts.join(", ")
 }
 
 /// A receiver is killed; the next one undoes what that one changed, takes over, and leaves everything as it was before.
