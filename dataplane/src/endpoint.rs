@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU64;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::config::ConnectOptions;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::ConnectError;
+use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::idle::{Idle, IdleStep};
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
@@ -459,7 +460,25 @@ impl Endpoint {
         self.engine.remove_flow(id)
     }
 
-    /// How long until a flow's packet is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
+    /// Registers who takes packets of these types, of [`EXTENSION_TYPES`](lm_protocol::wire::lm::EXTENSION_TYPES). Without, they are counted
+    /// and not answered.
+    ///
+    /// # Errors
+    /// See [`HandlerError`].
+    pub fn add_handler(
+        &mut self,
+        types: RangeInclusive<u8>,
+        handler: Box<dyn Handler>,
+    ) -> Result<HandlerId, HandlerError> {
+        self.engine.handlers.add(types, handler)
+    }
+
+    /// Takes a handler out. `None`: there is none of that name.
+    pub fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
+        self.engine.handlers.remove(id)
+    }
+
+    /// How long until a flow's packet or a handler is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
     /// [`wait`](Endpoint::wait) waits no longer, and neither should an application that waits on the descriptor.
     pub fn until_departure(&mut self) -> Option<Duration> {
         let departure_ns = self.engine.next_departure_ns()?;

@@ -7,7 +7,7 @@
 //!                while somebody waits for the application's answer to what came
 //!              4 landing channel: fragments                                       (landing.rs)
 //!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
-//!                admission, and what the gate passed on                       (packets.rs, control.rs)
+//!                admission, and what the gate passed on                       (packets.rs, control.rs); handlers that are due
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
 //!                general frames
 //!              7 acknowledgements and credits that are due, announcements         (telling.rs)
@@ -40,6 +40,7 @@ use crate::eager::TransmitFrames;
 use crate::entropy::Entropy;
 use crate::frames::FramePool;
 use crate::granting::Past;
+use crate::handlers::Handlers;
 use crate::introductions::Introductions;
 use crate::landing::{Sessions, Zone};
 use crate::link::Link;
@@ -154,6 +155,7 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) send_arena: Arena,
     pub(crate) outgoing: OutgoingTable,
     pub(crate) scheduler: Scheduler<P::Tx>,
+    pub(crate) handlers: Handlers,
     pub(crate) general: Option<General<P::Rx>>,
     pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) peers: Peers,
@@ -208,6 +210,7 @@ impl<P: Port> Engine<P> {
         }
         work += self.receive_landing(now_ns);
         work += self.look_at_sockets(now_ns);
+        self.tick_handlers(now_ns);
         self.care(now_ns);
         self.land_drained(now_ns);
         self.replenish();

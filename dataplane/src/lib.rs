@@ -21,6 +21,7 @@ mod frames;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod granting;
+mod handlers;
 mod idle;
 mod integrity;
 mod introductions;
@@ -80,6 +81,7 @@ pub use counters::{Counters, Drops, Violations};
 pub use daemon::{DaemonError, ipc};
 pub use endpoint::Endpoint;
 pub use error::{ConnectError, OpenError};
+pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};
 pub use kernel::{KernelNic, KernelNicConfig};
 pub use landing_memory::LandingMemory;
 pub use lm_protocol::admission::ClusterKey;

@@ -23,6 +23,7 @@ use crate::entropy::Entropy;
 use crate::error::OpenError;
 use crate::frames::FramePool;
 use crate::granting::Past;
+use crate::handlers::Handlers;
 use crate::introductions::Introductions;
 use crate::landing::{Sessions, sure_len};
 use crate::landing_channel;
@@ -360,6 +361,7 @@ impl<P: Port> Parts<P> {
             transmit_frames: TransmitFrames::new(transmit_frames),
             send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
             outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
+            handlers: Handlers::new(fixed.mtu),
             scheduler: self.scheduler.walking(fixed.caps.tx_steers),
             general: self.general,
             landing: self.landing,

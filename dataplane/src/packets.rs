@@ -14,11 +14,12 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPack
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
+use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET};
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
 use crate::frames::Frame;
+use crate::handlers::Arrived;
 use crate::introductions::Back;
 use crate::landing::{Datagram, Untaken};
 use crate::message::Message;
@@ -261,9 +262,56 @@ impl<P: Port> Engine<P> {
                 Err(_) => self.reject(Fault::Malformed, from),
             },
             LmHeader::Control { request_id, kind } => self.take_probe_request(from, kind, request_id),
+            LmHeader::Extension {
+                packet_type,
+                key,
+                words,
+            } => {
+                self.take_extension(frame, from, (packet_type, key, words), payload, now_ns);
+                return;
+            }
             _ => self.reject(Fault::Unexpected, from),
         }
         self.frames.put(frame);
+    }
+
+    /// A packet for a handler.
+    fn take_extension(
+        &mut self,
+        frame: Frame,
+        from: SocketAddrV4,
+        (packet_type, key, words): (u8, u64, [u32; 3]),
+        payload: &[u8],
+        now_ns: u64,
+    ) {
+        let mut frame = Some(frame);
+        let index = self.peers.find(from);
+        let is_taken = index.is_some_and(|index| {
+            let packet = Arrived {
+                from: self.peers.id_of(index),
+                packet_type,
+                key,
+                words,
+                payload,
+                address: self.address_in_umem(payload),
+                loaned: &self.loaned,
+                frame: &mut frame,
+                may_keep: self.frames_held < GENERAL_FRAMES / 2,
+            };
+            self.handlers.packet(packet, Time::from_nanos(now_ns))
+        });
+        match frame {
+            Some(frame) => self.frames.put(frame),
+            None => self.frames_held += 1,
+        }
+        match index.filter(|_| is_taken) {
+            Some(index) => {
+                self.counters.packets_used += 1;
+                self.peers.at(index).heard_ns = now_ns;
+                self.send_replies();
+            }
+            None => self.reject(Fault::Unexpected, from),
+        }
     }
 
     fn address_in_umem(&self, bytes: &[u8]) -> u64 {

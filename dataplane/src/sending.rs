@@ -172,7 +172,10 @@ impl<P: Port> Engine<P> {
 
     /// When a shaper lets the next packet go; `None` where none holds one back.
     pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next = self.scheduler.flows_depart();
+        let mut next = [self.scheduler.flows_depart(), self.handlers.due()]
+            .into_iter()
+            .flatten()
+            .min();
         for &index in &self.senders {
             let Some(outbound) = self.peers.at(index).outbound.as_ref() else {
                 continue;
@@ -187,6 +190,24 @@ impl<P: Port> Engine<P> {
             next = next.into_iter().chain(departure).min();
         }
         next.map(Time::as_nanos)
+    }
+
+    /// Calls handlers that are due.
+    pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
+        if self.handlers.tick(Time::from_nanos(now_ns)) {
+            self.send_replies();
+        }
+    }
+
+    /// Sends what handlers reply.
+    pub(crate) fn send_replies(&mut self) {
+        let mut replies = std::mem::take(&mut self.handlers.replies);
+        replies.drain(|to, header, payload| {
+            if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
+                self.counters.control_send_errors += 1;
+            }
+        });
+        self.handlers.replies = replies;
     }
 
     /// Stage 9.

@@ -21,7 +21,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 fn any_header() -> impl Strategy<Value = LmHeader> {
     let words = any::<(u64, u32, u32, u32)>();
-    (words, 0usize..7).prop_map(|((key, a, b, c), kind)| match kind {
+    (words, 0usize..8).prop_map(|((key, a, b, c), kind)| match kind {
         0 => LmHeader::Data {
             session_key: key,
             message: a,
@@ -62,6 +62,11 @@ fn any_header() -> impl Strategy<Value = LmHeader> {
             message: a,
             first: b % 1000,
             count: b % 1000 + 1 + c % 100,
+        },
+        6 => LmHeader::Extension {
+            packet_type: 8 + (a % 6) as u8,
+            key,
+            words: [a, b, c],
         },
         _ => LmHeader::Missing {
             session_key: key,
@@ -562,9 +567,21 @@ fn mistakes_are_named() {
         "the version comes first"
     );
     assert_eq!(
-        changed(&[(42, 0x28)]),
-        Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 8 }))
+        changed(&[(42, 0x20)]),
+        Err(ParseError::Lm(lm::LmError::UnknownType { packet_type: 0 }))
     );
+    for packet_type in lm::EXTENSION_TYPES {
+        let digest = Err(ParseError::Lm(lm::LmError::Digest));
+        assert_eq!(
+            changed(&[(42, 0x20 | packet_type)]),
+            digest,
+            "an extension's ends with one"
+        );
+        assert!(matches!(
+            changed(&[(42, 0x20 | packet_type), (43, 2)]),
+            Ok(Transport::Lm { .. })
+        ));
+    }
     assert_eq!(changed(&[(45, 7)]), Err(ParseError::Lm(lm::LmError::Length)));
     assert_eq!(
         changed(&[(42, 0x23)]),

@@ -50,6 +50,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "entropy",
             "footprint",
             "foreign",
+            "handlers",
             "integrity",
             "introductions",
             "landing_channel",

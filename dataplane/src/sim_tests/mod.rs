@@ -15,6 +15,7 @@ mod flood;
 mod foreign;
 mod growing;
 mod guard;
+mod handlers;
 mod hostile;
 mod instructions;
 mod integrity;

@@ -33,7 +33,7 @@
 //!
 //! The header's payload length counts both.
 //!
-//! A *digest* ends packets of types 3 to 7 always, EAGER where its sender wants it ([`FLAG_DIGEST`]). It is the [`packet_digest`]
+//! A *digest* ends packets of types 3 to 13 always, EAGER where its sender wants it ([`FLAG_DIGEST`]). It is the [`packet_digest`]
 //! of header, payload, acknowledgement and sender's address. DATA has none: a fragment's digest is in its message's (see
 //! [`crate::manifest`]). CONTROL travels through the kernel's sockets, with a UDP checksum.
 //!
@@ -45,6 +45,7 @@ mod announcement;
 use crate::manifest::DIGEST_LEN;
 use core::fmt;
 use core::net::SocketAddrV4;
+use core::ops::RangeInclusive;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -73,7 +74,9 @@ pub const TYPE_CREDIT: u8 = 5;
 pub const TYPE_MISSING: u8 = 6;
 /// Type of a MANIFEST packet.
 pub const TYPE_MANIFEST: u8 = 7;
-/// Type of a REALTIME packet. It is as long as a header at least, and its payload length is right; the rest is its extension's.
+/// Types of extensions: the header's words and the payload are theirs, and a digest ends the packet.
+pub const EXTENSION_TYPES: RangeInclusive<u8> = 8..=13;
+/// Type of a REALTIME packet, an extension's.
 pub const TYPE_REALTIME: u8 = 8;
 /// Type of an RT_REPORT packet; as [`TYPE_REALTIME`].
 pub const TYPE_RT_REPORT: u8 = 9;
@@ -81,7 +84,7 @@ pub const TYPE_RT_REPORT: u8 = 9;
 pub const TYPE_WINDOWS: u8 = 10;
 /// Type of a DATAGRAM packet; as [`TYPE_REALTIME`].
 pub const TYPE_DATAGRAM: u8 = 11;
-/// The packet ends with a digest: in all of types 3 to 7, and in EAGER packets of senders with odd ids. One corrupt bit does not
+/// The packet ends with a digest: in all of types 3 to 13, and in EAGER packets of senders with odd ids. One corrupt bit does not
 /// switch a digest off, because a sender's id (random, the same in all its EAGER packets) says it as well.
 pub const FLAG_DIGEST: u8 = 2;
 /// Flag of a MISSING packet: what is missing is not fragments but the digests of those in the ranges, or, without ranges,
@@ -213,6 +216,15 @@ pub enum LmHeader {
         /// Fragments of the message, at least 1.
         count: u32,
     },
+    /// A packet of an extension: see [`EXTENSION_TYPES`].
+    Extension {
+        /// The type, 8 to 13.
+        packet_type: u8,
+        /// What a flow or a session is told by.
+        key: u64,
+        /// The other three words.
+        words: [u32; 3],
+    },
     /// An admission message; its payload is for [`crate::control`].
     Control {
         /// Number that ties a reply to its request.
@@ -278,6 +290,7 @@ impl LmHeader {
             LmHeader::Credit { .. } => TYPE_CREDIT,
             LmHeader::Missing { .. } => TYPE_MISSING,
             LmHeader::Manifest { .. } => TYPE_MANIFEST,
+            LmHeader::Extension { packet_type, .. } => *packet_type,
             LmHeader::Control { .. } => TYPE_CONTROL,
         }
     }
@@ -360,6 +373,11 @@ impl LmHeader {
                 first,
                 count,
             } => (session_key, message, first, count),
+            LmHeader::Extension {
+                key,
+                words: [a, b, c],
+                ..
+            } => (key, a, b, c),
             LmHeader::Control { request_id, kind } => {
                 // Odd, and without the flag: with another type it would be no EAGER packet (see `is_intact`).
                 (u64::from(request_id) << 32 | u64::from(kind) << 24 | 1, 0, 0, 0)
@@ -456,6 +474,11 @@ impl LmHeader {
                 message: a,
                 first: b,
                 count: c,
+            },
+            packet_type @ 8..=13 => LmHeader::Extension {
+                packet_type,
+                key,
+                words: [a, b, c],
             },
             TYPE_CONTROL => LmHeader::Control {
                 request_id: (key >> 32) as u32,

@@ -136,6 +136,11 @@ fn write_header(line: &mut String, header: &LmHeader) {
             first,
             count,
         } => write!(line, "manifest {session_key:x} {message} {first} {count}"),
+        LmHeader::Extension {
+            packet_type,
+            key,
+            words: [a, b, c],
+        } => write!(line, "type {packet_type} {key:x} {a} {b} {c}"),
         LmHeader::Control { .. } => unreachable!("written with its message"),
         _ => unreachable!("a header that is not known here"),
     };
