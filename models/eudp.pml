@@ -1,5 +1,6 @@
 /* The firmware of E-UDP (§4.3, figure 6): four threads on a network card's processor, and three DMA engines beside it.
  *
+ *     cargo xtask models                               # every formula of this folder, and every mistake
  *     spin -run -ltl NAME models/eudp.pml              # NAME: a formula from the end of this file
  *     spin -k eudp.pml.trail -p -g models/eudp.pml     # the trail of one that was violated, step by step
  *     spin -DUNGUARDED -run -ltl one_owner models/eudp.pml      # RDMA does not ask for the host DMA engine: violated

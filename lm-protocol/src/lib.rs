@@ -19,9 +19,10 @@
 //! | [`session`] | the applicant's and the grantor's state machines, sans-I/O, under a given time |
 //! | [`smoother`] | how many packets may leave so that real-time ones find room at a port that hosts share |
 //! | [`serial`] | comparison of numbers that wrap |
+//! | [`streaming`] | what may be sent of a message that is still written, and what may be read of one that is still arriving |
 //! | [`time`] | the time that the state machines are told |
 //!
-//! The crate needs `alloc` for the grantor's table, the receiver's digests and the ranges that are missing of a message
+//! The crate needs `alloc` for the grantor's table, the receiver's digests and windows and the ranges that are missing of a message
 //! only, never calls the operating system, never reads a clock and
 //! never panics on bytes from the network.
 //!
@@ -55,6 +56,7 @@ pub mod rss;
 pub mod serial;
 pub mod session;
 pub mod smoother;
+pub mod streaming;
 pub mod time;
 pub mod turns;
 pub mod window;

@@ -111,8 +111,8 @@ impl FragmentHasher {
     }
 }
 
-/// The digest of message number `message`, of `len` bytes and with this tag, whose fragments have these digests, in order.
-pub fn message_digest(session_key: u64, message: u32, digests: &[u64], len: u64, tag: u64) -> u64 {
+/// The chain of hashes over the digests of consecutive fragments.
+fn chain(session_key: u64, digests: &[u64]) -> u64 {
     let mut chain = session_key;
     // The longest input for which XXH3 needs nothing that depends on the seed alone.
     let mut block = [[0; DIGEST_LEN]; FragmentHasher::SEEDED_MAX / DIGEST_LEN];
@@ -122,11 +122,25 @@ pub fn message_digest(session_key: u64, message: u32, digests: &[u64], len: u64,
         }
         chain = xxh3_64_with_seed(block[..digests.len()].as_flattened(), chain);
     }
+    chain
+}
+
+/// The digest of message number `message`, of `len` bytes and with this tag, whose fragments have these digests, in order.
+pub fn message_digest(session_key: u64, message: u32, digests: &[u64], len: u64, tag: u64) -> u64 {
     let mut about = [0; 20];
     about[..8].copy_from_slice(&len.to_be_bytes());
     about[8..16].copy_from_slice(&tag.to_be_bytes());
     about[16..].copy_from_slice(&message.to_be_bytes());
-    xxh3_64_with_seed(&about, chain)
+    xxh3_64_with_seed(&about, chain(session_key, digests))
+}
+
+/// The digest of a message's window, whose fragments have these digests, in order: the chain over these alone, and then the message's
+/// number and the window's (4 bytes each, big endian), so that one window's never does for another.
+pub fn window_digest(session_key: u64, message: u32, window: u32, digests: &[u64]) -> u64 {
+    let mut about = [0; 8];
+    about[..4].copy_from_slice(&message.to_be_bytes());
+    about[4..].copy_from_slice(&window.to_be_bytes());
+    xxh3_64_with_seed(&about, chain(session_key, digests))
 }
 
 /// The digests in a MANIFEST payload. Bytes behind the last whole digest are left out; a parsed packet has none.

@@ -9,8 +9,11 @@ use lm_protocol::control::*;
 use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::integrity::Integrity;
+use lm_protocol::manifest::window_digest;
 use lm_protocol::window::WindowShape;
-use lm_protocol::wire::lm::{self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, Trailer};
+use lm_protocol::wire::lm::{
+    self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, Trailer, WindowsPacket,
+};
 use lm_protocol::wire::{DataTemplate, IpFragTemplate, udp};
 
 fn bytes(dump: &str) -> Vec<u8> {
@@ -334,6 +337,39 @@ fn bytes_of_a_packet_with_a_digest() {
     for bit in 0..16 {
         assert!(!read.is_intact(SocketAddrV4::new(*from.ip(), 7168 ^ 1 << bit)));
     }
+}
+
+/// Digests by the Python module xxhash.
+#[test]
+fn bytes_of_windows() {
+    let from = SocketAddrV4::new(Ipv4Addr::new(192, 168, 1, 1), 7168);
+    let dump = "2a 02 00 18 01 02 03 04 05 06 07 08 11 12 13 14 21 22 23 24 00 00 00 02 \
+                41 42 43 44 45 46 47 48 51 52 53 54 55 56 57 58 2e 40 e8 10 4f 3b c5 7b";
+    let packet = bytes(dump);
+    let digests = [0x4142_4344_4546_4748, 0x5152_5354_5556_5758];
+    let (key, message, first) = (0x0102_0304_0506_0708, 0x1112_1314, 0x2122_2324);
+    let mut payload = [0; 16];
+    let (words, len) = WindowsPacket::write(&mut payload, message, first, digests.into_iter()).unwrap();
+    let header = LmHeader::Extension {
+        packet_type: lm::TYPE_WINDOWS,
+        key,
+        words,
+    };
+    let trailer = Trailer::new(&header, &payload, from);
+    let written = [&header.encode(len as u16)[..], &payload, trailer.as_bytes()].concat();
+    assert_eq!(written, packet);
+    let read = lm::parse_packet(&packet).unwrap();
+    assert_eq!(read.header, header);
+    assert!(read.is_intact(from));
+    let read = WindowsPacket::read(words, read.payload).unwrap();
+    assert_eq!((read.message, read.first), (message, first));
+    assert!(read.digests().eq(digests));
+
+    // Its window, bound to its place: two fragments of it.
+    assert_eq!(
+        window_digest(key, message, first, &digests),
+        0xb777_5612_2813_b29a
+    );
 }
 
 /// The digest by libxxhash 0.8.4.

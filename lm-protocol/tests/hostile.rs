@@ -8,6 +8,7 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::manifest;
 use lm_protocol::wire::lm::{
     self, AnnounceEntry, EagerAcknowledgement, LmError, LmHeader, MessageDigest, MissingRange, Trailer,
+    WindowsPacket,
 };
 use lm_protocol::wire::{IpFragTemplate, Transport, ipv4, parse_frame};
 use proptest::prelude::*;
@@ -78,6 +79,20 @@ fn look_at_lm(header: &LmHeader, payload: &[u8]) {
             assert!(len <= payload.len() && (payload.len() - len).is_multiple_of(4));
         }
         LmHeader::Missing { ranges, .. } => assert_eq!(MissingRange::iter(payload).count(), ranges as usize),
+        LmHeader::Extension {
+            packet_type: lm::TYPE_WINDOWS,
+            words,
+            ..
+        } => {
+            if let Ok(packet) = WindowsPacket::read(words, payload) {
+                let count = packet.digests().len();
+                assert!(count > 0 && packet.first.checked_add(count as u32).is_some());
+                let mut again = vec![0; payload.len()];
+                let written =
+                    WindowsPacket::write(&mut again, packet.message, packet.first, packet.digests());
+                assert_eq!((written, &again[..]), (Some((words, payload.len())), payload));
+            }
+        }
         LmHeader::Manifest { first, count, .. } => {
             let end = u64::from(first) + manifest::digests(payload).len() as u64;
             assert!(first < count && end <= u64::from(count) + 1 && end != u64::from(count));
@@ -178,6 +193,14 @@ fn valid_frames() -> Vec<Vec<u8>> {
             24,
         ),
         (
+            LmHeader::Extension {
+                packet_type: lm::TYPE_WINDOWS,
+                key: 1,
+                words: [2, 3, 2],
+            },
+            16,
+        ),
+        (
             LmHeader::Control {
                 request_id: 1,
                 kind: 2,
@@ -276,6 +299,55 @@ proptest! {
         look(&frame);
         for skip in [34, 38, 42, 46] {
             look(frame.get(skip..).unwrap_or_default());
+        }
+    }
+}
+
+#[test]
+fn windows_that_are_none() {
+    let mut out = [0; 65_507];
+    let mut write = |first, count| WindowsPacket::write(&mut out, 1, first, vec![5; count].into_iter());
+    assert_eq!(write(0, 0), None, "no digest");
+    assert_eq!(write(u32::MAX, 1), None, "no message has so many windows");
+    assert_eq!(write(0, 8185), None, "longer than a datagram");
+    assert_eq!(write(0, 8184), Some(([1, 0, 8184], 65_472)));
+    assert_eq!(
+        WindowsPacket::write(&mut [0; 15], 1, 3, [5; 2].into_iter()),
+        None,
+        "no room"
+    );
+
+    let read = |words, len| WindowsPacket::read(words, &out[..len]).map(|packet| packet.digests().len());
+    assert_eq!(read([1, 3, 2], 16), Ok(2));
+    assert_eq!(read([1, 3, 0], 0), Err(LmError::Length));
+    for len in (0..16).chain(17..40) {
+        assert_eq!(read([1, 3, 2], len), Err(LmError::Length));
+    }
+    assert_eq!(
+        read([1, 3, 0x2000_0002], 16),
+        Err(LmError::Length),
+        "more windows than bytes"
+    );
+    assert_eq!(read([1, u32::MAX - 1, 2], 16), Err(LmError::Index));
+    assert_eq!(read([1, u32::MAX - 2, 2], 16), Ok(2));
+}
+
+proptest! {
+    #[test]
+    fn words_and_digests_of_windows(words: [u32; 3], digests in prop::collection::vec(any::<u64>(), 0..40), cut in 0usize..3) {
+        let payload: Vec<u8> = digests.iter().flat_map(|digest| digest.to_be_bytes()).collect();
+        let payload = &payload[..payload.len().saturating_sub(cut)];
+        let words = [words[0], words[1], if words[2] % 2 == 0 { digests.len() as u32 } else { words[2] }];
+        let is_right = words[2] > 0 && words[2] as usize * 8 == payload.len() && words[1].checked_add(words[2]).is_some();
+        let read = WindowsPacket::read(words, payload);
+        prop_assert_eq!(read.is_ok(), is_right);
+        if let Ok(packet) = read {
+            prop_assert_eq!((packet.message, packet.first), (words[0], words[1]));
+            prop_assert!(packet.digests().eq(digests.iter().copied()));
+            let mut again = [0; 400];
+            let written = WindowsPacket::write(&mut again, packet.message, packet.first, packet.digests());
+            prop_assert_eq!(written, Some((words, payload.len())));
+            prop_assert_eq!(&again[..payload.len()], payload);
         }
     }
 }

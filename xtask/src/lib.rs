@@ -14,6 +14,7 @@ pub mod fuzz;
 pub mod gate;
 pub mod hold;
 pub mod machine;
+pub mod models;
 pub mod run;
 pub mod soak;
 mod tally;

@@ -10,6 +10,7 @@ use lm_measure::table::Table;
 
 use crate::bench;
 use crate::gate;
+use crate::models;
 use crate::tally::Tally;
 use crate::test_programs;
 use crate::vm::protocol::{Mode, Spoil};
@@ -200,7 +201,7 @@ fn spoiled() -> Result<()> {
     Ok(())
 }
 
-fn is_ci() -> bool {
+pub(crate) fn is_ci() -> bool {
     std::env::var("CI").as_deref() == Ok("true")
 }
 
@@ -227,7 +228,7 @@ fn tests_of(command: &mut Command) -> Result<(Tally, bool)> {
 /// Runs `cargo xtask ci`: every step even if one fails, then the verdict.
 pub fn ci() -> Result<()> {
     type Step = (&'static str, &'static str, fn() -> Result<()>);
-    let steps: [Step; 7] = [
+    let steps: [Step; 8] = [
         ("format", "run `cargo fmt --all`", || {
             run(cargo().args(["fmt", "--all", "--check"]))
         }),
@@ -261,6 +262,11 @@ pub fn ci() -> Result<()> {
             "gate",
             "run `cargo xtask gate` and commit the object",
             gate::check,
+        ),
+        (
+            "models",
+            "correct what it names: `cargo xtask models`",
+            models::run,
         ),
         ("vm", "correct what failed: `cargo xtask test --vm CHECK`", || {
             in_machine(vm::Choice {

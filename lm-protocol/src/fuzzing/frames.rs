@@ -1,7 +1,7 @@
 //! Whole frames, LM datagrams and lone headers: whatever is accepted holds together and says the same when written again.
 
 use crate::manifest;
-use crate::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange, Trailer};
+use crate::wire::lm::{self, AnnounceEntry, LmHeader, MessageDigest, MissingRange, Trailer, WindowsPacket};
 use crate::wire::{Transport, ipv4, parse_frame};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -40,6 +40,18 @@ fn header(header: &LmHeader, payload: &[u8]) {
                 (again.len(), &again[..]),
                 (ranges as usize * MissingRange::LEN, payload)
             );
+        }
+        LmHeader::Extension {
+            packet_type: lm::TYPE_WINDOWS,
+            words,
+            ..
+        } => {
+            if let Ok(packet) = WindowsPacket::read(words, payload) {
+                let mut again = vec![0; payload.len()];
+                let written =
+                    WindowsPacket::write(&mut again, packet.message, packet.first, packet.digests());
+                assert_eq!((written, &again[..]), (Some((words, payload.len())), payload));
+            }
         }
         LmHeader::Manifest { first, count, .. } => {
             let end = u64::from(first) + manifest::digests(payload).len() as u64;

@@ -12,6 +12,7 @@
 //!  5  CREDIT               session key             packet limit    delivered       announced
 //!  6  MISSING              session key             message         ranges          0
 //!  7  MANIFEST             session key             message         first           count             → crate::manifest
+//! 10  WINDOWS              session key             message         first           windows         → WindowsPacket
 //!  8  REALTIME, 9  RT_REPORT, 10  WINDOWS, 11  DATAGRAM: of extensions; 12 and 13 are free
 //! 14  SEALED               not this header: an admission message between daemons, with a tag                → crate::admission
 //! 15  CONTROL              request id u32, kind u8, 1 u24, 0…                                           → crate::control
@@ -41,6 +42,7 @@
 //! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
 mod announcement;
+mod windows;
 
 use crate::manifest::DIGEST_LEN;
 use core::fmt;
@@ -51,6 +53,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
+pub use windows::WindowsPacket;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The protocol version that this crate speaks.
@@ -80,7 +83,7 @@ pub const EXTENSION_TYPES: RangeInclusive<u8> = 8..=13;
 pub const TYPE_REALTIME: u8 = 8;
 /// Type of an RT_REPORT packet; as [`TYPE_REALTIME`].
 pub const TYPE_RT_REPORT: u8 = 9;
-/// Type of a WINDOWS packet; as [`TYPE_REALTIME`].
+/// Type of a WINDOWS packet ([`WindowsPacket`]); as [`TYPE_REALTIME`].
 pub const TYPE_WINDOWS: u8 = 10;
 /// Type of a DATAGRAM packet; as [`TYPE_REALTIME`].
 pub const TYPE_DATAGRAM: u8 = 11;

@@ -24,7 +24,8 @@ pub struct AnnounceEntry {
     /// What becomes of the message if fragments of it are lost; `None`, and a way that is not known here: as the session has it.
     /// All messages of a session are sent as the session has it, and a receiver goes by that.
     pub delivery: Option<Delivery>,
-    /// Windows that may be sent already, from the message's first; [`ALL_WINDOWS`](AnnounceEntry::ALL_WINDOWS): it is not streamed.
+    /// Windows that may be sent already, from the message's first; or [`ALL_WINDOWS`](AnnounceEntry::ALL_WINDOWS), or
+    /// [`ABORTED`](AnnounceEntry::ABORTED). See [`crate::streaming::Release`].
     pub windows_released: u32,
 }
 
@@ -36,6 +37,8 @@ impl AnnounceEntry {
     pub const LEN: usize = 24;
     /// [`AnnounceEntry::windows_released`] of a message that is whole.
     pub const ALL_WINDOWS: u32 = u32::MAX;
+    /// [`AnnounceEntry::windows_released`] of a message whose writer gave up: nothing more of it is sent.
+    pub const ABORTED: u32 = u32::MAX - 1;
 
     /// The entry's bytes.
     pub fn encode(&self) -> [u8; AnnounceEntry::LEN] {
