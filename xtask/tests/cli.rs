@@ -59,6 +59,7 @@ fn users_who_are_not_root_are_told_what_to_do() {
     for command in [
         &["run"][..],
         &["bed"],
+        &["bed", "--port", "100Mbit/32"],
         &["bench", "compare"],
         &["bench", "compare", "loss"],
         &["bench", "compare", "share"],
