@@ -1,15 +1,19 @@
-//! A switch whose links are slow: what its port keeps and passes, and what a cable takes.
+//! A switch whose links are slow: what its port keeps and passes, what a cable takes, and what is told of datagrams that do not come through.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::UdpSocket;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lm_measure::rate::BitRate;
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
-use xtask::bed::{Bed, BedConfig, Host, Port};
+use xtask::bed::{Bed, BedConfig, Host, Launch, Port};
+use xtask::bench::table_4;
+use xtask::ends::Timetable;
+use xtask::workspace::Programs;
 
 /// A frame of 1538 bytes on the wire takes 12.3 ms.
 const SLOW: BitRate = BitRate(1_000_000);
@@ -38,6 +42,16 @@ fn config(senders: u32, port: Option<Port>, cable: Option<BitRate>) -> BedConfig
         cable,
         ..BedConfig::default()
     }
+}
+
+/// Built by `cargo xtask test`, which builds every program before the tests.
+fn programs() -> Option<Programs> {
+    let folder = Path::new(env!("CARGO_BIN_EXE_xtask")).parent()?;
+    if !folder.join("lm-bench").exists() {
+        skipped("lm-bench is not built; cargo build -p lm-bench");
+        return None;
+    }
+    Some(Programs::in_folder(folder))
 }
 
 fn bind(host: &Host) -> UdpSocket {
@@ -121,6 +135,90 @@ fn a_bed_that_is_slower_than_its_port_is_refused() {
     };
     let error = Bed::new(&without_switch).unwrap_err().to_string();
     assert!(error.contains("say how many senders"), "{error}");
+}
+
+/// What a host's own queueing discipline drops is a class's loss, too.
+#[test]
+fn what_the_sending_kernel_refuses_is_counted() {
+    let (true, Some(programs)) = (is_root(), programs()) else {
+        return;
+    };
+    let bed = Bed::new(&BedConfig::default()).unwrap();
+    let slow = "qdisc add dev lm0 root tbf rate 1mbit burst 6200 limit 12112 overhead 24";
+    let slow = Launch::new("tc").args(slow.split(' '));
+    bed.left().spawn(slow).unwrap().finish().unwrap();
+    let now = clock_gettime(ClockId::Monotonic);
+    let timetable = Timetable {
+        port: 7168,
+        size: 1472,
+        begins_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + 500_000_000,
+        seconds: 0.5,
+        rate: 1000.0,
+        burst: 10,
+    };
+    let launch = |words: Vec<String>| Launch::new(programs.path("lm-bench")).args(words).goes_first();
+    let mut receiver = bed.right().spawn(launch(timetable.far())).unwrap();
+    receiver.await_text("ready").unwrap();
+    let sent = bed.left().spawn(launch(timetable.near(1))).unwrap();
+    let (sent, received) = (
+        sent.finish().unwrap().json().unwrap(),
+        receiver.finish().unwrap().json().unwrap(),
+    );
+    let count = |place: &str| sent.pointer(place).unwrap().as_u64().unwrap();
+    let (due, late, refused) = (
+        count("/offered/due"),
+        count("/offered/late"),
+        count("/offered/refused"),
+    );
+    // The link takes 81 a second, and keeps 12; a burst has ten, and some are sent on any machine.
+    assert!(refused > 0, "{sent}");
+    assert_eq!(count("/messages"), due - late - refused, "{sent}");
+    assert_eq!(received["messages"], sent["messages"]);
+    assert_eq!(received["bytes"], count("/messages") * 1472);
+}
+
+/// Table 4 on a network ten times as slow, which hardly any machine is too slow for. What does not add up fails in `table_4` itself.
+#[test]
+fn table_4_loses_what_the_port_cannot_pass() {
+    let (true, Some(programs)) = (is_root(), programs()) else {
+        return;
+    };
+    let comparison = table_4(BitRate(10_000_000), 3.0);
+    let contender = &comparison.contenders[0];
+    let sample = (contender.measure)(&Bed::new(&contender.bed).unwrap(), &programs).unwrap();
+    let report = &sample.report;
+    assert!(
+        comparison
+            .columns
+            .iter()
+            .all(|column| (column.find)(report).is_some()),
+        "{report}"
+    );
+    let number = |place: &str| report.pointer(place).unwrap().as_f64().unwrap();
+    assert_eq!(number("/real_time/lost_percent"), sample.value);
+    let all = ["/real_time/due", "/others/due"].map(number);
+    assert!(
+        (320.0..=400.0).contains(&all[0]) && (1800.0..=2700.0).contains(&all[1]),
+        "{report}"
+    );
+    let lost = number("/lost_percent") / 100.0 * (all[0] + all[1]);
+    let counted: f64 = ["/drops/port", "/drops/cables", "/drops/sockets"]
+        .map(number)
+        .iter()
+        .sum();
+    let senders = number("/lost_at_senders_percent") / 100.0 * (all[0] + all[1]);
+    assert!((lost - counted - senders).abs() < 0.5, "{report}");
+    // The port sends 813 frames a second at most, and what port and cables keep when the timetables are over.
+    let least = all[0] + all[1] - 813.0 * 3.0 - 100.0;
+    assert!(least > 0.0 && lost >= least, "{least} at least: {report}");
+    assert!(number("/floor_percent") > 0.0, "{report}");
+    assert!(
+        number("/real_time/lost_percent") > 1.0 && number("/others/lost_percent") > 1.0,
+        "{report}"
+    );
+    let delays = ["p50", "p99", "max"].map(|name| number(&format!("/real_time/delay_us/{name}")));
+    // Two links of 1.23 ms a frame, when the buckets are empty; in the port 31 more are before the last one.
+    assert!(delays.is_sorted() && delays[1] > 10_000.0, "{report}");
 }
 
 /// Namespaces of beds that a process made.
