@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
-use lm_box::BitRate;
 use lm_dataplane::{Admission, Delivery, Integrity, ModeRequest};
+use lm_measure::rate::BitRate;
 use serde::{Deserialize, Serialize};
 
 use crate::output::describe;

@@ -73,16 +73,69 @@ impl Ends {
             "transport": self.transport,
             "task": {"stream": stream},
             "size": self.size,
-            "address": format!("{}:{PORT}", Side::Right.address()),
+            "address": address(PORT),
             "mtu": 1500,
             "mode": self.mode,
         });
-        let mut words = ["end", side, &spec.to_string(), "--interface", INTERFACE]
-            .map(str::to_owned)
-            .to_vec();
+        let mut words = end(side, &spec);
         words.extend(self.options[at].split_whitespace().map(str::to_owned));
         words
     }
+}
+
+/// Datagrams of the kernel's UDP by the clock, from any number of near ends to one far end. Gaps between bursts are exponential, those between
+/// single datagrams within half of their mean.
+#[derive(Clone, Copy, Debug)]
+pub struct Timetable {
+    /// Where the far end listens.
+    pub port: u16,
+    /// Payload of a datagram.
+    pub size: u64,
+    /// When it begins, by the machine's monotonic clock.
+    pub begins_ns: u64,
+    /// How long it lasts.
+    pub seconds: f64,
+    /// Datagrams a second in the mean.
+    pub rate: f64,
+    /// Datagrams that are due at once.
+    pub burst: u32,
+}
+
+impl Timetable {
+    /// Arguments of `lm-bench` for an end that sends, with gaps that this seed decides.
+    pub fn near(&self, seed: u64) -> Vec<String> {
+        end("near", &self.spec(seed))
+    }
+
+    /// Arguments of `lm-bench` for the end that receives, on the right host.
+    pub fn far(&self) -> Vec<String> {
+        end("far", &self.spec(0))
+    }
+
+    fn spec(&self, seed: u64) -> Value {
+        let task = json!({
+            "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
+        });
+        json!({
+            "transport": "udp-blocking",
+            "task": {"timetable": task},
+            "size": self.size,
+            "address": address(self.port),
+            "mtu": 1500,
+            "mode": "auto",
+        })
+    }
+}
+
+/// A port of the right host.
+fn address(port: u16) -> String {
+    format!("{}:{port}", Side::Right.address())
+}
+
+fn end(side: &str, spec: &Value) -> Vec<String> {
+    ["end", side, &spec.to_string(), "--interface", INTERFACE]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Payload over time, of what a receiver printed.

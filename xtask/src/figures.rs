@@ -431,14 +431,14 @@ struct Asked {
 
 fn asked_by_code() -> Vec<Asked> {
     let comparisons = all_comparisons().into_iter();
-    let all = comparisons.flat_map(|(suite, all)| all.into_iter().map(move |one| (suite, one)));
-    all.flat_map(|(suite, comparison)| {
+    let all = comparisons.flat_map(|(suite, words, all)| all.into_iter().map(move |one| (suite, words, one)));
+    all.flat_map(|(suite, words, comparison)| {
         let first = comparison.contenders.first().map_or("", |one| one.name);
         let asked = comparison.targets.iter().map(|target| {
             let of = target.of(first);
             Asked {
                 key: format!("{suite}/{}/{of}", comparison.key),
-                what: format!("`bench compare {suite}`, {}: {of}", comparison.title),
+                what: format!("`bench {words}`, {}: {of}", comparison.title),
                 bound: target.bound(),
                 at_least: target.is_at_least(),
             }

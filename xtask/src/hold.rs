@@ -1,10 +1,14 @@
 //! `cargo xtask bed`: makes a bed and keeps it, for trying things by hand.
 
 use anyhow::Result;
+use lm_measure::rate::BitRate;
 
-use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, leftovers};
+use crate::bed::{Bed, BedConfig, INTERFACE, Impairments, Port, leftovers};
 use crate::machine::two_cores;
 use crate::workspace::Programs;
+
+/// Senders at a switch with a slow port: those of SS-RTUDP, figure 10.
+const SENDERS: u32 = 3;
 
 /// Make two connected hosts, or several, and keep them until Ctrl-C.
 ///
@@ -21,6 +25,13 @@ pub struct Arguments {
     /// Put a switch between the hosts, and so many senders at it instead of the left host alone.
     #[arg(long, value_name = "N", conflicts_with = "box", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Option<u32>,
+    /// Make the switch's port towards the receiver slow, with a buffer of so many frames; what it passes is measured. Three senders, if not
+    /// said otherwise.
+    #[arg(long, value_name = "RATE/FRAMES", conflicts_with = "box")]
+    port: Option<Port>,
+    /// Make the cable from each host to the switch slow.
+    #[arg(long, value_name = "RATE", conflicts_with = "box", value_parser = |text: &str| text.parse::<BitRate>())]
+    cable: Option<BitRate>,
     #[command(flatten)]
     impairments: Impairments,
 }
@@ -29,11 +40,14 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     crate::bed::require_root("make network namespaces")?;
     let programs = arguments.with_box.then(Programs::build).transpose()?;
+    let slow = arguments.port.is_some() || arguments.cable.is_some();
     let bed = Bed::new(&BedConfig {
         mtu: arguments.mtu,
         with_box: arguments.with_box,
         box_cores: Some(two_cores()),
-        senders: arguments.senders,
+        senders: arguments.senders.or(slow.then_some(SENDERS)),
+        port: arguments.port,
+        cable: arguments.cable,
         checksum_offload: !arguments.impairments.needs_checksums(),
         ..BedConfig::default()
     })?;
@@ -43,14 +57,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let hosts: Vec<_> = bed.senders().into_iter().chain([bed.right()]).collect();
     let joined = if running.is_some() {
         ", with an impairment box between them"
-    } else if arguments.senders.is_some() {
+    } else if hosts.len() > 2 || arguments.senders.is_some() {
         " and a switch"
     } else {
         ""
     };
+    let capacity = arguments.port.map(|_| bed.capacity()).transpose()?;
     println!("{} hosts, joined by {INTERFACE}{joined}:", hosts.len());
     for host in hosts {
         println!("  {}  ip netns exec {} COMMAND", host.address(), host.name());
+    }
+    if let (Some(capacity), Some(port)) = (capacity, arguments.port) {
+        let (address, mtu) = (bed.right().address(), arguments.mtu);
+        println!(
+            "The switch's port towards {address} passes {capacity:.0} packets of {mtu} bytes a second (measured) and keeps {}.",
+            port.frames
+        );
     }
     println!("Ctrl-C removes them.");
     leftovers::wait_for_signal()

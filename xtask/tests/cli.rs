@@ -59,9 +59,11 @@ fn users_who_are_not_root_are_told_what_to_do() {
     for command in [
         &["run"][..],
         &["bed"],
+        &["bed", "--port", "100Mbit/32"],
         &["bench", "compare"],
         &["bench", "compare", "loss"],
         &["bench", "compare", "share"],
+        &["bench", "rt"],
     ] {
         let mut xtask = Command::new(&program);
         if rustix::process::geteuid().is_root() {

@@ -36,7 +36,8 @@ use serde::Serialize;
 use forwarder::{Diverted, HELD_PACKET_LEN_MAX};
 pub use forwarder::{Fate, Forwarder, ForwarderCounters, ImpairError, Impairments, split_mix};
 use line::Line;
-pub use quantity::{BitRate, Both, PerMillion, Span};
+use lm_measure::rate::BitRate;
+pub use quantity::{Both, PerMillion, Span};
 
 /// How long the process sleeps at most while nothing is under way.
 const LOOK: Duration = Duration::from_millis(20);

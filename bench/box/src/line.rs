@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::quantity::BitRate;
+use lm_measure::rate::BitRate;
 
 /// Packets on their way, in the order in which they came.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Quantities as people write them: `1%`, `0.1%`, `200ppm`; `1Gbit`, `500Mbit`, `2.5G`; `50us`, `2ms`; one value or one for each direction.
+//! Quantities as people write them: `1%`, `0.1%`, `200ppm`; `50us`, `2ms`; one value or one for each direction.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -29,26 +29,6 @@ impl FromStr for PerMillion {
             return Err("less than 1ppm cannot be told from nothing".to_owned());
         }
         Ok(PerMillion(rounded as u32))
-    }
-}
-
-/// Bits per second; `Gbit` or `G`, `Mbit` or `M`, `kbit` or `k` are powers of 1000.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BitRate(pub u64);
-
-impl FromStr for BitRate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<BitRate, String> {
-        let short = text.strip_suffix("bit").unwrap_or(text);
-        let units = [('G', 1e9), ('M', 1e6), ('k', 1e3)];
-        let rate = units
-            .iter()
-            .find_map(|(unit, factor)| Some(short.strip_suffix(*unit)?.parse::<f64>().ok()? * factor));
-        match rate {
-            Some(rate) if (1e3..=1e12).contains(&rate) => Ok(BitRate(rate as u64)),
-            _ => Err("write a rate from 1kbit to 1000Gbit, like 500Mbit".to_owned()),
-        }
     }
 }
 
@@ -120,16 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_times() {
-        assert_eq!("1.5Gbit".parse(), Ok(BitRate(1_500_000_000)));
-        assert_eq!("64kbit".parse(), Ok(BitRate(64_000)));
-        assert_eq!("2.5G".parse(), Ok(BitRate(2_500_000_000)));
+    fn times() {
         assert_eq!("50us".parse(), Ok(Span(Duration::from_micros(50))));
         assert_eq!("2ms".parse(), Ok(Span(Duration::from_millis(2))));
         assert_eq!("0".parse(), Ok(Span(Duration::ZERO)));
-        for wrong in ["", "1", "0Gbit", "1bit", "infGbit", "G", "1Gbits", "1g"] {
-            assert!(wrong.parse::<BitRate>().is_err(), "{wrong}");
-        }
         for wrong in ["", "1", "-1us", "11s", "nans"] {
             assert!(wrong.parse::<Span>().is_err(), "{wrong}");
         }

@@ -1,8 +1,9 @@
 //! What everything that measures here has in common, `lm-bench` and `cargo xtask` alike: how far apart two cores are, what repeated
-//! measurements say, sizes, and tables.
+//! measurements say, sizes, bit rates, and tables.
 #![forbid(unsafe_code)]
 
 pub mod distance;
+pub mod rate;
 pub mod size;
 pub mod statistics;
 pub mod table;

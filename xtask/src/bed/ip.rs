@@ -1,4 +1,4 @@
-//! The `ip` command of iproute2: many settings in one process through `ip -batch`.
+//! The commands `ip` and `tc` of iproute2: many settings in one process through `-batch`.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -21,31 +21,42 @@ pub fn require_installed() -> Result<()> {
 
 /// Runs one `ip` command per line, in `namespace` if given; stops at the first that fails and names it.
 pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
-    let mut ip = iproute2("ip");
+    batch_of("ip", namespace, commands)
+}
+
+/// Runs one `tc` command per line in `namespace`, as [`batch`] does.
+pub(super) fn tc(namespace: &str, commands: &[String]) -> Result<()> {
+    batch_of("tc", Some(namespace), commands)
+}
+
+fn batch_of(tool: &str, namespace: Option<&str>, commands: &[String]) -> Result<()> {
+    let mut command = iproute2(tool);
     if let Some(namespace) = namespace {
-        ip.args(["-n", namespace]);
+        command.args(["-n", namespace]);
     }
-    let mut child = ip
+    let mut child = command
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot start `ip`; install iproute2")?;
+        .with_context(|| format!("cannot start `{tool}`; install iproute2"))?;
     let mut input = commands.join("\n");
     input.push('\n');
-    // A failing `ip` may close its end early; its own message says more than the broken pipe.
+    // A failing one may close its end early; its own message says more than the broken pipe.
     let _ = child
         .stdin
         .take()
         .expect("stdin is piped")
         .write_all(input.as_bytes());
-    let output = child.wait_with_output().context("`ip` ended unexpectedly")?;
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("`{tool}` ended unexpectedly"))?;
     if output.status.success() {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    // `ip` ends its message with "Command failed -:LINE".
+    // It ends its message with "Command failed -:LINE".
     let line = message
         .rsplit_once("-:")
         .and_then(|(_, line)| line.trim().parse::<usize>().ok());
@@ -53,7 +64,7 @@ pub fn batch(namespace: Option<&str>, commands: &[String]) -> Result<()> {
         .and_then(|line| commands.get(line.wrapping_sub(1)))
         .map_or("", String::as_str);
     bail!(
-        "`ip {failed}` failed: {}",
+        "`{tool} {failed}` failed: {}",
         message.lines().next().unwrap_or("no message")
     )
 }

@@ -8,7 +8,8 @@
 //!  └───────────────────────────┘           └───────────────────────────┘
 //! ```
 //!
-//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders ([`switch`]).
+//! A bed may have an impairment box between its hosts, in a third namespace ([`middle`]), or a switch with more senders ([`switch`]), whose
+//! links may be slow ([`port`]).
 //! Instead of the veth pair it may have two network cards that are connected outside ([`BedConfig::cards`]).
 //!
 //! A [`Bed`] removes everything it made when it is dropped: at the end, after an error, and when a panic
@@ -26,6 +27,7 @@ pub mod leftovers;
 pub mod links;
 pub mod lone;
 pub mod middle;
+pub mod port;
 pub mod program;
 pub mod switch;
 mod topology;
@@ -34,14 +36,17 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use lm_measure::rate::BitRate;
 
 pub use cluster::{Cluster, ClusterConfig};
 pub use host::Host;
 pub use lone::Lone;
 pub use middle::{Impairments, RunningBox};
+pub use port::{Drops, Port};
 pub use program::{Launch, Output, Program};
 
 use leftovers::{Leftover, Registered};
+use port::Links;
 use topology::Topology;
 
 /// The interface's name on both hosts of a bed.
@@ -95,6 +100,10 @@ pub struct BedConfig {
     pub box_cores: Option<[usize; 2]>,
     /// `Some(n)`: a switch with `n` senders, the left host and others, and the right host as their receiver.
     pub senders: Option<u32>,
+    /// What the switch's port towards the receiver sends and keeps; without, as much as goes.
+    pub port: Option<Port>,
+    /// The rate of the cable from each host to the switch; without, as much as goes.
+    pub cable: Option<BitRate>,
     /// Whether the interfaces compute checksums, as network cards do; on a veth pair then nobody does.
     pub checksum_offload: bool,
     /// Two interfaces of this process's namespace, connected with each other outside, instead of a veth pair; with the queues that
@@ -111,6 +120,8 @@ impl Default for BedConfig {
             with_box: false,
             box_cores: None,
             senders: None,
+            port: None,
+            cable: None,
             checksum_offload: true,
             cards: None,
         }
@@ -127,6 +138,7 @@ pub struct Bed {
     switch: Option<Host>,
     /// Senders beyond the left host.
     further: Vec<Host>,
+    links: Links,
     /// Cards that go back, then the namespaces.
     _leftovers: Vec<Registered>,
 }
@@ -142,6 +154,10 @@ impl Bed {
         ensure!(
             config.cards.is_none() || config.senders.is_none(),
             "a bed of network cards has no switch"
+        );
+        ensure!(
+            config.senders.is_some() || config.port.is_none() && config.cable.is_none(),
+            "a slow port or cable is a switch's: say how many senders it has"
         );
         let number = next_number();
         let name = |side: &str| namespace_name(number, side);
@@ -198,6 +214,11 @@ impl Bed {
             middle,
             switch,
             further,
+            links: Links {
+                mtu: config.mtu,
+                port: config.port,
+                cable: config.cable,
+            },
             _leftovers: leftovers,
         };
         if let Some(switch) = &bed.switch {
@@ -207,6 +228,8 @@ impl Bed {
                 .chain([(&bed.right, steered(switch::RECEIVER_QUEUE))])
                 .collect();
             switch::configure(switch, &ports)?;
+            let hosts: Vec<&Host> = ports.into_iter().map(|(host, _)| host).collect();
+            port::configure(switch, &hosts, &bed.right, &bed.links)?;
         }
         if let Some(middle) = &bed.middle {
             middle

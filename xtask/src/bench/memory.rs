@@ -31,6 +31,7 @@ pub(super) fn one_gibibyte() -> Comparison {
             measure: Box::new(measure),
         }],
         targets: vec![Target::AtMost(ALLOWANCE_MIB)],
+        columns: &[],
         most_rounds: Some(3),
     }
 }

@@ -4,7 +4,7 @@
 //! on a bed of its own; every other round goes backwards, so that a slow drift of the machine hits all alike.
 //! Ratios are taken within a round and only then summarised: absolute values drift by much more than ratios do.
 //! So `lm-bench compare` does it, which `compare` starts; what it has no ends for is done here: many senders, a stream
-//! beside another one, a receiver's memory.
+//! beside another one, a receiver's memory, classes that share a slow port.
 
 mod admission;
 mod card;
@@ -14,6 +14,7 @@ mod frozen;
 mod instructions;
 mod memory;
 mod recipes;
+mod rt;
 mod share;
 
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ use lm_measure::distance::{Apart, Distances, PATIENCE};
 use lm_measure::statistics::Summary;
 use lm_measure::table::Table;
 use serde_json::{Value, json};
+
+pub use rt::table_4;
 
 use crate::bed::{Bed, BedConfig};
 use crate::machine::{self, ResultFile, two_cores};
@@ -39,6 +42,7 @@ pub struct Arguments {
 enum Suite {
     Card(card::Arguments),
     Compare(compare::Arguments),
+    Rt(rt::Arguments),
     Admission(admission::Arguments),
     Instructions(instructions::Arguments),
 }
@@ -68,9 +72,14 @@ impl Rounds {
         let comparisons = selected(comparisons, self.only.as_deref())?;
         let file = self.json.as_deref().map(ResultFile::create).transpose()?;
         let programs = Programs::build()?;
-        let measure =
-            |comparison: Comparison| comparison.measure(self.pairs, &programs, |what| eprintln!("  {what}"));
-        let measured: Vec<Measured> = comparisons.into_iter().map(measure).collect::<Result<_>>()?;
+        let mut measured = Vec::new();
+        for comparison in comparisons {
+            let columns = comparison.columns;
+            let one = comparison.measure(self.pairs, &programs, |what| eprintln!("  {what}"))?;
+            let further: Vec<_> = columns.iter().filter_map(|column| one.column(column)).collect();
+            measured.push(one);
+            measured.extend(further);
+        }
         print_results(&measured, self.pairs);
         remarks(&measured);
         println!("{ABOUT_VETH}");
@@ -89,15 +98,27 @@ impl Rounds {
 pub enum Unit {
     /// Payload bits per nanosecond: more is better.
     GbitPerSecond,
+    /// The same for less of it.
+    MbitPerSecond,
     /// An amount of memory: less is better.
     Mebibytes,
+    /// Frames of full length.
+    FramesPerSecond,
+    /// A time: less is better.
+    Microseconds,
+    /// A part.
+    Percent,
 }
 
 impl Unit {
     const fn name(self) -> &'static str {
         match self {
             Unit::GbitPerSecond => "Gbit/s",
+            Unit::MbitPerSecond => "Mbit/s",
             Unit::Mebibytes => "MiB",
+            Unit::FramesPerSecond => "frames/s",
+            Unit::Microseconds => "µs",
+            Unit::Percent => "%",
         }
     }
 }
@@ -198,8 +219,23 @@ pub struct Comparison {
     pub contenders: Vec<Contender>,
     /// What is asked of the first.
     pub targets: Vec<Target>,
+    /// What else its reports tell.
+    pub columns: &'static [Column],
     /// More rounds than this say nothing new; `None`: as many as wanted.
     pub most_rounds: Option<u32>,
+}
+
+/// A further quantity, which the contenders' reports have.
+#[derive(Debug)]
+pub struct Column {
+    /// Its name in JSON, stable.
+    pub key: &'static str,
+    /// Its name in the table.
+    pub title: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+    /// Finds it in a report.
+    pub find: fn(&Value) -> Option<f64>,
 }
 
 /// A comparison that has been measured.
@@ -300,6 +336,23 @@ impl Measured {
     /// The value of `one` over that of `other`, round by round.
     pub fn ratio(&self, one: &str, other: &str) -> Option<Summary> {
         Summary::of(&self.ratios(one, other)?)
+    }
+
+    /// The same rounds by another quantity; `None` where a contender has none of it.
+    fn column(&self, column: &Column) -> Option<Measured> {
+        let results = self.results.iter().map(|(name, _, reports)| {
+            let values: Vec<f64> = reports.iter().filter_map(column.find).collect();
+            let summary = Summary::of(&values).filter(|_| values.len() == reports.len())?;
+            Some((*name, summary, Vec::new()))
+        });
+        Some(Measured {
+            key: column.key,
+            title: column.title,
+            unit: column.unit,
+            results: results.collect::<Option<_>>()?,
+            cores: self.cores.clone(),
+            targets: Vec::new(),
+        })
     }
 
     /// The rounds with near cores alone; `None` where there is none.
@@ -410,9 +463,13 @@ impl Measured {
     }
 }
 
-/// Every comparison of every suite that has some.
-pub fn all_comparisons() -> Vec<(&'static str, Vec<Comparison>)> {
-    vec![("memory", vec![memory::one_gibibyte()]), ("share", share::all())]
+/// Every comparison of every suite that has some, with the words by which `bench` measures it.
+pub fn all_comparisons() -> Vec<(&'static str, &'static str, Vec<Comparison>)> {
+    vec![
+        ("memory", "compare memory", vec![memory::one_gibibyte()]),
+        ("rt", "rt", vec![rt::table_4(rt::LINK, rt::SECONDS)]),
+        ("share", "compare share", share::all()),
+    ]
 }
 
 fn is_near(apart: &Option<Apart>) -> bool {
@@ -443,6 +500,7 @@ pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.suite {
         Suite::Card(arguments) => card::run(&arguments),
         Suite::Compare(arguments) => compare::run(&arguments),
+        Suite::Rt(arguments) => rt::run(&arguments),
         Suite::Admission(arguments) => admission::run(&arguments),
         Suite::Instructions(arguments) => instructions::run(&arguments),
     }

@@ -142,6 +142,7 @@ fn comparisons(senders: u32, congestion: &Congestion) -> Vec<Comparison> {
                 Target::RatioAtLeast(ONE, SUM_KEPT),
                 Target::ReportAtLeast("of its share has each", least_share, SHARE_LEAST),
             ],
+            columns: &[],
             most_rounds: None,
         });
     }
@@ -179,6 +180,7 @@ fn beside_loops(loops: u32) -> Vec<Comparison> {
             stream(TCP_BUSY, tcp(message_len, None, Place::Foreground), None, loops),
         ],
         targets: vec![Target::RatioAtLeast(TCP_BUSY, BUSY_KEPT)],
+        columns: &[],
         most_rounds: None,
     };
     [
@@ -295,6 +297,7 @@ fn beside_tcp(
             stream(LM_ALONE, lm(front), None, 0),
         ],
         targets: vec![Target::RatioAtLeast(TCP_ALONE, TCP_KEPT)],
+        columns: &[],
         most_rounds: None,
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::meter::{Cost, Meter};
+use super::timetable::Offered;
 use super::watch::Progress;
 use super::{Arrival, End, Spec, Transport, cut_number};
 use crate::cli::IntegrityOption;
@@ -49,6 +50,12 @@ pub struct Outcome {
     /// What came of each sender, in the order of their first messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) senders: Vec<Sent>,
+    /// By a timetable, near: what became of it here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) offered: Option<Offered>,
+    /// By a timetable, far: times from a datagram's sending to its arrival in nanoseconds, and how many had this one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) delays: Vec<(u64, u64)>,
 }
 
 impl Outcome {

@@ -1,7 +1,8 @@
 //! One end of what is measured, as a process of its own: `lm-bench end`, which the commands start on both hosts.
 //!
 //! Each system has an [`End`]; what is done with it (round trips, a stream, both at once) is written once ([`drive`]) and the same
-//! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*.
+//! for all. The end on the host of the command is *near*: it asks for round trips, and sends. The other is *far*. Datagrams by a timetable
+//! ([`timetable`]) are the kernel's UDP alone, and told of where they were lost.
 
 mod drive;
 mod lm;
@@ -12,6 +13,7 @@ mod quic;
 #[expect(unsafe_code, reason = "system calls that no crate in use offers")]
 mod sys;
 mod tcp;
+mod timetable;
 mod udp;
 mod under_load;
 mod watch;
@@ -25,6 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use drive::Outcome;
 pub use meter::Cost;
 pub(crate) use meter::Meter;
+use timetable::Timetable;
 
 use crate::cli::{DeliveryOption, Failure, Mode};
 use crate::signals::Interrupt;
@@ -91,6 +94,8 @@ pub(crate) enum Task {
         /// Fewer when they take longer than this.
         seconds: f64,
     },
+    /// Datagrams one way, by the clock; of the kernel's UDP alone.
+    Timetable(Timetable),
 }
 
 /// What both ends of a measurement know.
@@ -271,6 +276,11 @@ pub fn run(args: &EndArgs, ready: impl FnOnce(), print: impl FnOnce(&Outcome)) -
             (_, Side::Near) => under_load::udp_ask(&spec, count, seconds).map_err(failed)?,
             (_, Side::Far) => under_load::udp_answer(&spec, ready).map_err(failed)?,
         },
+        Task::Timetable(timetable) => match args.side {
+            Side::Near => timetable::send(&spec, timetable),
+            Side::Far => timetable::receive(&spec, timetable, ready),
+        }
+        .map_err(failed)?,
     };
     print(&outcome);
     Ok(())

@@ -12,7 +12,7 @@ use super::{Arrival, End, NUMBER_LEN, SILENCE, Spec, Task, Transport, read_numbe
 
 /// Receive memory where datagrams come in batches, in bytes. The kernel's default of 208 KiB overflows while the receiver handles a
 /// batch; more than this was no faster.
-const RECEIVE_BUFFER: usize = 4 << 20;
+pub(super) const RECEIVE_BUFFER: usize = 4 << 20;
 /// Datagrams for one `sendmmsg` or `recvmmsg`, at most.
 const BATCH: usize = 32;
 /// Bytes of one `sendmmsg`, at most: more would push each other out of the cache.
@@ -98,12 +98,12 @@ impl Trains {
     }
 }
 
-fn begin_silence(socket: &UdpSocket) -> io::Result<()> {
+pub(super) fn begin_silence(socket: &UdpSocket) -> io::Result<()> {
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(SILENCE))
 }
 
-fn is_silence(error: &io::Error) -> bool {
+pub(super) fn is_silence(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::ConnectionRefused

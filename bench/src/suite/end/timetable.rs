@@ -1,0 +1,301 @@
+//! Datagrams by a timetable, whatever becomes of them: what hosts with real-time and other traffic offer a network (SS-RTUDP, table 4), by the
+//! kernel's UDP.
+//!
+//! What is offered is what the timetable says. A datagram that the kernel refuses, or for which this program had no processor in time, is lost
+//! like one that a switch drops: it was due, and nobody got it. Both ends are on one machine and have one clock.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+
+use lm_box::split_mix;
+use rustix::thread::clock_nanosleep_absolute;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::udp::{RECEIVE_BUFFER, begin_silence, is_silence};
+use super::{Outcome, SILENCE, Spec, sys};
+use crate::histogram::LatencyHistogram;
+
+/// A datagram that could not be sent for so long is not sent any more: a burst of what had been due before is not in the timetable.
+const LATE_NS: u64 = 10_000_000;
+/// A wake-up that comes so much later than asked for is told.
+const STALL_NS: u64 = 2_000_000;
+/// Send memory in bytes: what waits in the host's own queueing discipline does not block its class.
+const SEND_BUFFER: usize = 4 << 20;
+/// When it was sent, at the start of a datagram.
+const STAMP_LEN: usize = 8;
+/// Longest timetable.
+const SECONDS_MAX: f64 = 3600.0;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// When datagrams are due.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Timetable {
+    /// When it begins, by the machine's monotonic clock.
+    pub(crate) begins_ns: u64,
+    /// How long it lasts.
+    pub(crate) seconds: f64,
+    /// Datagrams a second in the mean.
+    pub(crate) rate: f64,
+    /// Datagrams that are due at once. One: the gap to the next is within half of its mean around it. More: gaps between bursts are
+    /// exponential. Equal ones would lock in phase at a FIFO, and one flow lose all.
+    pub(crate) burst: u32,
+    /// Decides the gaps.
+    pub(crate) seed: u64,
+}
+
+/// What a timetable came to at its sender.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Offered {
+    /// Datagrams that were due.
+    pub(crate) due: u64,
+    /// Not sent: this program woke up too late.
+    pub(crate) late: u64,
+    /// Not sent: the kernel had no room for it (`EAGAIN`), or dropped it in this host (`ENOBUFS`).
+    pub(crate) refused: u64,
+    /// Wake-ups that came more than 2 ms late: when, in nanoseconds after the timetable's begin, and by how much.
+    pub(crate) stalls_ns: Vec<(u64, u64)>,
+}
+
+impl Timetable {
+    fn check(&self) -> io::Result<()> {
+        let is_possible = (0.0..=SECONDS_MAX).contains(&self.seconds)
+            && (1.0..=1e7).contains(&self.rate)
+            && (1..=1000).contains(&self.burst);
+        is_possible.then_some(()).ok_or_else(|| {
+            io::Error::other(
+                "a timetable has up to 3600 s, 1 to 10,000,000 datagrams a second, bursts of 1 to 1000",
+            )
+        })
+    }
+
+    fn len_ns(&self) -> u64 {
+        (self.seconds * SECOND_NS as f64) as u64
+    }
+
+    /// Times of the bursts, in nanoseconds after its begin.
+    fn bursts(self) -> impl Iterator<Item = u64> {
+        let mean_ns = SECOND_NS as f64 * f64::from(self.burst) / self.rate;
+        let mut at_ns = 0.0;
+        let all = (1..).map(move |place| {
+            // 53 bits: from 0 to just below 1.
+            let random = (split_mix(self.seed, place) >> 11) as f64 / (1_u64 << 53) as f64;
+            at_ns += mean_ns
+                * if self.burst == 1 {
+                    0.5 + random
+                } else {
+                    -(1.0 - random).ln()
+                };
+            at_ns as u64
+        });
+        all.take_while(move |at_ns| *at_ns < self.len_ns())
+    }
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * SECOND_NS + now.tv_nsec as u64
+}
+
+/// Sends what is due when it is due.
+pub(super) fn send(spec: &Spec, timetable: Timetable) -> io::Result<Outcome> {
+    timetable.check()?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(spec.address)?;
+    socket.set_nonblocking(true)?;
+    let _less = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER);
+    // Without it the kernel tells nobody that this host dropped a datagram (`udp_send_skb` in net/ipv4/udp.c).
+    sys::set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+    let mut datagram = vec![0x5a; (spec.size as usize).max(STAMP_LEN)];
+    let burst = u64::from(timetable.burst);
+    let mut offered = Offered::default();
+    for at_ns in timetable.bursts() {
+        let due_ns = timetable.begins_ns.saturating_add(at_ns);
+        let late_ns = wait_until(due_ns)?;
+        if late_ns > STALL_NS {
+            offered.stalls_ns.push((at_ns, late_ns));
+        }
+        offered.due += burst;
+        if late_ns > LATE_NS {
+            offered.late += burst;
+            continue;
+        }
+        for _ in 0..burst {
+            datagram[..STAMP_LEN].copy_from_slice(&now_ns().to_le_bytes());
+            match socket.send(&datagram) {
+                Ok(_) => {}
+                Err(error) if is_refusal(&error) => offered.refused += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(Outcome {
+        messages: offered.due - offered.late - offered.refused,
+        seconds: timetable.seconds,
+        offered: Some(offered),
+        ..Outcome::default()
+    })
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Sleeps until a time; how late it is then.
+fn wait_until(time_ns: u64) -> io::Result<u64> {
+    let time = Timespec {
+        tv_sec: (time_ns / SECOND_NS) as i64,
+        tv_nsec: (time_ns % SECOND_NS) as i64,
+    };
+    if now_ns() < time_ns {
+        clock_nanosleep_absolute(ClockId::Monotonic, &time)?;
+    }
+    Ok(now_ns().saturating_sub(time_ns))
+}
+
+/// Receives what comes, from whomever, until the timetable is over and nothing comes any more.
+pub(super) fn receive(spec: &Spec, timetable: Timetable, ready: impl FnOnce()) -> io::Result<Outcome> {
+    timetable.check()?;
+    let socket = UdpSocket::bind(SocketAddrV4::new(*spec.address.ip(), spec.address.port()))?;
+    let _less = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
+    begin_silence(&socket)?;
+    ready();
+    let ends_ns = timetable.begins_ns.saturating_add(timetable.len_ns());
+    let mut delays = LatencyHistogram::new();
+    let mut bytes = 0;
+    let mut datagram = vec![0; 65_536];
+    loop {
+        match socket.recv(&mut datagram) {
+            Ok(len) => {
+                let (stamp, _) = datagram[..len]
+                    .split_first_chunk()
+                    .unwrap_or((&[0; STAMP_LEN], &[]));
+                delays.record_ns(now_ns().saturating_sub(u64::from_le_bytes(*stamp)));
+                bytes += len as u64;
+            }
+            Err(error) if !is_silence(&error) => return Err(error),
+            Err(_) if now_ns() > ends_ns.saturating_add(SILENCE.as_nanos() as u64) => break,
+            Err(_) => {}
+        }
+    }
+    Ok(Outcome {
+        bytes,
+        messages: delays.count(),
+        seconds: timetable.seconds,
+        delays: delays.counts().collect(),
+        ..Outcome::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::cli::Mode;
+    use crate::suite::end::{Task, Transport};
+
+    const TABLE: Timetable = Timetable {
+        begins_ns: 0,
+        seconds: 100.0,
+        rate: 2500.0,
+        burst: 10,
+        seed: 1,
+    };
+
+    fn gaps_ms(timetable: Timetable) -> Vec<f64> {
+        let times: Vec<u64> = timetable.bursts().collect();
+        times
+            .windows(2)
+            .map(|two| (two[1] - two[0]) as f64 / 1e6)
+            .collect()
+    }
+
+    #[test]
+    fn bursts_come_by_chance_at_their_mean_rate() {
+        let gaps = gaps_ms(TABLE);
+        // 25,000 gaps: the mean's deviation is 0.6 %.
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        assert!((mean / 4.0 - 1.0).abs() < 0.03, "{mean}");
+        let longer = gaps.iter().filter(|gap| **gap > 4.0).count() as f64 / gaps.len() as f64;
+        assert!((longer - (-1.0_f64).exp()).abs() < 0.02, "{longer}");
+    }
+
+    #[test]
+    fn lone_datagrams_come_within_half_of_their_gap() {
+        let gaps = gaps_ms(Timetable {
+            rate: 400.0,
+            burst: 1,
+            ..TABLE
+        });
+        assert!((39_500..=40_500).contains(&gaps.len()), "{}", gaps.len());
+        assert!(gaps.iter().all(|gap| (1.249..=3.751).contains(gap)));
+        assert!(gaps.iter().any(|gap| *gap < 1.3) && gaps.iter().any(|gap| *gap > 3.7));
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let other = Timetable { seed: 2, ..TABLE };
+        assert_eq!(gaps_ms(TABLE), gaps_ms(TABLE));
+        assert_ne!(gaps_ms(TABLE), gaps_ms(other));
+    }
+
+    fn spec(timetable: Timetable, socket: &UdpSocket) -> Spec {
+        let SocketAddr::V4(address) = socket.local_addr().unwrap() else {
+            panic!("it was bound to IPv4")
+        };
+        Spec {
+            transport: Transport::UdpBlocking,
+            task: Task::Timetable(timetable),
+            size: 100,
+            address,
+            mtu: 1500,
+            mode: Mode::Auto,
+        }
+    }
+
+    #[test]
+    fn what_is_too_late_is_not_sent_and_was_offered_all_the_same() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let timetable = Timetable {
+            // Half of it is over, and more by the time the first datagram is looked at.
+            begins_ns: now_ns() - SECOND_NS / 5,
+            seconds: 0.4,
+            burst: 1,
+            ..TABLE
+        };
+        let outcome = send(&spec(timetable, &socket), timetable).unwrap();
+        let offered = outcome.offered.unwrap();
+        assert_eq!(offered.due, timetable.bursts().count() as u64);
+        assert!(offered.late >= 400, "{offered:?}");
+        assert_eq!(outcome.messages, offered.due - offered.late - offered.refused);
+        assert!(offered.stalls_ns.len() as u64 >= offered.late);
+    }
+
+    #[test]
+    fn impossible_timetables_are_refused() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for wrong in [
+            Timetable { rate: 0.0, ..TABLE },
+            Timetable {
+                rate: f64::NAN,
+                ..TABLE
+            },
+            Timetable { burst: 0, ..TABLE },
+            Timetable {
+                seconds: 1e9,
+                ..TABLE
+            },
+            Timetable {
+                seconds: -1.0,
+                ..TABLE
+            },
+        ] {
+            let spec = spec(wrong, &socket);
+            for refused in [send(&spec, wrong), receive(&spec, wrong, || panic!("ready"))] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.contains("a timetable has"), "{error}");
+            }
+        }
+    }
+}

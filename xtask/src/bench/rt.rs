@@ -1,0 +1,391 @@
+//! `cargo xtask bench rt`: real-time datagrams beside others that fill a switch's port (SS-RTUDP).
+//!
+//! **c**, table 4 on figure 10's network: three senders, each of 400 real-time and 2500 other frames a second, into one port that passes 8127
+//! at most. Both classes are the kernel's UDP, each sender and receiver of a class a program of its own that sleeps between its datagrams. The
+//! port is one FIFO that knows no classes. What was offered and did not come is lost, whoever lost it: the port, a cable, a socket, the
+//! sender's kernel, or the sender, which woke up too late. All of these are counted, and a run whose counts do not add up is refused.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lm_measure::rate::BitRate;
+use lm_measure::statistics::Quantile;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+use super::{Column, Comparison, Contender, Measured, Rounds, Sample, Target, Unit};
+use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
+use crate::ends::{self, Timetable};
+use crate::machine::two_cores;
+use crate::workspace::Programs;
+
+/// Real-time datagrams beside others on a slow port of a switch: table 4 of SS-RTUDP.
+///
+/// Three senders offer a port of 100 Mbit/s with a buffer of 32 frames 7 % more than it passes: per sender 400 real-time datagrams a second,
+/// one by one, and 2500 others in bursts of ten, all as long as a packet. Prints what of each class was lost and how late the rest came, beside
+/// what must be lost by the port's measured rate. Leave the machine alone meanwhile.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Runs as long as the paper's: 300 s instead of 30.
+    #[arg(long)]
+    full: bool,
+}
+
+/// Figure 10's.
+const SENDERS: u32 = 3;
+pub(super) const LINK: BitRate = BitRate(100_000_000);
+const BUFFER_FRAMES: u32 = 32;
+/// How long a run is, and how long the paper's were.
+pub(super) const SECONDS: f64 = 30.0;
+const FULL_SECONDS: f64 = 300.0;
+/// Payload of a datagram that fills a packet of 1500 bytes; on the wire 1538.
+const PAYLOAD_LEN: u64 = 1472;
+/// What is asked: more than this part of the real-time datagrams is lost without a smoother.
+const LOST_LEAST: f64 = 5.0;
+/// Deadlines of the paper's real-time datagrams, in microseconds. The first one is less than a frame takes with another one before it.
+const DEADLINES_US: [f64; 2] = [300.0, 1500.0];
+/// All programs have started within this.
+const LEAD_NS: u64 = 1_000_000_000;
+/// How long one may take beside its timetable.
+const SET_UP_S: f64 = 15.0;
+
+/// One class of datagrams at one sender.
+#[derive(Clone, Copy, Debug)]
+struct Class {
+    /// Where its receiver listens.
+    port: u16,
+    /// Datagrams a second on a link of 100 Mbit/s.
+    rate: f64,
+    burst: u32,
+}
+
+/// Real time, and others.
+const CLASSES: [Class; 2] = [
+    Class {
+        port: 7168,
+        rate: 400.0,
+        burst: 1,
+    },
+    Class {
+        port: 7169,
+        rate: 2500.0,
+        burst: 10,
+    },
+];
+
+/// Runs the command.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
+    arguments.rounds.measure("rt", vec![table_4(LINK, seconds)], |measured| {
+        let median = |key| {
+            let column = measured.iter().find(|one: &&Measured| one.key == key)?;
+            Some(column.results.first()?.1.median)
+        };
+        if let (Some(capacity), Some(floor)) = (median("c_capacity"), median("c_floor")) {
+            println!(
+                "The port passes {capacity:.0} frames a second of a flood (measured before each run), so that {floor:.1} % of all must be lost."
+            );
+        }
+    })
+}
+
+/// Table 4 with all links of this rate, and what is offered in proportion to it.
+pub fn table_4(link: BitRate, seconds: f64) -> Comparison {
+    let find = |report: &Value| number(report, "/real_time/lost_percent");
+    Comparison {
+        key: "c_real_time_lost",
+        title: "table 4, real-time lost (paper: 15.8 %, with its smoother 0.074 %)",
+        unit: Unit::Percent,
+        contenders: vec![Contender {
+            name: "kernel UDP, no smoother",
+            bed: BedConfig {
+                senders: Some(SENDERS),
+                port: Some(Port {
+                    rate: link,
+                    frames: BUFFER_FRAMES,
+                }),
+                cable: Some(link),
+                ..BedConfig::default()
+            },
+            measure: Box::new(move |bed, programs| measure(bed, programs, link, seconds)),
+        }],
+        targets: vec![Target::ReportAtLeast("% of real time", find, LOST_LEAST)],
+        columns: COLUMNS,
+        most_rounds: None,
+    }
+}
+
+const COLUMNS: &[Column] = &[
+    Column {
+        key: "c_others_lost",
+        title: "table 4, others lost (paper: 16.9 %, with its smoother 22.6 %)",
+        unit: Unit::Percent,
+        find: |report| number(report, "/others/lost_percent"),
+    },
+    Column {
+        key: "c_all_lost",
+        title: "table 4, both classes lost",
+        unit: Unit::Percent,
+        find: |report| number(report, "/lost_percent"),
+    },
+    Column {
+        key: "c_floor",
+        title: "table 4, both classes lost at least, by C",
+        unit: Unit::Percent,
+        find: |report| number(report, "/floor_percent"),
+    },
+    Column {
+        key: "c_capacity",
+        title: "table 4, C: what the port passes",
+        unit: Unit::FramesPerSecond,
+        find: |report| number(report, "/capacity"),
+    },
+    Column {
+        key: "c_senders_lost",
+        title: "table 4, both classes late or refused at their senders",
+        unit: Unit::Percent,
+        find: |report| number(report, "/lost_at_senders_percent"),
+    },
+    Column {
+        key: "c_late_300",
+        title: "table 4, real time that came after 300 µs",
+        unit: Unit::Percent,
+        find: |report| number(report, "/real_time/late_percent/0"),
+    },
+    Column {
+        key: "c_late_1500",
+        title: "table 4, real time that came after 1500 µs",
+        unit: Unit::Percent,
+        find: |report| number(report, "/real_time/late_percent/1"),
+    },
+    Column {
+        key: "c_delay_p50",
+        title: "table 4, real-time delay p50",
+        unit: Unit::Microseconds,
+        find: |report| number(report, "/real_time/delay_us/p50"),
+    },
+    Column {
+        key: "c_delay_p99",
+        title: "table 4, real-time delay p99",
+        unit: Unit::Microseconds,
+        find: |report| number(report, "/real_time/delay_us/p99"),
+    },
+    Column {
+        key: "c_delay_max",
+        title: "table 4, longest real-time delay",
+        unit: Unit::Microseconds,
+        find: |report| number(report, "/real_time/delay_us/max"),
+    },
+    Column {
+        key: "c_goodput",
+        title: "table 4, others' goodput",
+        unit: Unit::MbitPerSecond,
+        find: |report| number(report, "/others/goodput_mbit_per_s"),
+    },
+];
+
+fn number(report: &Value, place: &str) -> Option<f64> {
+    report.pointer(place)?.as_f64()
+}
+
+/// One run on a fresh bed.
+fn measure(bed: &Bed, programs: &Programs, link: BitRate, seconds: f64) -> Result<Sample> {
+    let capacity = bed.capacity()?;
+    let before = bed.drops()?;
+    let scale = link.0 as f64 / LINK.0 as f64;
+    let begins_ns = now_ns() + LEAD_NS;
+    let timetable = |class: Class| Timetable {
+        port: class.port,
+        size: PAYLOAD_LEN,
+        begins_ns,
+        seconds,
+        rate: class.rate * scale,
+        burst: class.burst,
+    };
+    let [sending, receiving] = two_cores();
+    let launch = |words: Vec<String>, core| {
+        let limit = seconds + SET_UP_S;
+        Launch::new(programs.path("lm-bench"))
+            .args(["--time-limit", &limit.to_string()])
+            .args(words)
+            .core(core)
+            .goes_first()
+            .time_limit(Duration::from_secs_f64(limit))
+    };
+    let mut receivers = Vec::new();
+    for class in CLASSES {
+        let mut receiver = bed.right().spawn(launch(timetable(class).far(), receiving))?;
+        receiver.await_text("ready")?;
+        receivers.push(receiver);
+    }
+    let mut senders = Vec::new();
+    for (host, seed) in bed.senders().into_iter().zip((0..).step_by(CLASSES.len())) {
+        for (which, class) in CLASSES.into_iter().enumerate() {
+            // No two have the same gaps.
+            let near = timetable(class).near(seed + which as u64);
+            senders.push((which, host.spawn(launch(near, sending))?));
+        }
+    }
+    let mut tallies = [Tally::default(), Tally::default()];
+    for (which, sender) in senders {
+        tallies[which].add_sender(&sender.finish()?.json()?)?;
+    }
+    for (tally, receiver) in tallies.iter_mut().zip(receivers) {
+        tally.add_receiver(&receiver.finish()?.json()?)?;
+    }
+    let mut sample = report(&tallies, bed.drops()?.since(before), capacity, seconds)?;
+    sample.report["tc"] = bed.disciplines()?.into();
+    Ok(sample)
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A class's datagrams, of all senders.
+#[derive(Debug, Default)]
+struct Tally {
+    /// By the timetables.
+    due: u64,
+    /// Not sent: a sender woke up too late, or its kernel refused it.
+    late: u64,
+    refused: u64,
+    received: u64,
+    bytes: u64,
+    /// From sending to arrival in microseconds, shortest first.
+    delays_us: Vec<f64>,
+    /// What the senders printed of their stalls.
+    stalls_ns: Vec<Value>,
+}
+
+impl Tally {
+    fn add_sender(&mut self, printed: &Value) -> Result<()> {
+        self.due += count(printed, "/offered/due")?;
+        self.late += count(printed, "/offered/late")?;
+        self.refused += count(printed, "/offered/refused")?;
+        self.stalls_ns.push(printed["offered"]["stalls_ns"].clone());
+        Ok(())
+    }
+
+    fn add_receiver(&mut self, printed: &Value) -> Result<()> {
+        self.received += count(printed, "/messages")?;
+        self.bytes += count(printed, "/bytes")?;
+        self.delays_us = ends::latencies_us(printed.get("delays"));
+        Ok(())
+    }
+
+    fn sent(&self) -> u64 {
+        self.due - self.late - self.refused
+    }
+
+    fn to_json(&self, seconds: f64) -> Value {
+        let quantile = |part| Quantile::of(&self.delays_us, part).map(|found| found.value);
+        let late = DEADLINES_US.map(|deadline| {
+            let in_time = self.delays_us.partition_point(|delay| *delay <= deadline);
+            percent((self.delays_us.len() - in_time) as u64, self.received)
+        });
+        json!({
+            "due": self.due, "late_at_senders": self.late, "refused": self.refused, "received": self.received,
+            "lost_percent": percent(self.due - self.received, self.due),
+            "late_percent": late,
+            "delay_us": {"p50": quantile(0.5), "p99": quantile(0.99), "max": self.delays_us.last()},
+            "goodput_mbit_per_s": self.bytes as f64 * 8.0 / seconds / 1e6,
+            "stalls_ns": self.stalls_ns,
+        })
+    }
+}
+
+fn count(report: &Value, place: &str) -> Result<u64> {
+    let found = report.pointer(place).and_then(Value::as_u64);
+    found.with_context(|| format!("no {place} in {report}"))
+}
+
+fn percent(part: u64, all: u64) -> f64 {
+    100.0 * part as f64 / all as f64
+}
+
+/// What a run came to, if every datagram is accounted for.
+fn report(classes: &[Tally; 2], drops: Drops, capacity: f64, seconds: f64) -> Result<Sample> {
+    let sum = |count: fn(&Tally) -> u64| classes.iter().map(count).sum::<u64>();
+    let (due, sent, received) = (sum(|one| one.due), sum(Tally::sent), sum(|one| one.received));
+    ensure!(
+        sent == received + drops.sum(),
+        "{sent} datagrams were sent, and {received} came; {drops:?} do not make up for the rest"
+    );
+    let [real_time, others] = classes.each_ref().map(|one| one.to_json(seconds));
+    // The port sends what is in it after the last one was due, too.
+    let passed = capacity * seconds + f64::from(BUFFER_FRAMES);
+    Ok(Sample {
+        value: number(&real_time, "/lost_percent").context("no real-time datagram was due")?,
+        report: json!({
+            "capacity": capacity, "real_time": real_time, "others": others,
+            "lost_percent": percent(due - received, due),
+            "floor_percent": (100.0 * (1.0 - passed / due as f64)).max(0.0),
+            "lost_at_senders_percent": percent(due - sent, due),
+            "drops": {"port": drops.port, "cables": drops.cables, "sockets": drops.sockets},
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(due: u64, refused: u64, received: u64) -> Tally {
+        let mut tally = Tally::default();
+        for late in [1, 2] {
+            let stalls = json!([[5_000_000, 12_000_000]]);
+            let offered = json!({"due": due / 2, "late": late, "refused": refused / 2, "stalls_ns": stalls});
+            tally.add_sender(&json!({"offered": offered})).unwrap();
+        }
+        let delays = json!([[250_000, received - 2], [1_000_000, 1], [2_000_000, 1]]);
+        let printed = json!({"messages": received, "bytes": received * PAYLOAD_LEN, "delays": delays});
+        tally.add_receiver(&printed).unwrap();
+        tally
+    }
+
+    const DROPS: Drops = Drops {
+        port: 100,
+        cables: 7,
+        sockets: 2,
+    };
+
+    #[test]
+    fn what_was_due_and_did_not_come_is_lost() {
+        // Of 3000, 3 and 3 were late, 4 refused, 109 dropped.
+        let classes = [tally(1000, 0, 900), tally(2000, 4, 1981)];
+        let sample = report(&classes, DROPS, 2900.0, 1.0).unwrap();
+        assert_eq!(sample.value, 10.0);
+        let of = |place: &str| number(&sample.report, place).unwrap();
+        assert_eq!(of("/others/lost_percent"), 0.95);
+        assert!((of("/lost_percent") - 119.0 / 30.0).abs() < 1e-9);
+        assert!((of("/lost_at_senders_percent") - 10.0 / 30.0).abs() < 1e-9);
+        assert!((of("/floor_percent") - 68.0 / 30.0).abs() < 1e-9);
+        assert!((of("/real_time/late_percent/0") - 2.0 / 9.0).abs() < 1e-9);
+        assert!((of("/real_time/late_percent/1") - 1.0 / 9.0).abs() < 1e-9);
+        assert_eq!(of("/real_time/delay_us/max"), 2000.0);
+        assert_eq!(
+            sample.report["others"]["stalls_ns"][1],
+            json!([[5_000_000, 12_000_000]])
+        );
+    }
+
+    #[test]
+    fn a_run_that_does_not_add_up_is_refused() {
+        let classes = || [tally(1000, 0, 900), tally(2000, 4, 1980)];
+        let error = report(&classes(), DROPS, 2900.0, 1.0).unwrap_err().to_string();
+        assert!(
+            error.contains("2990 datagrams were sent, and 2880 came"),
+            "{error}"
+        );
+        let one_more = Drops { sockets: 3, ..DROPS };
+        report(&classes(), one_more, 2900.0, 1.0).unwrap();
+        let error = tally(2, 0, 2)
+            .add_sender(&json!({"offered": {"due": 1}}))
+            .unwrap_err();
+        assert!(error.to_string().contains("no /offered/late"), "{error}");
+    }
+}
