@@ -163,7 +163,11 @@ impl<P: Port> Engine<P> {
     /// The peer that our own node asks for a session at this address of a control port.
     pub(crate) fn asked_at(&self, to: SocketAddrV4) -> Option<u16> {
         let is_it = |applying: &&Applying| applying.to == to && applying.ticket.is_some();
-        self.applying.iter().find(is_it).map(|applying| applying.peer)
+        self.admission
+            .applying
+            .iter()
+            .find(is_it)
+            .map(|applying| applying.peer)
     }
 
     /// Repeats requests to this address at once.
@@ -173,7 +177,7 @@ impl<P: Port> Engine<P> {
 
     /// ICMP says that nobody listens on a port.
     pub(crate) fn take_refusal(&mut self, by: SocketAddrV4) {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         self.peers.refused(by, now_ns);
         self.with_node(now_ns, |node, now, local, out| {
             node.on_refused(now, by, local, out)
@@ -183,7 +187,7 @@ impl<P: Port> Engine<P> {
     /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is
     /// no session with this key.
     fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
-        let found = self.senders.iter().copied().find(|&index| {
+        let found = self.sending.senders.iter().copied().find(|&index| {
             let peer = self.peers.at(index);
             // Its program says it itself, or the node that granted it.
             [peer.data, peer.control].contains(&from)
@@ -243,7 +247,7 @@ impl<P: Port> Engine<P> {
         peer.applying = true;
         peer.options = Some(*options);
         let to = peer.control;
-        self.applying.push(Applying {
+        self.admission.applying.push(Applying {
             peer: index,
             to,
             options: *options,
@@ -260,7 +264,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn drive_admission(&mut self, now_ns: u64) {
         self.run_node(now_ns);
         let mut position = 0;
-        while position < self.applying.len() {
+        while position < self.admission.applying.len() {
             self.ask(position, now_ns);
             position += 1;
         }
@@ -268,8 +272,8 @@ impl<P: Port> Engine<P> {
 
     /// Has our own node or the daemon ask for a session, where nobody does and it is time.
     fn ask(&mut self, position: usize, now_ns: u64) {
-        let by_daemon = self.stewarded.has_daemon();
-        let applying = &mut self.applying[position];
+        let by_daemon = self.admission.stewarded.has_daemon();
+        let applying = &mut self.admission.applying[position];
         if applying.error.is_some() || applying.outcome.is_some() {
             return;
         }
@@ -295,9 +299,9 @@ impl<P: Port> Engine<P> {
             return;
         }
         let (to, request) = (applying.to, applying.request);
-        let receiver = self.peers.at(self.applying[position].peer).data;
+        let receiver = self.peers.at(self.admission.applying[position].peer).data;
         // Random, so that only whoever saw the request can answer it.
-        let number = self.entropy.draw() as u32;
+        let number = self.admission.entropy.draw() as u32;
         let decision = match by_daemon {
             true => self.ask_daemon(receiver, &request, number, patience_ms),
             false => {
@@ -313,7 +317,7 @@ impl<P: Port> Engine<P> {
                 }
             }
         };
-        let Some(applying) = self.applying.get_mut(position) else {
+        let Some(applying) = self.admission.applying.get_mut(position) else {
             return;
         };
         match decision {
@@ -328,7 +332,7 @@ impl<P: Port> Engine<P> {
     /// What became of a request or a session of ours.
     pub(crate) fn told(&mut self, ticket: u32, outcome: Admitted, now_ns: u64) {
         let is_it = |applying: &&mut Applying| applying.ticket == Some(ticket);
-        if let Some(applying) = self.applying.iter_mut().find(is_it) {
+        if let Some(applying) = self.admission.applying.iter_mut().find(is_it) {
             applying.outcome = Some(outcome);
             return;
         }
@@ -336,10 +340,10 @@ impl<P: Port> Engine<P> {
             // Nobody waits for it any more.
             return self.end_ticket(ticket, 0, now_ns);
         }
-        let Some(position) = self.held.iter().position(|held| held.ticket == ticket) else {
+        let Some(position) = self.admission.held.iter().position(|held| held.ticket == ticket) else {
             return;
         };
-        let Held { key, peer, .. } = self.held.swap_remove(position);
+        let Held { key, peer, .. } = self.admission.held.swap_remove(position);
         let outbound = self.peers.at(peer).outbound.as_ref();
         if outbound.is_some_and(|outbound| outbound.terms.key == key) {
             self.lose_session(peer, None, now_ns);
@@ -348,7 +352,7 @@ impl<P: Port> Engine<P> {
 
     /// A session of ours ends, in which so many messages were sent, or a request is not wanted any more.
     pub(crate) fn end_ticket(&mut self, ticket: u32, messages: u32, now_ns: u64) {
-        if self.stewarded.has_daemon() {
+        if self.admission.stewarded.has_daemon() {
             self.end_at_daemon(ticket, messages);
         } else {
             self.with_node(now_ns, |node, now, local, out| {
@@ -360,17 +364,17 @@ impl<P: Port> Engine<P> {
     /// Ends a session of ours by its key, if it is still held.
     pub(crate) fn end_held(&mut self, key: u64, messages: u32, now_ns: u64) {
         self.notices.remember(key);
-        if let Some(position) = self.held.iter().position(|held| held.key == key) {
-            let Held { ticket, .. } = self.held.swap_remove(position);
+        if let Some(position) = self.admission.held.iter().position(|held| held.key == key) {
+            let Held { ticket, .. } = self.admission.held.swap_remove(position);
             self.end_ticket(ticket, messages, now_ns);
         }
     }
 
     /// The receiver has ended a session of ours: our own node need not tell it.
     fn forget_held(&mut self, key: u64, now_ns: u64) {
-        let is_it = |held: &Held| held.key == key && !self.stewarded.has_daemon();
-        if let Some(position) = self.held.iter().position(is_it) {
-            let Held { ticket, .. } = self.held.swap_remove(position);
+        let is_it = |held: &Held| held.key == key && !self.admission.stewarded.has_daemon();
+        if let Some(position) = self.admission.held.iter().position(is_it) {
+            let Held { ticket, .. } = self.admission.held.swap_remove(position);
             self.with_node(now_ns, |node, _, _, _| node.forget(Ticket(ticket)));
         }
     }
@@ -390,8 +394,8 @@ impl<P: Port> Engine<P> {
         let outbound = outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns));
         Some(outbound.map(|outbound| {
             self.peers.at(index).outbound = Some(outbound);
-            if !self.senders.contains(&index) {
-                self.senders.push(index);
+            if !self.sending.senders.contains(&index) {
+                self.sending.senders.push(index);
             }
             self.hand_over_again(index, now_ns);
         }))
@@ -399,14 +403,17 @@ impl<P: Port> Engine<P> {
 
     /// Where the request for a session with a peer stands in `applying`.
     fn position_of(&self, index: u16) -> Option<usize> {
-        self.applying.iter().position(|applying| applying.peer == index)
+        self.admission
+            .applying
+            .iter()
+            .position(|applying| applying.peer == index)
     }
 
     /// The grant of a request, or why there is none; `None` while it is pending.
     fn request_outcome(&mut self, position: usize) -> Option<Result<Grant, ConnectError>> {
-        let now_ns = self.now_ns;
-        let by_daemon = self.stewarded.has_daemon();
-        let applying = &mut self.applying[position];
+        let now_ns = self.looks.now_ns();
+        let by_daemon = self.admission.stewarded.has_daemon();
+        let applying = &mut self.admission.applying[position];
         if let Some(error) = applying.error.take() {
             return Some(Err(error));
         }
@@ -419,7 +426,7 @@ impl<P: Port> Engine<P> {
         };
         Some(match outcome {
             Admitted::Granted(grant) => {
-                self.held.push(Held {
+                self.admission.held.push(Held {
                     ticket,
                     key: grant.session_key,
                     peer: applying.peer,
@@ -449,14 +456,14 @@ impl<P: Port> Engine<P> {
     /// What the daemon says of a request makes no sense.
     pub(crate) fn fail_request(&mut self, ticket: u32, error: DaemonError) {
         let is_it = |applying: &&mut Applying| applying.ticket == Some(ticket);
-        if let Some(applying) = self.applying.iter_mut().find(is_it) {
+        if let Some(applying) = self.admission.applying.iter_mut().find(is_it) {
             applying.error = Some(error.into());
         }
     }
 
     /// A request is over. Gives what it was for.
     fn no_longer_applying(&mut self, position: usize, now_ns: u64) -> ConnectOptions {
-        let applying = self.applying.swap_remove(position);
+        let applying = self.admission.applying.swap_remove(position);
         let peer = applying.peer;
         if let Some(Admitted::Granted(grant)) = applying.outcome {
             self.notices.remember(grant.session_key);
@@ -492,7 +499,7 @@ impl<P: Port> Engine<P> {
             self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
-        let channel = match (options.one_copy, self.scheduler.general()) {
+        let channel = match (options.one_copy, self.sending.scheduler.general()) {
             (true, Some(general)) => Ok(general),
             _ => self.transmit_for(grant.tx_queue),
         };
@@ -538,7 +545,7 @@ impl<P: Port> Engine<P> {
         if self.landing.as_ref().is_some_and(is_lost) {
             return Ok(0);
         }
-        if let Some(found) = self.scheduler.find(queue) {
+        if let Some(found) = self.sending.scheduler.find(queue) {
             return Ok(found);
         }
         let spec = QueueSpec {
@@ -561,7 +568,7 @@ impl<P: Port> Engine<P> {
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.fixed.tx_in_flight;
-        Ok(self.scheduler.add(Transmit::new(queue, tx, in_flight)))
+        Ok(self.sending.scheduler.add(Transmit::new(queue, tx, in_flight)))
     }
 
     /// Ends the session that messages to a peer go by. Unconfirmed messages are settled as `outcome`.
@@ -571,7 +578,7 @@ impl<P: Port> Engine<P> {
             let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
             self.end_held(outbound.terms.key, messages, now_ns);
         }
-        self.senders.retain(|&sender| sender != index);
+        self.sending.senders.retain(|&sender| sender != index);
     }
 
     /// Tells the receiver that its session is over, until it confirms.

@@ -19,45 +19,36 @@
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::Arc;
 
-use lm_cards::Probe;
 use lm_protocol::geometry::{Layout, LinkShape};
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
 
+use crate::admission::Admissions;
 use crate::arena::Arena;
 use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, OnTheWay};
-use crate::capture::Capture;
-use crate::completion::PeerId;
 use crate::config::EndpointConfig;
-use crate::control::{Applying, CONTROL_PER_LOOK, Held};
+use crate::control::CONTROL_PER_LOOK;
 use crate::counters::Counters;
 use crate::eager::EAGER_CREDIT;
-use crate::eager::TransmitFrames;
-use crate::entropy::Entropy;
-use crate::frames::FramePool;
+use crate::footprint::Footprint;
 use crate::granting::Past;
-use crate::handlers::Handlers;
-use crate::introductions::Introductions;
 use crate::landing::{Sessions, Zone};
-use crate::link::Link;
 use crate::looks::Looks;
-use crate::memory::{PACKET_HEADROOM, Umem};
+use crate::memory::PACKET_HEADROOM;
 use crate::message::Message;
 use crate::notices::{Fault, Notices};
-use crate::outbound::OutgoingTable;
-use crate::own_node::OwnNode;
+use crate::packet_memory::PacketMemory;
 use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Caps, Port, QueueDrops, RxQueue};
-use crate::release::{Loaned, Released};
-use crate::scheduler::{Scheduler, Vacated};
-use crate::stewarded::Stewarded;
-use crate::stream::Stream;
+use crate::release::Released;
+use crate::scheduler::Vacated;
+use crate::sending::Sending;
+use crate::small::Small;
 use crate::told::Told;
 
 /// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
@@ -74,19 +65,6 @@ pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
 pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
 /// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
 const LOOKS_MAX: u32 = 16;
-/// Receive side of the general channel.
-#[derive(Debug)]
-pub(crate) struct General<R> {
-    pub(crate) rx: R,
-    /// Packets received, counted as the gate counts them.
-    pub(crate) received: u64,
-    /// Frames ever posted, counted likewise: in zero-copy mode the gate redirects so many packets, without those that are kept for
-    /// the driver.
-    pub(crate) posted: u64,
-    /// The driver was woken since the channel was opened.
-    pub(crate) woken: bool,
-}
-
 /// Receive side of the landing channel.
 #[derive(Debug)]
 pub(crate) struct LandingSide<R> {
@@ -108,6 +86,9 @@ pub(crate) struct LandingSide<R> {
     /// The driver was woken since the channel was opened.
     pub(crate) woken: bool,
     pub(crate) flow: Flow,
+    pub(crate) footprint: Footprint,
+    /// When the device was last told to bring packets here.
+    pub(crate) led_ns: Option<u64>,
 }
 
 /// Constants of the endpoint, fixed at open.
@@ -146,60 +127,24 @@ pub(crate) struct Engine<P: Port> {
     pub(crate) port: P,
     pub(crate) config: EndpointConfig,
     pub(crate) fixed: Fixed,
-    pub(crate) umem: Umem,
-    pub(crate) loaned: Arc<Loaned>,
-    pub(crate) frames: FramePool,
-    /// General frames that are messages now.
-    pub(crate) frames_held: u32,
-    pub(crate) transmit_frames: TransmitFrames,
-    pub(crate) send_arena: Arena,
-    pub(crate) outgoing: OutgoingTable,
-    pub(crate) scheduler: Scheduler<P::Tx>,
-    pub(crate) handlers: Handlers,
-    pub(crate) general: Option<General<P::Rx>>,
+    pub(crate) memory: PacketMemory,
+    pub(crate) small: Small<P::Rx>,
+    pub(crate) sending: Sending<P::Tx>,
     pub(crate) landing: Option<LandingSide<P::Rx>>,
     pub(crate) peers: Peers,
-    /// Peers with an outbound session.
-    pub(crate) senders: Vec<u16>,
-    /// Peers that are owed an acknowledgement of eager messages.
-    pub(crate) acknowledge: VecDeque<u16>,
-    /// Peers with eager messages unacknowledged by them.
-    pub(crate) unconfirmed: Vec<u16>,
-    pub(crate) applying: Vec<Applying>,
-    /// Sessions that we have as sender.
-    pub(crate) held: Vec<Held>,
-    /// Grants sessions, where no daemon does.
-    pub(crate) node: Option<OwnNode>,
+    pub(crate) admission: Admissions,
     pub(crate) told: Told,
     pub(crate) counters: Counters,
     pub(crate) notices: Notices,
-    pub(crate) introductions: Introductions,
-    pub(crate) entropy: Entropy,
-    pub(crate) capture: Option<Capture>,
-    /// Finds out what the device writes; `None` when that is known.
-    pub(crate) footprint: Option<Probe<PeerId>>,
-    /// Messages cannot land on this device.
-    pub(crate) unfit: bool,
-    /// When the device was last told to bring packets to the landing queue.
-    pub(crate) led_ns: Option<u64>,
-    /// Whether the general channel carries a stream of messages in one direction.
-    pub(crate) stream: Stream,
-    pub(crate) probes_ns: u64,
     pub(crate) looks: Looks,
-    /// The clock argument of the round that is running.
-    pub(crate) now_ns: u64,
-    pub(crate) link: Link,
-    /// What the admission daemon does for us, where there is one.
-    pub(crate) stewarded: Stewarded,
 }
 
 impl<P: Port> Engine<P> {
     /// One round of all stages. Returns the number of packets and events handled: 0 means idle.
     pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
-        if self.looks.begin(now_ns.saturating_sub(self.now_ns), now_ns) {
+        if self.looks.begin(now_ns) {
             self.forgive_pause(now_ns);
         }
-        self.now_ns = now_ns;
         let mut work = self.take_back();
         work += self.reap(false);
         self.poll_queues();
@@ -229,7 +174,8 @@ impl<P: Port> Engine<P> {
     /// Whether the rest of the round can wait: it brought a message that is part of an exchange, and its sender waits for the
     /// application's answer.
     fn answers_first(&mut self, packets: usize, now_ns: u64) -> bool {
-        self.stream
+        self.small
+            .stream
             .hurries(packets > 0 && self.told.has_message(), now_ns)
     }
 
@@ -237,8 +183,8 @@ impl<P: Port> Engine<P> {
     /// round, and a message would wait for half of one.
     pub(crate) fn linger(&mut self) {
         let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
-        let is_idle = !lands && self.outgoing.is_empty() && !self.stream.is_hot();
-        let general = self.general.as_mut().filter(|_| is_idle);
+        let is_idle = !lands && self.sending.outgoing.is_empty() && !self.small.stream.is_hot();
+        let general = self.small.general.as_mut().filter(|_| is_idle);
         let Some(general) = general else {
             std::hint::spin_loop();
             return;
@@ -262,7 +208,7 @@ impl<P: Port> Engine<P> {
     /// Stage 1.
     fn take_back(&mut self) -> usize {
         let mut count = 0;
-        while let Some(released) = self.loaned.next_returned() {
+        while let Some(released) = self.memory.next_returned() {
             count += 1;
             self.recover(released);
         }
@@ -273,9 +219,9 @@ impl<P: Port> Engine<P> {
     pub(crate) fn recover(&mut self, released: Released) {
         match released {
             Released::GeneralFrame(address) => {
-                if let Some(frame) = self.frames.reclaim(address) {
-                    self.frames.put(frame);
-                    self.frames_held -= 1;
+                if let Some(frame) = self.small.frames.reclaim(address) {
+                    self.small.frames.put(frame);
+                    self.small.held -= 1;
                 }
             }
             Released::Zone { start, len } => {
@@ -284,20 +230,20 @@ impl<P: Port> Engine<P> {
                 }
             }
             Released::TransmitFrame(address) => {
-                if let Some(frame) = self.transmit_frames.reclaim(address) {
-                    self.transmit_frames.put(frame);
+                if let Some(frame) = self.sending.frames.reclaim(address) {
+                    self.sending.frames.put(frame);
                 }
             }
-            Released::SendRegion { start, len } => self.send_arena.free(start, len),
+            Released::SendRegion { start, len } => self.sending.arena.free(start, len),
         }
     }
 
     /// Stage 2.
     pub(crate) fn reap(&mut self, all: bool) -> usize {
-        let frames = &mut self.transmit_frames;
-        let outgoing = &mut self.outgoing;
-        let arena = &mut self.send_arena;
-        let reaped = self.scheduler.reap(all, |address| {
+        let frames = &mut self.sending.frames;
+        let outgoing = &mut self.sending.outgoing;
+        let arena = &mut self.sending.arena;
+        let reaped = self.sending.scheduler.reap(all, |address| {
             if !frames.completed(address)
                 && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
             {
@@ -313,37 +259,40 @@ impl<P: Port> Engine<P> {
     /// Tells flows which of their packets the device is done with.
     #[cold]
     fn complete_flows(&mut self) {
-        let now = Time::from_nanos(self.now_ns);
-        for address in self.outgoing.unknown.drain(..) {
-            if let Some(Vacated { start, len }) = self.scheduler.completed(address, now) {
-                self.send_arena.free(start, len);
+        let now = Time::from_nanos(self.looks.now_ns());
+        for address in self.sending.outgoing.unknown.drain(..) {
+            if let Some(Vacated { start, len }) = self.sending.scheduler.completed(address, now) {
+                self.sending.arena.free(start, len);
             }
         }
     }
 
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.
     fn receive_general(&mut self, now_ns: u64) -> usize {
-        let Some(general) = &mut self.general else {
+        let Some(general) = &mut self.small.general else {
             return 0;
         };
         let packets = general.rx.available(RECEIVE_BURST);
+        let shows_footprint = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_sought());
         for offset in 0..packets {
-            let Some(general) = &mut self.general else { break };
+            let Some(general) = &mut self.small.general else {
+                break;
+            };
             let descriptor = general.rx.packet(offset);
-            let Some(frame) = self.frames.reclaim(descriptor.start()) else {
+            let Some(frame) = self.small.frames.reclaim(descriptor.start()) else {
                 let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
                 self.reject(Fault::Frame, nobody);
                 continue;
             };
-            if self.footprint.is_some() {
+            if shows_footprint {
                 self.look_at_footprint(frame.address(), (descriptor.start(), descriptor.len));
             }
             self.counters.general_packets += 1;
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
-        self.stream.looked(packets);
+        self.small.stream.looked(packets);
         if packets > 0
-            && let Some(general) = &mut self.general
+            && let Some(general) = &mut self.small.general
         {
             general.rx.release(packets);
             general.received += u64::from(packets);
@@ -361,7 +310,7 @@ impl<P: Port> Engine<P> {
             return 0;
         }
         let (sessions, rx) = (&mut landing.sessions, &mut landing.rx);
-        let burst = match sessions.receive(rx, &self.umem, RECEIVE_BURST, now_ns) {
+        let burst = match sessions.receive(rx, self.memory.umem(), RECEIVE_BURST, now_ns) {
             Ok(burst) => burst,
             Err(violation) if !self.fixed.caps.witness => {
                 // Which entry comes next is not known any more. What the digests have proved stays.
@@ -410,14 +359,15 @@ impl<P: Port> Engine<P> {
                 continue;
             };
             while let Some(landed) = inbound.next_landed() {
-                if let Some(capture) = &mut self.capture {
+                if let (umem, Some(capture)) = self.memory.with_capture() {
                     let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
-                    capture.landed(&self.umem, &addressing, &inbound.terms, &landed);
+                    capture.landed(umem, &addressing, &inbound.terms, &landed);
                 }
                 let missing = landed.missing_bytes(&inbound.terms.layout);
                 for range in &missing {
                     // What lies there is an earlier message's, perhaps another sender's.
-                    self.umem
+                    self.memory
+                        .umem()
                         .zero(landed.address + range.start, range.end - range.start);
                     self.counters.missing_bytes += range.end - range.start;
                 }
@@ -425,7 +375,7 @@ impl<P: Port> Engine<P> {
                 self.counters.fragments_delivered += landed.arrived;
                 self.counters.bytes_received += landed.len;
                 self.told.received(Message {
-                    loaned: Arc::clone(&self.loaned),
+                    loaned: self.memory.way_back(),
                     released: Some(Released::Zone {
                         start: landed.zone.start,
                         len: landed.zone.len,
@@ -450,7 +400,7 @@ impl<P: Port> Engine<P> {
         if !self.fixed.caps.witness {
             self.take_foreign(now_ns);
         }
-        let news = match self.stewarded.has_news(now_ns) {
+        let news = match self.admission.stewarded.has_news(now_ns) {
             true => self.look_at_daemon(now_ns),
             false => 0,
         };
@@ -461,7 +411,7 @@ impl<P: Port> Engine<P> {
         // Nothing that comes this way is in a hurry, unless there is no general channel.
         let repairs =
             (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_datagrams(now_ns));
-        if !(self.looks).wants_count(repairs || self.general.is_none(), now_ns) {
+        if !(self.looks).wants_count(repairs || self.small.general.is_none(), now_ns) {
             return 0;
         }
         if !self.looks.wants_sockets(self.port.passed_count(), now_ns) {
@@ -488,23 +438,27 @@ impl<P: Port> Engine<P> {
 
     /// Stage 6.
     fn replenish(&mut self) {
-        if let Some(general) = &mut self.general {
+        if let Some(general) = &mut self.small.general {
             // The frames used last come first, and only as many as the peers' credits allow: a short list of
             // frames stays in the cache.
             let target = self.fixed.kept_frames
                 + GENERAL_FRAMES_SPARE
                 + EAGER_CREDIT.most * self.peers.len().max(1) as u32;
             let posted = general.posted.saturating_sub(general.received) as u32;
-            let free = (self.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
+            let free = (self.small.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
             let wanted = target.saturating_sub(posted).min(free);
             let count = match wanted {
                 0 => 0,
                 _ => general.rx.room(wanted).min(wanted),
             };
             for offset in 0..count {
-                let frame = self.frames.take().expect("as many as were counted");
-                if let Some(probe) = &mut self.footprint {
-                    self.umem.copy_to(frame.address(), probe.prepare(frame.address()));
+                let frame = self.small.frames.take().expect("as many as were counted");
+                if let Some(landing) = &mut self.landing
+                    && let Some(probe) = landing.footprint.sought()
+                {
+                    self.memory
+                        .umem()
+                        .copy_to(frame.address(), probe.prepare(frame.address()));
                 }
                 general.rx.write(offset, frame.into_address());
             }
@@ -522,12 +476,12 @@ impl<P: Port> Engine<P> {
         {
             if self.fixed.device_moves {
                 let (entries, ring_len) = (&mut landing.sessions.entries, self.fixed.kept_frames / 2);
-                entries.look_at_card(&mut landing.rx, ring_len, self.now_ns);
+                entries.look_at_card(&mut landing.rx, ring_len, self.looks.now_ns());
             }
             // Memory is posted when packets may come for it, not when its message is announced: what was freed last is
             // then used again while it is in the cache.
             let (sessions, rx, memory) = landing.with_memory();
-            sessions.post(rx, memory, &self.umem, self.now_ns);
+            sessions.post(rx, memory, self.memory.umem(), self.looks.now_ns());
         }
         if self.fixed.device_moves {
             self.wake_receivers();
@@ -537,7 +491,7 @@ impl<P: Port> Engine<P> {
     /// Wakes drivers that have no entries while there are some: they take them when a packet comes, and without entries none does.
     /// Asked in every round, because a driver that finds the ring empty asks to be woken without looking again.
     fn wake_receivers(&mut self) {
-        let general = self.general.as_mut();
+        let general = self.small.general.as_mut();
         let general = general.map(|general| (&mut general.rx, &mut general.woken));
         let landing = self.landing.as_mut();
         let landing = landing.map(|landing| (&mut landing.rx, &mut landing.woken));
@@ -546,7 +500,7 @@ impl<P: Port> Engine<P> {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
                 if let Err(error) = rx.wake() {
-                    self.link.failed(error);
+                    self.sending.link.failed(error);
                 }
             }
         }

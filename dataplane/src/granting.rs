@@ -104,7 +104,7 @@ impl<P: Port> Engine<P> {
         if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
             self.notices.tell(fault, from);
         }
-        if self.stewarded.has_daemon() {
+        if self.admission.stewarded.has_daemon() {
             self.abort_at_daemon(session_key, delivered);
             self.close_landing(session_key, Closing::Ours);
             return;
@@ -114,7 +114,7 @@ impl<P: Port> Engine<P> {
 
     /// Ends a session that our own node granted; it tells the sender.
     fn end_granted(&mut self, session_key: u64) {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         self.with_node(now_ns, |node, now, local, out| {
             node.close(now, session_key, local, out);
         });
@@ -154,18 +154,18 @@ impl<P: Port> Engine<P> {
 
     /// Nothing has to come to a landing queue without sessions.
     pub(crate) fn close_way(&mut self, now_ns: u64) {
-        let is_used = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.admits_any());
-        if is_used {
-            self.led_ns = self.led_ns.map(|_| now_ns);
-        } else if self
+        let Some(landing) = &mut self.landing else { return };
+        if landing.sessions.admits_any() {
+            landing.led_ns = landing.led_ns.map(|_| now_ns);
+        } else if landing
             .led_ns
             .is_some_and(|led_ns| now_ns.saturating_sub(led_ns) > LED_NS)
         {
             match self.port.steer(Steer::Nothing) {
-                Ok(_) => self.led_ns = None,
+                Ok(_) => landing.led_ns = None,
                 Err(error) => {
                     // Once more after the same time.
-                    self.led_ns = Some(now_ns);
+                    landing.led_ns = Some(now_ns);
                     tracing::warn!("the landing queue stays open to other traffic: {error}");
                 }
             }
@@ -220,9 +220,11 @@ impl<P: Port> Engine<P> {
         hashed: HashInput,
         alone: bool,
     ) -> Result<Option<NonZeroU16>, PortError> {
-        let general = self.general.as_ref().map(|_| self.config.general_queue);
+        let general = self.small.general.as_ref().map(|general| general.queue);
         let elsewhere = self.elsewhere();
-        self.led_ns = Some(self.now_ns);
+        if let Some(landing) = &mut self.landing {
+            landing.led_ns = Some(self.looks.now_ns());
+        }
         self.port.steer(Steer::Landing {
             queue,
             general,
@@ -278,14 +280,14 @@ impl<P: Port> Engine<P> {
             false => RejectReason::NoMemory.into(),
         })?;
         let addressing = self.addressing_to(from, mac);
-        let Some(index) = self.peers.find_or_add(from, &addressing, self.now_ns) else {
+        let Some(index) = self.peers.find_or_add(from, &addressing, self.looks.now_ns()) else {
             return Err(Refusal::busy(Duration::from_millis(100)));
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
         if self.config.key.is_some() {
             // Its host's word: it knows the cluster's key.
-            self.introduce(index, request.sender_id, self.now_ns);
+            self.introduce(index, request.sender_id, self.looks.now_ns());
         }
         Ok(index)
     }
@@ -400,7 +402,9 @@ impl<P: Port> Engine<P> {
         self.counters.control_send_errors += u64::from(!is_quiet);
         if closing != Closing::Ours {
             let violations = self.counters.violations.total();
-            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+            while self.receive_landing(self.looks.now_ns()) > 0
+                && self.counters.violations.total() == violations
+            {}
         }
         let Some(Retired {
             delivered,
@@ -439,7 +443,7 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = !landing.sessions.admits_any();
-        if !self.fixed.caps.witness && self.unfit {
+        if !self.fixed.caps.witness && landing.footprint.is_unfit() {
             return Err(RejectReason::Unsupported.into());
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
@@ -454,7 +458,7 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let index = self.make_room_for(from, request, false, fit.zone_len)?;
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let landing_port = match self.lead(queue.into(), (from, None), hashed, alone) {
             Ok(port) => port,
             Err(error) if !self.fixed.caps.witness => {
@@ -467,18 +471,20 @@ impl<P: Port> Landing for Engine<P> {
                 None
             }
         };
-        if self.footprint.is_some() {
+        let is_sought = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_sought());
+        if is_sought {
             // The answers show what the device writes, and the sender will ask again.
             let peer = self.peers.id_of(index);
             self.ask_for_footprint(peer);
-            return Err(match self.unfit {
+            let is_unfit = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_unfit());
+            return Err(match is_unfit {
                 true => RejectReason::Unsupported.into(),
                 false => Refusal::busy(PROBE_RETRY),
             });
         }
 
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(row), landing_port, || {
-            self.entropy.draw()
+            self.admission.entropy.draw()
         });
         if self.port.admit(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
@@ -505,7 +511,9 @@ impl<P: Port> Landing for Engine<P> {
 
     fn unused(&self, session: &Session) -> Option<Unused> {
         let sessions = &self.landing.as_ref()?.sessions;
-        sessions.with_key(session.grant.session_key)?.unused(self.now_ns)
+        sessions
+            .with_key(session.grant.session_key)?
+            .unused(self.looks.now_ns())
     }
 
     fn set_aside(&mut self, session: &Session) -> Aside {

@@ -84,8 +84,8 @@ impl<P: Port> Engine<P> {
         if payload.is_empty() {
             outbound.announce_due = true;
         } else if !outbound.digests_requested(
-            &mut self.outgoing,
-            &self.umem,
+            &mut self.sending.outgoing,
+            self.memory.umem(),
             message,
             MissingRange::iter(payload),
         ) {
@@ -123,7 +123,8 @@ impl<P: Port> Engine<P> {
                 return;
             };
             let room = outbound.general_payload_len().min(MANIFEST_LEN_MAX);
-            let Some(packet) = outbound.next_manifest(&mut self.outgoing, room.max(MIN_PAYLOAD_LEN)) else {
+            let Some(packet) = outbound.next_manifest(&mut self.sending.outgoing, room.max(MIN_PAYLOAD_LEN))
+            else {
                 return;
             };
             let mut payload = [0u8; MANIFEST_LEN_MAX];

@@ -102,7 +102,7 @@ impl<P: Port> Engine<P> {
         let speaks_ours = known.is_some_and(|peer| {
             peer.incarnation.is_some() && now_ns.saturating_sub(peer.heard_ns) < OTHER_VERSION_SILENT_NS
         });
-        if speaks_ours || !self.introductions.may_challenge(now_ns) {
+        if speaks_ours || !self.admission.introductions.may_challenge(now_ns) {
             return;
         }
         let request_id = match (
@@ -139,21 +139,24 @@ impl<P: Port> Engine<P> {
             Ask::Silence
         } else {
             self.counters.challenged += 1;
-            match self.stewarded.has_daemon() || self.config.key.is_some() {
+            match self.admission.stewarded.has_daemon() || self.config.key.is_some() {
                 true => Ask::Word,
                 false => Ask::Cookie,
             }
         };
-        if !self.introductions.may_challenge(now_ns) {
+        if !self.admission.introductions.may_challenge(now_ns) {
             return;
         }
         let challenge = ControlMessage::Challenge(Challenge {
             sender_id,
             cookie: match ask {
                 Ask::Silence => 0,
-                Ask::Cookie | Ask::Word => {
-                    (self.introductions.cookies).make(from, sender_id, known, Time::from_nanos(now_ns))
-                }
+                Ask::Cookie | Ask::Word => (self.admission.introductions.cookies).make(
+                    from,
+                    sender_id,
+                    known,
+                    Time::from_nanos(now_ns),
+                ),
             },
             challenger_id: self.fixed.sender_id,
             ask,
@@ -263,7 +266,12 @@ impl<P: Port> Engine<P> {
             return;
         }
         let is_proved = (addressing.is_none() || data == from)
-            && (self.introductions.cookies).are_proved_by(proof, data, known, Time::from_nanos(now_ns))
+            && (self.admission.introductions.cookies).are_proved_by(
+                proof,
+                data,
+                known,
+                Time::from_nanos(now_ns),
+            )
             && self.has_word(data, proof);
         if !is_proved {
             self.reject(Fault::Proof, from);

@@ -71,23 +71,23 @@ impl<P: Port> Engine<P> {
         self.port.prepare(&spec)?;
         // Our own packets on its TX ring would go with the socket, and nobody would send them again.
         for _ in 0..FLUSHES_MAX {
-            if !self.scheduler.queue(transmit).has_unsent() {
+            if !self.sending.scheduler.queue(transmit).has_unsent() {
                 break;
             }
             self.flush();
         }
         self.reap(true);
-        for released in self.outgoing.abandoned(transmit) {
+        for released in self.sending.outgoing.abandoned(transmit) {
             self.recover(released);
         }
         let Some(mut landing) = self.landing.take() else {
             return Ok(());
         };
         let was_open = landing.is_open;
-        for Vacated { start, len } in self.scheduler.begin_anew(transmit) {
-            self.send_arena.free(start, len);
+        for Vacated { start, len } in self.sending.scheduler.begin_anew(transmit) {
+            self.sending.arena.free(start, len);
         }
-        let sends = self.scheduler.queue(transmit);
+        let sends = self.sending.scheduler.queue(transmit);
         let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
         let (result, has) = match rebuild(&spec) {
             Ok(()) => (Ok(()), Some(registered_len)),
@@ -100,7 +100,7 @@ impl<P: Port> Engine<P> {
         // Packets that the gate accepted and nobody took stay behind in the log.
         let accepted = landing.rx.accepted();
         self.counters.drops.landing_discarded +=
-            (landing.sessions).forget_entries(accepted, &mut landing.arena, &self.umem);
+            (landing.sessions).forget_entries(accepted, &mut landing.arena, self.memory.umem());
         landing.drops = landing.rx.drops();
         landing.woken = false;
         let (is_lost, queue) = (was_open && !landing.is_open, landing.queue);
@@ -113,7 +113,7 @@ impl<P: Port> Engine<P> {
 
     /// There is no socket: who lands goes on by the one-copy path.
     fn lose_landing(&mut self, transmit: usize, queue: u32) {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         self.counters.landing_lost += 1;
         self.end_sessions_on(transmit);
         self.withdraw_offer(queue);
@@ -131,7 +131,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         for row in landing.sessions.admitted() {
-            landing.stop_landing(row, &self.umem, now_ns);
+            landing.stop_landing(row, self.memory.umem(), now_ns);
         }
     }
 
@@ -143,7 +143,7 @@ impl<P: Port> Engine<P> {
         else {
             return;
         };
-        let is_away = self.stewarded.is_away();
+        let is_away = self.admission.stewarded.is_away();
         if is_away || now_ns.saturating_sub(since_ns) < LOST_NS {
             return;
         }
@@ -168,7 +168,7 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_mut().ok_or("nothing lands here")?;
         let queue = landing.queue;
         // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
-        if self.stewarded.is_away() {
+        if self.admission.stewarded.is_away() {
             return Err("the admission daemon is away; start it again".into());
         }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
@@ -208,17 +208,17 @@ impl<P: Port> Engine<P> {
         }
         landing.drops = landing.rx.drops();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
-        self.show_landed(self.now_ns);
+        self.show_landed(self.looks.now_ns());
         built.map_err(|error| error.to_string())
     }
 
     /// Ends our own sessions that sent on a channel which is gone.
     fn end_sessions_on(&mut self, channel: usize) {
-        for position in (0..self.senders.len()).rev() {
-            let index = self.senders[position];
+        for position in (0..self.sending.senders.len()).rev() {
+            let index = self.sending.senders[position];
             let outbound = self.peers.at(index).outbound.as_ref();
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
-                self.end_session(index, self.now_ns);
+                self.end_session(index, self.looks.now_ns());
             }
         }
     }

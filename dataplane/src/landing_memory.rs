@@ -83,7 +83,7 @@ impl<P: Port> Engine<P> {
         let Some(landing) = &self.landing else {
             return LandingMemory::default();
         };
-        let len_max = self.umem.len() - landing.arena.start();
+        let len_max = self.memory.umem().len() - landing.arena.start();
         LandingMemory {
             len: landing.arena.len(),
             len_max,
@@ -102,7 +102,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<(), Refusal> {
         let (least, sure) = (pages_len(zone_len), sure_len(zone_len));
         let wish = self.landing_len_for(zone_len, messages_in_flight).max(least);
-        let (now_ns, len_max) = (self.now_ns, self.landing_memory().len_max);
+        let (now_ns, len_max) = (self.looks.now_ns(), self.landing_memory().len_max);
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
         if !one_copy && !landing.is_open {
             return Err(Refusal::busy(LOST_RETRY));
@@ -151,7 +151,7 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_ref().ok_or("nothing lands here")?;
         let (start, had) = (landing.arena.start(), landing.arena.len());
         let len = len.max(had);
-        let mapping = self.umem.mapping().clone();
+        let mapping = self.memory.umem().mapping().clone();
         mapping.populate(start + had, start + len).map_err(|error| {
             format!("too few huge pages are free ({error}); reserve some (/proc/sys/vm/nr_hugepages)")
         })?;

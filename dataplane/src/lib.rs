@@ -1,5 +1,6 @@
 //! LM endpoints on AF_XDP: UMEM, rings, landing zones, the poll engine.
 
+mod admission;
 mod arena;
 mod aside;
 mod bounds;
@@ -41,6 +42,7 @@ mod open_daemon;
 mod opening;
 mod outbound;
 mod own_node;
+mod packet_memory;
 mod packets;
 mod peer;
 mod polling;
@@ -65,6 +67,7 @@ mod sending;
 )]
 mod sim_tests;
 pub mod simnic;
+mod small;
 mod stewarded;
 mod stream;
 mod telling;

@@ -29,7 +29,7 @@ impl<P: Port> Engine<P> {
     fn care_for(&mut self, row: u8, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
         if landing.sessions.needs_care(row) {
-            let remedy = (landing.sessions).watch(row, &mut landing.arena, &self.umem, now_ns);
+            let remedy = (landing.sessions).watch(row, &mut landing.arena, self.memory.umem(), now_ns);
             let Some(inbound) = landing.sessions.at_mut(row) else {
                 return;
             };
@@ -147,12 +147,12 @@ impl<P: Port> Engine<P> {
             if !outbound.has_repetitions_apart() {
                 return;
             }
-            let shaping = &mut self.scheduler.shaping;
+            let shaping = &mut self.sending.scheduler.shaping;
             if shaping.take(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
                 return;
             }
             let resent = outbound.resent;
-            let next = outbound.next_repetition(&mut self.outgoing, now_ns);
+            let next = outbound.next_repetition(&mut self.sending.outgoing, now_ns);
             let bytes = next.as_ref().map(|(_, payload)| payload.end - payload.start);
             shaping.left(Class::Bulk, 1, bytes.is_some().into(), bytes.unwrap_or(0));
             let Some((header, payload)) = next else {
@@ -171,18 +171,20 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         let payload_len = payload.end - payload.start;
         let len = peer.addressing.header_len() as u64 + payload_len;
-        if self.scheduler.general().is_none() || len > u64::from(self.fixed.chunk_len) {
+        if self.sending.scheduler.general().is_none() || len > u64::from(self.fixed.chunk_len) {
             let mut datagram = header.encode(payload_len as u16).to_vec();
             let header_len = datagram.len();
             datagram.resize(header_len + payload_len as usize, 0);
-            self.umem.copy_from(payload.start, &mut datagram[header_len..]);
+            self.memory
+                .umem()
+                .copy_from(payload.start, &mut datagram[header_len..]);
             self.counters.user_copied_bytes += payload_len;
             return self.port.side().send(Socket::Data, peer.data, &datagram).is_ok();
         }
-        if !self.scheduler.has_room(Class::Bulk) {
+        if !self.sending.scheduler.has_room(Class::Bulk) {
             return false;
         }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
+        let Some(frame) = self.sending.frames.take_for_control() else {
             return false;
         };
         let mut headers = [0u8; 128];
@@ -191,8 +193,9 @@ impl<P: Port> Engine<P> {
             .write_headers(&mut headers, header, payload_len as usize)
             .expect("a fragment that was sent before");
         let address = frame.address();
-        self.umem.copy_to(address, &headers[..header_len]);
-        self.umem
+        self.memory.umem().copy_to(address, &headers[..header_len]);
+        self.memory
+            .umem()
             .copy_within(payload.start, address + header_len as u64, payload_len);
         let packet = Packet {
             address,

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lm_cards::{Demand, Facts, Interface, Obstacle, Probe, chunk_len_for, judge, rx_ring_len};
+use lm_cards::{Demand, Facts, Interface, Obstacle, chunk_len_for, judge, rx_ring_len};
 use lm_ebpf::CpuCheck;
 use lm_protocol::geometry::{Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::session::{Admit, Permit};
@@ -13,13 +13,13 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
 use crate::bounds::{LANDING_RING_LEN, OnTheWay, PREFIX_LEN_MAX, TX_IN_FLIGHT_MAX};
-use crate::capture::Capture;
 use crate::config::EndpointConfig;
 use crate::daemon::Daemon;
 use crate::endpoint::Endpoint;
 use crate::engine::Fixed;
 use crate::entropy::Entropy;
 use crate::error::OpenError;
+use crate::footprint::Footprint;
 use crate::idle::Idle;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
@@ -364,13 +364,12 @@ impl Opened {
             landing_ring_len,
             transmit_registered_len: plan.landing_arena,
         };
-        let capture = config.capture.clone().map(Capture::new);
         let idle = Idle::new(config.idle);
         let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, daemon, entropy);
-        engine.capture = capture;
-        if !fixed.caps.witness {
-            let name = &site.interface.name;
-            engine.footprint = Some(Probe::new(name, plan.chunk_len, plan.kept_frames, PREFIX_LEN_MAX));
+        if !fixed.caps.witness
+            && let Some(landing) = &mut engine.landing
+        {
+            landing.footprint = Footprint::unknown(&site.interface.name, plan.chunk_len, plan.kept_frames);
         }
         let mut endpoint = Endpoint {
             engine,

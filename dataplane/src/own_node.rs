@@ -81,7 +81,7 @@ impl<P: Port> Engine<P> {
         now_ns: u64,
         work: impl FnOnce(&mut Node, Time, &mut Local<'_>, &mut Vec<Action>) -> R,
     ) -> Option<R> {
-        let mut own = self.node.take()?;
+        let mut own = self.admission.node.take()?;
         let mut actions = std::mem::take(&mut own.actions);
         let mut local = Local {
             policy: own.admit.as_mut(),
@@ -90,7 +90,7 @@ impl<P: Port> Engine<P> {
         let result = work(&mut own.node, Time::from_nanos(now_ns), &mut local, &mut actions);
         own.due = own.node.next_deadline();
         own.looked_ns = now_ns;
-        self.node = Some(own);
+        self.admission.node = Some(own);
         for action in actions.drain(..) {
             match action {
                 Action::Send { to, datagram } => self.send_datagram(Socket::Control, to, datagram.as_bytes()),
@@ -99,7 +99,7 @@ impl<P: Port> Engine<P> {
                 _ => {}
             }
         }
-        if let Some(own) = &mut self.node {
+        if let Some(own) = &mut self.admission.node {
             own.actions = actions;
         }
         Some(result)
@@ -108,7 +108,7 @@ impl<P: Port> Engine<P> {
     /// Does what is due, and looks at places that may be free meanwhile.
     pub(crate) fn run_node(&mut self, now_ns: u64) {
         self.fill_places(now_ns);
-        let is_due = self.node.as_ref().is_some_and(|own| {
+        let is_due = self.admission.node.as_ref().is_some_and(|own| {
             let may_change = own.due.is_some() && now_ns.saturating_sub(own.looked_ns) >= LOOK_AGAIN_NS;
             may_change || own.due.is_some_and(|due| due <= Time::from_nanos(now_ns))
         });
@@ -119,7 +119,7 @@ impl<P: Port> Engine<P> {
 
     /// What was to land in zero-copy mode lands in copy mode: there is room for more sessions.
     fn fill_places(&mut self, now_ns: u64) {
-        let alone = match &mut self.node {
+        let alone = match &mut self.admission.node {
             Some(own) if self.fixed.caps.witness => std::mem::take(&mut own.alone),
             _ => return,
         };
@@ -132,7 +132,10 @@ impl<P: Port> Engine<P> {
 
     /// Whether ends of sessions are on their way that nobody has confirmed.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.node.as_ref().is_some_and(|own| own.node.is_leaving())
+        self.admission
+            .node
+            .as_ref()
+            .is_some_and(|own| own.node.is_leaving())
     }
 
     /// From now on others may ask for sessions here.
@@ -144,7 +147,7 @@ impl<P: Port> Engine<P> {
             false => PLACES as usize,
         };
         let queues = places_of(landing_queues, places);
-        if let Some(own) = self.node.as_mut().filter(|_| places == 1) {
+        if let Some(own) = self.admission.node.as_mut().filter(|_| places == 1) {
             own.alone = landing_queues.to_vec();
         }
         self.with_node(0, |node, now, local, out| {
@@ -159,15 +162,15 @@ impl<P: Port> Engine<P> {
             self.port.local(),
             self.landing.as_ref().map(|landing| landing.queue as u16),
         );
-        let boot_id = self.entropy.draw();
-        let own = self.node.take().expect("a node of its own");
+        let boot_id = self.admission.entropy.draw();
+        let own = self.admission.node.take().expect("a node of its own");
         let config = OwnNode::config(data, None, self.config.patience, boot_id);
         let limits = Limits {
             aside,
             ..config.limits
         };
         let node = Node::new(Config { limits, ..config }, Time::ZERO);
-        self.node = Some(OwnNode { node, ..own });
+        self.admission.node = Some(OwnNode { node, ..own });
         self.open_to_requests(&[queue.expect("a landing queue")]);
     }
 

@@ -4,7 +4,6 @@
 
 use std::net::SocketAddrV4;
 use std::ops::Range;
-use std::sync::Arc;
 
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
@@ -38,12 +37,12 @@ const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 impl<P: Port> Engine<P> {
     /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
     pub(crate) fn take_packet(&mut self, frame: Frame, start: u64, len: u32, now_ns: u64) {
-        let pointer = self.loaned.pointer(start, u64::from(len));
-        // SAFETY: the range lies inside the mapping (checked by `pointer`), which `self.loaned` keeps mapped for
+        let pointer = self.memory.pointer(start, u64::from(len));
+        // SAFETY: the range lies inside the mapping (checked by `pointer`), which the memory keeps mapped for
         // longer than this call. The kernel gave the frame back with its RX descriptor and it is posted
         // nowhere, so nobody writes it: `frame` is its only token and is put back after the last use.
         let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
-        if let Some(capture) = &mut self.capture {
+        if let (_, Some(capture)) = self.memory.with_capture() {
             capture.received(bytes);
         }
         let found = parse_frame(bytes);
@@ -57,7 +56,7 @@ impl<P: Port> Engine<P> {
                 _ => Fault::Malformed,
             };
             self.reject(fault, source_of(bytes));
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         };
         self.take_lm(frame, addressing, &packet, now_ns);
@@ -68,7 +67,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn receive_data_datagrams(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         while count < DATAGRAMS_PER_LOOK {
-            let Some(frame) = self.frames.take() else {
+            let Some(frame) = self.small.frames.take() else {
                 self.counters.frames_exhausted += 1;
                 break;
             };
@@ -78,29 +77,32 @@ impl<P: Port> Engine<P> {
                 0 => (in_frame, frame_space),
                 _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
             };
-            let event = self.port.side().recv_into(Socket::Data, &self.umem, start, space);
+            let event = self
+                .port
+                .side()
+                .recv_into(Socket::Data, self.memory.umem(), start, space);
             let (from, len) = match event {
                 Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
                 Ok(Some(SocketEvent::Refused(by))) => {
                     self.take_refusal(by);
-                    self.frames.put(frame);
+                    self.small.frames.put(frame);
                     count += 1;
                     continue;
                 }
                 Ok(Some(SocketEvent::TooLong(from))) => {
                     self.counters.one_copy_packets += 1;
                     self.reject(Fault::Malformed, from);
-                    self.frames.put(frame);
+                    self.small.frames.put(frame);
                     count += 1;
                     continue;
                 }
                 Ok(None) | Err(_) => {
-                    self.frames.put(frame);
+                    self.small.frames.put(frame);
                     break;
                 }
             };
             count += 1;
-            let pointer = self.loaned.pointer(start, len as u64);
+            let pointer = self.memory.pointer(start, len as u64);
             // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
             let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
             self.counters.one_copy_packets += 1;
@@ -111,7 +113,7 @@ impl<P: Port> Engine<P> {
                         LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
                         _ => self.reject(Fault::Malformed, from),
                     }
-                    self.frames.put(frame);
+                    self.small.frames.put(frame);
                     continue;
                 }
             };
@@ -124,15 +126,15 @@ impl<P: Port> Engine<P> {
             {
                 // It is never answered.
                 self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
-                self.frames.put(frame);
+                self.small.frames.put(frame);
                 continue;
             }
             let packet = match start == in_frame {
                 true => Some(packet),
                 // It may be kept as a message: in a frame of its own.
                 false if len as u64 <= frame_space => {
-                    self.umem.copy_within(start, in_frame, len as u64);
-                    let pointer = self.loaned.pointer(in_frame, len as u64);
+                    self.memory.umem().copy_within(start, in_frame, len as u64);
+                    let pointer = self.memory.pointer(in_frame, len as u64);
                     // SAFETY: as above.
                     let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
                     parse_packet(bytes).ok()
@@ -141,14 +143,14 @@ impl<P: Port> Engine<P> {
             };
             let Some(packet) = packet else {
                 self.reject(Fault::Malformed, from);
-                self.frames.put(frame);
+                self.small.frames.put(frame);
                 continue;
             };
             // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
             // it, and until then answers go through the socket.
             let Some(addressing) = self.addressing_of_sender(from) else {
                 self.counters.drops.no_neighbour += 1;
-                self.frames.put(frame);
+                self.small.frames.put(frame);
                 continue;
             };
             self.take_lm(frame, addressing, &packet, now_ns);
@@ -170,12 +172,12 @@ impl<P: Port> Engine<P> {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
             self.reject(Fault::Malformed, from);
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         }
         if !packet.is_intact(from) {
             self.reject(Fault::Corrupt, from);
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         }
         match packet.header {
@@ -189,10 +191,10 @@ impl<P: Port> Engine<P> {
                 if let Some(acknowledgement) = acknowledges
                     && !self.take_acknowledgement_behind(from, &acknowledgement, now_ns)
                 {
-                    self.frames.put(frame);
+                    self.small.frames.put(frame);
                     return;
                 }
-                let address = self.address_in_umem(payload);
+                let address = self.memory.address_of(payload);
                 let len = payload.len() as u64;
                 self.take_eager(
                     frame,
@@ -272,7 +274,7 @@ impl<P: Port> Engine<P> {
             }
             _ => self.reject(Fault::Unexpected, from),
         }
-        self.frames.put(frame);
+        self.small.frames.put(frame);
     }
 
     /// A packet for a handler.
@@ -293,16 +295,16 @@ impl<P: Port> Engine<P> {
                 key,
                 words,
                 payload,
-                address: self.address_in_umem(payload),
-                loaned: &self.loaned,
+                address: self.memory.address_of(payload),
+                loaned: self.memory.loaned(),
                 frame: &mut frame,
-                may_keep: self.frames_held < GENERAL_FRAMES / 2,
+                may_keep: self.small.held < GENERAL_FRAMES / 2,
             };
-            self.handlers.packet(packet, Time::from_nanos(now_ns))
+            self.small.handlers.packet(packet, Time::from_nanos(now_ns))
         });
         match frame {
-            Some(frame) => self.frames.put(frame),
-            None => self.frames_held += 1,
+            Some(frame) => self.small.frames.put(frame),
+            None => self.small.held += 1,
         }
         match index.filter(|_| is_taken) {
             Some(index) => {
@@ -312,10 +314,6 @@ impl<P: Port> Engine<P> {
             }
             None => self.reject(Fault::Unexpected, from),
         }
-    }
-
-    fn address_in_umem(&self, bytes: &[u8]) -> u64 {
-        (bytes.as_ptr() as usize - self.umem.mapping().base().as_ptr() as usize) as u64
     }
 
     fn take_eager(
@@ -328,7 +326,7 @@ impl<P: Port> Engine<P> {
     ) {
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         if !self.hears(from, sender_id, &Back::Packet(&addressing), now_ns) {
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         }
         let index = self.peers.find(from).expect("who is heard is a peer");
@@ -336,7 +334,7 @@ impl<P: Port> Engine<P> {
         let is_later = numbering.is_none_or(|known| (sender_id.wrapping_sub(known) as i64) >= 0);
         if !is_later || (number != 0 && numbering.is_some_and(|known| known != sender_id)) {
             // A late packet of an earlier numbering; a new one begins at 0. Who only asks where we are is told that nothing of it came.
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             if len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2) {
                 self.counters.packets_used += 1;
                 let header = LmHeader::EagerAck {
@@ -363,7 +361,7 @@ impl<P: Port> Engine<P> {
         eager.last_ns = now_ns;
         if !peer.acknowledgement_due {
             peer.acknowledgement_due = true;
-            self.acknowledge.push_back(index);
+            self.small.acknowledge.push_back(index);
         }
         if number != eager.next {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
@@ -374,24 +372,24 @@ impl<P: Port> Engine<P> {
                 false => self.counters.drops.eager_out_of_order += 1,
             }
             eager.repeat = true;
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         }
         if !serial::precedes(number, eager.told_limit) {
             eager.repeat = true;
             self.reject(Fault::Overdrawn, from);
-            self.frames.put(frame);
+            self.small.frames.put(frame);
             return;
         }
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
-        self.stream.message_came();
-        self.frames_held += 1;
+        self.small.stream.message_came();
+        self.small.held += 1;
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;
         self.told.received(Message {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             released: Some(Released::GeneralFrame(frame.into_address())),
             address,
             len,
@@ -459,7 +457,7 @@ impl<P: Port> Engine<P> {
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         let (told, counters) = (&mut self.told, &mut self.counters);
-        let plausible = self.transmit_frames.acknowledged(
+        let plausible = self.sending.frames.acknowledged(
             &mut peer.eager_out,
             id,
             acknowledgement.next,
@@ -491,7 +489,7 @@ impl<P: Port> Engine<P> {
         if !self.knows_session(key) {
             self.ask_for_session(now_ns);
         }
-        let address = self.address_in_umem(payload);
+        let address = self.memory.address_of(payload);
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing.sessions.with_key(key).is_some_and(|inbound| {
@@ -517,7 +515,7 @@ impl<P: Port> Engine<P> {
             true => landing.rx.accepted(),
             false => landing.sessions.entries.received,
         };
-        (landing.sessions).take_datagram(key, &datagram, accepted, &self.umem, now_ns);
+        (landing.sessions).take_datagram(key, &datagram, accepted, self.memory.umem(), now_ns);
         if landing
             .sessions
             .keyed(key)
@@ -540,7 +538,7 @@ impl<P: Port> Engine<P> {
         for _ in 0..EAGER_RESEND_MAX {
             let Some(frame) = next else { break };
             let (address, (len, trailer_len), in_kernel, following) =
-                self.transmit_frames.unacknowledged(frame);
+                self.sending.frames.unacknowledged(frame);
             next = following;
             if in_kernel {
                 continue;
@@ -550,7 +548,7 @@ impl<P: Port> Engine<P> {
             };
             let packet = address + geometry.tx_frame_offset(0);
             let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            if !self.scheduler.has_room(Class::Small) {
+            if !self.sending.scheduler.has_room(Class::Small) {
                 break;
             }
             let small = Packet {
@@ -558,22 +556,23 @@ impl<P: Port> Engine<P> {
                 len: packet_len,
                 below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
             };
-            match (self.scheduler).put_small(self.port.side(), &self.umem, data, &small) {
-                Put::OnRing => self.transmit_frames.sent_again(frame),
+            match (self.sending.scheduler).put_small(self.port.side(), self.memory.umem(), data, &small) {
+                Put::OnRing => self.sending.frames.sent_again(frame),
                 Put::Copied => {}
                 Put::Refused => {
                     self.counters.control_send_errors += 1;
                     break;
                 }
             }
-            if let Some(capture) = &mut self.capture {
-                capture.sent(&self.umem, packet, packet_len);
-            }
+            self.memory.record(packet, packet_len);
             self.counters.eager_resent += 1;
             if let Some(outbound) = &mut self.peers.at(index).outbound {
                 outbound.spend(Class::Small, 1, packet_len.into());
             }
-            self.scheduler.shaping.left(Class::Small, 0, 1, packet_len.into());
+            self.sending
+                .scheduler
+                .shaping
+                .left(Class::Small, 0, 1, packet_len.into());
         }
     }
 
@@ -607,9 +606,9 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        match &mut self.node {
+        match &mut self.admission.node {
             Some(own) => own.touched(key, Time::from_nanos(now_ns)),
-            None => self.stewarded.touched |= 1 << inbound.row(),
+            None => self.admission.stewarded.touched |= 1 << inbound.row(),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
@@ -674,7 +673,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {
-            outbound.broken(&mut self.outgoing, number);
+            outbound.broken(&mut self.sending.outgoing, number);
         }
         self.settle_outbound(index, None, now_ns);
     }
@@ -698,10 +697,10 @@ impl<P: Port> Engine<P> {
             .collect();
         outbound.heard_ns = now_ns;
         let fragments = ranges.iter().map(Range::len).sum::<usize>() as u32;
-        match outbound.missing(&mut self.outgoing, message, ranges) {
+        match outbound.missing(&mut self.sending.outgoing, message, ranges) {
             true => {
                 self.counters.packets_used += 1;
-                self.scheduler.shaping.lost(Class::Bulk, fragments);
+                self.sending.scheduler.shaping.lost(Class::Bulk, fragments);
             }
             false => self.reject(Fault::Missing, from),
         }
@@ -716,7 +715,7 @@ impl<P: Port> Engine<P> {
     ) {
         let id = self.peers.id_of(index);
         while let Some(outbound) = &mut self.peers.at(index).outbound {
-            let Some(settled) = outbound.settle_next(&mut self.outgoing, id, ended, now_ns) else {
+            let Some(settled) = outbound.settle_next(&mut self.sending.outgoing, id, ended, now_ns) else {
                 break;
             };
             self.settled(settled);

@@ -36,19 +36,19 @@ impl<P: Port> Engine<P> {
     /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
     /// look at the landing queue takes all that has come there, some hundred microseconds of it.
     pub(crate) fn poll_queues(&mut self) {
-        if let Some(general) = &mut self.general
-            && self.stream.is_hot()
+        if let Some(general) = &mut self.small.general
+            && self.small.stream.is_hot()
             && general.rx.available(1) == 0
         {
-            self.port.attend(self.config.general_queue, Attend::Now);
+            self.port.attend(general.queue, Attend::Now);
         }
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let Some(landing) = &mut self.landing else { return };
         let flow = &mut landing.flow;
         if std::mem::take(&mut flow.brought) {
             flow.brought_ns = now_ns;
         }
-        let flows = !self.stream.is_exchange(now_ns)
+        let flows = !self.small.stream.is_exchange(now_ns)
             && (now_ns.saturating_sub(flow.brought_ns) < STREAM_PAUSE_NS
                 || landing.sessions.quiet_ns(now_ns) < STREAM_PAUSE_NS);
         if !flows {

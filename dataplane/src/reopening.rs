@@ -35,7 +35,7 @@ impl<P: Port> Engine<P> {
     /// Takes the outcome of sessions that are asked for again.
     pub(crate) fn look_at_reopening(&mut self, now_ns: u64) {
         let reopening = |applying: &Applying| applying.peer;
-        let mut asked: Vec<u16> = self.applying.iter().map(reopening).collect();
+        let mut asked: Vec<u16> = self.admission.applying.iter().map(reopening).collect();
         asked.retain(|&index| self.peers.at(index).reopening);
         for index in asked {
             if let Some(outcome) = self.application_outcome(index, now_ns) {
@@ -54,12 +54,12 @@ impl<P: Port> Engine<P> {
         while let Some(slot) = self.peers.at(index).unheard.pop_front() {
             let peer = self.peers.at(index);
             if let Some(outbound) = &mut peer.outbound
-                && outbound.take_again(&mut self.outgoing, &peer.addressing, slot)
+                && outbound.take_again(&mut self.sending.outgoing, &peer.addressing, slot)
             {
                 self.counters.messages_again += 1;
                 continue;
             }
-            let settled = (self.outgoing).settle(slot, id, Outcome::SessionEnded, now_ns);
+            let settled = (self.sending.outgoing).settle(slot, id, Outcome::SessionEnded, now_ns);
             self.settled(settled);
         }
     }

@@ -2,7 +2,6 @@
 //! data's path.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 
 use lm_protocol::geometry::{Geometry, Layout, Wire};
 use lm_protocol::serial;
@@ -43,12 +42,13 @@ impl<P: Port> Engine<P> {
                 .message(len)
                 .map_err(|_| LoanError::TooLarge { limit: 0 })?;
             let frame = self
-                .transmit_frames
+                .sending
+                .frames
                 .take_for_message()
                 .ok_or(LoanError::WouldBlock)?;
             let start = frame.into_address();
             return Ok(SendRegion::new(
-                Arc::clone(&self.loaned),
+                self.memory.way_back(),
                 Released::TransmitFrame(start),
                 start,
                 geometry,
@@ -75,29 +75,22 @@ impl<P: Port> Engine<P> {
             limit: terms.max_message_len,
         })?;
         let region_len = geometry.tx_region_len();
-        if pages_len(region_len) > self.send_arena.len() {
-            let strides = self.send_arena.len() / geometry.tx_stride().max(1);
+        if pages_len(region_len) > self.sending.arena.len() {
+            let strides = self.sending.arena.len() / geometry.tx_stride().max(1);
             return Err(LoanError::TooLarge {
                 limit: strides * u64::from(terms.layout.payload_len()),
             });
         }
         let start = self
-            .send_arena
+            .sending
+            .arena
             .allocate(region_len)
             .ok_or(LoanError::WouldBlock)?;
         let released = Released::SendRegion {
             start,
             len: region_len,
         };
-        let mut region = SendRegion::new(
-            Arc::clone(&self.loaned),
-            released,
-            start,
-            geometry,
-            len,
-            id,
-            !plain,
-        );
+        let mut region = SendRegion::new(self.memory.way_back(), released, start, geometry, len, id, !plain);
         region.zero_padding();
         Ok(region)
     }
@@ -113,7 +106,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<SendToken, TrySendError> {
         let reason = match region.released {
             // Another endpoint's memory: its addresses mean nothing here.
-            _ if !Arc::ptr_eq(&region.loaned, &self.loaned) => Err(SendError::UnknownPeer),
+            _ if !self.memory.is_from_here(&region.loaned) => Err(SendError::UnknownPeer),
             Some(Released::TransmitFrame(_)) => self.may_send_eager(region.peer, now_ns),
             _ => self.may_send_fragments(&region),
         };
@@ -134,7 +127,7 @@ impl<P: Port> Engine<P> {
                     .as_mut()
                     .expect("the session was there a moment ago");
                 outbound.submit(
-                    &mut self.outgoing,
+                    &mut self.sending.outgoing,
                     &peer.addressing,
                     (released, start, geometry, len),
                     tag,
@@ -160,15 +153,17 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let geometry = self.fixed.layout.message(len).ok()?;
-        let Some(frame) = self.transmit_frames.take_for_message() else {
+        let Some(frame) = self.sending.frames.take_for_message() else {
             return Some(Err(SendError::WouldBlock));
         };
         if let Err(reason) = self.may_send_eager(id, now_ns) {
-            self.transmit_frames.put(frame);
+            self.sending.frames.put(frame);
             return Some(Err(reason));
         }
         let start = frame.into_address();
-        self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
+        self.memory
+            .umem()
+            .copy_to(start + geometry.tx_payload_offset(0), payload);
         self.counters.user_copied_bytes += len;
         let token = self.told.new_token();
         self.send_eager(id.index, start, start, &geometry, tag, token, now_ns);
@@ -190,23 +185,23 @@ impl<P: Port> Engine<P> {
             // Watched while it waits, because the packet with more credit may get lost.
             if !peer.eager_out.watched {
                 peer.eager_out.watched = true;
-                self.unconfirmed.push(id.index);
+                self.small.unconfirmed.push(id.index);
             }
             return Err(SendError::WouldBlock);
         }
-        if !self.scheduler.has_room(Class::Small) {
+        if !self.sending.scheduler.has_room(Class::Small) {
             return Err(SendError::WouldBlock);
         }
         // The last question: what it allows leaves.
-        if self.scheduler.shaping.take(Class::Small, 1, now) == 0 {
-            self.counters.classes_starved += self.scheduler.shaping.take_starved();
+        if self.sending.scheduler.shaping.take(Class::Small, 1, now) == 0 {
+            self.counters.classes_starved += self.sending.scheduler.shaping.take_starved();
             return Err(SendError::WouldBlock);
         }
         Ok(())
     }
 
     fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
-        if !self.outgoing.has_room() {
+        if !self.sending.outgoing.has_room() {
             return Err(SendError::WouldBlock);
         }
         let peer = self.peers.named(region.peer).ok_or(SendError::UnknownPeer)?;
@@ -236,7 +231,7 @@ impl<P: Port> Engine<P> {
         token: SendToken,
         now_ns: u64,
     ) {
-        let answers = self.stream.sent(now_ns);
+        let answers = self.small.stream.sent(now_ns);
         let fragment = geometry.fragment(0);
         let acknowledges = self.acknowledgement_behind(index, fragment.len.into());
         let peer = self.peers.at(index);
@@ -253,7 +248,7 @@ impl<P: Port> Engine<P> {
         let header_len = peer.addressing.header_len();
         // SAFETY: the range lies inside a transmit frame that the engine owns now: the kernel has no entry for it, and nobody else
         // reads or writes it.
-        let headers = unsafe { self.umem.mapping().slice_mut(packet, header_len as u64) };
+        let headers = unsafe { self.memory.umem().mapping().slice_mut(packet, header_len as u64) };
         peer.addressing
             .write_headers(headers, &header, usize::from(fragment.len))
             .expect("as many bytes as the headers take");
@@ -262,15 +257,18 @@ impl<P: Port> Engine<P> {
         if let Some(outbound) = &mut peer.outbound {
             outbound.spend(Class::Small, 1, packet_len.into());
         }
-        self.scheduler.shaping.left(Class::Small, 1, 1, packet_len.into());
+        self.sending
+            .scheduler
+            .shaping
+            .left(Class::Small, 1, 1, packet_len.into());
         if trailer_len > 0 {
             // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
             let payload = packet + header_len as u64;
             let len = u64::from(fragment.len);
             // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
-            let bytes = unsafe { self.umem.mapping().slice(payload, len) };
+            let bytes = unsafe { self.memory.umem().mapping().slice(payload, len) };
             let trailer = Trailer::new(&header, bytes, self.port.local());
-            self.umem.copy_to(payload + len, trailer.as_bytes());
+            self.memory.umem().copy_to(payload + len, trailer.as_bytes());
         }
         let small = Packet {
             address: packet,
@@ -278,25 +276,31 @@ impl<P: Port> Engine<P> {
             below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
         };
         // Somebody waits for an answer: it leaves before the books are kept.
-        let (side, failed) = (self.port.side(), |error| self.link.failed(error));
-        let put = (self.scheduler).put_message(side, &self.umem, peer.data, &small, answers, failed);
+        let (side, failed) = (self.port.side(), |error| self.sending.link.failed(error));
+        let put = (self.sending.scheduler).put_message(
+            side,
+            self.memory.umem(),
+            peer.data,
+            &small,
+            answers,
+            failed,
+        );
         if put == Put::Refused {
             self.counters.control_send_errors += 1;
         } else if let Some(acknowledgement) = acknowledges {
             peer.eager_in.told(&acknowledgement);
         }
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, packet, packet_len);
-        }
+        self.memory.record(packet, packet_len);
         let frame = self
-            .transmit_frames
+            .sending
+            .frames
             .reclaim(address)
             .expect("the region was a transmit frame");
         if !peer.eager_out.watched {
             peer.eager_out.watched = true;
-            self.unconfirmed.push(index);
+            self.small.unconfirmed.push(index);
         }
-        self.transmit_frames.message_sent(
+        self.sending.frames.message_sent(
             &mut peer.eager_out,
             frame,
             put == Put::OnRing,
@@ -312,7 +316,7 @@ impl<P: Port> Engine<P> {
         if let Some(message) = self.told.next_message()? {
             return Ok(Some(message));
         }
-        if self.link.take_error().is_some() {
+        if self.sending.link.take_error().is_some() {
             return Err(RecvError::Link);
         }
         Ok(None)
@@ -332,7 +336,7 @@ impl<P: Port> Engine<P> {
         let start =
             (landing.arena.allocate_in(total, 0, landing.registered_len)).ok_or(LoanError::WouldBlock)?;
         Ok(LandingRegion {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             start,
             len: total,
         })
@@ -342,7 +346,7 @@ impl<P: Port> Engine<P> {
     /// addresses would let the kernel write over messages here (I1).
     pub(crate) fn choose_region(&mut self, mut region: LandingRegion) {
         if let Some(landing) = &mut self.landing
-            && Arc::ptr_eq(&region.loaned, &self.loaned)
+            && self.memory.is_from_here(&region.loaned)
         {
             landing.chosen.push_back(Zone {
                 start: region.start,
@@ -358,7 +362,7 @@ impl<P: Port> Engine<P> {
         let position = landing.chosen.iter().position(|zone| zone.start == start)?;
         let zone = landing.chosen.remove(position)?;
         Some(LandingRegion {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             start: zone.start,
             len: zone.len,
         })
@@ -372,7 +376,9 @@ impl<P: Port> Engine<P> {
         if message.len > region.len.saturating_sub(REGION_FRONT_MARGIN + PACKET_HEADROOM) {
             return message;
         }
-        self.umem.copy_within(message.address, address, message.len);
+        self.memory
+            .umem()
+            .copy_within(message.address, address, message.len);
         self.counters.user_copied_bytes += message.len;
         let released = Released::Zone {
             start: region.start,
@@ -380,7 +386,7 @@ impl<P: Port> Engine<P> {
         };
         region.len = 0;
         Message {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             released: Some(released),
             address,
             len: message.len,
@@ -407,7 +413,7 @@ impl<P: Port> Engine<P> {
             window: lm_protocol::window::WindowShape::whole(PLAIN_FRAGMENTS_MAX),
             packet_limit: 0,
             // The IP identification: not the same datagrams as an earlier run's.
-            first_message: self.entropy.draw() as u16 as u32,
+            first_message: self.admission.entropy.draw() as u16 as u32,
             messages_in_flight: 4,
             max_message_len: layout.max_message_len(),
             lease_ns: u64::MAX,
@@ -422,8 +428,8 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         peer.plain = true;
         peer.outbound = Some(Outbound::new(terms, now_ns));
-        if !self.senders.contains(&index) {
-            self.senders.push(index);
+        if !self.sending.senders.contains(&index) {
+            self.sending.senders.push(index);
         }
         Ok(())
     }
@@ -437,33 +443,38 @@ impl<P: Port> Engine<P> {
         }
         let peer = self.peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
         let addressing = peer.addressing;
-        let start = self.send_arena.allocate(len).ok_or(FlowError::NoMemory)?;
-        self.outgoing.disown(start, len);
+        let start = self.sending.arena.allocate(len).ok_or(FlowError::NoMemory)?;
+        self.sending.outgoing.disown(start, len);
         let added = self
+            .sending
             .scheduler
             .add_flow(spec, &addressing, (start, frame_len), flow);
         if added.is_err() {
-            self.send_arena.free(start, len);
+            self.sending.arena.free(start, len);
         }
-        self.stream.never_hurries(self.scheduler.has_flows());
+        self.small
+            .stream
+            .never_hurries(self.sending.scheduler.has_flows());
         added
     }
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let (flow, vacated) = self.scheduler.remove_flow(id)?;
+        let (flow, vacated) = self.sending.scheduler.remove_flow(id)?;
         if let Some(Vacated { start, len }) = vacated {
-            self.send_arena.free(start, len);
+            self.sending.arena.free(start, len);
         }
-        self.stream.never_hurries(self.scheduler.has_flows());
+        self.small
+            .stream
+            .never_hurries(self.sending.scheduler.has_flows());
         Some(flow)
     }
 
     /// Messages handed over and not settled.
     pub(crate) fn unconfirmed_messages(&mut self) -> u64 {
         let mut count = 0;
-        for position in 0..self.senders.len() {
-            let index = self.senders[position];
+        for position in 0..self.sending.senders.len() {
+            let index = self.sending.senders[position];
             count += self
                 .peers
                 .at(index)
@@ -471,11 +482,11 @@ impl<P: Port> Engine<P> {
                 .as_ref()
                 .map_or(0, |outbound| outbound.unsettled() as u64);
         }
-        for applying in &self.applying {
+        for applying in &self.admission.applying {
             count += self.peers.at(applying.peer).unheard.len() as u64;
         }
-        for position in 0..self.unconfirmed.len() {
-            let index = self.unconfirmed[position];
+        for position in 0..self.small.unconfirmed.len() {
+            let index = self.small.unconfirmed[position];
             let out = &self.peers.at(index).eager_out;
             count += serial::distance(out.acknowledged, out.next).max(0) as u64;
         }

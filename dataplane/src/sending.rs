@@ -6,29 +6,50 @@ use lm_protocol::time::Time;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
+use crate::arena::Arena;
 use crate::bounds::TRANSMIT_BURST;
-use crate::engine::{Engine, General};
+use crate::eager::TransmitFrames;
+use crate::engine::Engine;
 use crate::frames::Frame;
+use crate::link::Link;
 use crate::memory::Umem;
-use crate::outbound::{Copied, Way};
+use crate::outbound::{Copied, OutgoingTable, Way};
 use crate::port::{Port, RxQueue};
-use crate::scheduler::{Class, Packet, Put, Turn};
+use crate::scheduler::{Class, Packet, Put, Scheduler, Turn};
+use crate::small::General;
+
+/// What leaves, and what it leaves from.
+#[derive(Debug)]
+pub(crate) struct Sending<T> {
+    pub(crate) scheduler: Scheduler<T>,
+    /// For small messages and control packets.
+    pub(crate) frames: TransmitFrames,
+    /// For messages of many fragments, and for flows.
+    pub(crate) arena: Arena,
+    pub(crate) outgoing: OutgoingTable,
+    /// Peers with an outbound session.
+    pub(crate) senders: Vec<u16>,
+    pub(crate) link: Link,
+}
 
 impl<P: Port> Engine<P> {
     /// Stage 8.
     pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
-        let flows = match self.scheduler.has_flows() {
+        let flows = match self.sending.scheduler.has_flows() {
             true => self.send_flows(now_ns),
             false => 0,
         };
-        if self.senders.is_empty() {
+        if self.sending.senders.is_empty() {
             return flows;
         }
-        if let Err(error) = self.scheduler.flush_before_bulk() {
-            self.link.failed(error);
+        if let Err(error) = self.sending.scheduler.flush_before_bulk() {
+            self.sending.link.failed(error);
         }
-        let (most, burst) = self.scheduler.bulk_of_round(self.stream.is_exchange(now_ns));
-        let sent = match self.senders[..] {
+        let (most, burst) = self
+            .sending
+            .scheduler
+            .bulk_of_round(self.small.stream.is_exchange(now_ns));
+        let sent = match self.sending.senders[..] {
             // It takes turns with nobody.
             [only] => self.send_of(only, None, most, burst, now_ns).packets,
             _ => self.send_by_turns(most, burst, now_ns),
@@ -40,17 +61,18 @@ impl<P: Port> Engine<P> {
     /// Stage 8, first: packets of flows, which wait for no burst.
     #[cold]
     fn send_flows(&mut self, now_ns: u64) -> usize {
-        let (capture, umem) = (&mut self.capture, &self.umem);
+        let (umem, mut capture) = self.memory.with_capture();
         let sent = self
+            .sending
             .scheduler
             .send_flows(umem, Time::from_nanos(now_ns), |address, len| {
-                if let Some(capture) = capture {
+                if let Some(capture) = &mut capture {
                     capture.sent(umem, address, len);
                 }
             });
         sent.map_or_else(
             |error| {
-                self.link.failed(error);
+                self.sending.link.failed(error);
                 0
             },
             |count| count as usize,
@@ -60,12 +82,12 @@ impl<P: Port> Engine<P> {
     /// Sends up to `most` fragments on each queue, where sessions take turns. If something comes meanwhile, the next round begins with the
     /// queue behind.
     fn send_by_turns(&mut self, most: u32, burst: u32, now_ns: u64) -> u32 {
-        let queues = self.scheduler.queues().len();
-        let first = self.scheduler.first;
+        let queues = self.sending.scheduler.queues().len();
+        let first = self.sending.scheduler.first;
         let mut count = 0;
         for queue in (first..queues).chain(0..first) {
             count += self.send_on(queue, most, burst, now_ns);
-            self.scheduler.first = (queue + 1) % queues;
+            self.sending.scheduler.first = (queue + 1) % queues;
             if self.has_come() {
                 break;
             }
@@ -76,14 +98,14 @@ impl<P: Port> Engine<P> {
     /// Sends up to `most` fragments of the sessions of a queue, a burst of each in turn: deficit round robin. The next round goes on with
     /// the session whose turn is not over, and with what is left of it.
     fn send_on(&mut self, queue: usize, most: u32, burst: u32, now_ns: u64) -> u32 {
-        let turn = self.scheduler.queue(queue).turn.take();
+        let turn = self.sending.scheduler.queue(queue).turn.take();
         let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
-        let first = turn.and_then(|_| self.senders.iter().position(is_next));
-        let senders = self.senders.len();
+        let first = turn.and_then(|_| self.sending.senders.iter().position(is_next));
+        let senders = self.sending.senders.len();
         let first_at = first.unwrap_or(0);
         let mut count = 0;
         for step in 0..senders {
-            let index = self.senders[(first_at + step) % senders];
+            let index = self.sending.senders[(first_at + step) % senders];
             let left = match turn {
                 Some(turn) if first.is_some() && step == 0 => turn.left,
                 _ => TRANSMIT_BURST,
@@ -92,8 +114,8 @@ impl<P: Port> Engine<P> {
             count += sent.packets;
             if sent.is_cut || count == most {
                 let left = left - sent.packets;
-                let next = self.senders[(first_at + step + 1) % senders];
-                self.scheduler.queue(queue).turn = Some(match left {
+                let next = self.sending.senders[(first_at + step + 1) % senders];
+                self.sending.scheduler.queue(queue).turn = Some(match left {
                     0 => Turn {
                         peer: next,
                         left: TRANSMIT_BURST,
@@ -113,23 +135,23 @@ impl<P: Port> Engine<P> {
         let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
             return Sent::default();
         };
-        let (channel, shaping) = self.scheduler.for_bulk(outbound.terms.channel);
+        let (channel, shaping) = self.sending.scheduler.for_bulk(outbound.terms.channel);
         // Who has nothing to send waits for no shaper.
         if shaping.is_any() && !outbound.has_fragments() {
             return Sent::default();
         }
+        let (umem, capture) = self.memory.with_capture();
         let mut way = Way {
             channel,
-            umem: &self.umem,
+            umem,
             piece_len: self.fixed.chunk_len,
             more_pieces: 0,
             bytes: 0,
-            frames: &mut self.transmit_frames,
+            frames: &mut self.sending.frames,
             device_reads: self.fixed.device_moves,
             copied: Copied::default(),
         };
-        let mut capture = (self.capture.as_mut())
-            .map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));
+        let mut capture = capture.map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));
         let resent = outbound.resent;
         let mut sent = Sent::default();
         let now = Time::from_nanos(now_ns);
@@ -142,16 +164,16 @@ impl<P: Port> Engine<P> {
                 break;
             }
             let heard = capture.as_mut().map(|heard| heard as _);
-            let packets = outbound.transmit(&mut self.outgoing, &mut way, allowed, now_ns, heard);
+            let packets = outbound.transmit(&mut self.sending.outgoing, &mut way, allowed, now_ns, heard);
             shaping.left(Class::Bulk, allowed, packets, std::mem::take(&mut way.bytes));
             if packets == 0 {
                 break;
             }
             sent.packets += packets;
             if let Err(error) = way.channel.flush() {
-                self.link.failed(error);
+                self.sending.link.failed(error);
             }
-            sent.is_cut = has_come(&mut self.general);
+            sent.is_cut = has_come(&mut self.small.general);
             if sent.is_cut {
                 break;
             }
@@ -167,16 +189,16 @@ impl<P: Port> Engine<P> {
 
     /// Whether small packets have come since the round looked for some: what they ask for goes before the next burst.
     fn has_come(&mut self) -> bool {
-        has_come(&mut self.general)
+        has_come(&mut self.small.general)
     }
 
     /// When a shaper lets the next packet go; `None` where none holds one back.
     pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next = [self.scheduler.flows_depart(), self.handlers.due()]
+        let mut next = [self.sending.scheduler.flows_depart(), self.small.handlers.due()]
             .into_iter()
             .flatten()
             .min();
-        for &index in &self.senders {
+        for &index in &self.sending.senders {
             let Some(outbound) = self.peers.at(index).outbound.as_ref() else {
                 continue;
             };
@@ -185,7 +207,10 @@ impl<P: Port> Engine<P> {
                 false => Class::Small,
             };
             // All of them have to let it go.
-            let departures = [outbound.departs(class), self.scheduler.shaping.next(class)];
+            let departures = [
+                outbound.departs(class),
+                self.sending.scheduler.shaping.next(class),
+            ];
             let departure = departures.into_iter().flatten().max();
             next = next.into_iter().chain(departure).min();
         }
@@ -194,25 +219,27 @@ impl<P: Port> Engine<P> {
 
     /// Calls handlers that are due.
     pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
-        if self.handlers.tick(Time::from_nanos(now_ns)) {
+        if self.small.handlers.tick(Time::from_nanos(now_ns)) {
             self.send_replies();
         }
     }
 
     /// Sends what handlers reply.
     pub(crate) fn send_replies(&mut self) {
-        let mut replies = std::mem::take(&mut self.handlers.replies);
+        let mut replies = std::mem::take(&mut self.small.handlers.replies);
         replies.drain(|to, header, payload| {
             if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
                 self.counters.control_send_errors += 1;
             }
         });
-        self.handlers.replies = replies;
+        self.small.handlers.replies = replies;
     }
 
     /// Stage 9.
     pub(crate) fn flush(&mut self) {
-        self.scheduler.flush(|error| self.link.failed(error));
+        self.sending
+            .scheduler
+            .flush(|error| self.sending.link.failed(error));
     }
 
     /// Sends one LM packet that is not a fragment. `false`: no room now; try again in a later round.
@@ -230,10 +257,10 @@ impl<P: Port> Engine<P> {
         header: &LmHeader,
         payload: &[u8],
     ) -> bool {
-        if !self.scheduler.has_room(Class::Control) {
+        if !self.sending.scheduler.has_room(Class::Control) {
             return false;
         }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
+        let Some(frame) = self.sending.frames.take_for_control() else {
             return false;
         };
         let mut headers = [0u8; 128];
@@ -251,7 +278,7 @@ impl<P: Port> Engine<P> {
         let address = frame.address();
         let mut at = address;
         for part in parts {
-            self.umem.copy_to(at, part);
+            self.memory.umem().copy_to(at, part);
             at += part.len() as u64;
         }
         let packet = Packet {
@@ -259,19 +286,20 @@ impl<P: Port> Engine<P> {
             len,
             below_lm_len: (header_len - HEADER_LEN) as u32,
         };
-        self.scheduler.shaping.left(Class::Control, 0, 1, len.into());
+        self.sending
+            .scheduler
+            .shaping
+            .left(Class::Control, 0, 1, len.into());
         self.put_once(frame, data, &packet)
     }
 
     /// Sends a packet that lies in a transmit frame and that nobody will want again. `false`: it did not go.
     pub(crate) fn put_once(&mut self, frame: Frame, data: SocketAddrV4, packet: &Packet) -> bool {
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, packet.address, packet.len);
-        }
-        let put = (self.scheduler).put_small(self.port.side(), &self.umem, data, packet);
+        self.memory.record(packet.address, packet.len);
+        let put = (self.sending.scheduler).put_small(self.port.side(), self.memory.umem(), data, packet);
         match put {
-            Put::OnRing => self.transmit_frames.control_sent(frame),
-            Put::Copied | Put::Refused => self.transmit_frames.put(frame),
+            Put::OnRing => self.sending.frames.control_sent(frame),
+            Put::Copied | Put::Refused => self.sending.frames.put(frame),
         }
         put != Put::Refused
     }

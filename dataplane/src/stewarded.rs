@@ -115,12 +115,12 @@ impl<P: Port> Engine<P> {
     /// Takes the daemon's news. Gives their number.
     pub(crate) fn look_at_daemon(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
-        if let Some((opened, since_ns)) = self.stewarded.waiting.take() {
+        if let Some((opened, since_ns)) = self.admission.stewarded.waiting.take() {
             self.opened(&opened, since_ns, now_ns);
         }
         // Nothing overtakes a session that waits.
-        while self.stewarded.waiting.is_none() {
-            let Some(mut client) = self.stewarded.client() else {
+        while self.admission.stewarded.waiting.is_none() {
+            let Some(mut client) = self.admission.stewarded.client() else {
                 return 0;
             };
             let Some(news) = client.look(count == 0) else {
@@ -153,7 +153,7 @@ impl<P: Port> Engine<P> {
                     let row = SessionAdmission::row_of(session_key);
                     self.gate_opened(row, session_key);
                     if !self.drain(session_key) {
-                        self.stewarded.to_land.push(session_key);
+                        self.admission.stewarded.to_land.push(session_key);
                     }
                 }
                 News::Event(Event::Closed {
@@ -162,7 +162,7 @@ impl<P: Port> Engine<P> {
                     ..
                 }) => {
                     self.gate_closed(session_key);
-                    let was_to_land = self.stewarded.take_to_land(session_key);
+                    let was_to_land = self.admission.stewarded.take_to_land(session_key);
                     let had_place = was_to_land || self.is_aside(session_key) != Some(true);
                     let closing = match was_idle {
                         true => Closing::Unheard,
@@ -179,18 +179,18 @@ impl<P: Port> Engine<P> {
                     tracing::error!(
                         "the admission daemon gives nothing back ({what}): start this program again"
                     );
-                    self.link.failed(WakeError::Gone);
+                    self.sending.link.failed(WakeError::Gone);
                 }
             }
         }
-        self.stewarded.looked_ns = now_ns;
+        self.admission.stewarded.looked_ns = now_ns;
         count
     }
 
     /// A packet of a session that we do not know came: the daemon may have granted it.
     #[cold]
     pub(crate) fn ask_for_session(&mut self, now_ns: u64) {
-        if self.stewarded.has_daemon() && !self.stewarded.is_waiting() {
+        if self.admission.stewarded.has_daemon() && !self.admission.stewarded.is_waiting() {
             self.look_at_daemon(now_ns);
         }
     }
@@ -216,19 +216,19 @@ impl<P: Port> Engine<P> {
     }
 
     fn gate_opened(&mut self, row: u32, key: u64) {
-        if let Some(mut client) = self.stewarded.client() {
+        if let Some(mut client) = self.admission.stewarded.client() {
             client.opened(row, key);
         }
     }
 
     fn gate_closed(&mut self, key: u64) {
-        if let Some(mut client) = self.stewarded.client() {
+        if let Some(mut client) = self.admission.stewarded.client() {
             client.closed(key);
         }
     }
 
     fn tell_daemon(&mut self, call: Call) {
-        if let Some(mut client) = self.stewarded.client() {
+        if let Some(mut client) = self.admission.stewarded.client() {
             client.tell(call);
         }
     }
@@ -238,7 +238,7 @@ impl<P: Port> Engine<P> {
         let from = opened.from;
         let Some(mac) = self.port.side().neighbour(*from.ip()) else {
             if now_ns.saturating_sub(since_ns) < NEIGHBOUR_PATIENCE_NS {
-                self.stewarded.waiting = Some((*opened, since_ns));
+                self.admission.stewarded.waiting = Some((*opened, since_ns));
             } else {
                 tracing::warn!(%from, "no session: its neighbour address cannot be found");
                 self.abort_at_daemon(opened.grant.session_key, 0);
@@ -317,7 +317,7 @@ impl<P: Port> Engine<P> {
         }
         if grant.lands {
             (self.port.revoke(queue, u32::from(row))).map_err(|_| "the gate cannot be closed")?;
-            self.stewarded.to_land.push(key);
+            self.admission.stewarded.to_land.push(key);
         }
         self.install_aside(index, &request, &terms, fit.integrity, admission)
     }
@@ -331,7 +331,7 @@ impl<P: Port> Engine<P> {
     /// The daemon has closed the gate to a session, whose place others wait for: it goes on without. One that cannot ends.
     fn set_aside_by_daemon(&mut self, session_key: u64, now_ns: u64) {
         self.gate_closed(session_key);
-        self.stewarded.take_to_land(session_key);
+        self.admission.stewarded.take_to_land(session_key);
         while self.receive_landing(now_ns) > 0 {}
         match self.is_aside(session_key) {
             // What it was in was given up, and the daemon knows.
@@ -347,7 +347,7 @@ impl<P: Port> Engine<P> {
     /// Has the daemon end a session that lands here, and waits until the gate is closed.
     pub(crate) fn abort_at_daemon(&mut self, session_key: u64, delivered: u32) {
         self.gate_closed(session_key);
-        let Some(mut client) = self.stewarded.client() else {
+        let Some(mut client) = self.admission.stewarded.client() else {
             return;
         };
         client.gave_up(session_key);
@@ -363,26 +363,26 @@ impl<P: Port> Engine<P> {
 
     /// Has sessions land that have a place and could not until now.
     pub(crate) fn land_late(&mut self, now_ns: u64) {
-        let is_due = now_ns.saturating_sub(self.stewarded.tried_ns) >= LAND_AGAIN_NS;
-        if self.stewarded.to_land.is_empty() || !is_due {
+        let is_due = now_ns.saturating_sub(self.admission.stewarded.tried_ns) >= LAND_AGAIN_NS;
+        if self.admission.stewarded.to_land.is_empty() || !is_due {
             return;
         }
-        self.stewarded.tried_ns = now_ns;
-        for session_key in std::mem::take(&mut self.stewarded.to_land) {
+        self.admission.stewarded.tried_ns = now_ns;
+        for session_key in std::mem::take(&mut self.admission.stewarded.to_land) {
             if self.is_aside(session_key) == Some(true) && !self.drain(session_key) {
-                self.stewarded.to_land.push(session_key);
+                self.admission.stewarded.to_land.push(session_key);
             }
         }
     }
 
     /// Tells the daemon once a second how far its sessions are.
     pub(crate) fn touch_sessions(&mut self, now_ns: u64) {
-        let is_due = now_ns.saturating_sub(self.stewarded.touched_ns) >= TOUCH_EVERY_NS;
-        if !is_due || !self.stewarded.has_daemon() {
+        let is_due = now_ns.saturating_sub(self.admission.stewarded.touched_ns) >= TOUCH_EVERY_NS;
+        if !is_due || !self.admission.stewarded.has_daemon() {
             return;
         }
-        self.stewarded.touched_ns = now_ns;
-        let touched = std::mem::take(&mut self.stewarded.touched);
+        self.admission.stewarded.touched_ns = now_ns;
+        let touched = std::mem::take(&mut self.admission.stewarded.touched);
         let Some(landing) = &self.landing else { return };
         let progress = |inbound: &Inbound| Progress {
             session_key: inbound.terms.key,
@@ -426,7 +426,7 @@ impl<P: Port> Engine<P> {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
         };
-        let answer = (self.stewarded.client()).map(|mut client| client.call(call, &[]));
+        let answer = (self.admission.stewarded.client()).map(|mut client| client.call(call, &[]));
         match answer {
             Some(Ok((Reply::Word(word), _))) => word,
             _ => {
@@ -442,7 +442,7 @@ impl<P: Port> Engine<P> {
             let to = self.port.local();
             return key.is_word(from, to, (proof.sender_id, proof.cookie), &proof.word);
         }
-        let Some(mut client) = self.stewarded.client() else {
+        let Some(mut client) = self.admission.stewarded.client() else {
             return true;
         };
         let call = Call::Confirm {
@@ -462,7 +462,7 @@ impl<P: Port> Engine<P> {
         number: u32,
         patience_ms: u64,
     ) -> Result<Decision, ConnectError> {
-        let Some(mut client) = self.stewarded.client() else {
+        let Some(mut client) = self.admission.stewarded.client() else {
             return Err(DaemonError::Gone.into());
         };
         let call = Call::Request {

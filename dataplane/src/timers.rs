@@ -34,8 +34,8 @@ impl<P: Port> Engine<P> {
         self.land_late(now_ns);
         self.watch_inbound(now_ns);
         self.watch_turns(now_ns);
-        for position in (0..self.senders.len()).rev() {
-            let index = self.senders[position];
+        for position in (0..self.sending.senders.len()).rev() {
+            let index = self.sending.senders[position];
             self.watch_outbound(index, now_ns);
         }
         self.watch_eager(now_ns);
@@ -45,14 +45,14 @@ impl<P: Port> Engine<P> {
 
     fn watch_link(&mut self, now_ns: u64) {
         // Who only waits for packets is told nothing otherwise.
-        if now_ns.saturating_sub(self.link.looked_ns) >= LINK_LOOK_NS {
-            self.link.looked_ns = now_ns;
+        if now_ns.saturating_sub(self.sending.link.looked_ns) >= LINK_LOOK_NS {
+            self.sending.link.looked_ns = now_ns;
             if self.port.is_gone() {
-                self.link.failed(WakeError::Gone);
+                self.sending.link.failed(WakeError::Gone);
             }
         }
         let patience_ns = self.patience_ns();
-        self.link.look(now_ns, patience_ns);
+        self.sending.link.look(now_ns, patience_ns);
     }
 
     fn watch_inbound(&mut self, now_ns: u64) {
@@ -126,8 +126,8 @@ impl<P: Port> Engine<P> {
 
     fn watch_eager(&mut self, now_ns: u64) {
         let patience_ns = self.patience_ns();
-        for position in (0..self.unconfirmed.len()).rev() {
-            let index = self.unconfirmed[position];
+        for position in (0..self.small.unconfirmed.len()).rev() {
+            let index = self.small.unconfirmed[position];
             let peer = self.peers.at(index);
             let unanswered_ns = now_ns.saturating_sub(peer.eager_out.progress_ns);
             let limit_ns = bearable_ns(patience_ns, peer.refused_ns, peer.eager_out.progress_ns);
@@ -145,7 +145,7 @@ impl<P: Port> Engine<P> {
             let peer = self.peers.at(index);
             if peer.eager_out.oldest.is_none() && peer.eager_credit() > 0 {
                 peer.eager_out.watched = false;
-                self.unconfirmed.swap_remove(position);
+                self.small.unconfirmed.swap_remove(position);
             } else if unanswered_ns > ASK_AFTER_NS
                 && now_ns.saturating_sub(peer.eager_out.asked_ns) > ASK_AFTER_NS
             {
@@ -161,7 +161,7 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         while peer.eager_out.oldest.is_some() {
             let (told, counters) = (&mut self.told, &mut self.counters);
-            self.transmit_frames.settle_oldest(
+            self.sending.frames.settle_oldest(
                 &mut peer.eager_out,
                 id,
                 outcome.clone(),

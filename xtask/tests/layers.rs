@@ -44,6 +44,7 @@ const PARTS: [(Part, &[&str]); 10] = [
     (
         Engine,
         &[
+            "admission",
             "capture",
             "counters",
             "engine",
@@ -59,12 +60,14 @@ const PARTS: [(Part, &[&str]); 10] = [
             "looks",
             "losses",
             "notices",
+            "packet_memory",
             "packets",
             "peer",
             "polling",
             "probe",
             "requests",
             "sending",
+            "small",
             "stream",
             "telling",
             "timers",

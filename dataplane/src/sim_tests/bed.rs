@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use lm_cards::{Probe, chunk_len_for};
+use lm_cards::chunk_len_for;
 use lm_protocol::admission::ClusterKey;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -19,14 +19,13 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::bounds::{
-    GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, PREFIX_LEN_MAX, TRANSMIT_FRAMES,
-};
+use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
 use crate::config::{ConnectOptions, EndpointConfig};
 use crate::engine::{Engine, Fixed};
 use crate::entropy::Entropy;
 use crate::error::ConnectError;
+use crate::footprint::Footprint;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
@@ -226,12 +225,8 @@ pub(crate) fn engine_on<P: Port>(
     let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
     let mut engine = parts.into_engine(port, endpoint, fixed, umem, plan, Box::new(permit), None, entropy);
     if config.probing {
-        engine.footprint = Some(Probe::new(
-            "sim0",
-            plan.chunk_len,
-            plan.kept_frames,
-            PREFIX_LEN_MAX,
-        ));
+        let landing = engine.landing.as_mut().expect("a landing queue");
+        landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.kept_frames);
     }
     engine
 }
@@ -531,29 +526,30 @@ impl Bed {
     pub(crate) fn check_memory_of(&mut self, host: usize) {
         let engine = &mut self.hosts[host];
         let posted = engine
+            .small
             .general
             .as_ref()
             .map_or(0, |general| (general.posted - general.received) as u32);
         assert_eq!(
-            engine.frames.available() as u32 + posted,
+            engine.small.frames.available() as u32 + posted,
             GENERAL_FRAMES,
             "general frames of host {host}"
         );
-        assert_eq!(engine.frames_held, 0, "host {host}");
+        assert_eq!(engine.small.held, 0, "host {host}");
         assert_eq!(
-            engine.transmit_frames.available(),
+            engine.sending.frames.available(),
             TRANSMIT_FRAMES as usize,
             "transmit frames of host {host}"
         );
-        assert_eq!(engine.send_arena.live(), 0, "send regions of host {host}");
-        assert!(engine.send_arena.is_whole(), "send arena of host {host}");
+        assert_eq!(engine.sending.arena.live(), 0, "send regions of host {host}");
+        assert!(engine.sending.arena.is_whole(), "send arena of host {host}");
         #[cfg(test)]
         assert_eq!(
-            engine.outgoing.available(),
+            engine.sending.outgoing.available(),
             OUTGOING_MAX,
             "outgoing messages of host {host}"
         );
-        for transmit in engine.scheduler.queues() {
+        for transmit in engine.sending.scheduler.queues() {
             assert_eq!(transmit.in_flight(), 0, "queue {} of host {host}", transmit.queue);
         }
         if let Some(landing) = &engine.landing {
@@ -580,7 +576,7 @@ impl Bed {
             assert_eq!(counters.frames_exhausted, 0, "host {host}");
             assert_eq!(counters.control_send_errors, 0, "host {host}");
             assert_eq!(counters.landing_lost, 0, "host {host}");
-            for transmit in engine.scheduler.queues() {
+            for transmit in engine.sending.scheduler.queues() {
                 let statistics = engine.port.statistics(transmit.queue).expect("an open channel");
                 assert_eq!(
                     (

@@ -76,7 +76,7 @@ fn a_sender_that_starts_anew_has_a_session_at_once() {
     bed.exchange(0, peer, &noise(1, LEN));
     // It forgets what it had, and says nothing.
     let now_ns = bed.now_ns;
-    bed.hosts[0].held.clear();
+    bed.hosts[0].admission.held.clear();
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
     let peer = bed.connect(0, &options()).expect("a session within a second");

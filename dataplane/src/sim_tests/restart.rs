@@ -33,7 +33,7 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     let peer = in_the_middle(&mut bed);
     // No farewell: what was on its way is forgotten on this side alone. (Settled first, so that the memory is its own again.)
     let now_ns = bed.now_ns;
-    bed.hosts[0].held.clear();
+    bed.hosts[0].admission.held.clear();
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
     bed.hosts[0].told.completions().clear();
