@@ -1,5 +1,7 @@
 //! Admission: sessions that are asked for, those that were granted to us, and those who speak for us about them.
 
+use lm_protocol::admission::ClusterKey;
+
 use crate::control::{Applying, Held};
 use crate::entropy::Entropy;
 use crate::introductions::Introductions;
@@ -16,4 +18,6 @@ pub(crate) struct Admissions {
     pub(crate) stewarded: Stewarded,
     pub(crate) introductions: Introductions,
     pub(crate) entropy: Entropy,
+    /// The cluster's, for an endpoint that admits by itself.
+    pub(crate) key: Option<ClusterKey>,
 }

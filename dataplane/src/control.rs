@@ -12,7 +12,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::bounds::{IN_FLIGHT_MESSAGES_MAX, TRANSMIT_RING_LEN};
 use crate::completion::Outcome;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::daemon::DaemonError;
 use crate::engine::{Engine, LandingSide};
 use crate::error::ConnectError;
@@ -83,7 +83,7 @@ impl<P: Port> Engine<P> {
 
     pub(crate) fn take_control(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
         match ControlMessage::parse(datagram) {
-            Ok((number, message)) if self.config.key.is_none() => {
+            Ok((number, message)) if self.admission.key.is_none() => {
                 self.take_admission(Socket::Control, from, number, &message, now_ns);
             }
             // Sealed; or of another version, which is answered.
@@ -240,7 +240,7 @@ impl<P: Port> Engine<P> {
             uncompleted_max: self.fixed.caps.tx_bound,
             capabilities: 0,
             delivery: delivery_of(options),
-            integrity: self.config.integrity,
+            integrity: self.fixed.integrity,
             lands: !options.one_copy,
         };
         let peer = self.peers.at(index);

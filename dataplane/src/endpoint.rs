@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lm_cards::Interface;
 
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::ConnectError;
@@ -131,7 +131,8 @@ impl Endpoint {
     ) -> Result<PeerId, ConnectError> {
         let index = self.resolve(to)?;
         let now_ns = self.now_ns();
-        self.engine.make_plain(index, rate, now_ns)?;
+        (self.engine.make_plain(index, rate, now_ns))
+            .map_err(|error| ConnectError::Options(error.to_string()))?;
         Ok(self.engine.peers.id_of(index))
     }
 

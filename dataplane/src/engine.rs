@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::geometry::{Layout, LinkShape};
+use lm_protocol::integrity::Integrity;
 use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
@@ -29,7 +30,6 @@ use lm_protocol::wire::ethernet::MacAddr;
 use crate::admission::Admissions;
 use crate::arena::Arena;
 use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, OnTheWay};
-use crate::config::EndpointConfig;
 use crate::control::CONTROL_PER_LOOK;
 use crate::counters::Counters;
 use crate::eager::EAGER_CREDIT;
@@ -96,9 +96,6 @@ pub(crate) struct LandingSide<R> {
 pub(crate) struct Fixed {
     pub(crate) sender_id: u64,
     pub(crate) mac: MacAddr,
-    /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
-    /// in generic mode (veth leaves `queue_mapping`, and `skb_get_rx_queue` takes one off).
-    pub(crate) tx_queue: Option<u16>,
     pub(crate) link: LinkShape,
     pub(crate) mtu: u16,
     /// Layout of messages of one fragment that go without a session: as `mtu` has it, as far as that fits one frame.
@@ -109,23 +106,43 @@ pub(crate) struct Fixed {
     /// Where datagrams longer than a frame are received, in that case.
     pub(crate) datagram: u64,
     pub(crate) window: WindowShape,
-    pub(crate) one_processor: bool,
+    /// What is done so that nobody takes what is sent for something else.
+    pub(crate) integrity: Integrity,
+    /// For how long a peer may be silent.
+    pub(crate) patience_ns: u64,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
     /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
     /// Packets handed to the driver and not yet completed, per channel.
     pub(crate) tx_in_flight: u32,
-    pub(crate) on_the_way: OnTheWay,
-    pub(crate) landing_ring_len: u32,
     /// What a channel that only sends registers: everything before the landing arena.
     pub(crate) transmit_registered_len: u64,
+    pub(crate) receives: Receives,
+}
+
+/// On which terms an endpoint receives messages of many fragments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receives {
+    /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
+    /// in generic mode (veth leaves `queue_mapping`, and `skb_get_rx_queue` takes one off).
+    pub(crate) tx_queue: Option<u16>,
+    pub(crate) one_processor: bool,
+    pub(crate) on_the_way: OnTheWay,
+    pub(crate) ring_len: u32,
+    pub(crate) max_message_len: u64,
+    /// Landing memory of a session at least.
+    pub(crate) landing_len: u64,
+    pub(crate) in_order: bool,
+    /// IP fragments may land in zero-copy mode.
+    pub(crate) exclusive: bool,
+    /// In copy mode, where zero-copy mode turns out to be impossible.
+    pub(crate) may_copy: bool,
 }
 
 /// All state of an endpoint.
 pub(crate) struct Engine<P: Port> {
     pub(crate) port: P,
-    pub(crate) config: EndpointConfig,
     pub(crate) fixed: Fixed,
     pub(crate) memory: PacketMemory,
     pub(crate) small: Small<P::Rx>,

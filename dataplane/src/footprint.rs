@@ -5,7 +5,7 @@ use lm_cards::{Obstacle, Probe};
 use crate::bounds::PREFIX_LEN_MAX;
 use crate::completion::PeerId;
 use crate::engine::Engine;
-use crate::port::{ModeRequest, Port};
+use crate::port::Port;
 
 /// What is known of what a device writes beside packets.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl<P: Port> Engine<P> {
     /// Nothing may land on this device in zero-copy mode.
     pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
         self.footprint_is(Footprint::Known);
-        let may_copy = self.config.mode == ModeRequest::Auto;
+        let may_copy = self.fixed.receives.may_copy;
         match may_copy && self.land_in_copy_mode().is_ok() {
             true => tracing::warn!("long messages are received in copy mode: {obstacle}"),
             false => {

@@ -243,7 +243,7 @@ impl<P: Port> Engine<P> {
         let shared = zone
             .saturating_mul(u64::from(messages_in_flight))
             .min(LANDING_LEN_SHARED);
-        pages_len(zone.max(shared).max(self.config.landing_len))
+        pages_len(zone.max(shared).max(self.fixed.receives.landing_len))
     }
 }
 
@@ -257,7 +257,7 @@ impl<P: Port> Engine<P> {
         aside: bool,
         zone_len: u64,
     ) -> Result<u16, Refusal> {
-        if self.config.key.is_some() && !self.may_send(from) {
+        if self.admission.key.is_some() && !self.may_send(from) {
             return Err(RejectReason::NotAllowed.into());
         }
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
@@ -285,7 +285,7 @@ impl<P: Port> Engine<P> {
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
-        if self.config.key.is_some() {
+        if self.admission.key.is_some() {
             // Its host's word: it knows the cluster's key.
             self.introduce(index, request.sender_id, self.looks.now_ns());
         }
@@ -305,10 +305,10 @@ impl<P: Port> Engine<P> {
             chunk_len: self.fixed.chunk_len,
             max_message_len,
             window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
-            tx_queue: self.fixed.tx_queue,
+            tx_queue: self.fixed.receives.tx_queue,
             zero_copy: !self.fixed.caps.witness,
             prefix: self.fixed.caps.prefix_len,
-            exclusive: self.config.exclusive,
+            exclusive: self.fixed.receives.exclusive,
         }
     }
 
@@ -320,7 +320,7 @@ impl<P: Port> Engine<P> {
         integrity: Integrity,
         admission: SessionAdmission,
     ) -> InboundTerms {
-        let on_the_way = self.fixed.on_the_way.of(request.uncompleted_max);
+        let on_the_way = self.fixed.receives.on_the_way.of(request.uncompleted_max);
         InboundTerms {
             peer,
             key: granted.session_key,
@@ -328,18 +328,18 @@ impl<P: Port> Engine<P> {
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
             caps: self.fixed.caps,
-            one_processor: self.fixed.one_processor,
+            one_processor: self.fixed.receives.one_processor,
             first_message: granted.first_message,
             limits: Limits {
                 messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
                 max_message_len: request.max_message_len,
                 on_the_way,
-                posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+                posted_max: on_the_way.saturating_mul(2).min(self.fixed.receives.ring_len),
                 memory_max: self.landing_memory().address_max,
             },
             delivery: request.delivery,
             integrity,
-            in_order: self.config.in_order,
+            in_order: self.fixed.receives.in_order,
             admission,
         }
     }

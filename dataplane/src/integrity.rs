@@ -29,7 +29,7 @@ const MANIFEST_LEN_MAX: usize = 1440;
 impl<P: Port> Engine<P> {
     /// Bytes of the digest behind an eager message of ours.
     pub(crate) fn eager_digest_len(&self) -> u32 {
-        match self.config.integrity {
+        match self.fixed.integrity {
             Integrity::Manifest => DIGEST_LEN as u32,
             Integrity::None => 0,
         }
@@ -59,7 +59,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn integrity_of(&self, wire: Wire, key: u64) -> Integrity {
         match wire {
             Wire::IpFrag if !has_digests(key) => Integrity::None,
-            Wire::Lm | Wire::IpFrag => self.config.integrity,
+            Wire::Lm | Wire::IpFrag => self.fixed.integrity,
         }
     }
 

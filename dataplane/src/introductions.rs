@@ -2,7 +2,7 @@
 //! send here, is known as a peer. Both ways in (small messages, requests for sessions) ask here
 //! and nowhere else, and what was found is kept with the peer. The cookies are `lm_protocol::introduction`.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::control::{
     Ask, Challenge, ControlError, ControlMessage, KIND_END, KIND_REQUEST, MAX_CONTROL_LEN, Proof,
@@ -37,6 +37,7 @@ pub(crate) struct Introductions {
     /// The millisecond that `sent` is of.
     since_ms: u64,
     sent: u32,
+    allow: Vec<(Ipv4Addr, u8)>,
 }
 
 /// How an answer goes back to whoever is not known yet.
@@ -48,7 +49,8 @@ pub(crate) enum Back<'a> {
 }
 
 impl Introductions {
-    pub(crate) fn new(entropy: &mut Entropy) -> Introductions {
+    /// `allow`: addresses that may send here, in CIDR notation; none: everybody's.
+    pub(crate) fn new(entropy: &mut Entropy, allow: Vec<(Ipv4Addr, u8)>) -> Introductions {
         let mut secret = [0u8; 16];
         secret[..8].copy_from_slice(&entropy.draw().to_ne_bytes());
         secret[8..].copy_from_slice(&entropy.draw().to_ne_bytes());
@@ -56,7 +58,22 @@ impl Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,
             sent: 0,
+            allow,
         }
+    }
+
+    /// Addresses that may send here, in CIDR notation; none: everybody's.
+    pub(crate) fn allow(&self) -> &[(Ipv4Addr, u8)] {
+        &self.allow
+    }
+
+    /// Whether a sender at this address is one of those that may send here.
+    fn allows(&self, ip: Ipv4Addr) -> bool {
+        let covers = |&(network, len): &(Ipv4Addr, u8)| {
+            let differ = network.to_bits() ^ ip.to_bits();
+            differ.checked_shr(32 - u32::from(len.min(32))).unwrap_or(0) == 0
+        };
+        self.allow.is_empty() || self.allow.iter().any(covers)
     }
 
     fn may_challenge(&mut self, now_ns: u64) -> bool {
@@ -90,7 +107,8 @@ impl<P: Port> Engine<P> {
     /// The rule of who may send here.
     pub(crate) fn may_send(&mut self, data: SocketAddrV4) -> bool {
         let found = self.peers.find(data);
-        self.config.allows(*data.ip()) || found.is_some_and(|index| self.peers.at(index).wanted)
+        self.admission.introductions.allows(*data.ip())
+            || found.is_some_and(|index| self.peers.at(index).wanted)
     }
 
     /// A datagram of another version of LM for the data port. Whoever begins something is told ours; the first 9 bytes of a control
@@ -139,7 +157,7 @@ impl<P: Port> Engine<P> {
             Ask::Silence
         } else {
             self.counters.challenged += 1;
-            match self.admission.stewarded.has_daemon() || self.config.key.is_some() {
+            match self.admission.stewarded.has_daemon() || self.admission.key.is_some() {
                 true => Ask::Word,
                 false => Ask::Cookie,
             }

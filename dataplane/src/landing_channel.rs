@@ -45,7 +45,7 @@ impl<P: Port> Engine<P> {
         };
         let registered_len = landing.registered_len;
         let (ring_len, caps) = (
-            self.fixed.landing_ring_len,
+            self.fixed.receives.ring_len,
             Caps::copying(self.fixed.caps.capacity),
         );
         landing.sessions = Sessions::new(landing.rx.accepted(), ring_len, caps, None);
@@ -54,7 +54,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn landing_spec(&self, queue: u32, registered_len: u64) -> QueueSpec {
-        let (ring_len, capacity) = (self.fixed.landing_ring_len, self.fixed.caps.capacity);
+        let (ring_len, capacity) = (self.fixed.receives.ring_len, self.fixed.caps.capacity);
         queue_spec(queue, registered_len, ring_len, capacity, self.fixed.caps.witness)
     }
 

@@ -7,6 +7,7 @@ mod bounds;
 mod capture;
 mod completion;
 mod config;
+mod connect;
 mod control;
 mod counters;
 mod daemon;
@@ -79,7 +80,8 @@ mod udp;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
-pub use config::{Admission, ConnectOptions, DEFAULT_PORT, EndpointConfig, IdleStrategy};
+pub use config::{Admission, DEFAULT_PORT, EndpointConfig, IdleStrategy};
+pub use connect::ConnectOptions;
 pub use counters::{Counters, Drops, Violations};
 pub use daemon::{DaemonError, ipc};
 pub use endpoint::Endpoint;

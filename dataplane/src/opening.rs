@@ -342,7 +342,7 @@ impl<P: Port> Parts<P> {
     pub(crate) fn into_engine(
         self,
         port: P,
-        config: EndpointConfig,
+        config: &EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
@@ -361,7 +361,6 @@ impl<P: Port> Parts<P> {
             (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));
         let mut engine = Engine {
             port,
-            config,
             fixed,
             memory: PacketMemory::new(umem, outside, capture),
             small: Small {
@@ -388,8 +387,9 @@ impl<P: Port> Parts<P> {
                 held: Vec::with_capacity(PEERS_MAX),
                 node,
                 stewarded: Stewarded::new(daemon),
-                introductions: Introductions::new(&mut entropy),
+                introductions: Introductions::new(&mut entropy, config.allow.clone()),
                 entropy,
+                key: config.key.clone(),
             },
             told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),

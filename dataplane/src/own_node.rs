@@ -164,7 +164,7 @@ impl<P: Port> Engine<P> {
         );
         let boot_id = self.admission.entropy.draw();
         let own = self.admission.node.take().expect("a node of its own");
-        let config = OwnNode::config(data, None, self.config.patience, boot_id);
+        let config = OwnNode::config(data, None, Duration::from_nanos(self.fixed.patience_ns), boot_id);
         let limits = Limits {
             aside,
             ..config.limits

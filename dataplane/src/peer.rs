@@ -11,7 +11,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::bounds::PEERS_MAX;
 use crate::completion::PeerId;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
 use crate::outbound::Outbound;
 

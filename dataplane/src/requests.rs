@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU64;
 
-use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
@@ -11,7 +11,6 @@ use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::engine::Engine;
-use crate::error::ConnectError;
 use crate::landing::Zone;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::{LandingRegion, Message};
@@ -241,7 +240,7 @@ impl<P: Port> Engine<P> {
             sender_id,
             number,
             tag,
-            digested: self.config.integrity.has_digests(),
+            digested: self.fixed.integrity.has_digests(),
             acknowledges,
         };
         let packet = start + geometry.tx_frame_offset(0);
@@ -404,9 +403,8 @@ impl<P: Port> Engine<P> {
         index: u16,
         rate: Option<NonZeroU64>,
         now_ns: u64,
-    ) -> Result<(), ConnectError> {
-        let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)
-            .map_err(|error| ConnectError::Options(error.to_string()))?;
+    ) -> Result<(), GeometryError> {
+        let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)?;
         let terms = OutboundTerms {
             key: 0,
             layout,

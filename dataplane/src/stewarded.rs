@@ -209,9 +209,9 @@ impl<P: Port> Engine<P> {
             queue: queue as u16,
             mtu: self.fixed.mtu,
             chunk_len: self.fixed.chunk_len,
-            max_message_len: self.config.max_message_len,
+            max_message_len: self.fixed.receives.max_message_len,
             window_max: WINDOW_FRAGMENTS_MAX,
-            allow: self.config.allow.clone(),
+            allow: self.admission.introductions.allow().to_vec(),
         }));
     }
 
@@ -264,7 +264,7 @@ impl<P: Port> Engine<P> {
         let is_ours = u32::from(grant.landing_queue) == queue
             && u32::from(row) == SessionAdmission::row_of(key)
             && landing.sessions.at(row as u8).is_none();
-        let offered = self.landing_terms(self.config.max_message_len);
+        let offered = self.landing_terms(self.fixed.receives.max_message_len);
         let fit = offered.fit(&request).ok();
         let fit = fit.filter(|fit| {
             is_ours
@@ -417,7 +417,7 @@ impl<P: Port> Engine<P> {
 
     /// The word of whoever has the cluster's key for us, to a peer that hears nobody without; none where that is neither we nor a daemon.
     pub(crate) fn word_to(&mut self, to: SocketAddrV4, challenge: &Challenge) -> [u8; WORD_LEN] {
-        if let Some(key) = &self.config.key {
+        if let Some(key) = &self.admission.key {
             let from = self.port.local();
             return key.word(from, to, challenge.sender_id, challenge.cookie);
         }
@@ -438,7 +438,7 @@ impl<P: Port> Engine<P> {
 
     /// Whether a peer's word is one of the cluster; with neither key nor daemon there need be none.
     pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
-        if let Some(key) = &self.config.key {
+        if let Some(key) = &self.admission.key {
             let to = self.port.local();
             return key.is_word(from, to, (proof.sender_id, proof.cookie), &proof.word);
         }

@@ -51,12 +51,12 @@ impl<P: Port> Engine<P> {
                 self.sending.link.failed(WakeError::Gone);
             }
         }
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         self.sending.link.look(now_ns, patience_ns);
     }
 
     fn watch_inbound(&mut self, now_ns: u64) {
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         let (peers, Some(landing)) = (&mut self.peers, &self.landing) else {
             return;
         };
@@ -83,7 +83,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn watch_outbound(&mut self, index: u16, now_ns: u64) {
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         let peer = self.peers.at(index);
         let Some(outbound) = &mut peer.outbound else {
             return;
@@ -125,7 +125,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn watch_eager(&mut self, now_ns: u64) {
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         for position in (0..self.small.unconfirmed.len()).rev() {
             let index = self.small.unconfirmed[position];
             let peer = self.peers.at(index);
@@ -172,10 +172,6 @@ impl<P: Port> Engine<P> {
         peer.eager_out.begin_anew(now_ns);
     }
 
-    fn patience_ns(&self) -> u64 {
-        self.config.patience.as_nanos() as u64
-    }
-
     /// Asks a peer to say where it is in our eager messages, with one that is never the next.
     pub(crate) fn ask_where(&mut self, index: u16, now_ns: u64) {
         let peer = self.peers.at(index);
@@ -184,7 +180,7 @@ impl<P: Port> Engine<P> {
             sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
             number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
             tag: 0,
-            digested: self.config.integrity.has_digests(),
+            digested: self.fixed.integrity.has_digests(),
             acknowledges: None,
         };
         self.send_packet(index, &header, &[]);

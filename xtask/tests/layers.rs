@@ -79,6 +79,7 @@ const PARTS: [(Part, &[&str]); 10] = [
     (
         Admission,
         &[
+            "connect",
             "control",
             "daemon",
             "granting",

@@ -13,7 +13,7 @@ use super::bed::{Bed, BedConfig, fill, noise};
 use super::integrity::kind;
 use super::times;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 use crate::notices::Fault;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};

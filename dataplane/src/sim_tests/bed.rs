@@ -21,8 +21,9 @@ use super::guard::Guard;
 use super::trace::Trace;
 use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
-use crate::config::{ConnectOptions, EndpointConfig};
-use crate::engine::{Engine, Fixed};
+use crate::config::EndpointConfig;
+use crate::connect::ConnectOptions;
+use crate::engine::{Engine, Fixed, Receives};
 use crate::entropy::Entropy;
 use crate::error::ConnectError;
 use crate::footprint::Footprint;
@@ -193,9 +194,6 @@ pub(crate) fn engine_on<P: Port>(
     let fixed = Fixed {
         sender_id: sender_id(host, config.integrity),
         mac: MacAddr(simnic::mac_of(ip(host))),
-        tx_queue: queues
-            .landing
-            .map(|queue| queue as u16 + config.wire.queue_shift as u16),
         link: LinkShape::IPV4,
         mtu: config.mtu,
         layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
@@ -207,23 +205,42 @@ pub(crate) fn engine_on<P: Port>(
         },
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
-        one_processor: config.one_processor,
+        integrity: config.integrity,
+        patience_ns: config.patience.as_nanos() as u64,
         device_moves: port.device().is_some(),
         kept_frames: plan.kept_frames,
         tx_in_flight,
-        on_the_way: OnTheWay {
-            held: config.on_the_way,
-            most: config.on_the_way.saturating_mul(2),
-        },
-        landing_ring_len: config.landing_ring_len,
         transmit_registered_len: plan.landing_arena,
+        receives: Receives {
+            tx_queue: (queues.landing).map(|queue| queue as u16 + config.wire.queue_shift as u16),
+            one_processor: config.one_processor,
+            on_the_way: OnTheWay {
+                held: config.on_the_way,
+                most: config.on_the_way.saturating_mul(2),
+            },
+            ring_len: config.landing_ring_len,
+            max_message_len: endpoint.max_message_len,
+            landing_len: endpoint.landing_len,
+            in_order: endpoint.in_order,
+            exclusive: endpoint.exclusive,
+            may_copy: endpoint.mode == ModeRequest::Auto,
+        },
     };
     let permit = Permit {
         max_message_len: config.max_message_len,
         lease: config.lease,
     };
     let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
-    let mut engine = parts.into_engine(port, endpoint, fixed, umem, plan, Box::new(permit), None, entropy);
+    let mut engine = parts.into_engine(
+        port,
+        &endpoint,
+        fixed,
+        umem,
+        plan,
+        Box::new(permit),
+        None,
+        entropy,
+    );
     if config.probing {
         let landing = engine.landing.as_mut().expect("a landing queue");
         landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.kept_frames);

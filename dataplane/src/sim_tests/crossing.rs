@@ -16,7 +16,7 @@ use super::integrity::{UDP_HEADERS_LEN, kind};
 use super::times;
 use super::transfer::Dice;
 use crate::completion::{Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::granting::Closing;
 use crate::notices::Fault;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};

@@ -7,7 +7,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
 use crate::completion::{LoanError, Outcome, RecvError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 use crate::outbound::{Copied, Way};
 use crate::simnic::{self, WireConfig};
@@ -252,7 +252,7 @@ fn a_message_that_nothing_comes_of_ends_with_the_time_limit() {
         }
     };
     assert!(matches!(failure, RecvError::Incomplete { tag: 5, .. }));
-    let limit_ns = bed.hosts[1].config.patience.as_nanos() as u64;
+    let limit_ns = bed.hosts[1].fixed.patience_ns;
     assert!((limit_ns..limit_ns + 100_000_000).contains(&(bed.now_ns - began_ns)));
     assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
     assert_eq!(bed.hosts[1].counters.messages_stalled, 1);

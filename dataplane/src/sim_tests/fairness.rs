@@ -9,7 +9,7 @@ use super::bed::{Bed, BedConfig, TWO_QUEUES, data_address, noise};
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{LoanError, Outcome, PeerId, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::engine::RECEIVE_BURST;
 use crate::opening::Queues;
 use crate::port::RxQueue;

@@ -20,7 +20,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, lm_packet, noise, sender_id};
 use crate::completion::PeerId;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::opening::Queues;
 use crate::simnic;
 use forgery::{Choices, control, control_packet, forged, grant, mutated, number, wire};

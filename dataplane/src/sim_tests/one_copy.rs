@@ -11,7 +11,7 @@ use lm_protocol::geometry::Wire as WireMode;
 use super::bed::{Bed, BedConfig, noise};
 use super::transfer::Dice;
 use crate::completion::Outcome;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 

@@ -8,7 +8,7 @@ use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, noise};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 use crate::simnic::datagram::write_datagram;
 use lm_protocol::control::RejectReason;

@@ -8,7 +8,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 
 const LEN: usize = 300_000;

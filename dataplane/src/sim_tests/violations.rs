@@ -92,7 +92,7 @@ fn expect(mut bed: Bed, violation: Violation) {
         bed.completion(0).outcome,
         Outcome::Incomplete { .. } | Outcome::SessionEnded
     ));
-    bed.hosts[1].config.patience = std::time::Duration::from_secs(2);
+    bed.hosts[1].fixed.patience_ns = 2_000_000_000;
     for wire in [WireMode::Lm, WireMode::IpFrag] {
         let peer = bed.session(0, wire, 50_000);
         bed.exchange(0, peer, &noise(3, 50_000));

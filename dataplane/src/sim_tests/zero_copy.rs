@@ -15,7 +15,7 @@ use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
 use crate::completion::Outcome;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::error::ConnectError;
 use crate::message::Message;
 use crate::port::ModeRequest;

@@ -13,7 +13,7 @@ use super::{LIMIT_NS, Report};
 use crate::arena::pages_len;
 use crate::bounds::GENERAL_FRAMES;
 use crate::completion::{LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::landing::Inbound;
 use crate::message::Message;
 use crate::opening::spare_frame_count;
