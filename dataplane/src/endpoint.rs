@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use lm_cards::Interface;
 
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
-use crate::connect::ConnectOptions;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::counters::Counters;
 use crate::engine::Engine;
-use crate::error::ConnectError;
 use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::idle::{Idle, IdleStep};
 use crate::kernel::KernelNic;
@@ -137,7 +136,8 @@ impl Endpoint {
     }
 
     fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
-        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))?;
+        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))
+            .map_err(|error| ConnectError::Route(error.into()))?;
         let addressing = self.engine.addressing_to(to, hop.mac);
         let now_ns = self.now_ns();
         let index = self
@@ -555,8 +555,6 @@ impl Drop for Endpoint {
             let _ = self.engine.port.wait(Duration::from_millis(1));
         }
         self.engine.flush();
-        if let Some(mut client) = self.engine.admission.stewarded.client() {
-            client.finish();
-        }
+        self.engine.admission.stewarded.finish();
     }
 }

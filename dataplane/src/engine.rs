@@ -6,7 +6,7 @@
 //!              3 general channel: eager messages, acknowledgements, announcements, credits  (packets.rs); the rest waits
 //!                while somebody waits for the application's answer to what came
 //!              4 landing channel: fragments                                       (landing.rs)
-//!              5 the admission daemon's news, where there is one              (stewarded.rs); kernel UDP sockets:
+//!              5 the admission daemon's news, where there is one        (daemon_sessions.rs); kernel UDP sockets:
 //!                admission, and what the gate passed on                       (packets.rs, control.rs); handlers that are due
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
 //!                general frames

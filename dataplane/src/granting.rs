@@ -105,7 +105,7 @@ impl<P: Port> Engine<P> {
             self.notices.tell(fault, from);
         }
         if self.admission.stewarded.has_daemon() {
-            self.abort_at_daemon(session_key, delivered);
+            self.admission.stewarded.abort(session_key, delivered);
             self.close_landing(session_key, Closing::Ours);
             return;
         }

@@ -116,7 +116,7 @@ impl<P: Port> Engine<P> {
         let now_ns = self.looks.now_ns();
         self.counters.landing_lost += 1;
         self.end_sessions_on(transmit);
-        self.withdraw_offer(queue);
+        self.admission.stewarded.withdraw_offer(queue);
         let Some(landing) = &mut self.landing else { return };
         landing.failed_ns[0] = Some(now_ns);
         if !self.fixed.caps.witness {

@@ -10,6 +10,7 @@ use lm_protocol::session::Admit;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
 use crate::admission::Admissions;
+use crate::applying::Requests;
 use crate::arena::{Arena, pages_len};
 use crate::bounds::{
     DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, PEERS_MAX, TRANSMIT_FRAMES,
@@ -383,8 +384,7 @@ impl<P: Port> Parts<P> {
             landing: self.landing,
             peers: Peers::new(),
             admission: Admissions {
-                applying: Vec::with_capacity(8),
-                held: Vec::with_capacity(PEERS_MAX),
+                requests: Requests::new(PEERS_MAX),
                 node,
                 stewarded: Stewarded::new(daemon),
                 introductions: Introductions::new(&mut entropy, config.allow.clone()),

@@ -19,7 +19,7 @@ use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::handlers::Arrived;
-use crate::introductions::Back;
+use crate::hearing::Back;
 use crate::landing::{Datagram, Untaken};
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
@@ -608,7 +608,7 @@ impl<P: Port> Engine<P> {
         };
         match &mut self.admission.node {
             Some(own) => own.touched(key, Time::from_nanos(now_ns)),
-            None => self.admission.stewarded.touched |= 1 << inbound.row(),
+            None => self.admission.stewarded.touched(inbound.row()),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();

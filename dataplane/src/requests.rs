@@ -480,8 +480,8 @@ impl<P: Port> Engine<P> {
                 .as_ref()
                 .map_or(0, |outbound| outbound.unsettled() as u64);
         }
-        for applying in &self.admission.applying {
-            count += self.peers.at(applying.peer).unheard.len() as u64;
+        for index in self.admission.requests.peers() {
+            count += self.peers.at(index).unheard.len() as u64;
         }
         for position in 0..self.small.unconfirmed.len() {
             let index = self.small.unconfirmed[position];

@@ -13,8 +13,7 @@ use super::bed::{Bed, BedConfig, fill, noise};
 use super::integrity::kind;
 use super::times;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::connect::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::notices::Fault;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
@@ -193,7 +192,7 @@ impl Crowd {
         assert_eq!(self.sessions(), (holders, 0));
         let engine = &mut self.bed.hosts[self.late];
         assert!(
-            engine.admission.applying.is_empty() && !engine.is_leaving() && engine.sending.senders.is_empty()
+            engine.admission.requests.is_empty() && !engine.is_leaving() && engine.sending.senders.is_empty()
         );
         let peer = engine.peers.at(self.peer.index);
         assert!(peer.outbound.is_none() && !peer.applying);
@@ -283,7 +282,7 @@ fn a_refusal_is_no_waiting() {
         ),
         "{refused:?}"
     );
-    assert!(bed.hosts[0].admission.applying.is_empty());
+    assert!(bed.hosts[0].admission.requests.is_empty());
     // Who is granted a session at once has one, and no more.
     let peer = bed.session(0, WireMode::Lm, 20_000);
     bed.exchange(0, peer, &noise(1, 20_000));
@@ -346,7 +345,7 @@ fn a_receiver_that_dies_leaves_nothing_here() {
         crowd.bed.pass(Duration::from_secs(12));
         let engine = &mut crowd.bed.hosts[late];
         assert!(
-            engine.admission.applying.is_empty() && engine.sending.senders.is_empty() && !engine.is_leaving()
+            engine.admission.requests.is_empty() && engine.sending.senders.is_empty() && !engine.is_leaving()
         );
         assert_eq!(
             engine.loan(crowd.peer, LEN_MAX).unwrap_err(),

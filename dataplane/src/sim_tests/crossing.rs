@@ -224,7 +224,7 @@ impl Crossing {
     fn come_back(&mut self) {
         let (now_ns, (late, peer)) = (self.bed.now_ns, self.late);
         let engine = &mut self.bed.hosts[late];
-        if engine.admission.applying.is_empty() && engine.sending.senders.is_empty() {
+        if engine.admission.requests.is_empty() && engine.sending.senders.is_empty() {
             engine.apply(peer.index, &waiting(), now_ns);
         }
     }
@@ -532,7 +532,7 @@ fn messages_that_no_session_follows_end_with_it() {
         let expected: Vec<_> = (0..3).map(|tag| (tag, Outcome::SessionEnded)).collect();
         assert_eq!(ended, expected, "{last:?}");
         assert!(engine.peers.at(peer).outbound.is_none());
-        assert!(engine.admission.applying.is_empty());
+        assert!(engine.admission.requests.is_empty());
         crossing.bed.check_memory_of(HOLDER);
     }
 }

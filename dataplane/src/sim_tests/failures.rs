@@ -7,8 +7,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
 use crate::completion::{LoanError, Outcome, RecvError};
-use crate::connect::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::outbound::{Copied, Way};
 use crate::simnic::{self, WireConfig};
 

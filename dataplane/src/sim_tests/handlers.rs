@@ -237,7 +237,10 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             bed.hosts[1].small.held, 0,
             "a message that is dropped gives its frame back"
         );
-        assert!(bed.hosts[0].small.handlers.remove(id).is_some() && bed.hosts[0].small.handlers.remove(id).is_none());
+        assert!(
+            bed.hosts[0].small.handlers.remove(id).is_some()
+                && bed.hosts[0].small.handlers.remove(id).is_none()
+        );
     }
 }
 

@@ -252,7 +252,7 @@ proptest! {
         let now_ns = bed.now_ns;
         bed.hosts[0].apply(peer.index, &options, now_ns);
         bed.hosts[0].drive_admission(now_ns);
-        let request_id = bed.hosts[0].admission.applying[0].ticket.expect("it is asked for");
+        let request_id = bed.hosts[0].admission.requests.first_ticket().expect("it is asked for");
         // No honest answer comes.
         bed.wire.set_filter(|from, _| from == 0);
         let mut key = 0;

@@ -8,8 +8,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::connect::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 
 const LEN: usize = 300_000;
 
@@ -33,7 +32,7 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     let peer = in_the_middle(&mut bed);
     // No farewell: what was on its way is forgotten on this side alone. (Settled first, so that the memory is its own again.)
     let now_ns = bed.now_ns;
-    bed.hosts[0].admission.held.clear();
+    bed.hosts[0].admission.requests.forget_held();
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
     bed.hosts[0].told.completions().clear();

@@ -6,8 +6,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, ROUND_NS, TWO_QUEUES, data_address, fill, noise};
 use crate::completion::{LoanError, Outcome, SendError};
-use crate::connect::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::opening::Queues;
 use crate::simnic::{self, Delivery, WireConfig};
 
