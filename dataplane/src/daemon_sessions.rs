@@ -61,7 +61,7 @@ impl<P: Port> Engine<P> {
                 Ok(outcome) => self.told(ticket, outcome, now_ns),
                 Err(error) => self.admission.requests.fail(ticket, error),
             },
-            Ordered::Disown => self.sending.link.failed(WakeError::Gone),
+            Ordered::Disown => self.sending.link_failed(WakeError::Gone),
         }
     }
 

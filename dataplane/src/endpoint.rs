@@ -392,7 +392,7 @@ impl Endpoint {
     }
 
     fn check_link(&mut self) -> Result<(), SendError> {
-        match self.engine.sending.link.take_error() {
+        match self.engine.sending.take_link_error() {
             Some(_) => Err(SendError::Link),
             None => Ok(()),
         }
@@ -420,7 +420,7 @@ impl Endpoint {
             }
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
-                let busy = self.engine.sending.scheduler.awaits_completions()
+                let busy = self.engine.sending.awaits_completions()
                     || !self.engine.small.acknowledge.is_empty()
                     || (self.engine.landing.as_ref()).is_some_and(|landing| {
                         landing.sessions.entries.await_driver()
@@ -440,7 +440,7 @@ impl Endpoint {
     /// Sets what decides how much of a class of packets, or of all, may leave, or takes it away: with [`RateLimit`](crate::RateLimit) so many
     /// bits per second of all sessions together. Control packets are never held back; the port's shaper counts them.
     pub fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
-        self.engine.sending.scheduler.shape(scope, shaper);
+        self.engine.sending.shape(scope, shaper);
     }
 
     /// Registers packets that others make and that leave before messages, control packets aside. Its frames and descriptors are its own.
@@ -538,9 +538,9 @@ impl AsFd for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let now_ns = self.now_ns();
-        while let Some(&index) = self.engine.sending.senders.first() {
+        while let Some(&index) = self.engine.sending.senders().first() {
             self.engine.end_session(index, now_ns);
-            self.engine.sending.senders.retain(|&sender| sender != index);
+            self.engine.sending.remove_sender(index);
         }
         // What has arrived is confirmed before we go.
         self.poll();
@@ -554,7 +554,7 @@ impl Drop for Endpoint {
             self.engine.drive_admission(now_ns);
             let _ = self.engine.port.wait(Duration::from_millis(1));
         }
-        self.engine.flush();
+        self.engine.sending.flush();
         self.engine.admission.stewarded.finish();
     }
 }

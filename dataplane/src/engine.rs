@@ -26,6 +26,7 @@ use lm_protocol::time::Time;
 use lm_protocol::window::WindowShape;
 use lm_protocol::wire::Addressing;
 use lm_protocol::wire::ethernet::MacAddr;
+use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
 use crate::arena::Arena;
@@ -46,7 +47,6 @@ use crate::peer::Peers;
 use crate::polling::Flow;
 use crate::port::{Caps, Port, QueueDrops, RxQueue};
 use crate::release::Released;
-use crate::scheduler::Vacated;
 use crate::sending::Sending;
 use crate::small::Small;
 use crate::told::Told;
@@ -163,7 +163,7 @@ impl<P: Port> Engine<P> {
             self.forgive_pause(now_ns);
         }
         let mut work = self.take_back();
-        work += self.reap(false);
+        work += self.sending.reap(false, now_ns);
         self.poll_queues();
         let packets = self.receive_general(now_ns);
         work += packets;
@@ -177,10 +177,11 @@ impl<P: Port> Engine<P> {
         self.land_drained(now_ns);
         self.replenish();
         self.tell(now_ns, work == 0);
-        work += self.send_fragments(now_ns);
-        self.flush();
+        let (peers, small, memory) = (&mut self.peers, &mut self.small, &mut self.memory);
+        work += (self.sending).send_fragments(peers, small, memory, &mut self.counters, now_ns);
+        self.sending.flush();
         if work == 0 {
-            work += self.reap(true);
+            work += self.sending.reap(true, now_ns);
         }
         if self.looks.wants_timers(now_ns) {
             self.run_timers(now_ns);
@@ -200,7 +201,7 @@ impl<P: Port> Engine<P> {
     /// round, and a message would wait for half of one.
     pub(crate) fn linger(&mut self) {
         let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
-        let is_idle = !lands && self.sending.outgoing.is_empty() && !self.small.stream.is_hot();
+        let is_idle = !lands && self.sending.is_idle() && !self.small.stream.is_hot();
         let general = self.small.general.as_mut().filter(|_| is_idle);
         let Some(general) = general else {
             std::hint::spin_loop();
@@ -247,40 +248,9 @@ impl<P: Port> Engine<P> {
                 }
             }
             Released::TransmitFrame(address) => {
-                if let Some(frame) = self.sending.frames.reclaim(address) {
-                    self.sending.frames.put(frame);
-                }
+                self.sending.recover_frame(address);
             }
-            Released::SendRegion { start, len } => self.sending.arena.free(start, len),
-        }
-    }
-
-    /// Stage 2.
-    pub(crate) fn reap(&mut self, all: bool) -> usize {
-        let frames = &mut self.sending.frames;
-        let outgoing = &mut self.sending.outgoing;
-        let arena = &mut self.sending.arena;
-        let reaped = self.sending.scheduler.reap(all, |address| {
-            if !frames.completed(address)
-                && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
-            {
-                arena.free(start, len);
-            }
-        });
-        if !outgoing.unknown.is_empty() {
-            self.complete_flows();
-        }
-        reaped as usize
-    }
-
-    /// Tells flows which of their packets the device is done with.
-    #[cold]
-    fn complete_flows(&mut self) {
-        let now = Time::from_nanos(self.looks.now_ns());
-        for address in self.sending.outgoing.unknown.drain(..) {
-            if let Some(Vacated { start, len }) = self.sending.scheduler.completed(address, now) {
-                self.sending.arena.free(start, len);
-            }
+            Released::SendRegion { start, len } => self.sending.recover_region(start, len),
         }
     }
 
@@ -517,10 +487,24 @@ impl<P: Port> Engine<P> {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
                 if let Err(error) = rx.wake() {
-                    self.sending.link.failed(error);
+                    self.sending.link_failed(error);
                 }
             }
         }
+    }
+
+    /// When a handler is due, or a shaper lets the next packet go; `None` where none holds one back.
+    pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
+        let departure = self.sending.next_departure(&mut self.peers);
+        let next = [departure, self.small.handlers.due()].into_iter().flatten().min();
+        next.map(Time::as_nanos)
+    }
+
+    /// Sends one LM packet that is not a fragment. `false`: no room now; try again in a later round.
+    pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
+        let peer = self.peers.at(peer);
+        let to = (&peer.addressing, peer.data);
+        (self.sending).send_packet(self.port.side(), &mut self.memory, to, header, payload)
     }
 
     /// Addressing of packets to `data`, whose next hop has the address `mac`.

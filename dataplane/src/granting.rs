@@ -423,7 +423,7 @@ impl<P: Port> Engine<P> {
             landing.sessions.entries.free_quarantined(&mut landing.arena);
         } else {
             let registered_len = landing.registered_len;
-            self.flush();
+            self.sending.flush();
             if let Err(error) = self.rebuild_landing(registered_len) {
                 // If it is as it was, the zones stay quarantined until their entries are used.
                 tracing::debug!("the landing channel is not built anew: {error}");

@@ -145,7 +145,13 @@ impl<P: Port> Engine<P> {
             kind: message.kind(),
         };
         // As good as lost on the way: what it answers is repeated.
-        if !self.send_packet_to(addressing, to, &header, &bytes[HEADER_LEN..len]) {
+        if !self.sending.send_packet(
+            self.port.side(),
+            &mut self.memory,
+            (addressing, to),
+            &header,
+            &bytes[HEADER_LEN..len],
+        ) {
             self.counters.control_send_errors += 1;
         }
     }
@@ -199,7 +205,7 @@ impl<P: Port> Engine<P> {
             Socket::Control => self.send_control(socket, from, 0, &proof),
             Socket::Data => {
                 self.send_control_packet(&addressing, data, &proof);
-                self.reap(true);
+                self.sending.reap(true, now_ns);
                 let out = &mut self.peers.at(index).eager_out;
                 out.proving = out.oldest.is_some();
                 self.resend_eager(index, now_ns);

@@ -2,16 +2,12 @@
 
 use lm_protocol::landing::SessionAdmission;
 
-use crate::bounds::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::bounds::TRANSMIT_RING_LEN;
 use crate::engine::Engine;
 use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
-use crate::scheduler::Vacated;
-
-/// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
-const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
 
 /// How long a landing channel that was lost stays so: opening it may take as long as the queue is busy
 /// ([`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE)).
@@ -69,14 +65,7 @@ impl<P: Port> Engine<P> {
         let spec = |registered_len| self.landing_spec(landing.queue, registered_len);
         let (spec, before) = (spec(registered_len), spec(had));
         self.port.prepare(&spec)?;
-        // Our own packets on its TX ring would go with the socket, and nobody would send them again.
-        for _ in 0..FLUSHES_MAX {
-            if !self.sending.scheduler.queue(transmit).has_unsent() {
-                break;
-            }
-            self.flush();
-        }
-        self.reap(true);
+        self.sending.empty_queue(transmit, self.looks.now_ns());
         for released in self.sending.outgoing.abandoned(transmit) {
             self.recover(released);
         }
@@ -84,11 +73,8 @@ impl<P: Port> Engine<P> {
             return Ok(());
         };
         let was_open = landing.is_open;
-        for Vacated { start, len } in self.sending.scheduler.begin_anew(transmit) {
-            self.sending.arena.free(start, len);
-        }
-        let sends = self.sending.scheduler.queue(transmit);
-        let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
+        let tx = self.sending.begin_anew(transmit);
+        let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, tx, spec);
         let (result, has) = match rebuild(&spec) {
             Ok(()) => (Ok(()), Some(registered_len)),
             // A daemon may have a bound.
@@ -214,8 +200,8 @@ impl<P: Port> Engine<P> {
 
     /// Ends our own sessions that sent on a channel which is gone.
     fn end_sessions_on(&mut self, channel: usize) {
-        for position in (0..self.sending.senders.len()).rev() {
-            let index = self.sending.senders[position];
+        for position in (0..self.sending.senders().len()).rev() {
+            let index = self.sending.senders()[position];
             let outbound = self.peers.at(index).outbound.as_ref();
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
                 self.end_session(index, self.looks.now_ns());

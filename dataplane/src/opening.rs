@@ -20,7 +20,6 @@ use crate::capture::Capture;
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::daemon::Daemon;
-use crate::eager::TransmitFrames;
 use crate::engine::{Engine, Fixed, LandingSide};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
@@ -31,11 +30,9 @@ use crate::handlers::Handlers;
 use crate::introductions::Introductions;
 use crate::landing::{Sessions, sure_len};
 use crate::landing_channel;
-use crate::link::Link;
 use crate::looks::Looks;
 use crate::memory::Umem;
 use crate::notices::Notices;
-use crate::outbound::OutgoingTable;
 use crate::own_node::OwnNode;
 use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
@@ -353,7 +350,6 @@ impl<P: Port> Parts<P> {
     ) -> Engine<P> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
-        let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
         let capture = config.capture.clone().map(Capture::new);
         let (data, has_daemon) = (port.local(), daemon.is_some());
@@ -373,14 +369,14 @@ impl<P: Port> Parts<P> {
                 acknowledge: VecDeque::with_capacity(PEERS_MAX),
                 unconfirmed: Vec::with_capacity(PEERS_MAX),
             },
-            sending: Sending {
-                scheduler: self.scheduler.walking(fixed.caps.tx_steers),
-                frames: TransmitFrames::new(transmit_frames),
-                arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
-                outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
-                senders: Vec::with_capacity(PEERS_MAX),
-                link: Link::default(),
-            },
+            sending: Sending::new(
+                self.scheduler.walking(fixed.caps.tx_steers),
+                FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES),
+                (plan.send_arena, plan.send_len),
+                data,
+                (fixed.layout, fixed.chunk_len),
+                fixed.device_moves,
+            ),
             landing: self.landing,
             peers: Peers::new(),
             admission: Admissions {

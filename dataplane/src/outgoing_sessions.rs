@@ -116,9 +116,7 @@ impl<P: Port> Engine<P> {
         let outbound = outcome.and_then(|grant| self.granted(index, &grant, &options, now_ns));
         Some(outbound.map(|outbound| {
             self.peers.at(index).outbound = Some(outbound);
-            if !self.sending.senders.contains(&index) {
-                self.sending.senders.push(index);
-            }
+            self.sending.add_sender(index);
             self.hand_over_again(index, now_ns);
         }))
     }
@@ -153,7 +151,7 @@ impl<P: Port> Engine<P> {
             self.end_held(grant.session_key, 0, now_ns);
             return Err(ConnectError::Incompatible { peer });
         };
-        let channel = match (options.one_copy, self.sending.scheduler.general()) {
+        let channel = match (options.one_copy, self.sending.general_queue()) {
             (true, Some(general)) => Ok(general),
             _ => self.transmit_for(grant.tx_queue),
         };
@@ -199,7 +197,7 @@ impl<P: Port> Engine<P> {
         if self.landing.as_ref().is_some_and(is_lost) {
             return Ok(0);
         }
-        if let Some(found) = self.sending.scheduler.find(queue) {
+        if let Some(found) = self.sending.find_queue(queue) {
             return Ok(found);
         }
         let spec = QueueSpec {
@@ -222,13 +220,13 @@ impl<P: Port> Engine<P> {
             Err(source) => return Err(ConnectError::Queue { queue, source }),
         };
         let in_flight = self.fixed.tx_in_flight;
-        Ok(self.sending.scheduler.add(Transmit::new(queue, tx, in_flight)))
+        Ok(self.sending.add_queue(Transmit::new(queue, tx, in_flight)))
     }
 
     /// The receiver has ended a session that we still used; whether it can be right about what was delivered. `None`: there is
     /// no session with this key.
     pub(crate) fn take_ended(&mut self, from: SocketAddrV4, ended: &Ended, now_ns: u64) -> Option<bool> {
-        let found = self.sending.senders.iter().copied().find(|&index| {
+        let found = self.sending.senders().iter().copied().find(|&index| {
             let peer = self.peers.at(index);
             // Its program says it itself, or the node that granted it.
             [peer.data, peer.control].contains(&from)
@@ -272,7 +270,7 @@ impl<P: Port> Engine<P> {
             let messages = outbound.next_number.wrapping_sub(outbound.terms.first_message);
             self.end_held(outbound.terms.key, messages, now_ns);
         }
-        self.sending.senders.retain(|&sender| sender != index);
+        self.sending.remove_sender(index);
     }
 
     /// A session of ours ends, in which so many messages were sent, or a request is not wanted any more.

@@ -10,7 +10,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages, parse_packet};
+use lm_protocol::wire::lm::{LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET};
@@ -25,12 +25,9 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::scheduler::{Class, Packet, Put};
 
 /// Datagrams taken from the kernel's data socket in one round.
 pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
-/// Unacknowledged eager messages that are sent again at once.
-const EAGER_RESEND_MAX: usize = 64;
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 
@@ -316,6 +313,24 @@ impl<P: Port> Engine<P> {
         }
     }
 
+    /// Calls handlers that are due.
+    pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
+        if self.small.handlers.tick(Time::from_nanos(now_ns)) {
+            self.send_replies();
+        }
+    }
+
+    /// Sends what handlers reply.
+    fn send_replies(&mut self) {
+        let mut replies = std::mem::take(&mut self.small.handlers.replies);
+        replies.drain(|to, header, payload| {
+            if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
+                self.counters.control_send_errors += 1;
+            }
+        });
+        self.small.handlers.replies = replies;
+    }
+
     fn take_eager(
         &mut self,
         frame: Frame,
@@ -457,14 +472,9 @@ impl<P: Port> Engine<P> {
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         let (told, counters) = (&mut self.told, &mut self.counters);
-        let plausible = self.sending.frames.acknowledged(
-            &mut peer.eager_out,
-            id,
-            acknowledgement.next,
-            acknowledgement.limit,
-            now_ns,
-            |completion| told.ended(completion, counters),
-        );
+        let plausible = (self.sending).acknowledged(peer, id, acknowledgement, now_ns, |completion| {
+            told.ended(completion, counters);
+        });
         let proved = plausible && std::mem::take(&mut peer.eager_out.proving);
         if !plausible {
             let from = peer.data;
@@ -475,6 +485,12 @@ impl<P: Port> Engine<P> {
             self.resend_eager(index, now_ns);
         }
         plausible
+    }
+
+    /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
+    pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
+        let (side, peer) = (self.port.side(), self.peers.at(index));
+        (self.sending).resend(side, &mut self.memory, peer, &mut self.counters, now_ns);
     }
 
     /// A fragment that the gate passed on: repeated on request, late, or from elsewhere.
@@ -522,57 +538,6 @@ impl<P: Port> Engine<P> {
             .is_some_and(|inbound| inbound.settled.has_landed())
         {
             self.show_landed(now_ns);
-        }
-    }
-
-    /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
-    pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
-        let out = &mut self.peers.at(index).eager_out;
-        let mut next = out.oldest;
-        if next.is_none() {
-            return;
-        }
-        out.resent_ns = now_ns;
-        out.resends = out.resends.saturating_add(1);
-        let data = self.peers.at(index).data;
-        for _ in 0..EAGER_RESEND_MAX {
-            let Some(frame) = next else { break };
-            let (address, (len, trailer_len), in_kernel, following) =
-                self.sending.frames.unacknowledged(frame);
-            next = following;
-            if in_kernel {
-                continue;
-            }
-            let Ok(geometry) = self.fixed.layout.message(u64::from(len)) else {
-                break;
-            };
-            let packet = address + geometry.tx_frame_offset(0);
-            let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            if !self.sending.scheduler.has_room(Class::Small) {
-                break;
-            }
-            let small = Packet {
-                address: packet,
-                len: packet_len,
-                below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
-            };
-            match (self.sending.scheduler).put_small(self.port.side(), self.memory.umem(), data, &small) {
-                Put::OnRing => self.sending.frames.sent_again(frame),
-                Put::Copied => {}
-                Put::Refused => {
-                    self.counters.control_send_errors += 1;
-                    break;
-                }
-            }
-            self.memory.record(packet, packet_len);
-            self.counters.eager_resent += 1;
-            if let Some(outbound) = &mut self.peers.at(index).outbound {
-                outbound.spend(Class::Small, 1, packet_len.into());
-            }
-            self.sending
-                .scheduler
-                .shaping
-                .left(Class::Small, 0, 1, packet_len.into());
         }
     }
 
@@ -700,7 +665,7 @@ impl<P: Port> Engine<P> {
         match outbound.missing(&mut self.sending.outgoing, message, ranges) {
             true => {
                 self.counters.packets_used += 1;
-                self.sending.scheduler.shaping.lost(Class::Bulk, fragments);
+                self.sending.lost(fragments);
             }
             false => self.reject(Fault::Missing, from),
         }

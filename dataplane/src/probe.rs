@@ -12,7 +12,6 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::engine::Engine;
 use crate::notices::Fault;
 use crate::port::Port;
-use crate::scheduler::Class;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -64,7 +63,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
-        let queue = match (&peer.outbound, self.sending.scheduler.general()) {
+        let queue = match (&peer.outbound, self.sending.general_queue()) {
             (Some(outbound), _) if by_landing => outbound.terms.channel,
             (_, Some(general)) if !by_landing => general,
             // The session is over, or our small traffic goes through the kernel's socket.
@@ -72,12 +71,9 @@ impl<P: Port> Engine<P> {
         };
         let mut addressing = peer.addressing;
         addressing.dst_port = request_id as u16;
-        if addressing.dst_port == 0 || self.sending.scheduler.queue(queue).room(Class::Control) == 0 {
+        if addressing.dst_port == 0 {
             return;
         }
-        let Some(frame) = self.sending.frames.take_for_control() else {
-            return;
-        };
         let header = LmHeader::Control {
             request_id,
             kind: KIND_PROBE,
@@ -86,9 +82,6 @@ impl<P: Port> Engine<P> {
         let len = addressing
             .write_headers(&mut packet, &header, 0)
             .expect("128 bytes hold any header");
-        let address = frame.address();
-        self.memory.umem().copy_to(address, &packet[..len]);
-        self.sending.scheduler.put_control_on(queue, address, len as u32);
-        self.sending.frames.control_sent(frame);
+        (self.sending).send_on_queue(queue, &self.memory, &packet[..len]);
     }
 }

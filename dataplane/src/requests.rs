@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
 use lm_protocol::serial;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
+use lm_protocol::wire::lm::LmHeader;
 
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
@@ -19,7 +19,8 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, Packet, Put, Vacated};
+use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec};
+use crate::sending::SmallMessage;
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -40,11 +41,7 @@ impl<P: Port> Engine<P> {
             let geometry = layout
                 .message(len)
                 .map_err(|_| LoanError::TooLarge { limit: 0 })?;
-            let frame = self
-                .sending
-                .frames
-                .take_for_message()
-                .ok_or(LoanError::WouldBlock)?;
+            let frame = self.sending.take_frame().ok_or(LoanError::WouldBlock)?;
             let start = frame.into_address();
             return Ok(SendRegion::new(
                 self.memory.way_back(),
@@ -74,16 +71,15 @@ impl<P: Port> Engine<P> {
             limit: terms.max_message_len,
         })?;
         let region_len = geometry.tx_region_len();
-        if pages_len(region_len) > self.sending.arena.len() {
-            let strides = self.sending.arena.len() / geometry.tx_stride().max(1);
+        if pages_len(region_len) > self.sending.region_len_max() {
+            let strides = self.sending.region_len_max() / geometry.tx_stride().max(1);
             return Err(LoanError::TooLarge {
                 limit: strides * u64::from(terms.layout.payload_len()),
             });
         }
         let start = self
             .sending
-            .arena
-            .allocate(region_len)
+            .take_region(region_len)
             .ok_or(LoanError::WouldBlock)?;
         let released = Released::SendRegion {
             start,
@@ -152,11 +148,11 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let geometry = self.fixed.layout.message(len).ok()?;
-        let Some(frame) = self.sending.frames.take_for_message() else {
+        let Some(frame) = self.sending.take_frame() else {
             return Some(Err(SendError::WouldBlock));
         };
         if let Err(reason) = self.may_send_eager(id, now_ns) {
-            self.sending.frames.put(frame);
+            self.sending.recover_frame(frame.into_address());
             return Some(Err(reason));
         }
         let start = frame.into_address();
@@ -188,15 +184,11 @@ impl<P: Port> Engine<P> {
             }
             return Err(SendError::WouldBlock);
         }
-        if !self.sending.scheduler.has_room(Class::Small) {
-            return Err(SendError::WouldBlock);
-        }
         // The last question: what it allows leaves.
-        if self.sending.scheduler.shaping.take(Class::Small, 1, now) == 0 {
-            self.counters.classes_starved += self.sending.scheduler.shaping.take_starved();
-            return Err(SendError::WouldBlock);
+        match self.sending.allows_message(&mut self.counters, now) {
+            true => Ok(()),
+            false => Err(SendError::WouldBlock),
         }
-        Ok(())
     }
 
     fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
@@ -231,8 +223,7 @@ impl<P: Port> Engine<P> {
         now_ns: u64,
     ) {
         let answers = self.small.stream.sent(now_ns);
-        let fragment = geometry.fragment(0);
-        let acknowledges = self.acknowledgement_behind(index, fragment.len.into());
+        let acknowledges = self.acknowledgement_behind(index, geometry.fragment(0).len.into());
         let peer = self.peers.at(index);
         let number = peer.eager_out.next;
         let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);
@@ -243,69 +234,25 @@ impl<P: Port> Engine<P> {
             digested: self.fixed.integrity.has_digests(),
             acknowledges,
         };
-        let packet = start + geometry.tx_frame_offset(0);
-        let header_len = peer.addressing.header_len();
-        // SAFETY: the range lies inside a transmit frame that the engine owns now: the kernel has no entry for it, and nobody else
-        // reads or writes it.
-        let headers = unsafe { self.memory.umem().mapping().slice_mut(packet, header_len as u64) };
-        peer.addressing
-            .write_headers(headers, &header, usize::from(fragment.len))
-            .expect("as many bytes as the headers take");
-        let trailer_len = header.trailer_len() as u32;
-        let packet_len = u32::from(fragment.frame_len()) + trailer_len;
-        if let Some(outbound) = &mut peer.outbound {
-            outbound.spend(Class::Small, 1, packet_len.into());
-        }
-        self.sending
-            .scheduler
-            .shaping
-            .left(Class::Small, 1, 1, packet_len.into());
-        if trailer_len > 0 {
-            // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
-            let payload = packet + header_len as u64;
-            let len = u64::from(fragment.len);
-            // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
-            let bytes = unsafe { self.memory.umem().mapping().slice(payload, len) };
-            let trailer = Trailer::new(&header, bytes, self.port.local());
-            self.memory.umem().copy_to(payload + len, trailer.as_bytes());
-        }
-        let small = Packet {
-            address: packet,
-            len: packet_len,
-            below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
-        };
-        // Somebody waits for an answer: it leaves before the books are kept.
-        let (side, failed) = (self.port.side(), |error| self.sending.link.failed(error));
-        let put = (self.sending.scheduler).put_message(
-            side,
-            self.memory.umem(),
-            peer.data,
-            &small,
+        let message = SmallMessage {
+            address,
+            start,
+            geometry,
+            tag,
+            token,
             answers,
-            failed,
-        );
-        if put == Put::Refused {
-            self.counters.control_send_errors += 1;
-        } else if let Some(acknowledgement) = acknowledges {
-            peer.eager_in.told(&acknowledgement);
-        }
-        self.memory.record(packet, packet_len);
-        let frame = self
-            .sending
-            .frames
-            .reclaim(address)
-            .expect("the region was a transmit frame");
+        };
         if !peer.eager_out.watched {
             peer.eager_out.watched = true;
             self.small.unconfirmed.push(index);
         }
-        self.sending.frames.message_sent(
-            &mut peer.eager_out,
-            frame,
-            put == Put::OnRing,
-            token,
-            tag,
-            (u32::from(fragment.len), trailer_len),
+        let (side, memory) = (self.port.side(), &mut self.memory);
+        (self.sending).send_message(
+            side,
+            memory,
+            peer,
+            (&header, &message),
+            &mut self.counters,
             now_ns,
         );
     }
@@ -315,7 +262,7 @@ impl<P: Port> Engine<P> {
         if let Some(message) = self.told.next_message()? {
             return Ok(Some(message));
         }
-        if self.sending.link.take_error().is_some() {
+        if self.sending.take_link_error().is_some() {
             return Err(RecvError::Link);
         }
         Ok(None)
@@ -426,53 +373,29 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         peer.plain = true;
         peer.outbound = Some(Outbound::new(terms, now_ns));
-        if !self.sending.senders.contains(&index) {
-            self.sending.senders.push(index);
-        }
+        self.sending.add_sender(index);
         Ok(())
     }
 
     /// Registers a flow, with frames of its own.
     pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
-        let frame_len = self.fixed.chunk_len;
-        let len = u64::from(spec.frames) * u64::from(frame_len);
-        if spec.frames == 0 || spec.descriptors == 0 {
-            return Err(FlowError::Empty);
-        }
-        let peer = self.peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
-        let addressing = peer.addressing;
-        let start = self.sending.arena.allocate(len).ok_or(FlowError::NoMemory)?;
-        self.sending.outgoing.disown(start, len);
-        let added = self
-            .sending
-            .scheduler
-            .add_flow(spec, &addressing, (start, frame_len), flow);
-        if added.is_err() {
-            self.sending.arena.free(start, len);
-        }
-        self.small
-            .stream
-            .never_hurries(self.sending.scheduler.has_flows());
+        let added = self.sending.add_flow(&mut self.peers, spec, flow);
+        (self.small.stream).never_hurries(self.sending.has_flows());
         added
     }
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let (flow, vacated) = self.sending.scheduler.remove_flow(id)?;
-        if let Some(Vacated { start, len }) = vacated {
-            self.sending.arena.free(start, len);
-        }
-        self.small
-            .stream
-            .never_hurries(self.sending.scheduler.has_flows());
-        Some(flow)
+        let removed = self.sending.remove_flow(id);
+        (self.small.stream).never_hurries(self.sending.has_flows());
+        removed
     }
 
     /// Messages handed over and not settled.
     pub(crate) fn unconfirmed_messages(&mut self) -> u64 {
         let mut count = 0;
-        for position in 0..self.sending.senders.len() {
-            let index = self.sending.senders[position];
+        for position in 0..self.sending.senders().len() {
+            let index = self.sending.senders()[position];
             count += self
                 .peers
                 .at(index)

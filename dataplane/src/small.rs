@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::frames::FramePool;
 use crate::handlers::Handlers;
+use crate::port::RxQueue;
 use crate::stream::Stream;
 
 /// Receive side of the general channel.
@@ -34,4 +35,13 @@ pub(crate) struct Small<R> {
     pub(crate) acknowledge: VecDeque<u16>,
     /// Peers with messages of ours that they have not acknowledged.
     pub(crate) unconfirmed: Vec<u16>,
+}
+
+impl<R: RxQueue> Small<R> {
+    /// Whether packets have come since the round looked for some: what they ask for goes before the next burst.
+    #[inline]
+    pub(crate) fn has_come(&mut self) -> bool {
+        let general = self.general.as_mut();
+        general.is_some_and(|general| general.rx.available(1) > 0)
+    }
 }

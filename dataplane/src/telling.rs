@@ -27,11 +27,12 @@ impl<P: Port> Engine<P> {
             self.ask_for_missing(row, now_ns);
             self.ask_for_digests(row, now_ns);
         }
-        for position in 0..self.sending.senders.len() {
-            let index = self.sending.senders[position];
+        for position in 0..self.sending.senders().len() {
+            let index = self.sending.senders()[position];
             self.announce(index, now_ns);
             self.send_manifests(index);
-            self.send_repetitions(index, now_ns);
+            let (side, peer) = (self.port.side(), self.peers.at(index));
+            (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
         }
     }
 

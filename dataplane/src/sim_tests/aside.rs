@@ -192,7 +192,9 @@ impl Crowd {
         assert_eq!(self.sessions(), (holders, 0));
         let engine = &mut self.bed.hosts[self.late];
         assert!(
-            engine.admission.requests.is_empty() && !engine.is_leaving() && engine.sending.senders.is_empty()
+            engine.admission.requests.is_empty()
+                && !engine.is_leaving()
+                && engine.sending.senders().is_empty()
         );
         let peer = engine.peers.at(self.peer.index);
         assert!(peer.outbound.is_none() && !peer.applying);
@@ -345,7 +347,9 @@ fn a_receiver_that_dies_leaves_nothing_here() {
         crowd.bed.pass(Duration::from_secs(12));
         let engine = &mut crowd.bed.hosts[late];
         assert!(
-            engine.admission.requests.is_empty() && engine.sending.senders.is_empty() && !engine.is_leaving()
+            engine.admission.requests.is_empty()
+                && engine.sending.senders().is_empty()
+                && !engine.is_leaving()
         );
         assert_eq!(
             engine.loan(crowd.peer, LEN_MAX).unwrap_err(),

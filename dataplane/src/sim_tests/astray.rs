@@ -14,7 +14,7 @@ const COUNT: u64 = LEN.div_ceil(1448) as u64;
 /// From now on `host`'s fragments leave on the transmit queue whose packets reach the receiver's queue of the same number.
 fn send_on_queue(bed: &mut Bed, host: usize, peer: PeerId, queue: u32) {
     let engine = &mut bed.hosts[host];
-    let channel = engine.sending.scheduler.find(queue).expect("a channel");
+    let channel = engine.sending.scheduler().find(queue).expect("a channel");
     let outbound = engine.peers.at(peer.index).outbound.as_mut();
     outbound.expect("a session").terms.channel = channel;
 }

@@ -553,19 +553,19 @@ impl Bed {
         );
         assert_eq!(engine.small.held, 0, "host {host}");
         assert_eq!(
-            engine.sending.frames.available(),
+            engine.sending.parts().1.available(),
             TRANSMIT_FRAMES as usize,
             "transmit frames of host {host}"
         );
-        assert_eq!(engine.sending.arena.live(), 0, "send regions of host {host}");
-        assert!(engine.sending.arena.is_whole(), "send arena of host {host}");
+        assert_eq!(engine.sending.arena().live(), 0, "send regions of host {host}");
+        assert!(engine.sending.arena().is_whole(), "send arena of host {host}");
         #[cfg(test)]
         assert_eq!(
             engine.sending.outgoing.available(),
             OUTGOING_MAX,
             "outgoing messages of host {host}"
         );
-        for transmit in engine.sending.scheduler.queues() {
+        for transmit in engine.sending.scheduler().queues() {
             assert_eq!(transmit.in_flight(), 0, "queue {} of host {host}", transmit.queue);
         }
         if let Some(landing) = &engine.landing {
@@ -592,7 +592,7 @@ impl Bed {
             assert_eq!(counters.frames_exhausted, 0, "host {host}");
             assert_eq!(counters.control_send_errors, 0, "host {host}");
             assert_eq!(counters.landing_lost, 0, "host {host}");
-            for transmit in engine.sending.scheduler.queues() {
+            for transmit in engine.sending.scheduler().queues() {
                 let statistics = engine.port.statistics(transmit.queue).expect("an open channel");
                 assert_eq!(
                     (

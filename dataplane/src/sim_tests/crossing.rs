@@ -224,7 +224,7 @@ impl Crossing {
     fn come_back(&mut self) {
         let (now_ns, (late, peer)) = (self.bed.now_ns, self.late);
         let engine = &mut self.bed.hosts[late];
-        if engine.admission.requests.is_empty() && engine.sending.senders.is_empty() {
+        if engine.admission.requests.is_empty() && engine.sending.senders().is_empty() {
             engine.apply(peer.index, &waiting(), now_ns);
         }
     }

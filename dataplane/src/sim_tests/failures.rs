@@ -28,20 +28,21 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     bed.alone(0, 3);
     let now_ns = bed.now_ns;
     let engine = &mut bed.hosts[1];
-    let peer = engine.sending.senders[0];
+    let peer = engine.sending.senders()[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
+    let (scheduler, frames, outgoing) = engine.sending.parts();
     let mut way = Way {
-        channel: engine.sending.scheduler.queue(outbound.terms.channel),
+        channel: scheduler.queue(outbound.terms.channel),
         umem: engine.memory.umem(),
         piece_len: engine.fixed.chunk_len,
         more_pieces: 0,
         bytes: 0,
-        frames: &mut engine.sending.frames,
+        frames,
         device_reads: false,
         copied: Copied::default(),
     };
-    let sent = outbound.transmit(&mut engine.sending.outgoing, &mut way, 100, now_ns, None);
+    let sent = outbound.transmit(outgoing, &mut way, 100, now_ns, None);
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;
@@ -156,7 +157,7 @@ fn a_dead_receiver_is_noticed_within_the_lease() {
         LoanError::NoSession
     );
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
-    assert_eq!(bed.hosts[0].sending.arena.live(), 0);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 0);
 }
 
 /// Loses everything from one fragment on, and sees both sides name what is missing: the paper's service.

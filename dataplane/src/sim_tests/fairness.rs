@@ -224,7 +224,7 @@ fn control_finds_a_descriptor_on_a_queue_full_of_bulk() {
     assert_eq!(bed.hosts[0].counters.data_packets_sent, before);
     let (limit, queue) = (
         bed.hosts[0].fixed.tx_in_flight,
-        &bed.hosts[0].sending.scheduler.queues()[0],
+        &bed.hosts[0].sending.scheduler().queues()[0],
     );
     assert!(
         queue.in_flight() > limit * 3 / 4,

@@ -61,7 +61,7 @@ impl Siege {
 
     fn key(&mut self, to: usize) -> u64 {
         let engine = &mut self.bed.hosts[to];
-        let outbound = engine.sending.senders.first().copied().and_then(|index| {
+        let outbound = engine.sending.senders().first().copied().and_then(|index| {
             let outbound = engine.peers.at(index).outbound.as_ref()?;
             Some(outbound.terms.key)
         });

@@ -62,7 +62,7 @@ fn in_generic_mode_the_next_queue_reaches_the_landing_queue() {
     let queues = |bed: &Bed| {
         bed.hosts[0]
             .sending
-            .scheduler
+            .scheduler()
             .queues()
             .iter()
             .map(|queue| queue.queue)

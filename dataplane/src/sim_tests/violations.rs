@@ -338,7 +338,7 @@ fn a_packet_lost_behind_the_gate() {
 fn a_violation_found_at_the_end_of_a_session() {
     let mut tampered = bed(false, WireMode::Lm);
     change_log(&mut tampered, 2, |entry| entry.index ^= 1);
-    let peer = tampered.hosts[0].sending.senders[0];
+    let peer = tampered.hosts[0].sending.senders()[0];
     let now_ns = tampered.now_ns;
     tampered.hosts[0].end_session(peer, now_ns);
     assert!(matches!(

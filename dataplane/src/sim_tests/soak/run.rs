@@ -145,7 +145,7 @@ impl Run {
     /// Fragments of the host's session leave on another queue from now on.
     fn take_a_detour(&mut self, host: usize) {
         let engine = &mut self.bed.hosts[host];
-        let Some(general) = engine.sending.scheduler.general() else {
+        let Some(general) = engine.sending.scheduler().general() else {
             return;
         };
         let outbound = engine
@@ -473,7 +473,7 @@ impl Run {
             application.dead
                 || (application.held.is_empty()
                     && (engine.landing.iter()).all(|landing| landing.sessions.iter().all(Inbound::is_idle))
-                    && engine.sending.arena.live() == 0)
+                    && engine.sending.arena().live() == 0)
         })
     }
 
@@ -516,7 +516,7 @@ impl Run {
         let now_ns = self.bed.now_ns;
         for host in [0, 1] {
             while !self.applications[host].dead
-                && let Some(&peer) = self.bed.hosts[host].sending.senders.first()
+                && let Some(&peer) = self.bed.hosts[host].sending.senders().first()
             {
                 self.bed.hosts[host].end_session(peer, now_ns);
             }
