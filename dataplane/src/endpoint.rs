@@ -148,9 +148,8 @@ impl Endpoint {
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
         peer.wanted = true;
-        let mut steer = |queue| self.engine.port.steer(Steer::General { queue, from: to });
-        let general = self.engine.small.general.as_ref();
-        if let Some(Err(error)) = general.map(|general| steer(general.queue)) {
+        let steer = |queue| self.engine.port.steer(Steer::General { queue, from: to });
+        if let Some(Err(error)) = self.engine.small.queue().map(steer) {
             tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
         }
         Ok(index)
@@ -421,7 +420,7 @@ impl Endpoint {
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
                 let busy = self.engine.sending.awaits_completions()
-                    || !self.engine.small.acknowledge.is_empty()
+                    || self.engine.small.owed() > 0
                     || (self.engine.landing.as_ref()).is_some_and(|landing| {
                         landing.sessions.entries.await_driver()
                             || landing.sessions.iter().any(|inbound| inbound.told.changed)

@@ -30,10 +30,9 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
 use crate::arena::Arena;
-use crate::bounds::{GENERAL_FRAMES_FOR_SOCKET, OnTheWay};
+use crate::bounds::OnTheWay;
 use crate::control::CONTROL_PER_LOOK;
 use crate::counters::Counters;
-use crate::eager::EAGER_CREDIT;
 use crate::footprint::Footprint;
 use crate::granting::Past;
 use crate::landing::{Sessions, Zone};
@@ -51,10 +50,6 @@ use crate::sending::Sending;
 use crate::small::Small;
 use crate::told::Told;
 
-/// General frames posted beside those that the peers' eager credits cover, for control packets; few enough to stay in the
-/// cache.
-const GENERAL_FRAMES_SPARE: u32 = 128;
-
 /// Packets taken from an RX ring in one round, so that no stage starves the others.
 pub(crate) const RECEIVE_BURST: u32 = 256;
 
@@ -63,8 +58,6 @@ pub(crate) const RECEIVE_BURST: u32 = 256;
 pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
 /// So long at most when there is other work in every round.
 pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
-/// Looks for packets between two idle rounds: some 20 ns each, with what the processor waits in `spin_loop`.
-const LOOKS_MAX: u32 = 16;
 /// Receive side of the landing channel.
 #[derive(Debug)]
 pub(crate) struct LandingSide<R> {
@@ -202,16 +195,9 @@ impl<P: Port> Engine<P> {
     pub(crate) fn linger(&mut self) {
         let lands = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_packets());
         let is_idle = !lands && self.sending.is_idle() && !self.small.stream.is_hot();
-        let general = self.small.general.as_mut().filter(|_| is_idle);
-        let Some(general) = general else {
-            std::hint::spin_loop();
-            return;
-        };
-        for _ in 0..LOOKS_MAX {
-            if general.rx.available(1) > 0 {
-                break;
-            }
-            std::hint::spin_loop();
+        match is_idle && self.small.queue().is_some() {
+            true => self.small.linger(),
+            false => std::hint::spin_loop(),
         }
     }
 
@@ -237,10 +223,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn recover(&mut self, released: Released) {
         match released {
             Released::GeneralFrame(address) => {
-                if let Some(frame) = self.small.frames.reclaim(address) {
-                    self.small.frames.put(frame);
-                    self.small.held -= 1;
-                }
+                self.small.recover(address);
             }
             Released::Zone { start, len } => {
                 if let Some(landing) = &mut self.landing {
@@ -256,17 +239,15 @@ impl<P: Port> Engine<P> {
 
     /// Stage 3: takes packets of the general channel. A frame either becomes a message or goes back at once.
     fn receive_general(&mut self, now_ns: u64) -> usize {
-        let Some(general) = &mut self.small.general else {
+        let Some(packets) = self.small.available(RECEIVE_BURST) else {
             return 0;
         };
-        let packets = general.rx.available(RECEIVE_BURST);
         let shows_footprint = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_sought());
         for offset in 0..packets {
-            let Some(general) = &mut self.small.general else {
+            let Some((descriptor, frame)) = self.small.packet(offset) else {
                 break;
             };
-            let descriptor = general.rx.packet(offset);
-            let Some(frame) = self.small.frames.reclaim(descriptor.start()) else {
+            let Some(frame) = frame else {
                 let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
                 self.reject(Fault::Frame, nobody);
                 continue;
@@ -277,13 +258,7 @@ impl<P: Port> Engine<P> {
             self.counters.general_packets += 1;
             self.take_packet(frame, descriptor.start(), descriptor.len, now_ns);
         }
-        self.small.stream.looked(packets);
-        if packets > 0
-            && let Some(general) = &mut self.small.general
-        {
-            general.rx.release(packets);
-            general.received += u64::from(packets);
-        }
+        self.small.release(packets);
         packets as usize
     }
 
@@ -398,7 +373,7 @@ impl<P: Port> Engine<P> {
         // Nothing that comes this way is in a hurry, unless there is no general channel.
         let repairs =
             (self.landing.as_ref()).is_some_and(|landing| landing.sessions.awaits_datagrams(now_ns));
-        if !(self.looks).wants_count(repairs || self.small.general.is_none(), now_ns) {
+        if !(self.looks).wants_count(repairs || self.small.queue().is_none(), now_ns) {
             return 0;
         }
         if !self.looks.wants_sockets(self.port.passed_count(), now_ns) {
@@ -425,39 +400,14 @@ impl<P: Port> Engine<P> {
 
     /// Stage 6.
     fn replenish(&mut self) {
-        if let Some(general) = &mut self.small.general {
-            // The frames used last come first, and only as many as the peers' credits allow: a short list of
-            // frames stays in the cache.
-            let target = self.fixed.kept_frames
-                + GENERAL_FRAMES_SPARE
-                + EAGER_CREDIT.most * self.peers.len().max(1) as u32;
-            let posted = general.posted.saturating_sub(general.received) as u32;
-            let free = (self.small.frames.available() as u32).saturating_sub(GENERAL_FRAMES_FOR_SOCKET);
-            let wanted = target.saturating_sub(posted).min(free);
-            let count = match wanted {
-                0 => 0,
-                _ => general.rx.room(wanted).min(wanted),
-            };
-            for offset in 0..count {
-                let frame = self.small.frames.take().expect("as many as were counted");
-                if let Some(landing) = &mut self.landing
-                    && let Some(probe) = landing.footprint.sought()
-                {
-                    self.memory
-                        .umem()
-                        .copy_to(frame.address(), probe.prepare(frame.address()));
-                }
-                general.rx.write(offset, frame.into_address());
+        let (landing, umem) = (&mut self.landing, self.memory.umem());
+        self.small.replenish(self.peers.len(), |frame| {
+            if let Some(landing) = landing
+                && let Some(probe) = landing.footprint.sought()
+            {
+                umem.copy_to(frame, probe.prepare(frame));
             }
-            if count > 0 {
-                general.rx.submit(count);
-                general.posted += u64::from(count);
-                if self.fixed.kept_frames > 0 {
-                    let allowed = general.posted.saturating_sub(self.fixed.kept_frames.into());
-                    general.rx.allow(allowed);
-                }
-            }
-        }
+        });
         if let Some(landing) = &mut self.landing
             && !landing.sessions.is_empty()
         {
@@ -478,8 +428,7 @@ impl<P: Port> Engine<P> {
     /// Wakes drivers that have no entries while there are some: they take them when a packet comes, and without entries none does.
     /// Asked in every round, because a driver that finds the ring empty asks to be woken without looking again.
     fn wake_receivers(&mut self) {
-        let general = self.small.general.as_mut();
-        let general = general.map(|general| (&mut general.rx, &mut general.woken));
+        let general = self.small.receiver();
         let landing = self.landing.as_mut();
         let landing = landing.map(|landing| (&mut landing.rx, &mut landing.woken));
         for (rx, woken) in general.into_iter().chain(landing) {

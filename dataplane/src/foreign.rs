@@ -65,7 +65,7 @@ impl<P: Port> Engine<P> {
                 self.counters.landing_heard += 1;
                 self.take_control(from, payload, now_ns);
             } else if port == local.port()
-                && let Some(frame) = self.small.frames.take()
+                && let Some(frame) = self.small.take_frame()
             {
                 self.counters.landing_heard += 1;
                 let start = packet_start(frame.address());

@@ -220,7 +220,7 @@ impl<P: Port> Engine<P> {
         hashed: HashInput,
         alone: bool,
     ) -> Result<Option<NonZeroU16>, PortError> {
-        let general = self.small.general.as_ref().map(|general| general.queue);
+        let general = self.small.queue();
         let elsewhere = self.elsewhere();
         if let Some(landing) = &mut self.landing {
             landing.led_ns = Some(self.looks.now_ns());

@@ -42,7 +42,6 @@ use crate::scheduler::{Scheduler, Transmit};
 use crate::sending::Sending;
 use crate::small::{General, Small};
 use crate::stewarded::Stewarded;
-use crate::stream::Stream;
 use crate::told::Told;
 
 /// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
@@ -287,13 +286,7 @@ impl<P: Port> Parts<P> {
                 tx_len: TRANSMIT_RING_LEN,
             };
             let (rx, tx) = open_once_free(port, &spec)?;
-            general = Some(General {
-                queue,
-                posted: rx.accepted(),
-                received: rx.accepted(),
-                rx,
-                woken: false,
-            });
+            general = Some(General::new(queue, rx));
             scheduler.add_general(Transmit::new(queue, tx, in_flight));
         }
         let mut landing = None;
@@ -360,15 +353,12 @@ impl<P: Port> Parts<P> {
             port,
             fixed,
             memory: PacketMemory::new(umem, outside, capture),
-            small: Small {
-                general: self.general,
-                frames: self.frames,
-                held: 0,
-                handlers: Handlers::new(fixed.mtu),
-                stream: Stream::default(),
-                acknowledge: VecDeque::with_capacity(PEERS_MAX),
-                unconfirmed: Vec::with_capacity(PEERS_MAX),
-            },
+            small: Small::new(
+                self.general,
+                self.frames,
+                fixed.kept_frames,
+                Handlers::new(fixed.mtu),
+            ),
             sending: Sending::new(
                 self.scheduler.walking(fixed.caps.tx_steers),
                 FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES),

@@ -13,7 +13,7 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPack
 use lm_protocol::wire::lm::{LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET};
+use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
@@ -53,10 +53,12 @@ impl<P: Port> Engine<P> {
                 _ => Fault::Malformed,
             };
             self.reject(fault, source_of(bytes));
-            self.small.frames.put(frame);
+            self.small.looked_at(Some(frame));
             return;
         };
-        self.take_lm(frame, addressing, &packet, now_ns);
+        let mut frame = Some(frame);
+        self.take_lm(&mut frame, addressing, &packet, now_ns);
+        self.small.looked_at(frame);
     }
 
     /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame, or, where fragments may
@@ -64,99 +66,106 @@ impl<P: Port> Engine<P> {
     pub(crate) fn receive_data_datagrams(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         while count < DATAGRAMS_PER_LOOK {
-            let Some(frame) = self.small.frames.take() else {
+            let Some(frame) = self.small.take_frame() else {
                 self.counters.frames_exhausted += 1;
                 break;
             };
-            let in_frame = crate::engine::packet_start(frame.address());
-            let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
-            let (start, space) = match self.fixed.caps.capacity {
-                0 => (in_frame, frame_space),
-                _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
-            };
-            let event = self
-                .port
-                .side()
-                .recv_into(Socket::Data, self.memory.umem(), start, space);
-            let (from, len) = match event {
-                Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
-                Ok(Some(SocketEvent::Refused(by))) => {
-                    self.take_refusal(by);
-                    self.small.frames.put(frame);
-                    count += 1;
-                    continue;
-                }
-                Ok(Some(SocketEvent::TooLong(from))) => {
-                    self.counters.one_copy_packets += 1;
-                    self.reject(Fault::Malformed, from);
-                    self.small.frames.put(frame);
-                    count += 1;
-                    continue;
-                }
-                Ok(None) | Err(_) => {
-                    self.small.frames.put(frame);
-                    break;
-                }
-            };
-            count += 1;
-            let pointer = self.memory.pointer(start, len as u64);
-            // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
-            let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-            self.counters.one_copy_packets += 1;
-            let packet = match parse_packet(bytes) {
-                Ok(parsed) => parsed,
-                Err(error) => {
-                    match error {
-                        LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
-                        _ => self.reject(Fault::Malformed, from),
-                    }
-                    self.small.frames.put(frame);
-                    continue;
-                }
-            };
-            if let LmHeader::Data {
-                session_key,
-                message,
-                index,
-                count,
-            } = packet.header
-            {
-                // It is never answered.
-                self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
-                self.small.frames.put(frame);
-                continue;
+            let address = frame.address();
+            let mut frame = Some(frame);
+            let was_there = self.receive_data_datagram(&mut frame, address, now_ns);
+            self.small.looked_at(frame);
+            if !was_there {
+                break;
             }
-            let packet = match start == in_frame {
-                true => Some(packet),
-                // It may be kept as a message: in a frame of its own.
-                false if len as u64 <= frame_space => {
-                    self.memory.umem().copy_within(start, in_frame, len as u64);
-                    let pointer = self.memory.pointer(in_frame, len as u64);
-                    // SAFETY: as above.
-                    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-                    parse_packet(bytes).ok()
-                }
-                false => None,
-            };
-            let Some(packet) = packet else {
-                self.reject(Fault::Malformed, from);
-                self.small.frames.put(frame);
-                continue;
-            };
-            // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
-            // it, and until then answers go through the socket.
-            let Some(addressing) = self.addressing_of_sender(from) else {
-                self.counters.drops.no_neighbour += 1;
-                self.small.frames.put(frame);
-                continue;
-            };
-            self.take_lm(frame, addressing, &packet, now_ns);
+            count += 1;
         }
         count
     }
 
-    /// One LM packet from either way in. Its payload lies inside `frame`.
-    fn take_lm(&mut self, frame: Frame, addressing: Addressing, packet: &LmPacket<'_>, now_ns: u64) {
+    /// Receives a datagram for the frame at `address`; whether there was one.
+    fn receive_data_datagram(&mut self, frame: &mut Option<Frame>, address: u64, now_ns: u64) -> bool {
+        let in_frame = crate::engine::packet_start(address);
+        let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
+        let (start, space) = match self.fixed.caps.capacity {
+            0 => (in_frame, frame_space),
+            _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
+        };
+        let event = self
+            .port
+            .side()
+            .recv_into(Socket::Data, self.memory.umem(), start, space);
+        let (from, len) = match event {
+            Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
+            Ok(Some(SocketEvent::Refused(by))) => {
+                self.take_refusal(by);
+                return true;
+            }
+            Ok(Some(SocketEvent::TooLong(from))) => {
+                self.counters.one_copy_packets += 1;
+                self.reject(Fault::Malformed, from);
+                return true;
+            }
+            Ok(None) | Err(_) => return false,
+        };
+        let pointer = self.memory.pointer(start, len as u64);
+        // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
+        let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+        self.counters.one_copy_packets += 1;
+        let packet = match parse_packet(bytes) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                match error {
+                    LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
+                    _ => self.reject(Fault::Malformed, from),
+                }
+                return true;
+            }
+        };
+        if let LmHeader::Data {
+            session_key,
+            message,
+            index,
+            count,
+        } = packet.header
+        {
+            // It is never answered.
+            self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
+            return true;
+        }
+        let packet = match start == in_frame {
+            true => Some(packet),
+            // It may be kept as a message: in a frame of its own.
+            false if len as u64 <= frame_space => {
+                self.memory.umem().copy_within(start, in_frame, len as u64);
+                let pointer = self.memory.pointer(in_frame, len as u64);
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+                parse_packet(bytes).ok()
+            }
+            false => None,
+        };
+        let Some(packet) = packet else {
+            self.reject(Fault::Malformed, from);
+            return true;
+        };
+        // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
+        // it, and until then answers go through the socket.
+        let Some(addressing) = self.addressing_of_sender(from) else {
+            self.counters.drops.no_neighbour += 1;
+            return true;
+        };
+        self.take_lm(frame, addressing, &packet, now_ns);
+        true
+    }
+
+    /// One LM packet from either way in. Its payload lies inside `frame`, which is taken if it becomes a message.
+    fn take_lm(
+        &mut self,
+        frame: &mut Option<Frame>,
+        addressing: Addressing,
+        packet: &LmPacket<'_>,
+        now_ns: u64,
+    ) {
         let payload = packet.payload;
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         let ip = from.ip();
@@ -169,12 +178,10 @@ impl<P: Port> Engine<P> {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
             self.reject(Fault::Malformed, from);
-            self.small.frames.put(frame);
             return;
         }
         if !packet.is_intact(from) {
             self.reject(Fault::Corrupt, from);
-            self.small.frames.put(frame);
             return;
         }
         match packet.header {
@@ -188,7 +195,6 @@ impl<P: Port> Engine<P> {
                 if let Some(acknowledgement) = acknowledges
                     && !self.take_acknowledgement_behind(from, &acknowledgement, now_ns)
                 {
-                    self.small.frames.put(frame);
                     return;
                 }
                 let address = self.memory.address_of(payload);
@@ -200,7 +206,6 @@ impl<P: Port> Engine<P> {
                     (address, len),
                     now_ns,
                 );
-                return;
             }
             LmHeader::EagerAck {
                 sender_id,
@@ -267,23 +272,20 @@ impl<P: Port> Engine<P> {
                 words,
             } => {
                 self.take_extension(frame, from, (packet_type, key, words), payload, now_ns);
-                return;
             }
             _ => self.reject(Fault::Unexpected, from),
         }
-        self.small.frames.put(frame);
     }
 
     /// A packet for a handler.
     fn take_extension(
         &mut self,
-        frame: Frame,
+        frame: &mut Option<Frame>,
         from: SocketAddrV4,
         (packet_type, key, words): (u8, u64, [u32; 3]),
         payload: &[u8],
         now_ns: u64,
     ) {
-        let mut frame = Some(frame);
         let index = self.peers.find(from);
         let is_taken = index.is_some_and(|index| {
             let packet = Arrived {
@@ -294,15 +296,11 @@ impl<P: Port> Engine<P> {
                 payload,
                 address: self.memory.address_of(payload),
                 loaned: self.memory.loaned(),
-                frame: &mut frame,
-                may_keep: self.small.held < GENERAL_FRAMES / 2,
+                frame,
+                may_keep: self.small.may_keep(),
             };
             self.small.handlers.packet(packet, Time::from_nanos(now_ns))
         });
-        match frame {
-            Some(frame) => self.small.frames.put(frame),
-            None => self.small.held += 1,
-        }
         match index.filter(|_| is_taken) {
             Some(index) => {
                 self.counters.packets_used += 1;
@@ -333,7 +331,7 @@ impl<P: Port> Engine<P> {
 
     fn take_eager(
         &mut self,
-        frame: Frame,
+        frame: &mut Option<Frame>,
         addressing: Addressing,
         (sender_id, number, tag): (u64, u32, u64),
         (address, len): (u64, u64),
@@ -341,7 +339,6 @@ impl<P: Port> Engine<P> {
     ) {
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         if !self.hears(from, sender_id, &Back::Packet(&addressing), now_ns) {
-            self.small.frames.put(frame);
             return;
         }
         let index = self.peers.find(from).expect("who is heard is a peer");
@@ -349,7 +346,6 @@ impl<P: Port> Engine<P> {
         let is_later = numbering.is_none_or(|known| (sender_id.wrapping_sub(known) as i64) >= 0);
         if !is_later || (number != 0 && numbering.is_some_and(|known| known != sender_id)) {
             // A late packet of an earlier numbering; a new one begins at 0. Who only asks where we are is told that nothing of it came.
-            self.small.frames.put(frame);
             if len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2) {
                 self.counters.packets_used += 1;
                 let header = LmHeader::EagerAck {
@@ -376,7 +372,7 @@ impl<P: Port> Engine<P> {
         eager.last_ns = now_ns;
         if !peer.acknowledgement_due {
             peer.acknowledgement_due = true;
-            self.small.acknowledge.push_back(index);
+            self.small.owe(index);
         }
         if number != eager.next {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
@@ -387,19 +383,17 @@ impl<P: Port> Engine<P> {
                 false => self.counters.drops.eager_out_of_order += 1,
             }
             eager.repeat = true;
-            self.small.frames.put(frame);
             return;
         }
         if !serial::precedes(number, eager.told_limit) {
             eager.repeat = true;
             self.reject(Fault::Overdrawn, from);
-            self.small.frames.put(frame);
             return;
         }
+        let Some(frame) = frame.take() else { return };
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
         self.small.stream.message_came();
-        self.small.held += 1;
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;

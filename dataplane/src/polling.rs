@@ -36,11 +36,11 @@ impl<P: Port> Engine<P> {
     /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
     /// look at the landing queue takes all that has come there, some hundred microseconds of it.
     pub(crate) fn poll_queues(&mut self) {
-        if let Some(general) = &mut self.small.general
-            && self.small.stream.is_hot()
-            && general.rx.available(1) == 0
+        if self.small.stream.is_hot()
+            && let Some(queue) = self.small.queue()
+            && !self.small.has_come()
         {
-            self.port.attend(general.queue, Attend::Now);
+            self.port.attend(queue, Attend::Now);
         }
         let now_ns = self.looks.now_ns();
         let Some(landing) = &mut self.landing else { return };

@@ -32,9 +32,9 @@ impl<P: Port> Engine<P> {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
         if self.small.stream.is_hot()
-            && let Some(index) = self.small.acknowledge.front().copied()
-            && let Some(general) = &self.small.general
-            && let Some(port) = self.port.attend_port(general.queue)
+            && let Some(index) = self.small.first_owed()
+            && let Some(queue) = self.small.queue()
+            && let Some(port) = self.port.attend_port(queue)
             && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);

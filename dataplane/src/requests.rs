@@ -178,10 +178,7 @@ impl<P: Port> Engine<P> {
         }
         if peer.eager_credit() == 0 {
             // Watched while it waits, because the packet with more credit may get lost.
-            if !peer.eager_out.watched {
-                peer.eager_out.watched = true;
-                self.small.unconfirmed.push(id.index);
-            }
+            self.small.watch(id.index, &mut peer.eager_out);
             return Err(SendError::WouldBlock);
         }
         // The last question: what it allows leaves.
@@ -242,10 +239,7 @@ impl<P: Port> Engine<P> {
             token,
             answers,
         };
-        if !peer.eager_out.watched {
-            peer.eager_out.watched = true;
-            self.small.unconfirmed.push(index);
-        }
+        self.small.watch(index, &mut peer.eager_out);
         let (side, memory) = (self.port.side(), &mut self.memory);
         (self.sending).send_message(
             side,
@@ -406,8 +400,8 @@ impl<P: Port> Engine<P> {
         for index in self.admission.requests.peers() {
             count += self.peers.at(index).unheard.len() as u64;
         }
-        for position in 0..self.small.unconfirmed.len() {
-            let index = self.small.unconfirmed[position];
+        for position in 0..self.small.watched().len() {
+            let index = self.small.watched()[position];
             let out = &self.peers.at(index).eager_out;
             count += serial::distance(out.acknowledged, out.next).max(0) as u64;
         }

@@ -3,7 +3,7 @@
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT};
 
-use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::port::Port;
@@ -37,11 +37,11 @@ impl<P: Port> Engine<P> {
     }
 
     fn acknowledge_eager(&mut self, now_ns: u64, idle: bool) {
-        for _ in 0..self.small.acknowledge.len() {
-            let Some(index) = self.small.acknowledge.pop_front() else {
+        for _ in 0..self.small.owed() {
+            let Some(index) = self.small.take_owed() else {
                 break;
             };
-            let free = self.free_general_frames();
+            let free = self.small.free_frames();
             let peer = self.peers.at(index);
             let eager = &peer.eager_in;
             let acknowledgement = eager.acknowledgement(free, peer.uncompleted_max);
@@ -52,7 +52,7 @@ impl<P: Port> Engine<P> {
             let relief = short(eager.told_limit) && !short(acknowledgement.limit);
             if eager.unacknowledged() < EAGER_ACK_EVERY && !(quiet && owed) && !relief {
                 if owed || short(eager.told_limit) {
-                    self.small.acknowledge.push_back(index);
+                    self.small.owe(index);
                 } else {
                     self.peers.at(index).acknowledgement_due = false;
                 }
@@ -73,7 +73,7 @@ impl<P: Port> Engine<P> {
                 eager.told(&acknowledgement);
                 eager.repeat = false;
             }
-            self.small.acknowledge.push_back(index);
+            self.small.owe(index);
         }
     }
 
@@ -88,16 +88,9 @@ impl<P: Port> Engine<P> {
         {
             return None;
         }
-        let free = self.free_general_frames();
+        let free = self.small.free_frames();
         let peer = self.peers.at(index);
         Some(peer.eager_in.acknowledgement(free, peer.uncompleted_max))
-    }
-
-    /// General frames that are no messages and not kept for anything else.
-    fn free_general_frames(&self) -> u32 {
-        (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
-            .saturating_sub(self.small.held)
-            .saturating_sub(self.fixed.kept_frames)
     }
 
     fn give_credit(&mut self, row: u8, now_ns: u64, idle: bool) {

@@ -113,8 +113,8 @@ impl<P: Port> Engine<P> {
 
     fn watch_eager(&mut self, now_ns: u64) {
         let patience_ns = self.fixed.patience_ns;
-        for position in (0..self.small.unconfirmed.len()).rev() {
-            let index = self.small.unconfirmed[position];
+        for position in (0..self.small.watched().len()).rev() {
+            let index = self.small.watched()[position];
             let peer = self.peers.at(index);
             let unanswered_ns = now_ns.saturating_sub(peer.eager_out.progress_ns);
             let limit_ns = bearable_ns(patience_ns, peer.refused_ns, peer.eager_out.progress_ns);
@@ -131,8 +131,7 @@ impl<P: Port> Engine<P> {
             }
             let peer = self.peers.at(index);
             if peer.eager_out.oldest.is_none() && peer.eager_credit() > 0 {
-                peer.eager_out.watched = false;
-                self.small.unconfirmed.swap_remove(position);
+                self.small.unwatch(position, &mut peer.eager_out);
             } else if unanswered_ns > ASK_AFTER_NS
                 && now_ns.saturating_sub(peer.eager_out.asked_ns) > ASK_AFTER_NS
             {

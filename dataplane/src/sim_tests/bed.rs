@@ -541,17 +541,9 @@ impl Bed {
     /// The same of one host, whose last rounds were long enough ago for it to have taken everything back.
     pub(crate) fn check_memory_of(&mut self, host: usize) {
         let engine = &mut self.hosts[host];
-        let posted = engine
-            .small
-            .general
-            .as_ref()
-            .map_or(0, |general| (general.posted - general.received) as u32);
-        assert_eq!(
-            engine.small.frames.available() as u32 + posted,
-            GENERAL_FRAMES,
-            "general frames of host {host}"
-        );
-        assert_eq!(engine.small.held, 0, "host {host}");
+        let (free, held) = engine.small.frames();
+        assert_eq!(free, GENERAL_FRAMES, "general frames of host {host}");
+        assert_eq!(held, 0, "host {host}");
         assert_eq!(
             engine.sending.parts().1.available(),
             TRANSMIT_FRAMES as usize,

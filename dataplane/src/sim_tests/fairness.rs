@@ -12,7 +12,6 @@ use crate::completion::{LoanError, Outcome, PeerId, SendError};
 use crate::connect::ConnectOptions;
 use crate::engine::RECEIVE_BURST;
 use crate::opening::Queues;
-use crate::port::RxQueue;
 use crate::simnic::{Delivery, mac_of};
 
 pub(super) const RECEIVERS: usize = 8;
@@ -256,8 +255,8 @@ fn bulk_gives_way_to_what_has_come() {
             }
             bed.poll(host);
         }
-        let general = bed.hosts[0].small.general.as_mut().expect("a general queue");
-        let is_more = general.rx.available(u32::MAX) > RECEIVE_BURST;
+        let waiting = bed.hosts[0].small.available(u32::MAX).expect("a general queue");
+        let is_more = waiting > RECEIVE_BURST;
         let before = bed.hosts[0].counters.data_packets_sent;
         bed.now_ns += ROUND_NS;
         bed.poll(0);

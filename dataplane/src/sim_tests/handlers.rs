@@ -230,11 +230,12 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             "{replies} {ticks} {refused}"
         );
         assert!(bed.hosts[1].counters.drops.corrupt > 0);
-        assert_eq!(bed.hosts[1].small.held, samples.kept.len() as u32);
+        assert_eq!(bed.hosts[1].small.frames().1, samples.kept.len() as u32);
         samples.kept.clear();
         bed.rounds(2);
         assert_eq!(
-            bed.hosts[1].small.held, 0,
+            bed.hosts[1].small.frames().1,
+            0,
             "a message that is dropped gives its frame back"
         );
         assert!(
