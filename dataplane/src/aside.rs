@@ -20,23 +20,12 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
-use crate::engine::{Engine, LandingSide};
+use crate::engine::Engine;
 use crate::granting::{Closing, Retired};
 use crate::landing::Inbound;
-use crate::memory::Umem;
+use crate::landing_side::LandingSide;
 use crate::notices::Fault;
 use crate::port::{Port, RxQueue, Steer};
-
-impl<R: RxQueue> LandingSide<R> {
-    /// The session in a row goes on by the one-copy path. Nothing is posted for it.
-    pub(crate) fn stop_landing(&mut self, row: u8, umem: &Umem, now_ns: u64) {
-        let (sessions, _, mut memory) = self.with_memory();
-        sessions.stop_landing(row, &mut memory, umem, now_ns);
-        if let Some(inbound) = self.sessions.at(row) {
-            inbound.limit_messages(&mut self.rx);
-        }
-    }
-}
 
 impl<P: Port> Engine<P> {
     pub(crate) fn begin_aside(

@@ -12,13 +12,12 @@ use lm_protocol::wire::Addressing;
 
 use crate::engine::Engine;
 use crate::hearing::Back;
+use crate::looks::CONTROL_PER_LOOK;
 use crate::notices::Fault;
 use crate::port::{Port, Socket, SocketEvent};
 
 /// A control datagram is shorter than this.
 const CONTROL_LEN_MAX: usize = 512;
-/// Control datagrams taken in one round.
-pub(crate) const CONTROL_PER_LOOK: usize = 64;
 
 impl<P: Port> Engine<P> {
     /// Stage 5, second half.

@@ -17,7 +17,6 @@
 //! ```
 //! Receiving comes before sending, so that a credit is used in the round that it came in.
 
-use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use lm_protocol::geometry::{Layout, LinkShape};
@@ -29,22 +28,16 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::LmHeader;
 
 use crate::admission::Admissions;
-use crate::arena::Arena;
 use crate::bounds::OnTheWay;
-use crate::control::CONTROL_PER_LOOK;
 use crate::counters::Counters;
-use crate::footprint::Footprint;
-use crate::granting::Past;
-use crate::landing::{Sessions, Zone};
-use crate::looks::Looks;
+use crate::landing_side::LandingSide;
+use crate::looks::{CONTROL_PER_LOOK, DATAGRAMS_PER_LOOK, Looks};
 use crate::memory::PACKET_HEADROOM;
 use crate::message::Message;
 use crate::notices::{Fault, Notices};
 use crate::packet_memory::PacketMemory;
-use crate::packets::DATAGRAMS_PER_LOOK;
 use crate::peer::Peers;
-use crate::polling::Flow;
-use crate::port::{Caps, Port, QueueDrops, RxQueue};
+use crate::port::{Caps, Port, RxQueue};
 use crate::release::Released;
 use crate::sending::Sending;
 use crate::small::Small;
@@ -58,31 +51,6 @@ pub(crate) const RECEIVE_BURST: u32 = 256;
 pub(crate) const ACKNOWLEDGE_AFTER_NS: u64 = 20_000;
 /// So long at most when there is other work in every round.
 pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
-/// Receive side of the landing channel.
-#[derive(Debug)]
-pub(crate) struct LandingSide<R> {
-    pub(crate) queue: u32,
-    pub(crate) rx: R,
-    pub(crate) arena: Arena,
-    /// Regions that the application chose for its next messages.
-    pub(crate) chosen: VecDeque<Zone>,
-    pub(crate) sessions: Sessions,
-    pub(crate) past: Past,
-    pub(crate) drops: QueueDrops,
-    pub(crate) registered_len: u64,
-    /// It has a socket. If not, nothing lands until it has one again.
-    pub(crate) is_open: bool,
-    /// When memory to land in was last wanted that could not be had, or a socket; and memory for the one-copy path.
-    pub(crate) failed_ns: [Option<u64>; 2],
-    /// Its transmit side, for the scheduler.
-    pub(crate) transmit: usize,
-    /// The driver was woken since the channel was opened.
-    pub(crate) woken: bool,
-    pub(crate) flow: Flow,
-    pub(crate) footprint: Footprint,
-    /// When the device was last told to bring packets here.
-    pub(crate) led_ns: Option<u64>,
-}
 
 /// Constants of the endpoint, fixed at open.
 #[derive(Clone, Copy, Debug)]
@@ -439,6 +407,22 @@ impl<P: Port> Engine<P> {
                     self.sending.link_failed(error);
                 }
             }
+        }
+    }
+
+    /// Counts a packet that is dropped, and says so if it is the first of its kind.
+    pub(crate) fn reject(&mut self, fault: Fault, from: SocketAddrV4) {
+        if let Some(counter) = fault.counter(&mut self.counters.drops) {
+            *counter += 1;
+        }
+        self.notices.tell(fault, from);
+    }
+
+    /// Drops a packet for the session or request `number`, which there is not: it is late, or `fault`.
+    pub(crate) fn reject_for(&mut self, number: u64, fault: Fault, from: SocketAddrV4) {
+        match self.notices.is_past(number) {
+            true => self.counters.drops.late += 1,
+            false => self.reject(fault, from),
         }
     }
 

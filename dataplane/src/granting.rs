@@ -1,7 +1,6 @@
 //! Granting: sessions that others have with us, from the decision to their end. The state machine is
 //! `lm_protocol::admission::Node`; here is what it acts on: the landing channel's memory, and the gate.
 
-use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -33,9 +32,6 @@ const PROBE_RETRY: Duration = Duration::from_millis(2);
 /// For so long a landing queue without sessions stays open to the device's spread: a sender may come again.
 const LED_NS: u64 = 1_000_000_000;
 
-/// Sessions that are over and remembered.
-const PAST_MAX: usize = 64;
-
 /// How a session that lands here ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
@@ -45,28 +41,6 @@ pub(crate) enum Closing {
     Theirs,
     /// By a daemon that knew of nothing under way: messages that were announced meanwhile and not shown are as good as not announced.
     Unheard,
-}
-
-/// The last sessions that ended, with the data address of each one's sender: it may not know it.
-#[derive(Debug)]
-pub(crate) struct Past(VecDeque<(SocketAddrV4, Ended)>);
-
-impl Past {
-    pub(crate) fn new() -> Past {
-        Past(VecDeque::with_capacity(PAST_MAX))
-    }
-
-    fn remember(&mut self, from: SocketAddrV4, ended: Ended) {
-        if self.0.len() == PAST_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back((from, ended));
-    }
-
-    fn of(&self, session_key: u64) -> Option<(SocketAddrV4, Ended)> {
-        let mut past = self.0.iter().copied();
-        past.find(|(_, ended)| ended.session_key == session_key)
-    }
 }
 
 /// What a session leaves behind.

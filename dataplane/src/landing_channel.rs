@@ -1,9 +1,12 @@
 //! The landing channel as a whole: built anew, under its sessions or without any, and lost.
 
+use lm_cards::{Obstacle, Probe};
 use lm_protocol::landing::SessionAdmission;
 
 use crate::bounds::TRANSMIT_RING_LEN;
+use crate::completion::PeerId;
 use crate::engine::Engine;
+use crate::footprint::Footprint;
 use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
@@ -206,6 +209,68 @@ impl<P: Port> Engine<P> {
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
                 self.end_session(index, self.looks.now_ns());
             }
+        }
+    }
+}
+
+/// What the device writes beside packets.
+impl<P: Port> Engine<P> {
+    /// What finds out what the device writes, while it is not known.
+    fn footprint_probe(&mut self) -> Option<&mut Probe<PeerId>> {
+        self.landing.as_mut()?.footprint.sought()
+    }
+
+    fn footprint_is(&mut self, footprint: Footprint) {
+        if let Some(landing) = &mut self.landing {
+            landing.footprint = footprint;
+        }
+    }
+
+    /// Nothing may land on this device in zero-copy mode.
+    pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
+        self.footprint_is(Footprint::Known);
+        let may_copy = self.fixed.receives.may_copy;
+        match may_copy && self.land_in_copy_mode().is_ok() {
+            true => tracing::warn!("long messages are received in copy mode: {obstacle}"),
+            false => {
+                tracing::warn!("no session in zero-copy mode: {obstacle}");
+                self.footprint_is(Footprint::Unfit);
+            }
+        }
+    }
+
+    /// While it is not known what the device writes: makes a peer send a packet that shows it.
+    #[cold]
+    pub(crate) fn ask_for_footprint(&mut self, peer: PeerId) {
+        let Some(probe) = self.footprint_probe() else {
+            return;
+        };
+        if let Err(obstacle) = probe.ask(peer) {
+            self.refuse_device(&obstacle);
+        } else if self.peers.named(peer).is_some() {
+            let now_ns = self.looks.now_ns();
+            self.ask_where(peer.index, now_ns);
+        }
+    }
+
+    /// While it is not known what the device writes: looks at a packet that has just come.
+    #[cold]
+    pub(crate) fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
+        let umem = self.memory.umem();
+        let probe = (self.landing.as_mut()).and_then(|landing| landing.footprint.sought());
+        let found = probe.and_then(|probe| probe.look(frame, packet, |chunk| umem.copy_from(frame, chunk)));
+        match found {
+            // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
+            None => {
+                if let Some(peer) = self.footprint_probe().and_then(|probe| probe.peer()) {
+                    self.ask_for_footprint(peer);
+                }
+            }
+            Some(Ok(prefix)) => {
+                self.fixed.caps.prefix_len = prefix;
+                self.footprint_is(Footprint::Known);
+            }
+            Some(Err(obstacle)) => self.refuse_device(&obstacle),
         }
     }
 }

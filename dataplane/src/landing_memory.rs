@@ -21,9 +21,9 @@ use lm_protocol::session::Refusal;
 
 use crate::arena::pages_len;
 
-use crate::engine::{Engine, LandingSide};
-use crate::landing::{Memory, Sessions, share_of, sure_len};
-use crate::port::{Port, RxQueue};
+use crate::engine::Engine;
+use crate::landing::{share_of, sure_len};
+use crate::port::Port;
 
 /// After memory could not be had, nobody has it tried again for so long.
 const FAILED_NS: u64 = 1_000_000_000;
@@ -41,41 +41,6 @@ pub struct LandingMemory {
     pub len_max: u64,
     /// Most of that for messages under way from one address.
     pub address_max: u64,
-}
-
-impl<R: RxQueue> LandingSide<R> {
-    /// Bytes of the arena in which messages can land.
-    pub(crate) fn registered(&self) -> u64 {
-        self.registered_len.saturating_sub(self.arena.start())
-    }
-
-    /// Where zones come from, and the ring that their entries go to, with the sessions that have them.
-    pub(crate) fn with_memory(&mut self) -> (&mut Sessions, &mut R, Memory<'_>) {
-        let memory = Memory {
-            arena: &mut self.arena,
-            chosen: &mut self.chosen,
-            registered_len: self.registered_len,
-        };
-        (&mut self.sessions, &mut self.rx, memory)
-    }
-
-    /// Bytes for messages by the one-copy path, or such that land.
-    fn usable(&self, one_copy: bool) -> u64 {
-        match one_copy {
-            true => self.arena.len(),
-            false => self.registered(),
-        }
-    }
-
-    /// How much of them messages under way from other addresses than `ip` leave.
-    fn left_to(&self, ip: Ipv4Addr, one_copy: bool) -> u64 {
-        let usable = self.usable(one_copy);
-        let others = (self.sessions.iter()).filter(|inbound| inbound.terms.admission.peer_ip != ip);
-        let held: u64 = { others }
-            .map(|inbound| inbound.order.zones_len(self.arena.start() + usable))
-            .sum();
-        usable.saturating_sub(held)
-    }
 }
 
 impl<P: Port> Engine<P> {

@@ -34,6 +34,7 @@ mod kernel;
 mod landing;
 mod landing_channel;
 mod landing_memory;
+mod landing_side;
 mod link;
 mod looks;
 mod losses;

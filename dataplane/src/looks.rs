@@ -1,9 +1,15 @@
 //! When a round looks beyond the rings: at the kernel's sockets, and at what time alone brings.
 
+use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
+
 /// Poll the count of passed packets every so many rounds: it lies in many cache lines.
 const COUNT_EVERY_ROUNDS: u32 = 64;
 /// Or, where rounds are long, every so many nanoseconds: a request for a session waits for it.
 const COUNT_EVERY_NS: u64 = 100_000;
+/// Control datagrams taken in one round.
+pub(crate) const CONTROL_PER_LOOK: usize = 64;
+/// Datagrams taken from the kernel's data socket in one round.
+pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 /// Read the sockets when the count has moved, and at least this often.
 const SOCKETS_EVERY_NS: u64 = 1_000_000;
 /// Rounds that are further apart than this were delayed by the application.

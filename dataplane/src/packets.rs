@@ -13,7 +13,7 @@ use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPack
 use lm_protocol::wire::lm::{LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES_FOR_SOCKET};
+use crate::bounds::DATAGRAM_LEN_MAX;
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
@@ -21,13 +21,12 @@ use crate::frames::Frame;
 use crate::handlers::Arrived;
 use crate::hearing::Back;
 use crate::landing::{Datagram, Untaken};
+use crate::looks::DATAGRAMS_PER_LOOK;
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
 
-/// Datagrams taken from the kernel's data socket in one round.
-pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 

@@ -10,27 +10,6 @@ const STREAM_PAUSE_NS: u64 = 200_000;
 /// senders' core would do the receiver's work as well.
 const KEEP_AFTER: u32 = 64;
 
-/// What comes to the landing queue.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Flow {
-    /// Packets since the last pause, or since the queue was last kept.
-    packets: u32,
-    /// The round before brought some. It may have taken longer than a pause.
-    brought: bool,
-    brought_ns: u64,
-    /// Nobody but this core runs the queue.
-    kept: bool,
-}
-
-impl Flow {
-    /// A round brought so many packets.
-    #[inline]
-    pub(crate) fn landed(&mut self, packets: u32) {
-        self.packets = self.packets.saturating_add(packets);
-        self.brought = true;
-    }
-}
-
 impl<P: Port> Engine<P> {
     /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
     /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a

@@ -58,6 +58,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "integrity",
             "landing_channel",
             "landing_memory",
+            "landing_side",
             "link",
             "looks",
             "losses",

@@ -82,7 +82,7 @@ fn a_receiver_that_starts_anew_is_noticed() {
     let key = landing.sessions.iter().next().expect("a session").terms.key;
     bed.hosts[1].abort_session(key, crate::notices::Fault::Stalled);
     bed.hosts[1].peers = crate::peer::Peers::new();
-    bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::granting::Past::new();
+    bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::landing_side::Past::new();
     bed.rounds(20);
     bed.wire.drop_next(1, 0);
     bed.hosts[1].told.failures().clear();
