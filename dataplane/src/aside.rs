@@ -20,23 +20,12 @@ use lm_protocol::landing::SessionAdmission;
 use lm_protocol::rss::HashInput;
 use lm_protocol::session::{Application, Aside, Permit, Refusal, Terms};
 
-use crate::engine::{Engine, LandingSide};
+use crate::engine::Engine;
 use crate::granting::{Closing, Retired};
 use crate::landing::Inbound;
-use crate::memory::Umem;
+use crate::landing_side::LandingSide;
 use crate::notices::Fault;
 use crate::port::{Port, RxQueue, Steer};
-
-impl<R: RxQueue> LandingSide<R> {
-    /// The session in a row goes on by the one-copy path. Nothing is posted for it.
-    pub(crate) fn stop_landing(&mut self, row: u8, umem: &Umem, now_ns: u64) {
-        let (sessions, _, mut memory) = self.with_memory();
-        sessions.stop_landing(row, &mut memory, umem, now_ns);
-        if let Some(inbound) = self.sessions.at(row) {
-            inbound.limit_messages(&mut self.rx);
-        }
-    }
-}
 
 impl<P: Port> Engine<P> {
     pub(crate) fn begin_aside(
@@ -69,7 +58,7 @@ impl<P: Port> Engine<P> {
             false => None,
         };
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(row), landing_port, || {
-            self.entropy.draw()
+            self.admission.entropy.draw()
         });
         (self.install_aside(index, request, &granted, fit.integrity, admission))
             .map_err(|_| RejectReason::Unsupported)?;
@@ -87,7 +76,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<(), &'static str> {
         let peer = self.peers.id_of(index);
         let terms = self.inbound_terms(peer, request, granted, integrity, admission);
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let landing = self.landing.as_mut().ok_or("nothing lands here")?;
         (landing.sessions).insert(Inbound::aside(terms, &landing.arena, now_ns));
         self.peers.at(index).inbound += 1;
@@ -109,14 +98,18 @@ impl<P: Port> Engine<P> {
         let may_land = match has_witness {
             true => !landing.sessions.lands_apart(inbound),
             // Whose packet came nobody can tell there.
-            false => !self.unfit && !landing.sessions.has_places() && terms.integrity.has_digests(),
+            false => {
+                !landing.footprint.is_unfit()
+                    && !landing.sessions.has_places()
+                    && terms.integrity.has_digests()
+            }
         };
         if inbound.has_place() || !may_land {
             return false;
         }
         let (ip, limits) = (terms.admission.peer_ip, terms.limits);
         let (peer, zone_len) = (terms.peer, terms.zone_len_max());
-        if self.footprint.is_some() {
+        if landing.footprint.is_sought() {
             // What the device writes is not known yet.
             self.ask_for_footprint(peer);
             return false;
@@ -205,7 +198,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         let Some(landing) = &mut self.landing else { return };
-        landing.stop_landing(row, &self.umem, now_ns);
+        landing.stop_landing(row, self.memory.umem(), now_ns);
         let Some(inbound) = landing.sessions.at(row) else {
             return;
         };
@@ -219,7 +212,7 @@ impl<P: Port> Engine<P> {
 
     /// Another session waits for a place: the one with this key goes on without, where nothing comes of what it has under way.
     pub(crate) fn leave_place(&mut self, key: u64) -> Aside {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         // What landed and was not looked at speaks for it.
         let progress = |engine: &Engine<P>| {
             let sessions = &engine.landing.as_ref()?.sessions;
@@ -241,14 +234,16 @@ impl<P: Port> Engine<P> {
                 tracing::warn!("a session ends, because its packets cannot be led to another queue: {error}");
                 return Aside::Never;
             }
-            self.led_ns = None;
+            if let Some(landing) = &mut self.landing {
+                landing.led_ns = None;
+            }
         }
         self.go_aside(key)
     }
 
     /// The session goes on by the one-copy path without a place.
     pub(crate) fn go_aside(&mut self, key: u64) -> Aside {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let Some(landing) = &mut self.landing else {
             return Aside::Never;
         };
@@ -268,7 +263,7 @@ impl<P: Port> Engine<P> {
         }
         if landing.sessions.is_idle(row) && self.fixed.caps.witness {
             // Nothing is posted for it.
-            landing.stop_landing(row, &self.umem, now_ns);
+            landing.stop_landing(row, self.memory.umem(), now_ns);
         } else if landing.sessions.has_entries(row) {
             self.lands_no_more(row, Fault::Stalled, now_ns);
         }

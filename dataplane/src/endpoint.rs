@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
 
-use crate::capture::Capture;
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
-use crate::config::ConnectOptions;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::counters::Counters;
 use crate::engine::Engine;
-use crate::error::ConnectError;
 use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::idle::{Idle, IdleStep};
 use crate::kernel::KernelNic;
@@ -132,12 +130,14 @@ impl Endpoint {
     ) -> Result<PeerId, ConnectError> {
         let index = self.resolve(to)?;
         let now_ns = self.now_ns();
-        self.engine.make_plain(index, rate, now_ns)?;
+        (self.engine.make_plain(index, rate, now_ns))
+            .map_err(|error| ConnectError::Options(error.to_string()))?;
         Ok(self.engine.peers.id_of(index))
     }
 
     fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
-        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))?;
+        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))
+            .map_err(|error| ConnectError::Route(error.into()))?;
         let addressing = self.engine.addressing_to(to, hop.mac);
         let now_ns = self.now_ns();
         let index = self
@@ -148,13 +148,8 @@ impl Endpoint {
         let peer = self.engine.peers.at(index);
         peer.addressing = addressing;
         peer.wanted = true;
-        let wish = Steer::General {
-            queue: self.engine.config.general_queue,
-            from: to,
-        };
-        if self.engine.general.is_some()
-            && let Err(error) = self.engine.port.steer(wish)
-        {
+        let steer = |queue| self.engine.port.steer(Steer::General { queue, from: to });
+        if let Some(Err(error)) = self.engine.small.queue().map(steer) {
             tracing::debug!(peer = %to, "its small packets may come by the kernel's socket: {error}");
         }
         Ok(index)
@@ -324,7 +319,7 @@ impl Endpoint {
                 return Ok(message);
             }
             // The clock of the round just run: reading it once more would be felt in every round trip.
-            let now_ns = self.engine.now_ns;
+            let now_ns = self.engine.looks.now_ns();
             if let Some(timeout) = timeout {
                 let deadline_ns =
                     *deadline_ns.get_or_insert(now_ns.saturating_add(timeout.as_nanos() as u64));
@@ -396,7 +391,7 @@ impl Endpoint {
     }
 
     fn check_link(&mut self) -> Result<(), SendError> {
-        match self.engine.link.take_error() {
+        match self.engine.sending.take_link_error() {
             Some(_) => Err(SendError::Link),
             None => Ok(()),
         }
@@ -415,7 +410,7 @@ impl Endpoint {
 
     /// One step of the idle strategy, `longest` at most: call it when [`poll`](Endpoint::poll) returned 0.
     pub fn wait(&mut self, longest: Duration) {
-        match self.idle.step(self.engine.now_ns) {
+        match self.idle.step(self.engine.looks.now_ns()) {
             IdleStep::Spin => self.engine.linger(),
             IdleStep::Yield => {
                 let before_ns = self.now_ns();
@@ -424,8 +419,8 @@ impl Endpoint {
             }
             IdleStep::Sleep(most) => {
                 // Nothing wakes us for a completion or a timer: look again soon while some are due.
-                let busy = self.engine.scheduler.awaits_completions()
-                    || !self.engine.acknowledge.is_empty()
+                let busy = self.engine.sending.awaits_completions()
+                    || self.engine.small.owed() > 0
                     || (self.engine.landing.as_ref()).is_some_and(|landing| {
                         landing.sessions.entries.await_driver()
                             || landing.sessions.iter().any(|inbound| inbound.told.changed)
@@ -444,7 +439,7 @@ impl Endpoint {
     /// Sets what decides how much of a class of packets, or of all, may leave, or takes it away: with [`RateLimit`](crate::RateLimit) so many
     /// bits per second of all sessions together. Control packets are never held back; the port's shaper counts them.
     pub fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
-        self.engine.scheduler.shape(scope, shaper);
+        self.engine.sending.shape(scope, shaper);
     }
 
     /// Registers packets that others make and that leave before messages, control packets aside. Its frames and descriptors are its own.
@@ -470,12 +465,12 @@ impl Endpoint {
         types: RangeInclusive<u8>,
         handler: Box<dyn Handler>,
     ) -> Result<HandlerId, HandlerError> {
-        self.engine.handlers.add(types, handler)
+        self.engine.small.handlers.add(types, handler)
     }
 
     /// Takes a handler out. `None`: there is none of that name.
     pub fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
-        self.engine.handlers.remove(id)
+        self.engine.small.handlers.remove(id)
     }
 
     /// How long until a flow's packet or a handler is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:
@@ -518,7 +513,7 @@ impl Endpoint {
 
     /// Why the capture ended early, if it did.
     pub fn take_capture_error(&mut self) -> Option<std::io::Error> {
-        self.engine.capture.as_mut().and_then(Capture::take_error)
+        self.engine.memory.take_capture_error()
     }
 
     /// Ends all sessions, waits a moment for the peers to confirm, and detaches from the interface. Dropping does
@@ -542,9 +537,9 @@ impl AsFd for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let now_ns = self.now_ns();
-        while let Some(&index) = self.engine.senders.first() {
+        while let Some(&index) = self.engine.sending.senders().first() {
             self.engine.end_session(index, now_ns);
-            self.engine.senders.retain(|&sender| sender != index);
+            self.engine.sending.remove_sender(index);
         }
         // What has arrived is confirmed before we go.
         self.poll();
@@ -558,9 +553,7 @@ impl Drop for Endpoint {
             self.engine.drive_admission(now_ns);
             let _ = self.engine.port.wait(Duration::from_millis(1));
         }
-        self.engine.flush();
-        if let Some(mut client) = self.engine.stewarded.client() {
-            client.finish();
-        }
+        self.engine.sending.flush();
+        self.engine.admission.stewarded.finish();
     }
 }

@@ -57,7 +57,7 @@ impl<P: Port> Engine<P> {
         {
             let mut bytes = [0u8; FOREIGN_LEN_MAX as usize];
             let frame = &mut bytes[..len as usize];
-            self.umem.copy_from(start, frame);
+            self.memory.umem().copy_from(start, frame);
             let Some(Foreign { from, port, payload }) = Foreign::parse(frame, local) else {
                 continue;
             };
@@ -65,11 +65,11 @@ impl<P: Port> Engine<P> {
                 self.counters.landing_heard += 1;
                 self.take_control(from, payload, now_ns);
             } else if port == local.port()
-                && let Some(frame) = self.frames.take()
+                && let Some(frame) = self.small.take_frame()
             {
                 self.counters.landing_heard += 1;
                 let start = packet_start(frame.address());
-                self.umem.copy_to(start, &bytes[..len as usize]);
+                self.memory.umem().copy_to(start, &bytes[..len as usize]);
                 self.take_packet(frame, start, len, now_ns);
             }
         }

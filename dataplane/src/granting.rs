@@ -1,7 +1,6 @@
 //! Granting: sessions that others have with us, from the decision to their end. The state machine is
 //! `lm_protocol::admission::Node`; here is what it acts on: the landing channel's memory, and the gate.
 
-use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -33,9 +32,6 @@ const PROBE_RETRY: Duration = Duration::from_millis(2);
 /// For so long a landing queue without sessions stays open to the device's spread: a sender may come again.
 const LED_NS: u64 = 1_000_000_000;
 
-/// Sessions that are over and remembered.
-const PAST_MAX: usize = 64;
-
 /// How a session that lands here ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
@@ -45,28 +41,6 @@ pub(crate) enum Closing {
     Theirs,
     /// By a daemon that knew of nothing under way: messages that were announced meanwhile and not shown are as good as not announced.
     Unheard,
-}
-
-/// The last sessions that ended, with the data address of each one's sender: it may not know it.
-#[derive(Debug)]
-pub(crate) struct Past(VecDeque<(SocketAddrV4, Ended)>);
-
-impl Past {
-    pub(crate) fn new() -> Past {
-        Past(VecDeque::with_capacity(PAST_MAX))
-    }
-
-    fn remember(&mut self, from: SocketAddrV4, ended: Ended) {
-        if self.0.len() == PAST_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back((from, ended));
-    }
-
-    fn of(&self, session_key: u64) -> Option<(SocketAddrV4, Ended)> {
-        let mut past = self.0.iter().copied();
-        past.find(|(_, ended)| ended.session_key == session_key)
-    }
 }
 
 /// What a session leaves behind.
@@ -104,8 +78,8 @@ impl<P: Port> Engine<P> {
         if let Some(from) = self.peers.named(peer).map(|peer| peer.data) {
             self.notices.tell(fault, from);
         }
-        if self.stewarded.has_daemon() {
-            self.abort_at_daemon(session_key, delivered);
+        if self.admission.stewarded.has_daemon() {
+            self.admission.stewarded.abort(session_key, delivered);
             self.close_landing(session_key, Closing::Ours);
             return;
         }
@@ -114,7 +88,7 @@ impl<P: Port> Engine<P> {
 
     /// Ends a session that our own node granted; it tells the sender.
     fn end_granted(&mut self, session_key: u64) {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         self.with_node(now_ns, |node, now, local, out| {
             node.close(now, session_key, local, out);
         });
@@ -154,18 +128,18 @@ impl<P: Port> Engine<P> {
 
     /// Nothing has to come to a landing queue without sessions.
     pub(crate) fn close_way(&mut self, now_ns: u64) {
-        let is_used = (self.landing.as_ref()).is_some_and(|landing| landing.sessions.admits_any());
-        if is_used {
-            self.led_ns = self.led_ns.map(|_| now_ns);
-        } else if self
+        let Some(landing) = &mut self.landing else { return };
+        if landing.sessions.admits_any() {
+            landing.led_ns = landing.led_ns.map(|_| now_ns);
+        } else if landing
             .led_ns
             .is_some_and(|led_ns| now_ns.saturating_sub(led_ns) > LED_NS)
         {
             match self.port.steer(Steer::Nothing) {
-                Ok(_) => self.led_ns = None,
+                Ok(_) => landing.led_ns = None,
                 Err(error) => {
                     // Once more after the same time.
-                    self.led_ns = Some(now_ns);
+                    landing.led_ns = Some(now_ns);
                     tracing::warn!("the landing queue stays open to other traffic: {error}");
                 }
             }
@@ -220,9 +194,11 @@ impl<P: Port> Engine<P> {
         hashed: HashInput,
         alone: bool,
     ) -> Result<Option<NonZeroU16>, PortError> {
-        let general = self.general.as_ref().map(|_| self.config.general_queue);
+        let general = self.small.queue();
         let elsewhere = self.elsewhere();
-        self.led_ns = Some(self.now_ns);
+        if let Some(landing) = &mut self.landing {
+            landing.led_ns = Some(self.looks.now_ns());
+        }
         self.port.steer(Steer::Landing {
             queue,
             general,
@@ -241,7 +217,7 @@ impl<P: Port> Engine<P> {
         let shared = zone
             .saturating_mul(u64::from(messages_in_flight))
             .min(LANDING_LEN_SHARED);
-        pages_len(zone.max(shared).max(self.config.landing_len))
+        pages_len(zone.max(shared).max(self.fixed.receives.landing_len))
     }
 }
 
@@ -255,7 +231,7 @@ impl<P: Port> Engine<P> {
         aside: bool,
         zone_len: u64,
     ) -> Result<u16, Refusal> {
-        if self.config.key.is_some() && !self.may_send(from) {
+        if self.admission.key.is_some() && !self.may_send(from) {
             return Err(RejectReason::NotAllowed.into());
         }
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
@@ -278,14 +254,14 @@ impl<P: Port> Engine<P> {
             false => RejectReason::NoMemory.into(),
         })?;
         let addressing = self.addressing_to(from, mac);
-        let Some(index) = self.peers.find_or_add(from, &addressing, self.now_ns) else {
+        let Some(index) = self.peers.find_or_add(from, &addressing, self.looks.now_ns()) else {
             return Err(Refusal::busy(Duration::from_millis(100)));
         };
         // An earlier peer at this address may have had another neighbour.
         self.peers.at(index).addressing = addressing;
-        if self.config.key.is_some() {
+        if self.admission.key.is_some() {
             // Its host's word: it knows the cluster's key.
-            self.introduce(index, request.sender_id, self.now_ns);
+            self.introduce(index, request.sender_id, self.looks.now_ns());
         }
         Ok(index)
     }
@@ -303,10 +279,10 @@ impl<P: Port> Engine<P> {
             chunk_len: self.fixed.chunk_len,
             max_message_len,
             window_fragments: (shortest, WINDOW_FRAGMENTS_MAX),
-            tx_queue: self.fixed.tx_queue,
+            tx_queue: self.fixed.receives.tx_queue,
             zero_copy: !self.fixed.caps.witness,
             prefix: self.fixed.caps.prefix_len,
-            exclusive: self.config.exclusive,
+            exclusive: self.fixed.receives.exclusive,
         }
     }
 
@@ -318,7 +294,7 @@ impl<P: Port> Engine<P> {
         integrity: Integrity,
         admission: SessionAdmission,
     ) -> InboundTerms {
-        let on_the_way = self.fixed.on_the_way.of(request.uncompleted_max);
+        let on_the_way = self.fixed.receives.on_the_way.of(request.uncompleted_max);
         InboundTerms {
             peer,
             key: granted.session_key,
@@ -326,18 +302,18 @@ impl<P: Port> Engine<P> {
             window: granted.window,
             chunk_len: self.fixed.chunk_len,
             caps: self.fixed.caps,
-            one_processor: self.fixed.one_processor,
+            one_processor: self.fixed.receives.one_processor,
             first_message: granted.first_message,
             limits: Limits {
                 messages_in_flight: request.messages_in_flight.clamp(1, IN_FLIGHT_MESSAGES_MAX),
                 max_message_len: request.max_message_len,
                 on_the_way,
-                posted_max: on_the_way.saturating_mul(2).min(self.fixed.landing_ring_len),
+                posted_max: on_the_way.saturating_mul(2).min(self.fixed.receives.ring_len),
                 memory_max: self.landing_memory().address_max,
             },
             delivery: request.delivery,
             integrity,
-            in_order: self.config.in_order,
+            in_order: self.fixed.receives.in_order,
             admission,
         }
     }
@@ -400,7 +376,9 @@ impl<P: Port> Engine<P> {
         self.counters.control_send_errors += u64::from(!is_quiet);
         if closing != Closing::Ours {
             let violations = self.counters.violations.total();
-            while self.receive_landing(self.now_ns) > 0 && self.counters.violations.total() == violations {}
+            while self.receive_landing(self.looks.now_ns()) > 0
+                && self.counters.violations.total() == violations
+            {}
         }
         let Some(Retired {
             delivered,
@@ -419,7 +397,7 @@ impl<P: Port> Engine<P> {
             landing.sessions.entries.free_quarantined(&mut landing.arena);
         } else {
             let registered_len = landing.registered_len;
-            self.flush();
+            self.sending.flush();
             if let Err(error) = self.rebuild_landing(registered_len) {
                 // If it is as it was, the zones stay quarantined until their entries are used.
                 tracing::debug!("the landing channel is not built anew: {error}");
@@ -439,7 +417,7 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         };
         let alone = !landing.sessions.admits_any();
-        if !self.fixed.caps.witness && self.unfit {
+        if !self.fixed.caps.witness && landing.footprint.is_unfit() {
             return Err(RejectReason::Unsupported.into());
         }
         let from = SocketAddrV4::new(*application.from.ip(), request.data_port);
@@ -454,7 +432,7 @@ impl<P: Port> Landing for Engine<P> {
             return Err(Refusal::busy(Duration::from_millis(50)));
         }
         let index = self.make_room_for(from, request, false, fit.zone_len)?;
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let landing_port = match self.lead(queue.into(), (from, None), hashed, alone) {
             Ok(port) => port,
             Err(error) if !self.fixed.caps.witness => {
@@ -467,18 +445,20 @@ impl<P: Port> Landing for Engine<P> {
                 None
             }
         };
-        if self.footprint.is_some() {
+        let is_sought = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_sought());
+        if is_sought {
             // The answers show what the device writes, and the sender will ask again.
             let peer = self.peers.id_of(index);
             self.ask_for_footprint(peer);
-            return Err(match self.unfit {
+            let is_unfit = (self.landing.as_ref()).is_some_and(|landing| landing.footprint.is_unfit());
+            return Err(match is_unfit {
                 true => RejectReason::Unsupported.into(),
                 false => Refusal::busy(PROBE_RETRY),
             });
         }
 
         let (granted, admission) = offered.grant(&fit, request, from, u16::from(row), landing_port, || {
-            self.entropy.draw()
+            self.admission.entropy.draw()
         });
         if self.port.admit(u32::from(queue), &admission).is_err() {
             return Err(RejectReason::NoMemory.into());
@@ -505,7 +485,9 @@ impl<P: Port> Landing for Engine<P> {
 
     fn unused(&self, session: &Session) -> Option<Unused> {
         let sessions = &self.landing.as_ref()?.sessions;
-        sessions.with_key(session.grant.session_key)?.unused(self.now_ns)
+        sessions
+            .with_key(session.grant.session_key)?
+            .unused(self.looks.now_ns())
     }
 
     fn set_aside(&mut self, session: &Session) -> Aside {

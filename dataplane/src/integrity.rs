@@ -29,7 +29,7 @@ const MANIFEST_LEN_MAX: usize = 1440;
 impl<P: Port> Engine<P> {
     /// Bytes of the digest behind an eager message of ours.
     pub(crate) fn eager_digest_len(&self) -> u32 {
-        match self.config.integrity {
+        match self.fixed.integrity {
             Integrity::Manifest => DIGEST_LEN as u32,
             Integrity::None => 0,
         }
@@ -59,7 +59,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn integrity_of(&self, wire: Wire, key: u64) -> Integrity {
         match wire {
             Wire::IpFrag if !has_digests(key) => Integrity::None,
-            Wire::Lm | Wire::IpFrag => self.config.integrity,
+            Wire::Lm | Wire::IpFrag => self.fixed.integrity,
         }
     }
 
@@ -84,8 +84,8 @@ impl<P: Port> Engine<P> {
         if payload.is_empty() {
             outbound.announce_due = true;
         } else if !outbound.digests_requested(
-            &mut self.outgoing,
-            &self.umem,
+            &mut self.sending.outgoing,
+            self.memory.umem(),
             message,
             MissingRange::iter(payload),
         ) {
@@ -123,7 +123,8 @@ impl<P: Port> Engine<P> {
                 return;
             };
             let room = outbound.general_payload_len().min(MANIFEST_LEN_MAX);
-            let Some(packet) = outbound.next_manifest(&mut self.outgoing, room.max(MIN_PAYLOAD_LEN)) else {
+            let Some(packet) = outbound.next_manifest(&mut self.sending.outgoing, room.max(MIN_PAYLOAD_LEN))
+            else {
                 return;
             };
             let mut payload = [0u8; MANIFEST_LEN_MAX];

@@ -1,34 +1,16 @@
 //! Introductions: whoever is heard for the first time at an address is challenged, and only who proves that it receives there, and may
-//! send here, is known as a peer. Both ways in (small messages, requests for sessions) ask here
-//! and nowhere else, and what was found is kept with the peer. The cookies are `lm_protocol::introduction`.
+//! send here, is known as a peer. The cookies are `lm_protocol::introduction`; who asks here is `hearing.rs`.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
-use lm_protocol::control::{
-    Ask, Challenge, ControlError, ControlMessage, KIND_END, KIND_REQUEST, MAX_CONTROL_LEN, Proof,
-    RejectReason, WORD_LEN,
-};
-use lm_protocol::introduction::{Cookies, is_same_incarnation};
-use lm_protocol::session::Refusal;
+use lm_protocol::control::Proof;
+use lm_protocol::introduction::Cookies;
 use lm_protocol::time::Time;
-use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, TYPE_CONTROL, TYPE_EAGER};
 
-use crate::completion::Outcome;
-use crate::eager::EagerIn;
-use crate::engine::Engine;
 use crate::entropy::Entropy;
-use crate::notices::Fault;
-use crate::port::{Port, Socket};
 
 /// Challenges sent in a millisecond at most: a flood of forged addresses costs no more, and makes no more of us.
 const CHALLENGES_PER_MS: u32 = 32;
-
-/// The same challenge is answered again after this time: the proof may be lost.
-const PROVE_AGAIN_NS: u64 = 1_000_000;
-
-/// So long after it was heard last a peer may have been replaced by one of another version.
-const OTHER_VERSION_SILENT_NS: u64 = 1_000_000_000;
 
 /// What an endpoint needs to challenge.
 #[derive(Debug)]
@@ -37,18 +19,12 @@ pub(crate) struct Introductions {
     /// The millisecond that `sent` is of.
     since_ms: u64,
     sent: u32,
-}
-
-/// How an answer goes back to whoever is not known yet.
-pub(crate) enum Back<'a> {
-    /// As a packet of the general channel.
-    Packet(&'a Addressing),
-    /// As the answer to the request of this number, which came from this address to a port of ours.
-    Datagram(Socket, SocketAddrV4, u32),
+    allow: Vec<(Ipv4Addr, u8)>,
 }
 
 impl Introductions {
-    pub(crate) fn new(entropy: &mut Entropy) -> Introductions {
+    /// `allow`: addresses that may send here, in CIDR notation; none: everybody's.
+    pub(crate) fn new(entropy: &mut Entropy, allow: Vec<(Ipv4Addr, u8)>) -> Introductions {
         let mut secret = [0u8; 16];
         secret[..8].copy_from_slice(&entropy.draw().to_ne_bytes());
         secret[8..].copy_from_slice(&entropy.draw().to_ne_bytes());
@@ -56,10 +32,26 @@ impl Introductions {
             cookies: Cookies::new(&secret),
             since_ms: 0,
             sent: 0,
+            allow,
         }
     }
 
-    fn may_challenge(&mut self, now_ns: u64) -> bool {
+    /// Addresses that may send here, in CIDR notation; none: everybody's.
+    pub(crate) fn allow(&self) -> &[(Ipv4Addr, u8)] {
+        &self.allow
+    }
+
+    /// Whether a sender at this address is one of those that may send here.
+    pub(crate) fn allows(&self, ip: Ipv4Addr) -> bool {
+        let covers = |&(network, len): &(Ipv4Addr, u8)| {
+            let differ = network.to_bits() ^ ip.to_bits();
+            differ.checked_shr(32 - u32::from(len.min(32))).unwrap_or(0) == 0
+        };
+        self.allow.is_empty() || self.allow.iter().any(covers)
+    }
+
+    /// Whether one more challenge may be sent now.
+    pub(crate) fn may_challenge(&mut self, now_ns: u64) -> bool {
         let ms = now_ns / 1_000_000;
         if self.since_ms != ms {
             (self.since_ms, self.sent) = (ms, 0);
@@ -67,239 +59,20 @@ impl Introductions {
         self.sent += 1;
         self.sent <= CHALLENGES_PER_MS
     }
-}
 
-impl<P: Port> Engine<P> {
-    /// Whether what the incarnation `sender_id` sends from the data address `from` is heard. If not, it is challenged or refused, and
-    /// the packet is counted.
-    #[inline]
-    pub(crate) fn hears(&mut self, from: SocketAddrV4, sender_id: u64, back: &Back<'_>, now_ns: u64) -> bool {
-        let known = self.known_as(from);
-        let is_known = known.is_some_and(|known| is_same_incarnation(known, sender_id));
-        if !is_known {
-            self.challenge(from, (sender_id, known), back, now_ns);
-        }
-        is_known
+    /// What the incarnation `sender_id` at an address has to give back; `known` as another one.
+    pub(crate) fn cookie(&self, from: SocketAddrV4, sender_id: u64, known: Option<u64>, now_ns: u64) -> u64 {
+        (self.cookies).make(from, sender_id, known, Time::from_nanos(now_ns))
     }
 
-    fn known_as(&mut self, data: SocketAddrV4) -> Option<u64> {
-        let index = self.peers.find(data)?;
-        self.peers.at(index).incarnation
-    }
-
-    /// The rule of who may send here.
-    pub(crate) fn may_send(&mut self, data: SocketAddrV4) -> bool {
-        let found = self.peers.find(data);
-        self.config.allows(*data.ip()) || found.is_some_and(|index| self.peers.at(index).wanted)
-    }
-
-    /// A datagram of another version of LM for the data port. Whoever begins something is told ours; the first 9 bytes of a control
-    /// message, and the type of a small one, are the same in all versions. What comes from a peer that is known was changed on the way.
-    #[cold]
-    pub(crate) fn take_other_version(&mut self, from: SocketAddrV4, datagram: &[u8], now_ns: u64) {
-        self.reject(Fault::Version, from);
-        let known = self.peers.find(from).map(|index| self.peers.at(index));
-        let speaks_ours = known.is_some_and(|peer| {
-            peer.incarnation.is_some() && now_ns.saturating_sub(peer.heard_ns) < OTHER_VERSION_SILENT_NS
-        });
-        if speaks_ours || !self.introductions.may_challenge(now_ns) {
-            return;
-        }
-        let request_id = match (
-            datagram[0] & 0xf,
-            datagram.get(8),
-            ControlMessage::parse(datagram),
-        ) {
-            (TYPE_EAGER, ..) => 0,
-            // An answer to an answer would be answered again.
-            (
-                TYPE_CONTROL,
-                Some(&(KIND_REQUEST | KIND_END)),
-                Err(ControlError::VersionMismatch {
-                    request_id: Some(request_id),
-                    ..
-                }),
-            ) => request_id,
-            _ => return,
-        };
-        let refusal = Refusal::from(RejectReason::Version).to_message();
-        self.send_control(Socket::Data, from, request_id, &refusal);
-    }
-
-    #[cold]
-    fn challenge(
-        &mut self,
-        from: SocketAddrV4,
-        (sender_id, known): (u64, Option<u64>),
-        back: &Back<'_>,
-        now_ns: u64,
-    ) {
-        let ask = if !self.may_send(from) {
-            self.reject(Fault::NotAllowed, from);
-            Ask::Silence
-        } else {
-            self.counters.challenged += 1;
-            match self.stewarded.has_daemon() || self.config.key.is_some() {
-                true => Ask::Word,
-                false => Ask::Cookie,
-            }
-        };
-        if !self.introductions.may_challenge(now_ns) {
-            return;
-        }
-        let challenge = ControlMessage::Challenge(Challenge {
-            sender_id,
-            cookie: match ask {
-                Ask::Silence => 0,
-                Ask::Cookie | Ask::Word => {
-                    (self.introductions.cookies).make(from, sender_id, known, Time::from_nanos(now_ns))
-                }
-            },
-            challenger_id: self.fixed.sender_id,
-            ask,
-            uncompleted_max: self.fixed.caps.tx_bound,
-        });
-        match *back {
-            Back::Packet(addressing) => {
-                self.send_control_packet(addressing, from, &challenge);
-            }
-            Back::Datagram(socket, to, request_id) if ask == Ask::Silence => {
-                let refusal = Refusal::from(RejectReason::NotAllowed).to_message();
-                self.send_control(socket, to, request_id, &refusal);
-            }
-            Back::Datagram(socket, to, request_id) => self.send_control(socket, to, request_id, &challenge),
-        }
-    }
-
-    /// Sends a control message as a packet like those of small messages, so that neither overtakes the other.
-    fn send_control_packet(&mut self, addressing: &Addressing, to: SocketAddrV4, message: &ControlMessage) {
-        let mut bytes = [0u8; MAX_CONTROL_LEN];
-        let len = message.encode(0, &mut bytes);
-        let header = LmHeader::Control {
-            request_id: 0,
-            kind: message.kind(),
-        };
-        // As good as lost on the way: what it answers is repeated.
-        if !self.send_packet_to(addressing, to, &header, &bytes[HEADER_LEN..len]) {
-            self.counters.control_send_errors += 1;
-        }
-    }
-
-    /// A peer that we sent to does not know us.
-    pub(crate) fn take_challenge(
-        &mut self,
-        socket: Socket,
-        from: SocketAddrV4,
-        challenge: &Challenge,
-        now_ns: u64,
-    ) {
-        let found = match socket {
-            Socket::Data => self.peers.find(from),
-            Socket::Control => self.asked_at(from),
-        };
-        let Some(index) = found.filter(|_| is_same_incarnation(challenge.sender_id, self.fixed.sender_id))
-        else {
-            self.reject(Fault::Unexpected, from);
-            return;
-        };
-        self.counters.packets_used += 1;
-        let peer = self.peers.at(index);
-        // It names what only this peer was told. It says nothing about a peer that we know: it may be a late one of an earlier life.
-        if peer.incarnation.is_none() {
-            peer.incarnation = Some(challenge.challenger_id);
-            peer.uncompleted_max = challenge.uncompleted_max;
-        }
-        let (data, addressing) = (peer.data, peer.addressing);
-        // Each message of a burst is challenged.
-        let (cookie, proved_ns) = peer.proved;
-        if cookie == challenge.cookie && now_ns.saturating_sub(proved_ns) < PROVE_AGAIN_NS {
-            return;
-        }
-        peer.proved = (challenge.cookie, now_ns);
-        if challenge.ask == Ask::Silence {
-            self.give_up_eager(index, &Outcome::Refused, now_ns);
-            return;
-        }
-        let proof = ControlMessage::Proof(Proof {
-            sender_id: challenge.sender_id,
-            cookie: challenge.cookie,
-            data_port: self.port.local().port(),
-            uncompleted_max: self.fixed.caps.tx_bound,
-            word: match challenge.ask {
-                Ask::Word => self.word_to(data, challenge),
-                _ => [0; WORD_LEN],
-            },
-        });
-        match socket {
-            Socket::Control => self.send_control(socket, from, 0, &proof),
-            Socket::Data => {
-                self.send_control_packet(&addressing, data, &proof);
-                self.reap(true);
-                let out = &mut self.peers.at(index).eager_out;
-                out.proving = out.oldest.is_some();
-                self.resend_eager(index, now_ns);
-            }
-        }
-        self.ask_again(from, now_ns);
-    }
-
-    /// A peer answers our challenge. `addressing`: of packets to it, where the proof was a packet.
-    pub(crate) fn take_proof(
-        &mut self,
-        from: SocketAddrV4,
+    /// Whether it gave that back.
+    pub(crate) fn is_proved(
+        &self,
         proof: &Proof,
-        addressing: Option<&Addressing>,
+        data: SocketAddrV4,
+        known: Option<u64>,
         now_ns: u64,
-    ) {
-        let data = SocketAddrV4::new(*from.ip(), proof.data_port);
-        let known = self.known_as(data);
-        if known.is_some_and(|known| is_same_incarnation(known, proof.sender_id)) {
-            // Proved before, by a repetition.
-            self.counters.packets_used += 1;
-            return;
-        }
-        if !self.may_send(data) {
-            self.reject(Fault::NotAllowed, from);
-            return;
-        }
-        let is_proved = (addressing.is_none() || data == from)
-            && (self.introductions.cookies).are_proved_by(proof, data, known, Time::from_nanos(now_ns))
-            && self.has_word(data, proof);
-        if !is_proved {
-            self.reject(Fault::Proof, from);
-            return;
-        }
-        let addressing = match addressing {
-            Some(addressing) => *addressing,
-            None => match self.port.side().neighbour(*data.ip()) {
-                Some(mac) => self.addressing_to(data, mac),
-                None => {
-                    self.counters.drops.no_neighbour += 1;
-                    return;
-                }
-            },
-        };
-        let Some(index) = self.peers.find_or_add(data, &addressing, now_ns) else {
-            self.reject(Fault::PeersFull, from);
-            return;
-        };
-        self.counters.packets_used += 1;
-        self.peers.at(index).addressing = addressing;
-        self.introduce(index, proof.sender_id, now_ns);
-        self.peers.at(index).uncompleted_max = proof.uncompleted_max;
-    }
-
-    /// The peer is this incarnation from now on, and what an earlier one began is over.
-    pub(crate) fn introduce(&mut self, index: u16, incarnation: u64, now_ns: u64) {
-        let peer = self.peers.at(index);
-        peer.heard_ns = now_ns;
-        let before = peer.incarnation.replace(incarnation);
-        if before.is_none_or(|before| is_same_incarnation(before, incarnation)) {
-            return;
-        }
-        peer.eager_in = EagerIn::unheard();
-        peer.uncompleted_max = 0;
-        let id = self.peers.id_of(index);
-        self.end_sessions_of(id);
+    ) -> bool {
+        (self.cookies).are_proved_by(proof, data, known, Time::from_nanos(now_ns))
     }
 }

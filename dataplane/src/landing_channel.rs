@@ -1,17 +1,16 @@
 //! The landing channel as a whole: built anew, under its sessions or without any, and lost.
 
+use lm_cards::{Obstacle, Probe};
 use lm_protocol::landing::SessionAdmission;
 
-use crate::bounds::{TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::bounds::TRANSMIT_RING_LEN;
+use crate::completion::PeerId;
 use crate::engine::Engine;
+use crate::footprint::Footprint;
 use crate::granting::Closing;
 use crate::landing::{Sessions, Violation, Zone};
 use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::release::Released;
-use crate::scheduler::Vacated;
-
-/// Attempts to empty a TX ring before its channel is built anew: twice as many as a full ring needs.
-const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
 
 /// How long a landing channel that was lost stays so: opening it may take as long as the queue is busy
 /// ([`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE)).
@@ -45,7 +44,7 @@ impl<P: Port> Engine<P> {
         };
         let registered_len = landing.registered_len;
         let (ring_len, caps) = (
-            self.fixed.landing_ring_len,
+            self.fixed.receives.ring_len,
             Caps::copying(self.fixed.caps.capacity),
         );
         landing.sessions = Sessions::new(landing.rx.accepted(), ring_len, caps, None);
@@ -54,7 +53,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn landing_spec(&self, queue: u32, registered_len: u64) -> QueueSpec {
-        let (ring_len, capacity) = (self.fixed.landing_ring_len, self.fixed.caps.capacity);
+        let (ring_len, capacity) = (self.fixed.receives.ring_len, self.fixed.caps.capacity);
         queue_spec(queue, registered_len, ring_len, capacity, self.fixed.caps.witness)
     }
 
@@ -69,26 +68,16 @@ impl<P: Port> Engine<P> {
         let spec = |registered_len| self.landing_spec(landing.queue, registered_len);
         let (spec, before) = (spec(registered_len), spec(had));
         self.port.prepare(&spec)?;
-        // Our own packets on its TX ring would go with the socket, and nobody would send them again.
-        for _ in 0..FLUSHES_MAX {
-            if !self.scheduler.queue(transmit).has_unsent() {
-                break;
-            }
-            self.flush();
-        }
-        self.reap(true);
-        for released in self.outgoing.abandoned(transmit) {
+        self.sending.empty_queue(transmit, self.looks.now_ns());
+        for released in self.sending.outgoing.abandoned(transmit) {
             self.recover(released);
         }
         let Some(mut landing) = self.landing.take() else {
             return Ok(());
         };
         let was_open = landing.is_open;
-        for Vacated { start, len } in self.scheduler.begin_anew(transmit) {
-            self.send_arena.free(start, len);
-        }
-        let sends = self.scheduler.queue(transmit);
-        let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, &mut sends.tx, spec);
+        let tx = self.sending.begin_anew(transmit);
+        let mut rebuild = |spec: &QueueSpec| self.port.rebuild(&mut landing.rx, tx, spec);
         let (result, has) = match rebuild(&spec) {
             Ok(()) => (Ok(()), Some(registered_len)),
             // A daemon may have a bound.
@@ -100,7 +89,7 @@ impl<P: Port> Engine<P> {
         // Packets that the gate accepted and nobody took stay behind in the log.
         let accepted = landing.rx.accepted();
         self.counters.drops.landing_discarded +=
-            (landing.sessions).forget_entries(accepted, &mut landing.arena, &self.umem);
+            (landing.sessions).forget_entries(accepted, &mut landing.arena, self.memory.umem());
         landing.drops = landing.rx.drops();
         landing.woken = false;
         let (is_lost, queue) = (was_open && !landing.is_open, landing.queue);
@@ -113,10 +102,10 @@ impl<P: Port> Engine<P> {
 
     /// There is no socket: who lands goes on by the one-copy path.
     fn lose_landing(&mut self, transmit: usize, queue: u32) {
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         self.counters.landing_lost += 1;
         self.end_sessions_on(transmit);
-        self.withdraw_offer(queue);
+        self.admission.stewarded.withdraw_offer(queue);
         let Some(landing) = &mut self.landing else { return };
         landing.failed_ns[0] = Some(now_ns);
         if !self.fixed.caps.witness {
@@ -131,7 +120,7 @@ impl<P: Port> Engine<P> {
             return;
         }
         for row in landing.sessions.admitted() {
-            landing.stop_landing(row, &self.umem, now_ns);
+            landing.stop_landing(row, self.memory.umem(), now_ns);
         }
     }
 
@@ -143,7 +132,7 @@ impl<P: Port> Engine<P> {
         else {
             return;
         };
-        let is_away = self.stewarded.is_away();
+        let is_away = self.admission.stewarded.is_away();
         if is_away || now_ns.saturating_sub(since_ns) < LOST_NS {
             return;
         }
@@ -168,7 +157,7 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_mut().ok_or("nothing lands here")?;
         let queue = landing.queue;
         // A daemon that holds the gate may be away. What waits for the new channel waits for the daemon, too.
-        if self.stewarded.is_away() {
+        if self.admission.stewarded.is_away() {
             return Err("the admission daemon is away; start it again".into());
         }
         // I3: the new socket counts from 0, so what the old one dropped is looked at now.
@@ -208,18 +197,80 @@ impl<P: Port> Engine<P> {
         }
         landing.drops = landing.rx.drops();
         self.counters.landing_rebuilt += u64::from(taken.count() > 0);
-        self.show_landed(self.now_ns);
+        self.show_landed(self.looks.now_ns());
         built.map_err(|error| error.to_string())
     }
 
     /// Ends our own sessions that sent on a channel which is gone.
     fn end_sessions_on(&mut self, channel: usize) {
-        for position in (0..self.senders.len()).rev() {
-            let index = self.senders[position];
+        for position in (0..self.sending.senders().len()).rev() {
+            let index = self.sending.senders()[position];
             let outbound = self.peers.at(index).outbound.as_ref();
             if outbound.is_some_and(|outbound| outbound.terms.channel == channel) {
-                self.end_session(index, self.now_ns);
+                self.end_session(index, self.looks.now_ns());
             }
+        }
+    }
+}
+
+/// What the device writes beside packets.
+impl<P: Port> Engine<P> {
+    /// What finds out what the device writes, while it is not known.
+    fn footprint_probe(&mut self) -> Option<&mut Probe<PeerId>> {
+        self.landing.as_mut()?.footprint.sought()
+    }
+
+    fn footprint_is(&mut self, footprint: Footprint) {
+        if let Some(landing) = &mut self.landing {
+            landing.footprint = footprint;
+        }
+    }
+
+    /// Nothing may land on this device in zero-copy mode.
+    pub(crate) fn refuse_device(&mut self, obstacle: &Obstacle) {
+        self.footprint_is(Footprint::Known);
+        let may_copy = self.fixed.receives.may_copy;
+        match may_copy && self.land_in_copy_mode().is_ok() {
+            true => tracing::warn!("long messages are received in copy mode: {obstacle}"),
+            false => {
+                tracing::warn!("no session in zero-copy mode: {obstacle}");
+                self.footprint_is(Footprint::Unfit);
+            }
+        }
+    }
+
+    /// While it is not known what the device writes: makes a peer send a packet that shows it.
+    #[cold]
+    pub(crate) fn ask_for_footprint(&mut self, peer: PeerId) {
+        let Some(probe) = self.footprint_probe() else {
+            return;
+        };
+        if let Err(obstacle) = probe.ask(peer) {
+            self.refuse_device(&obstacle);
+        } else if self.peers.named(peer).is_some() {
+            let now_ns = self.looks.now_ns();
+            self.ask_where(peer.index, now_ns);
+        }
+    }
+
+    /// While it is not known what the device writes: looks at a packet that has just come.
+    #[cold]
+    pub(crate) fn look_at_footprint(&mut self, frame: u64, packet: (u64, u32)) {
+        let umem = self.memory.umem();
+        let probe = (self.landing.as_mut()).and_then(|landing| landing.footprint.sought());
+        let found = probe.and_then(|probe| probe.look(frame, packet, |chunk| umem.copy_from(frame, chunk)));
+        match found {
+            // Some hundred have to come before a device is known to pad, and its sender waits for seconds only.
+            None => {
+                if let Some(peer) = self.footprint_probe().and_then(|probe| probe.peer()) {
+                    self.ask_for_footprint(peer);
+                }
+            }
+            Some(Ok(prefix)) => {
+                self.fixed.caps.prefix_len = prefix;
+                self.footprint_is(Footprint::Known);
+            }
+            Some(Err(obstacle)) => self.refuse_device(&obstacle),
         }
     }
 }

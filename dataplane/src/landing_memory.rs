@@ -21,9 +21,9 @@ use lm_protocol::session::Refusal;
 
 use crate::arena::pages_len;
 
-use crate::engine::{Engine, LandingSide};
-use crate::landing::{Memory, Sessions, share_of, sure_len};
-use crate::port::{Port, RxQueue};
+use crate::engine::Engine;
+use crate::landing::{share_of, sure_len};
+use crate::port::Port;
 
 /// After memory could not be had, nobody has it tried again for so long.
 const FAILED_NS: u64 = 1_000_000_000;
@@ -43,47 +43,12 @@ pub struct LandingMemory {
     pub address_max: u64,
 }
 
-impl<R: RxQueue> LandingSide<R> {
-    /// Bytes of the arena in which messages can land.
-    pub(crate) fn registered(&self) -> u64 {
-        self.registered_len.saturating_sub(self.arena.start())
-    }
-
-    /// Where zones come from, and the ring that their entries go to, with the sessions that have them.
-    pub(crate) fn with_memory(&mut self) -> (&mut Sessions, &mut R, Memory<'_>) {
-        let memory = Memory {
-            arena: &mut self.arena,
-            chosen: &mut self.chosen,
-            registered_len: self.registered_len,
-        };
-        (&mut self.sessions, &mut self.rx, memory)
-    }
-
-    /// Bytes for messages by the one-copy path, or such that land.
-    fn usable(&self, one_copy: bool) -> u64 {
-        match one_copy {
-            true => self.arena.len(),
-            false => self.registered(),
-        }
-    }
-
-    /// How much of them messages under way from other addresses than `ip` leave.
-    fn left_to(&self, ip: Ipv4Addr, one_copy: bool) -> u64 {
-        let usable = self.usable(one_copy);
-        let others = (self.sessions.iter()).filter(|inbound| inbound.terms.admission.peer_ip != ip);
-        let held: u64 = { others }
-            .map(|inbound| inbound.order.zones_len(self.arena.start() + usable))
-            .sum();
-        usable.saturating_sub(held)
-    }
-}
-
 impl<P: Port> Engine<P> {
     pub(crate) fn landing_memory(&self) -> LandingMemory {
         let Some(landing) = &self.landing else {
             return LandingMemory::default();
         };
-        let len_max = self.umem.len() - landing.arena.start();
+        let len_max = self.memory.umem().len() - landing.arena.start();
         LandingMemory {
             len: landing.arena.len(),
             len_max,
@@ -102,7 +67,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<(), Refusal> {
         let (least, sure) = (pages_len(zone_len), sure_len(zone_len));
         let wish = self.landing_len_for(zone_len, messages_in_flight).max(least);
-        let (now_ns, len_max) = (self.now_ns, self.landing_memory().len_max);
+        let (now_ns, len_max) = (self.looks.now_ns(), self.landing_memory().len_max);
         let landing = self.landing.as_ref().ok_or(RejectReason::Unsupported)?;
         if !one_copy && !landing.is_open {
             return Err(Refusal::busy(LOST_RETRY));
@@ -151,7 +116,7 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_ref().ok_or("nothing lands here")?;
         let (start, had) = (landing.arena.start(), landing.arena.len());
         let len = len.max(had);
-        let mapping = self.umem.mapping().clone();
+        let mapping = self.memory.umem().mapping().clone();
         mapping.populate(start + had, start + len).map_err(|error| {
             format!("too few huge pages are free ({error}); reserve some (/proc/sys/vm/nr_hugepages)")
         })?;

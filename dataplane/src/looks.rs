@@ -1,15 +1,23 @@
 //! When a round looks beyond the rings: at the kernel's sockets, and at what time alone brings.
 
+use crate::bounds::GENERAL_FRAMES_FOR_SOCKET;
+
 /// Poll the count of passed packets every so many rounds: it lies in many cache lines.
 const COUNT_EVERY_ROUNDS: u32 = 64;
 /// Or, where rounds are long, every so many nanoseconds: a request for a session waits for it.
 const COUNT_EVERY_NS: u64 = 100_000;
+/// Control datagrams taken in one round.
+pub(crate) const CONTROL_PER_LOOK: usize = 64;
+/// Datagrams taken from the kernel's data socket in one round.
+pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
 /// Read the sockets when the count has moved, and at least this often.
 const SOCKETS_EVERY_NS: u64 = 1_000_000;
 /// Rounds that are further apart than this were delayed by the application.
 const PAUSE_NS: u64 = 100_000_000;
 /// Timers need no more precision than this.
 const TIMERS_EVERY_NS: u64 = 1_000_000;
+/// A request for a [probe](crate::probe) that had no effect is repeated after this time.
+const PROBE_EVERY_NS: u64 = 50_000_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
@@ -20,21 +28,31 @@ pub(crate) struct Looks {
     /// When the sockets were last read; 0: more waits there.
     sockets_ns: u64,
     timers_ns: u64,
+    probes_ns: u64,
+    /// The clock argument of the round that is running.
+    now_ns: u64,
     /// The round before came late.
     is_late: bool,
 }
 
 impl Looks {
-    /// A round begins, so long after the one before it. Whether the application did not poll for a while: said of the first of several
-    /// long rounds.
+    /// A round begins. Whether the application did not poll for a while: said of the first of several long rounds.
     #[inline]
-    pub(crate) fn begin(&mut self, since_ns: u64, now_ns: u64) -> bool {
+    pub(crate) fn begin(&mut self, now_ns: u64) -> bool {
+        let since_ns = now_ns.saturating_sub(self.now_ns);
+        self.now_ns = now_ns;
         let was_late = std::mem::replace(&mut self.is_late, since_ns >= PAUSE_NS);
         let pauses = self.is_late && !was_late;
         if pauses {
             self.timers_ns = now_ns;
         }
         pauses
+    }
+
+    /// The clock argument of the round that is running.
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns
     }
 
     /// Whether to look at the count of passed packets: in each round where something `waits` for a datagram.
@@ -73,6 +91,16 @@ impl Looks {
             self.timers_ns = now_ns;
         }
         wants
+    }
+
+    /// Whether probes may be asked for again.
+    pub(crate) fn wants_probes(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.probes_ns) >= PROBE_EVERY_NS
+    }
+
+    /// A probe was asked for.
+    pub(crate) fn asked_for_probe(&mut self, now_ns: u64) {
+        self.probes_ns = now_ns;
     }
 
     /// Has the next round look at the sockets.

@@ -1,21 +1,16 @@
 //! What is missing: the receiving side's requests to senders, and reports of what was given up. What is known about losses
 //! is `landing/repair.rs`.
 
-use std::ops::Range;
-
 use lm_protocol::delivery::Delivery;
 use lm_protocol::serial;
-use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange};
+use lm_protocol::wire::lm::{LmHeader, MissingRange};
 
 use crate::bounds::RANGES_MAX;
-use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{PeerId, RecvError};
 use crate::engine::Engine;
 use crate::landing::{GivenUp, Inbound, Remedy, RepairCounters, Zone};
 use crate::notices::Fault;
-use crate::port::{Port, Socket};
-use crate::scheduler::{Class, Packet};
+use crate::port::Port;
 
 impl<P: Port> Engine<P> {
     /// Stage 6, first half: messages with losses.
@@ -29,7 +24,7 @@ impl<P: Port> Engine<P> {
     fn care_for(&mut self, row: u8, now_ns: u64) {
         let Some(landing) = &mut self.landing else { return };
         if landing.sessions.needs_care(row) {
-            let remedy = (landing.sessions).watch(row, &mut landing.arena, &self.umem, now_ns);
+            let remedy = (landing.sessions).watch(row, &mut landing.arena, self.memory.umem(), now_ns);
             let Some(inbound) = landing.sessions.at_mut(row) else {
                 return;
             };
@@ -135,74 +130,6 @@ impl<P: Port> Engine<P> {
             manifest,
         };
         self.send_packet(peer.index, &header, &payload[..count * MissingRange::LEN]);
-    }
-
-    /// Stage 7: sends fragments again that a receiver asked for, where they must not go to its landing queue. What does not leave is
-    /// asked for again.
-    pub(crate) fn send_repetitions(&mut self, index: u16, now_ns: u64) {
-        for _ in 0..TRANSMIT_BURST {
-            let Some(outbound) = &mut self.peers.at(index).outbound else {
-                return;
-            };
-            if !outbound.has_repetitions_apart() {
-                return;
-            }
-            let shaping = &mut self.scheduler.shaping;
-            if shaping.take(Class::Bulk, 1, Time::from_nanos(now_ns)) == 0 {
-                return;
-            }
-            let resent = outbound.resent;
-            let next = outbound.next_repetition(&mut self.outgoing, now_ns);
-            let bytes = next.as_ref().map(|(_, payload)| payload.end - payload.start);
-            shaping.left(Class::Bulk, 1, bytes.is_some().into(), bytes.unwrap_or(0));
-            let Some((header, payload)) = next else {
-                return;
-            };
-            self.counters.fragments_resent += outbound.resent - resent;
-            if !self.send_apart(index, &header, payload) {
-                return;
-            }
-        }
-    }
-
-    /// Sends a fragment of the send region as a packet of its own: from a transmit frame, or through the kernel's socket where there
-    /// is no general channel, or a frame is too short: how long fragments are is the receiver's to say. `false`: no room now.
-    fn send_apart(&mut self, index: u16, header: &LmHeader, payload: Range<u64>) -> bool {
-        let peer = self.peers.at(index);
-        let payload_len = payload.end - payload.start;
-        let len = peer.addressing.header_len() as u64 + payload_len;
-        if self.scheduler.general().is_none() || len > u64::from(self.fixed.chunk_len) {
-            let mut datagram = header.encode(payload_len as u16).to_vec();
-            let header_len = datagram.len();
-            datagram.resize(header_len + payload_len as usize, 0);
-            self.umem.copy_from(payload.start, &mut datagram[header_len..]);
-            self.counters.user_copied_bytes += payload_len;
-            return self.port.side().send(Socket::Data, peer.data, &datagram).is_ok();
-        }
-        if !self.scheduler.has_room(Class::Bulk) {
-            return false;
-        }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
-            return false;
-        };
-        let mut headers = [0u8; 128];
-        let header_len = peer
-            .addressing
-            .write_headers(&mut headers, header, payload_len as usize)
-            .expect("a fragment that was sent before");
-        let address = frame.address();
-        self.umem.copy_to(address, &headers[..header_len]);
-        self.umem
-            .copy_within(payload.start, address + header_len as u64, payload_len);
-        let packet = Packet {
-            address,
-            len: len as u32,
-            below_lm_len: (header_len - HEADER_LEN) as u32,
-        };
-        self.counters.user_copied_bytes += payload_len;
-        self.counters.data_packets_sent += 1;
-        let data = peer.data;
-        self.put_once(frame, data, &packet)
     }
 
     /// Reports messages before number `heard` that were given up, to the application and to their sender.

@@ -7,8 +7,6 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::counters::Drops;
-use crate::engine::Engine;
-use crate::port::Port;
 
 /// Hosts that are named of each kind.
 pub(crate) const HOSTS_TOLD: usize = 8;
@@ -162,24 +160,6 @@ impl Notices {
     /// Whether this key or number was good a while ago.
     pub(crate) fn is_past(&self, number: u64) -> bool {
         number != 0 && self.past.contains(&number)
-    }
-}
-
-impl<P: Port> Engine<P> {
-    /// Counts a packet that is dropped, and says so if it is the first of its kind.
-    pub(crate) fn reject(&mut self, fault: Fault, from: SocketAddrV4) {
-        if let Some(counter) = fault.counter(&mut self.counters.drops) {
-            *counter += 1;
-        }
-        self.notices.tell(fault, from);
-    }
-
-    /// Drops a packet for the session or request `number`, which there is not: it is late, or `fault`.
-    pub(crate) fn reject_for(&mut self, number: u64, fault: Fault, from: SocketAddrV4) {
-        match self.notices.is_past(number) {
-            true => self.counters.drops.late += 1,
-            false => self.reject(fault, from),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lm_cards::{Demand, Facts, Interface, Obstacle, Probe, chunk_len_for, judge, rx_ring_len};
+use lm_cards::{Demand, Facts, Interface, Obstacle, chunk_len_for, judge, rx_ring_len};
 use lm_ebpf::CpuCheck;
 use lm_protocol::geometry::{Layout, LinkShape, MIN_MTU, Wire};
 use lm_protocol::session::{Admit, Permit};
@@ -13,13 +13,13 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::with_digests;
 
 use crate::bounds::{LANDING_RING_LEN, OnTheWay, PREFIX_LEN_MAX, TX_IN_FLIGHT_MAX};
-use crate::capture::Capture;
 use crate::config::EndpointConfig;
 use crate::daemon::Daemon;
 use crate::endpoint::Endpoint;
-use crate::engine::Fixed;
+use crate::engine::{Fixed, Receives};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
+use crate::footprint::Footprint;
 use crate::idle::Idle;
 use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
@@ -336,9 +336,6 @@ impl Opened {
         let fixed = Fixed {
             sender_id: with_digests(entropy.draw(), config.integrity.has_digests()),
             mac: MacAddr(site.interface.mac),
-            tx_queue: (site.queues.landing)
-                .filter(|_| veth)
-                .map(|queue| queue as u16 + u16::from(generic)),
             link: site.link,
             mtu: site.mtu,
             layout: site.layout_in_one_frame,
@@ -350,27 +347,38 @@ impl Opened {
             },
             datagram: plan.datagram,
             window: site.window,
-            one_processor: generic,
+            integrity: config.integrity,
+            patience_ns: config.patience.as_nanos() as u64,
             kept_frames: plan.kept_frames,
             device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
             tx_in_flight: site.tx_in_flight(&plan),
-            on_the_way: match config.packets_on_the_way {
-                Some(packets) => OnTheWay::by_anybody(packets),
-                None if veth => ON_THE_WAY_VETH,
-                None if !plan.is_zero_copy() => OnTheWay::by_anybody(u32::MAX),
-                // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
-                None => OnTheWay::by_anybody(site.rx_ring_len / 4 * 3),
-            },
-            landing_ring_len,
             transmit_registered_len: plan.landing_arena,
+            receives: Receives {
+                tx_queue: (site.queues.landing)
+                    .filter(|_| veth)
+                    .map(|queue| queue as u16 + u16::from(generic)),
+                one_processor: generic,
+                on_the_way: match config.packets_on_the_way {
+                    Some(packets) => OnTheWay::by_anybody(packets),
+                    None if veth => ON_THE_WAY_VETH,
+                    None if !plan.is_zero_copy() => OnTheWay::by_anybody(u32::MAX),
+                    // A packet that meets no descriptor of the card is lost, however many entries are posted behind.
+                    None => OnTheWay::by_anybody(site.rx_ring_len / 4 * 3),
+                },
+                ring_len: landing_ring_len,
+                max_message_len: config.max_message_len,
+                landing_len: config.landing_len,
+                in_order: config.in_order,
+                exclusive: config.exclusive,
+                may_copy: config.mode == ModeRequest::Auto,
+            },
         };
-        let capture = config.capture.clone().map(Capture::new);
         let idle = Idle::new(config.idle);
-        let mut engine = parts.into_engine(nic, config, fixed, umem, &plan, admit, daemon, entropy);
-        engine.capture = capture;
-        if !fixed.caps.witness {
-            let name = &site.interface.name;
-            engine.footprint = Some(Probe::new(name, plan.chunk_len, plan.kept_frames, PREFIX_LEN_MAX));
+        let mut engine = parts.into_engine(nic, &config, fixed, umem, &plan, admit, daemon, entropy);
+        if !fixed.caps.witness
+            && let Some(landing) = &mut engine.landing
+        {
+            landing.footprint = Footprint::unknown(&site.interface.name, plan.chunk_len, plan.kept_frames);
         }
         let mut endpoint = Endpoint {
             engine,

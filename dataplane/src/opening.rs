@@ -2,7 +2,6 @@
 //! any [`Port`]. [`crate::endpoint`] uses it on the kernel's, the engine's tests on the simulated one.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lm_cards::Interface;
@@ -10,34 +9,37 @@ use lm_protocol::geometry::Layout;
 use lm_protocol::session::Admit;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
 
+use crate::admission::Admissions;
+use crate::applying::Requests;
 use crate::arena::{Arena, pages_len};
 use crate::bounds::{
-    DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, TRANSMIT_FRAMES, TRANSMIT_RING_LEN,
+    DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, PEERS_MAX, TRANSMIT_FRAMES,
+    TRANSMIT_RING_LEN,
 };
+use crate::capture::Capture;
 use crate::config::EndpointConfig;
 use crate::counters::Counters;
 use crate::daemon::Daemon;
-use crate::eager::TransmitFrames;
-use crate::engine::{Engine, Fixed, General, LandingSide};
+use crate::engine::{Engine, Fixed};
 use crate::entropy::Entropy;
 use crate::error::OpenError;
+use crate::footprint::Footprint;
 use crate::frames::FramePool;
-use crate::granting::Past;
 use crate::handlers::Handlers;
 use crate::introductions::Introductions;
 use crate::landing::{Sessions, sure_len};
 use crate::landing_channel;
-use crate::link::Link;
+use crate::landing_side::{Flow, LandingSide, Past};
 use crate::looks::Looks;
 use crate::memory::Umem;
 use crate::notices::Notices;
-use crate::outbound::OutgoingTable;
 use crate::own_node::OwnNode;
+use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
-use crate::polling::Flow;
 use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
-use crate::release::Loaned;
 use crate::scheduler::{Scheduler, Transmit};
+use crate::sending::Sending;
+use crate::small::{General, Small};
 use crate::stewarded::Stewarded;
 use crate::told::Told;
 
@@ -283,12 +285,7 @@ impl<P: Port> Parts<P> {
                 tx_len: TRANSMIT_RING_LEN,
             };
             let (rx, tx) = open_once_free(port, &spec)?;
-            general = Some(General {
-                posted: rx.accepted(),
-                received: rx.accepted(),
-                rx,
-                woken: false,
-            });
+            general = Some(General::new(queue, rx));
             scheduler.add_general(Transmit::new(queue, tx, in_flight));
         }
         let mut landing = None;
@@ -318,6 +315,8 @@ impl<P: Port> Parts<P> {
                 transmit: scheduler.add(Transmit::new(queue, tx, in_flight)),
                 woken: false,
                 flow: Flow::default(),
+                footprint: Footprint::Known,
+                led_ns: None,
             });
         }
         Ok(Parts {
@@ -333,7 +332,7 @@ impl<P: Port> Parts<P> {
     pub(crate) fn into_engine(
         self,
         port: P,
-        config: EndpointConfig,
+        config: &EndpointConfig,
         fixed: Fixed,
         umem: Umem,
         plan: &MemoryPlan,
@@ -343,50 +342,44 @@ impl<P: Port> Parts<P> {
     ) -> Engine<P> {
         // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
-        let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
-        let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
+        let capture = config.capture.clone().map(Capture::new);
         let (data, has_daemon) = (port.local(), daemon.is_some());
         let boot_id = entropy.draw();
         let node =
             (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));
         let mut engine = Engine {
             port,
-            config,
             fixed,
-            umem,
-            loaned,
-            frames: self.frames,
-            frames_held: 0,
-            transmit_frames: TransmitFrames::new(transmit_frames),
-            send_arena: Arena::new(plan.send_arena, plan.send_len, OUTGOING_MAX),
-            outgoing: OutgoingTable::new(plan.send_arena, plan.send_len),
-            handlers: Handlers::new(fixed.mtu),
-            scheduler: self.scheduler.walking(fixed.caps.tx_steers),
-            general: self.general,
+            memory: PacketMemory::new(umem, outside, capture),
+            small: Small::new(
+                self.general,
+                self.frames,
+                fixed.kept_frames,
+                Handlers::new(fixed.mtu),
+            ),
+            sending: Sending::new(
+                self.scheduler.walking(fixed.caps.tx_steers),
+                FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES),
+                (plan.send_arena, plan.send_len),
+                data,
+                (fixed.layout, fixed.chunk_len),
+                fixed.device_moves,
+            ),
             landing: self.landing,
             peers: Peers::new(),
-            senders: Vec::with_capacity(crate::bounds::PEERS_MAX),
-            acknowledge: VecDeque::with_capacity(crate::bounds::PEERS_MAX),
-            unconfirmed: Vec::with_capacity(crate::bounds::PEERS_MAX),
-            applying: Vec::with_capacity(8),
-            held: Vec::with_capacity(crate::bounds::PEERS_MAX),
-            node,
+            admission: Admissions {
+                requests: Requests::new(PEERS_MAX),
+                node,
+                stewarded: Stewarded::new(daemon),
+                introductions: Introductions::new(&mut entropy, config.allow.clone()),
+                entropy,
+                key: config.key.clone(),
+            },
             told: Told::new(GENERAL_FRAMES as usize + ZONES_MAX),
             counters: Counters::default(),
             notices: Notices::new(),
-            introductions: Introductions::new(&mut entropy),
-            entropy,
-            capture: None,
-            footprint: None,
-            unfit: false,
-            led_ns: None,
-            stream: crate::stream::Stream::default(),
-            probes_ns: 0,
             looks: Looks::default(),
-            now_ns: 0,
-            link: Link::default(),
-            stewarded: Stewarded::new(daemon),
         };
         engine.open_to_requests(&self.landing_queues);
         engine

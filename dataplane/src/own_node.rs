@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  control socket ──▶ node ─┬─▶ Landing::open, open_aside, land, set_aside, close ──▶ granting.rs, aside.rs
-//!                           └─▶ Action::Tell ──────────────────────────────────────▶ control.rs
+//!                           └─▶ Action::Send, Action::Tell ────────────────────────▶ control.rs
 //! ```
 
 use std::net::SocketAddrV4;
@@ -10,11 +10,8 @@ use std::time::Duration;
 
 use lm_protocol::admission::{Action, ClusterKey, Config, Limits, Local, Node, Policy};
 use lm_protocol::landing::PLACES;
-use lm_protocol::session::Admit;
+use lm_protocol::session::{Admit, Landing};
 use lm_protocol::time::Time;
-
-use crate::engine::Engine;
-use crate::port::{Port, Socket};
 
 /// Places that are not used any more, and sessions and requests that wait for one, are looked at this often.
 const LOOK_AGAIN_NS: u64 = 50_000_000;
@@ -22,7 +19,7 @@ const LOOK_AGAIN_NS: u64 = 50_000_000;
 /// Requests of one source address that wait in turn: anybody may ask, and others are to have their turn.
 const WAITING_OF_ADDRESS: usize = 4;
 
-/// The node: taken out of the engine while it acts on it.
+/// The node, with what it decides by and what it has to say.
 pub(crate) struct OwnNode {
     node: Node,
     admit: Box<dyn Admit + Send>,
@@ -72,111 +69,73 @@ impl OwnNode {
     pub(crate) fn touched(&mut self, session_key: u64, now: Time) {
         self.node.touched(now, session_key);
     }
-}
 
-impl<P: Port> Engine<P> {
-    /// Has the node do something, and does what it says. `None`: there is none, or it is at work.
-    pub(crate) fn with_node<R>(
+    /// Has the node do something. It acts on `landing` at once; what it has to say is taken with [`OwnNode::take_actions`].
+    pub(crate) fn work<R>(
         &mut self,
         now_ns: u64,
+        landing: &mut dyn Landing,
         work: impl FnOnce(&mut Node, Time, &mut Local<'_>, &mut Vec<Action>) -> R,
-    ) -> Option<R> {
-        let mut own = self.node.take()?;
-        let mut actions = std::mem::take(&mut own.actions);
-        let mut local = Local {
-            policy: own.admit.as_mut(),
-            landing: self,
-        };
-        let result = work(&mut own.node, Time::from_nanos(now_ns), &mut local, &mut actions);
-        own.due = own.node.next_deadline();
-        own.looked_ns = now_ns;
-        self.node = Some(own);
-        for action in actions.drain(..) {
-            match action {
-                Action::Send { to, datagram } => self.send_datagram(Socket::Control, to, datagram.as_bytes()),
-                Action::Tell { ticket, outcome } => self.told(ticket.0, outcome, now_ns),
-                // To hosts that are known to daemons alone.
-                _ => {}
-            }
-        }
-        if let Some(own) = &mut self.node {
-            own.actions = actions;
-        }
-        Some(result)
+    ) -> R {
+        let policy = self.admit.as_mut();
+        let mut local = Local { policy, landing };
+        let now = Time::from_nanos(now_ns);
+        let result = work(&mut self.node, now, &mut local, &mut self.actions);
+        self.due = self.node.next_deadline();
+        self.looked_ns = now_ns;
+        result
     }
 
-    /// Does what is due, and looks at places that may be free meanwhile.
-    pub(crate) fn run_node(&mut self, now_ns: u64) {
-        self.fill_places(now_ns);
-        let is_due = self.node.as_ref().is_some_and(|own| {
-            let may_change = own.due.is_some() && now_ns.saturating_sub(own.looked_ns) >= LOOK_AGAIN_NS;
-            may_change || own.due.is_some_and(|due| due <= Time::from_nanos(now_ns))
-        });
-        if is_due {
-            self.with_node(now_ns, |node, now, local, out| node.on_timer(now, local, out));
-        }
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
     }
 
-    /// What was to land in zero-copy mode lands in copy mode: there is room for more sessions.
-    fn fill_places(&mut self, now_ns: u64) {
-        let alone = match &mut self.node {
-            Some(own) if self.fixed.caps.witness => std::mem::take(&mut own.alone),
-            _ => return,
-        };
-        if !alone.is_empty() {
-            let port = self.port.local().port();
-            let more = places_of(&alone, PLACES as usize - 1);
-            self.with_node(now_ns, |node, _, _, _| node.add_places(port, &more));
-        }
+    /// Keeps the room of actions that were carried out.
+    pub(crate) fn keep_room(&mut self, carried_out: Vec<Action>) {
+        self.actions = carried_out;
+    }
+
+    /// Whether it has something to do, or places may be free meanwhile.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        let may_change = self.due.is_some() && now_ns.saturating_sub(self.looked_ns) >= LOOK_AGAIN_NS;
+        may_change || self.due.is_some_and(|due| due <= Time::from_nanos(now_ns))
     }
 
     /// Whether ends of sessions are on their way that nobody has confirmed.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.node.as_ref().is_some_and(|own| own.node.is_leaving())
+        self.node.is_leaving()
     }
 
-    /// From now on others may ask for sessions here.
-    pub(crate) fn open_to_requests(&mut self, landing_queues: &[u16]) {
-        let port = self.port.local().port();
-        let places = match !self.fixed.caps.witness {
-            // Whose packet came nobody can tell there.
-            true => 1,
-            false => PLACES as usize,
-        };
-        let queues = places_of(landing_queues, places);
-        if let Some(own) = self.node.as_mut().filter(|_| places == 1) {
-            own.alone = landing_queues.to_vec();
+    /// The places of landing queues, each queue as often as it has some. Where nobody can tell whose packet came (`alone`) a queue has one.
+    pub(crate) fn places(&mut self, queues: &[u16], alone: bool) -> Vec<u16> {
+        if !alone {
+            return places_of(queues, PLACES as usize);
         }
-        self.with_node(0, |node, now, local, out| {
-            node.add_receiver(now, port, &queues, local, out);
-        });
+        self.alone = queues.to_vec();
+        places_of(queues, 1)
     }
 
-    /// So many sessions may be without a place.
+    /// More places of queues that had one: packets can be told apart there now.
+    pub(crate) fn more_places(&mut self) -> Vec<u16> {
+        places_of(&std::mem::take(&mut self.alone), PLACES as usize - 1)
+    }
+
+    /// As it begins, with so many sessions without a place at most.
     #[cfg(test)]
-    pub(crate) fn limit_aside(&mut self, aside: usize) {
-        let (data, queue) = (
-            self.port.local(),
-            self.landing.as_ref().map(|landing| landing.queue as u16),
-        );
-        let boot_id = self.entropy.draw();
-        let own = self.node.take().expect("a node of its own");
-        let config = OwnNode::config(data, None, self.config.patience, boot_id);
+    pub(crate) fn limited(
+        self,
+        data: SocketAddrV4,
+        patience: Duration,
+        boot_id: u64,
+        aside: usize,
+    ) -> OwnNode {
+        let config = OwnNode::config(data, None, patience, boot_id);
         let limits = Limits {
             aside,
             ..config.limits
         };
         let node = Node::new(Config { limits, ..config }, Time::ZERO);
-        self.node = Some(OwnNode { node, ..own });
-        self.open_to_requests(&[queue.expect("a landing queue")]);
-    }
-
-    /// The endpoint goes: ends the sessions that it granted. Their senders need not wait for the lease to know.
-    pub(crate) fn close_to_requests(&mut self, now_ns: u64) {
-        let port = self.port.local().port();
-        self.with_node(now_ns, |node, now, local, out| {
-            node.remove_receiver(now, port, local, out);
-        });
+        OwnNode { node, ..self }
     }
 }
 

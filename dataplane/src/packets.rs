@@ -4,46 +4,41 @@
 
 use std::net::SocketAddrV4;
 use std::ops::Range;
-use std::sync::Arc;
 
 use lm_protocol::control::{ControlMessage, KIND_CHALLENGE, KIND_ENDED, KIND_PROOF, KIND_REQUEST};
 use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, MissingRange, broken_messages, parse_packet};
+use lm_protocol::wire::lm::{LmHeader, MissingRange, broken_messages, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
-use crate::bounds::{DATAGRAM_LEN_MAX, GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET};
+use crate::bounds::DATAGRAM_LEN_MAX;
 use crate::completion::Completion;
 use crate::eager::{EAGER_NEVER_NEXT, EagerIn};
 use crate::engine::Engine;
 use crate::frames::Frame;
 use crate::handlers::Arrived;
-use crate::introductions::Back;
+use crate::hearing::Back;
 use crate::landing::{Datagram, Untaken};
+use crate::looks::DATAGRAMS_PER_LOOK;
 use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
-use crate::scheduler::{Class, Packet, Put};
 
-/// Datagrams taken from the kernel's data socket in one round.
-pub(crate) const DATAGRAMS_PER_LOOK: usize = GENERAL_FRAMES_FOR_SOCKET as usize;
-/// Unacknowledged eager messages that are sent again at once.
-const EAGER_RESEND_MAX: usize = 64;
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
 
 impl<P: Port> Engine<P> {
     /// A packet of the general channel: `len` bytes at UMEM address `start`, inside `frame`.
     pub(crate) fn take_packet(&mut self, frame: Frame, start: u64, len: u32, now_ns: u64) {
-        let pointer = self.loaned.pointer(start, u64::from(len));
-        // SAFETY: the range lies inside the mapping (checked by `pointer`), which `self.loaned` keeps mapped for
+        let pointer = self.memory.pointer(start, u64::from(len));
+        // SAFETY: the range lies inside the mapping (checked by `pointer`), which the memory keeps mapped for
         // longer than this call. The kernel gave the frame back with its RX descriptor and it is posted
         // nowhere, so nobody writes it: `frame` is its only token and is put back after the last use.
         let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len as usize) };
-        if let Some(capture) = &mut self.capture {
+        if let (_, Some(capture)) = self.memory.with_capture() {
             capture.received(bytes);
         }
         let found = parse_frame(bytes);
@@ -57,10 +52,12 @@ impl<P: Port> Engine<P> {
                 _ => Fault::Malformed,
             };
             self.reject(fault, source_of(bytes));
-            self.frames.put(frame);
+            self.small.looked_at(Some(frame));
             return;
         };
-        self.take_lm(frame, addressing, &packet, now_ns);
+        let mut frame = Some(frame);
+        self.take_lm(&mut frame, addressing, &packet, now_ns);
+        self.small.looked_at(frame);
     }
 
     /// Stage 5, first half: datagrams that the gate passed on. Each is received straight into a general frame, or, where fragments may
@@ -68,96 +65,106 @@ impl<P: Port> Engine<P> {
     pub(crate) fn receive_data_datagrams(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         while count < DATAGRAMS_PER_LOOK {
-            let Some(frame) = self.frames.take() else {
+            let Some(frame) = self.small.take_frame() else {
                 self.counters.frames_exhausted += 1;
                 break;
             };
-            let in_frame = crate::engine::packet_start(frame.address());
-            let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
-            let (start, space) = match self.fixed.caps.capacity {
-                0 => (in_frame, frame_space),
-                _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
-            };
-            let event = self.port.side().recv_into(Socket::Data, &self.umem, start, space);
-            let (from, len) = match event {
-                Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
-                Ok(Some(SocketEvent::Refused(by))) => {
-                    self.take_refusal(by);
-                    self.frames.put(frame);
-                    count += 1;
-                    continue;
-                }
-                Ok(Some(SocketEvent::TooLong(from))) => {
-                    self.counters.one_copy_packets += 1;
-                    self.reject(Fault::Malformed, from);
-                    self.frames.put(frame);
-                    count += 1;
-                    continue;
-                }
-                Ok(None) | Err(_) => {
-                    self.frames.put(frame);
-                    break;
-                }
-            };
-            count += 1;
-            let pointer = self.loaned.pointer(start, len as u64);
-            // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
-            let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-            self.counters.one_copy_packets += 1;
-            let packet = match parse_packet(bytes) {
-                Ok(parsed) => parsed,
-                Err(error) => {
-                    match error {
-                        LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
-                        _ => self.reject(Fault::Malformed, from),
-                    }
-                    self.frames.put(frame);
-                    continue;
-                }
-            };
-            if let LmHeader::Data {
-                session_key,
-                message,
-                index,
-                count,
-            } = packet.header
-            {
-                // It is never answered.
-                self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
-                self.frames.put(frame);
-                continue;
+            let address = frame.address();
+            let mut frame = Some(frame);
+            let was_there = self.receive_data_datagram(&mut frame, address, now_ns);
+            self.small.looked_at(frame);
+            if !was_there {
+                break;
             }
-            let packet = match start == in_frame {
-                true => Some(packet),
-                // It may be kept as a message: in a frame of its own.
-                false if len as u64 <= frame_space => {
-                    self.umem.copy_within(start, in_frame, len as u64);
-                    let pointer = self.loaned.pointer(in_frame, len as u64);
-                    // SAFETY: as above.
-                    let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
-                    parse_packet(bytes).ok()
-                }
-                false => None,
-            };
-            let Some(packet) = packet else {
-                self.reject(Fault::Malformed, from);
-                self.frames.put(frame);
-                continue;
-            };
-            // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
-            // it, and until then answers go through the socket.
-            let Some(addressing) = self.addressing_of_sender(from) else {
-                self.counters.drops.no_neighbour += 1;
-                self.frames.put(frame);
-                continue;
-            };
-            self.take_lm(frame, addressing, &packet, now_ns);
+            count += 1;
         }
         count
     }
 
-    /// One LM packet from either way in. Its payload lies inside `frame`.
-    fn take_lm(&mut self, frame: Frame, addressing: Addressing, packet: &LmPacket<'_>, now_ns: u64) {
+    /// Receives a datagram for the frame at `address`; whether there was one.
+    fn receive_data_datagram(&mut self, frame: &mut Option<Frame>, address: u64, now_ns: u64) -> bool {
+        let in_frame = crate::engine::packet_start(address);
+        let frame_space = u64::from(self.fixed.chunk_len) - crate::memory::PACKET_HEADROOM;
+        let (start, space) = match self.fixed.caps.capacity {
+            0 => (in_frame, frame_space),
+            _ => (self.fixed.datagram, DATAGRAM_LEN_MAX),
+        };
+        let event = self
+            .port
+            .side()
+            .recv_into(Socket::Data, self.memory.umem(), start, space);
+        let (from, len) = match event {
+            Ok(Some(SocketEvent::Datagram { from, len })) => (from, len),
+            Ok(Some(SocketEvent::Refused(by))) => {
+                self.take_refusal(by);
+                return true;
+            }
+            Ok(Some(SocketEvent::TooLong(from))) => {
+                self.counters.one_copy_packets += 1;
+                self.reject(Fault::Malformed, from);
+                return true;
+            }
+            Ok(None) | Err(_) => return false,
+        };
+        let pointer = self.memory.pointer(start, len as u64);
+        // SAFETY: as in `take_packet`; the kernel has finished its copy into the frame.
+        let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+        self.counters.one_copy_packets += 1;
+        let packet = match parse_packet(bytes) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                match error {
+                    LmError::VersionMismatch { .. } => self.take_other_version(from, bytes, now_ns),
+                    _ => self.reject(Fault::Malformed, from),
+                }
+                return true;
+            }
+        };
+        if let LmHeader::Data {
+            session_key,
+            message,
+            index,
+            count,
+        } = packet.header
+        {
+            // It is never answered.
+            self.take_fragment(from, session_key, (message, index, count), packet.payload, now_ns);
+            return true;
+        }
+        let packet = match start == in_frame {
+            true => Some(packet),
+            // It may be kept as a message: in a frame of its own.
+            false if len as u64 <= frame_space => {
+                self.memory.umem().copy_within(start, in_frame, len as u64);
+                let pointer = self.memory.pointer(in_frame, len as u64);
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts(pointer.cast_const(), len) };
+                parse_packet(bytes).ok()
+            }
+            false => None,
+        };
+        let Some(packet) = packet else {
+            self.reject(Fault::Malformed, from);
+            return true;
+        };
+        // The kernel's socket does not tell the neighbour's address; it is looked up when there is need of
+        // it, and until then answers go through the socket.
+        let Some(addressing) = self.addressing_of_sender(from) else {
+            self.counters.drops.no_neighbour += 1;
+            return true;
+        };
+        self.take_lm(frame, addressing, &packet, now_ns);
+        true
+    }
+
+    /// One LM packet from either way in. Its payload lies inside `frame`, which is taken if it becomes a message.
+    fn take_lm(
+        &mut self,
+        frame: &mut Option<Frame>,
+        addressing: Addressing,
+        packet: &LmPacket<'_>,
+        now_ns: u64,
+    ) {
         let payload = packet.payload;
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         let ip = from.ip();
@@ -170,12 +177,10 @@ impl<P: Port> Engine<P> {
             // No host has such an address, and an answer to it could reach many: the kernel drops these as well
             // (`ip_route_input_slow`), but they did not come through it.
             self.reject(Fault::Malformed, from);
-            self.frames.put(frame);
             return;
         }
         if !packet.is_intact(from) {
             self.reject(Fault::Corrupt, from);
-            self.frames.put(frame);
             return;
         }
         match packet.header {
@@ -189,10 +194,9 @@ impl<P: Port> Engine<P> {
                 if let Some(acknowledgement) = acknowledges
                     && !self.take_acknowledgement_behind(from, &acknowledgement, now_ns)
                 {
-                    self.frames.put(frame);
                     return;
                 }
-                let address = self.address_in_umem(payload);
+                let address = self.memory.address_of(payload);
                 let len = payload.len() as u64;
                 self.take_eager(
                     frame,
@@ -201,7 +205,6 @@ impl<P: Port> Engine<P> {
                     (address, len),
                     now_ns,
                 );
-                return;
             }
             LmHeader::EagerAck {
                 sender_id,
@@ -268,23 +271,20 @@ impl<P: Port> Engine<P> {
                 words,
             } => {
                 self.take_extension(frame, from, (packet_type, key, words), payload, now_ns);
-                return;
             }
             _ => self.reject(Fault::Unexpected, from),
         }
-        self.frames.put(frame);
     }
 
     /// A packet for a handler.
     fn take_extension(
         &mut self,
-        frame: Frame,
+        frame: &mut Option<Frame>,
         from: SocketAddrV4,
         (packet_type, key, words): (u8, u64, [u32; 3]),
         payload: &[u8],
         now_ns: u64,
     ) {
-        let mut frame = Some(frame);
         let index = self.peers.find(from);
         let is_taken = index.is_some_and(|index| {
             let packet = Arrived {
@@ -293,17 +293,13 @@ impl<P: Port> Engine<P> {
                 key,
                 words,
                 payload,
-                address: self.address_in_umem(payload),
-                loaned: &self.loaned,
-                frame: &mut frame,
-                may_keep: self.frames_held < GENERAL_FRAMES / 2,
+                address: self.memory.address_of(payload),
+                loaned: self.memory.loaned(),
+                frame,
+                may_keep: self.small.may_keep(),
             };
-            self.handlers.packet(packet, Time::from_nanos(now_ns))
+            self.small.handlers.packet(packet, Time::from_nanos(now_ns))
         });
-        match frame {
-            Some(frame) => self.frames.put(frame),
-            None => self.frames_held += 1,
-        }
         match index.filter(|_| is_taken) {
             Some(index) => {
                 self.counters.packets_used += 1;
@@ -314,13 +310,27 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    fn address_in_umem(&self, bytes: &[u8]) -> u64 {
-        (bytes.as_ptr() as usize - self.umem.mapping().base().as_ptr() as usize) as u64
+    /// Calls handlers that are due.
+    pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
+        if self.small.handlers.tick(Time::from_nanos(now_ns)) {
+            self.send_replies();
+        }
+    }
+
+    /// Sends what handlers reply.
+    fn send_replies(&mut self) {
+        let mut replies = std::mem::take(&mut self.small.handlers.replies);
+        replies.drain(|to, header, payload| {
+            if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
+                self.counters.control_send_errors += 1;
+            }
+        });
+        self.small.handlers.replies = replies;
     }
 
     fn take_eager(
         &mut self,
-        frame: Frame,
+        frame: &mut Option<Frame>,
         addressing: Addressing,
         (sender_id, number, tag): (u64, u32, u64),
         (address, len): (u64, u64),
@@ -328,7 +338,6 @@ impl<P: Port> Engine<P> {
     ) {
         let from = SocketAddrV4::new(addressing.dst_ip, addressing.dst_port);
         if !self.hears(from, sender_id, &Back::Packet(&addressing), now_ns) {
-            self.frames.put(frame);
             return;
         }
         let index = self.peers.find(from).expect("who is heard is a peer");
@@ -336,7 +345,6 @@ impl<P: Port> Engine<P> {
         let is_later = numbering.is_none_or(|known| (sender_id.wrapping_sub(known) as i64) >= 0);
         if !is_later || (number != 0 && numbering.is_some_and(|known| known != sender_id)) {
             // A late packet of an earlier numbering; a new one begins at 0. Who only asks where we are is told that nothing of it came.
-            self.frames.put(frame);
             if len == 0 && (number as i32) < -(EAGER_NEVER_NEXT as i32 / 2) {
                 self.counters.packets_used += 1;
                 let header = LmHeader::EagerAck {
@@ -363,7 +371,7 @@ impl<P: Port> Engine<P> {
         eager.last_ns = now_ns;
         if !peer.acknowledgement_due {
             peer.acknowledgement_due = true;
-            self.acknowledge.push_back(index);
+            self.small.owe(index);
         }
         if number != eager.next {
             // Only the next one is taken, so that an acknowledgement never covers what did not come.
@@ -374,24 +382,22 @@ impl<P: Port> Engine<P> {
                 false => self.counters.drops.eager_out_of_order += 1,
             }
             eager.repeat = true;
-            self.frames.put(frame);
             return;
         }
         if !serial::precedes(number, eager.told_limit) {
             eager.repeat = true;
             self.reject(Fault::Overdrawn, from);
-            self.frames.put(frame);
             return;
         }
+        let Some(frame) = frame.take() else { return };
         eager.next = number.wrapping_add(1);
         let id = self.peers.id_of(index);
-        self.stream.message_came();
-        self.frames_held += 1;
+        self.small.stream.message_came();
         self.counters.packets_used += 1;
         self.counters.messages_received += 1;
         self.counters.bytes_received += len;
         self.told.received(Message {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             released: Some(Released::GeneralFrame(frame.into_address())),
             address,
             len,
@@ -459,14 +465,9 @@ impl<P: Port> Engine<P> {
         let id = self.peers.id_of(index);
         let peer = self.peers.at(index);
         let (told, counters) = (&mut self.told, &mut self.counters);
-        let plausible = self.transmit_frames.acknowledged(
-            &mut peer.eager_out,
-            id,
-            acknowledgement.next,
-            acknowledgement.limit,
-            now_ns,
-            |completion| told.ended(completion, counters),
-        );
+        let plausible = (self.sending).acknowledged(peer, id, acknowledgement, now_ns, |completion| {
+            told.ended(completion, counters);
+        });
         let proved = plausible && std::mem::take(&mut peer.eager_out.proving);
         if !plausible {
             let from = peer.data;
@@ -477,6 +478,12 @@ impl<P: Port> Engine<P> {
             self.resend_eager(index, now_ns);
         }
         plausible
+    }
+
+    /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
+    pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
+        let (side, peer) = (self.port.side(), self.peers.at(index));
+        (self.sending).resend(side, &mut self.memory, peer, &mut self.counters, now_ns);
     }
 
     /// A fragment that the gate passed on: repeated on request, late, or from elsewhere.
@@ -491,7 +498,7 @@ impl<P: Port> Engine<P> {
         if !self.knows_session(key) {
             self.ask_for_session(now_ns);
         }
-        let address = self.address_in_umem(payload);
+        let address = self.memory.address_of(payload);
         let peers = &mut self.peers;
         let landing = self.landing.as_mut().filter(|landing| {
             landing.sessions.with_key(key).is_some_and(|inbound| {
@@ -517,63 +524,13 @@ impl<P: Port> Engine<P> {
             true => landing.rx.accepted(),
             false => landing.sessions.entries.received,
         };
-        (landing.sessions).take_datagram(key, &datagram, accepted, &self.umem, now_ns);
+        (landing.sessions).take_datagram(key, &datagram, accepted, self.memory.umem(), now_ns);
         if landing
             .sessions
             .keyed(key)
             .is_some_and(|inbound| inbound.settled.has_landed())
         {
             self.show_landed(now_ns);
-        }
-    }
-
-    /// Sends a peer's unacknowledged messages again, oldest first, as far as there is room.
-    pub(crate) fn resend_eager(&mut self, index: u16, now_ns: u64) {
-        let out = &mut self.peers.at(index).eager_out;
-        let mut next = out.oldest;
-        if next.is_none() {
-            return;
-        }
-        out.resent_ns = now_ns;
-        out.resends = out.resends.saturating_add(1);
-        let data = self.peers.at(index).data;
-        for _ in 0..EAGER_RESEND_MAX {
-            let Some(frame) = next else { break };
-            let (address, (len, trailer_len), in_kernel, following) =
-                self.transmit_frames.unacknowledged(frame);
-            next = following;
-            if in_kernel {
-                continue;
-            }
-            let Ok(geometry) = self.fixed.layout.message(u64::from(len)) else {
-                break;
-            };
-            let packet = address + geometry.tx_frame_offset(0);
-            let packet_len = u32::from(geometry.fragment(0).frame_len()) + trailer_len;
-            if !self.scheduler.has_room(Class::Small) {
-                break;
-            }
-            let small = Packet {
-                address: packet,
-                len: packet_len,
-                below_lm_len: u32::from(geometry.fragment(0).header_len) - HEADER_LEN as u32,
-            };
-            match (self.scheduler).put_small(self.port.side(), &self.umem, data, &small) {
-                Put::OnRing => self.transmit_frames.sent_again(frame),
-                Put::Copied => {}
-                Put::Refused => {
-                    self.counters.control_send_errors += 1;
-                    break;
-                }
-            }
-            if let Some(capture) = &mut self.capture {
-                capture.sent(&self.umem, packet, packet_len);
-            }
-            self.counters.eager_resent += 1;
-            if let Some(outbound) = &mut self.peers.at(index).outbound {
-                outbound.spend(Class::Small, 1, packet_len.into());
-            }
-            self.scheduler.shaping.left(Class::Small, 0, 1, packet_len.into());
         }
     }
 
@@ -607,9 +564,9 @@ impl<P: Port> Engine<P> {
         let Some(inbound) = landing.sessions.keyed(key) else {
             return;
         };
-        match &mut self.node {
+        match &mut self.admission.node {
             Some(own) => own.touched(key, Time::from_nanos(now_ns)),
-            None => self.stewarded.touched |= 1 << inbound.row(),
+            None => self.admission.stewarded.touched(inbound.row()),
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
@@ -674,7 +631,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         // The report of what is missing of them may be lost.
         for number in broken_messages(payload) {
-            outbound.broken(&mut self.outgoing, number);
+            outbound.broken(&mut self.sending.outgoing, number);
         }
         self.settle_outbound(index, None, now_ns);
     }
@@ -698,10 +655,10 @@ impl<P: Port> Engine<P> {
             .collect();
         outbound.heard_ns = now_ns;
         let fragments = ranges.iter().map(Range::len).sum::<usize>() as u32;
-        match outbound.missing(&mut self.outgoing, message, ranges) {
+        match outbound.missing(&mut self.sending.outgoing, message, ranges) {
             true => {
                 self.counters.packets_used += 1;
-                self.scheduler.shaping.lost(Class::Bulk, fragments);
+                self.sending.lost(fragments);
             }
             false => self.reject(Fault::Missing, from),
         }
@@ -716,7 +673,7 @@ impl<P: Port> Engine<P> {
     ) {
         let id = self.peers.id_of(index);
         while let Some(outbound) = &mut self.peers.at(index).outbound {
-            let Some(settled) = outbound.settle_next(&mut self.outgoing, id, ended, now_ns) else {
+            let Some(settled) = outbound.settle_next(&mut self.sending.outgoing, id, ended, now_ns) else {
                 break;
             };
             self.settled(settled);

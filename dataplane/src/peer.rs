@@ -1,7 +1,7 @@
 //! Peers: who an endpoint talks to, and the table of them.
 //!
 //! A peer is known by the address of its data port. It is made by `connect`, or when a sender has proved its address
-//! ([`crate::introductions`]). The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
+//! ([`crate::hearing`]). The table is bounded; when it is full, the peer that was silent longest and owes nothing makes room.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddrV4;
@@ -11,7 +11,7 @@ use lm_protocol::wire::Addressing;
 
 use crate::bounds::PEERS_MAX;
 use crate::completion::PeerId;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::eager::{EagerIn, EagerOut};
 use crate::outbound::Outbound;
 

@@ -10,45 +10,24 @@ const STREAM_PAUSE_NS: u64 = 200_000;
 /// senders' core would do the receiver's work as well.
 const KEEP_AFTER: u32 = 64;
 
-/// What comes to the landing queue.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Flow {
-    /// Packets since the last pause, or since the queue was last kept.
-    packets: u32,
-    /// The round before brought some. It may have taken longer than a pause.
-    brought: bool,
-    brought_ns: u64,
-    /// Nobody but this core runs the queue.
-    kept: bool,
-}
-
-impl Flow {
-    /// A round brought so many packets.
-    #[inline]
-    pub(crate) fn landed(&mut self, packets: u32) {
-        self.packets = self.packets.saturating_add(packets);
-        self.brought = true;
-    }
-}
-
 impl<P: Port> Engine<P> {
     /// Runs the kernel's receive work of a queue on this core while it carries a stream. For single messages the
     /// sender's core is faster: it has the packet at hand. And while small messages go to and fro, this core is kept free for them: a
     /// look at the landing queue takes all that has come there, some hundred microseconds of it.
     pub(crate) fn poll_queues(&mut self) {
-        if let Some(general) = &mut self.general
-            && self.stream.is_hot()
-            && general.rx.available(1) == 0
+        if self.small.stream.is_hot()
+            && let Some(queue) = self.small.queue()
+            && !self.small.has_come()
         {
-            self.port.attend(self.config.general_queue, Attend::Now);
+            self.port.attend(queue, Attend::Now);
         }
-        let now_ns = self.now_ns;
+        let now_ns = self.looks.now_ns();
         let Some(landing) = &mut self.landing else { return };
         let flow = &mut landing.flow;
         if std::mem::take(&mut flow.brought) {
             flow.brought_ns = now_ns;
         }
-        let flows = !self.stream.is_exchange(now_ns)
+        let flows = !self.small.stream.is_exchange(now_ns)
             && (now_ns.saturating_sub(flow.brought_ns) < STREAM_PAUSE_NS
                 || landing.sessions.quiet_ns(now_ns) < STREAM_PAUSE_NS);
         if !flows {

@@ -12,7 +12,6 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::engine::Engine;
 use crate::notices::Fault;
 use crate::port::Port;
-use crate::scheduler::Class;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -20,13 +19,11 @@ const KIND_PROBE_ME: u8 = 0x70;
 const KIND_PROBE: u8 = 0x71;
 /// Set for the way of landing traffic, clear for that of general traffic.
 const BY_LANDING: u32 = 1 << 16;
-/// A request that had no effect is repeated after this time.
-const PROBE_EVERY_NS: u64 = 50_000_000;
 
 impl<P: Port> Engine<P> {
     /// Asks for the probes that are missing and of use now, and notices those that have come. Called from the timers.
     pub(crate) fn ask_for_probes(&mut self, now_ns: u64) {
-        let asks = now_ns.saturating_sub(self.probes_ns) >= PROBE_EVERY_NS;
+        let asks = self.looks.wants_probes(now_ns);
         if let Some(landing) = &self.landing
             && let Some(index) = landing.sessions.any_peer()
             && let Some(port) = self.port.attend_port(landing.queue)
@@ -34,9 +31,10 @@ impl<P: Port> Engine<P> {
         {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
-        if self.stream.is_hot()
-            && let Some(index) = self.acknowledge.front().copied()
-            && let Some(port) = self.port.attend_port(self.config.general_queue)
+        if self.small.stream.is_hot()
+            && let Some(index) = self.small.first_owed()
+            && let Some(queue) = self.small.queue()
+            && let Some(port) = self.port.attend_port(queue)
             && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);
@@ -44,7 +42,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn ask_for_probe(&mut self, index: u16, request_id: u32, now_ns: u64) {
-        self.probes_ns = now_ns;
+        self.looks.asked_for_probe(now_ns);
         let header = LmHeader::Control {
             request_id,
             kind: KIND_PROBE_ME,
@@ -65,7 +63,7 @@ impl<P: Port> Engine<P> {
         self.counters.packets_used += 1;
         let peer = self.peers.at(index);
         let by_landing = request_id & BY_LANDING != 0;
-        let queue = match (&peer.outbound, self.scheduler.general()) {
+        let queue = match (&peer.outbound, self.sending.general_queue()) {
             (Some(outbound), _) if by_landing => outbound.terms.channel,
             (_, Some(general)) if !by_landing => general,
             // The session is over, or our small traffic goes through the kernel's socket.
@@ -73,12 +71,9 @@ impl<P: Port> Engine<P> {
         };
         let mut addressing = peer.addressing;
         addressing.dst_port = request_id as u16;
-        if addressing.dst_port == 0 || self.scheduler.queue(queue).room(Class::Control) == 0 {
+        if addressing.dst_port == 0 {
             return;
         }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
-            return;
-        };
         let header = LmHeader::Control {
             request_id,
             kind: KIND_PROBE,
@@ -87,9 +82,6 @@ impl<P: Port> Engine<P> {
         let len = addressing
             .write_headers(&mut packet, &header, 0)
             .expect("128 bytes hold any header");
-        let address = frame.address();
-        self.umem.copy_to(address, &packet[..len]);
-        self.scheduler.put_control_on(queue, address, len as u32);
-        self.transmit_frames.control_sent(frame);
+        (self.sending).send_on_queue(queue, &self.memory, &packet[..len]);
     }
 }

@@ -2,17 +2,15 @@
 //! data's path.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 
-use lm_protocol::geometry::{Geometry, Layout, Wire};
+use lm_protocol::geometry::{Geometry, GeometryError, Layout, Wire};
 use lm_protocol::serial;
 use lm_protocol::time::Time;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
+use lm_protocol::wire::lm::LmHeader;
 
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::engine::Engine;
-use crate::error::ConnectError;
 use crate::landing::Zone;
 use crate::memory::PACKET_HEADROOM;
 use crate::message::{LandingRegion, Message};
@@ -21,7 +19,8 @@ use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::release::Released;
-use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, Packet, Put, Vacated};
+use crate::scheduler::{Class, Flow, FlowError, FlowId, FlowSpec};
+use crate::sending::SmallMessage;
 
 /// Fragments of a plain UDP datagram at the smallest MTU (65,507 bytes in pieces of 552), rounded up to a power of
 /// two: one window a message, as in the paper.
@@ -42,13 +41,10 @@ impl<P: Port> Engine<P> {
             let geometry = layout
                 .message(len)
                 .map_err(|_| LoanError::TooLarge { limit: 0 })?;
-            let frame = self
-                .transmit_frames
-                .take_for_message()
-                .ok_or(LoanError::WouldBlock)?;
+            let frame = self.sending.take_frame().ok_or(LoanError::WouldBlock)?;
             let start = frame.into_address();
             return Ok(SendRegion::new(
-                Arc::clone(&self.loaned),
+                self.memory.way_back(),
                 Released::TransmitFrame(start),
                 start,
                 geometry,
@@ -75,29 +71,21 @@ impl<P: Port> Engine<P> {
             limit: terms.max_message_len,
         })?;
         let region_len = geometry.tx_region_len();
-        if pages_len(region_len) > self.send_arena.len() {
-            let strides = self.send_arena.len() / geometry.tx_stride().max(1);
+        if pages_len(region_len) > self.sending.region_len_max() {
+            let strides = self.sending.region_len_max() / geometry.tx_stride().max(1);
             return Err(LoanError::TooLarge {
                 limit: strides * u64::from(terms.layout.payload_len()),
             });
         }
         let start = self
-            .send_arena
-            .allocate(region_len)
+            .sending
+            .take_region(region_len)
             .ok_or(LoanError::WouldBlock)?;
         let released = Released::SendRegion {
             start,
             len: region_len,
         };
-        let mut region = SendRegion::new(
-            Arc::clone(&self.loaned),
-            released,
-            start,
-            geometry,
-            len,
-            id,
-            !plain,
-        );
+        let mut region = SendRegion::new(self.memory.way_back(), released, start, geometry, len, id, !plain);
         region.zero_padding();
         Ok(region)
     }
@@ -113,7 +101,7 @@ impl<P: Port> Engine<P> {
     ) -> Result<SendToken, TrySendError> {
         let reason = match region.released {
             // Another endpoint's memory: its addresses mean nothing here.
-            _ if !Arc::ptr_eq(&region.loaned, &self.loaned) => Err(SendError::UnknownPeer),
+            _ if !self.memory.is_from_here(&region.loaned) => Err(SendError::UnknownPeer),
             Some(Released::TransmitFrame(_)) => self.may_send_eager(region.peer, now_ns),
             _ => self.may_send_fragments(&region),
         };
@@ -134,7 +122,7 @@ impl<P: Port> Engine<P> {
                     .as_mut()
                     .expect("the session was there a moment ago");
                 outbound.submit(
-                    &mut self.outgoing,
+                    &mut self.sending.outgoing,
                     &peer.addressing,
                     (released, start, geometry, len),
                     tag,
@@ -160,15 +148,17 @@ impl<P: Port> Engine<P> {
             return None;
         }
         let geometry = self.fixed.layout.message(len).ok()?;
-        let Some(frame) = self.transmit_frames.take_for_message() else {
+        let Some(frame) = self.sending.take_frame() else {
             return Some(Err(SendError::WouldBlock));
         };
         if let Err(reason) = self.may_send_eager(id, now_ns) {
-            self.transmit_frames.put(frame);
+            self.sending.recover_frame(frame.into_address());
             return Some(Err(reason));
         }
         let start = frame.into_address();
-        self.umem.copy_to(start + geometry.tx_payload_offset(0), payload);
+        self.memory
+            .umem()
+            .copy_to(start + geometry.tx_payload_offset(0), payload);
         self.counters.user_copied_bytes += len;
         let token = self.told.new_token();
         self.send_eager(id.index, start, start, &geometry, tag, token, now_ns);
@@ -188,25 +178,18 @@ impl<P: Port> Engine<P> {
         }
         if peer.eager_credit() == 0 {
             // Watched while it waits, because the packet with more credit may get lost.
-            if !peer.eager_out.watched {
-                peer.eager_out.watched = true;
-                self.unconfirmed.push(id.index);
-            }
-            return Err(SendError::WouldBlock);
-        }
-        if !self.scheduler.has_room(Class::Small) {
+            self.small.watch(id.index, &mut peer.eager_out);
             return Err(SendError::WouldBlock);
         }
         // The last question: what it allows leaves.
-        if self.scheduler.shaping.take(Class::Small, 1, now) == 0 {
-            self.counters.classes_starved += self.scheduler.shaping.take_starved();
-            return Err(SendError::WouldBlock);
+        match self.sending.allows_message(&mut self.counters, now) {
+            true => Ok(()),
+            false => Err(SendError::WouldBlock),
         }
-        Ok(())
     }
 
     fn may_send_fragments(&mut self, region: &SendRegion) -> Result<(), SendError> {
-        if !self.outgoing.has_room() {
+        if !self.sending.outgoing.has_room() {
             return Err(SendError::WouldBlock);
         }
         let peer = self.peers.named(region.peer).ok_or(SendError::UnknownPeer)?;
@@ -236,9 +219,8 @@ impl<P: Port> Engine<P> {
         token: SendToken,
         now_ns: u64,
     ) {
-        let answers = self.stream.sent(now_ns);
-        let fragment = geometry.fragment(0);
-        let acknowledges = self.acknowledgement_behind(index, fragment.len.into());
+        let answers = self.small.stream.sent(now_ns);
+        let acknowledges = self.acknowledgement_behind(index, geometry.fragment(0).len.into());
         let peer = self.peers.at(index);
         let number = peer.eager_out.next;
         let sender_id = peer.eager_out.sender_id(self.fixed.sender_id);
@@ -246,63 +228,25 @@ impl<P: Port> Engine<P> {
             sender_id,
             number,
             tag,
-            digested: self.config.integrity.has_digests(),
+            digested: self.fixed.integrity.has_digests(),
             acknowledges,
         };
-        let packet = start + geometry.tx_frame_offset(0);
-        let header_len = peer.addressing.header_len();
-        // SAFETY: the range lies inside a transmit frame that the engine owns now: the kernel has no entry for it, and nobody else
-        // reads or writes it.
-        let headers = unsafe { self.umem.mapping().slice_mut(packet, header_len as u64) };
-        peer.addressing
-            .write_headers(headers, &header, usize::from(fragment.len))
-            .expect("as many bytes as the headers take");
-        let trailer_len = header.trailer_len() as u32;
-        let packet_len = u32::from(fragment.frame_len()) + trailer_len;
-        if let Some(outbound) = &mut peer.outbound {
-            outbound.spend(Class::Small, 1, packet_len.into());
-        }
-        self.scheduler.shaping.left(Class::Small, 1, 1, packet_len.into());
-        if trailer_len > 0 {
-            // A transmit frame holds a packet of the MTU, and this message is shorter by the trailer's length.
-            let payload = packet + header_len as u64;
-            let len = u64::from(fragment.len);
-            // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
-            let bytes = unsafe { self.umem.mapping().slice(payload, len) };
-            let trailer = Trailer::new(&header, bytes, self.port.local());
-            self.umem.copy_to(payload + len, trailer.as_bytes());
-        }
-        let small = Packet {
-            address: packet,
-            len: packet_len,
-            below_lm_len: u32::from(fragment.header_len) - HEADER_LEN as u32,
-        };
-        // Somebody waits for an answer: it leaves before the books are kept.
-        let (side, failed) = (self.port.side(), |error| self.link.failed(error));
-        let put = (self.scheduler).put_message(side, &self.umem, peer.data, &small, answers, failed);
-        if put == Put::Refused {
-            self.counters.control_send_errors += 1;
-        } else if let Some(acknowledgement) = acknowledges {
-            peer.eager_in.told(&acknowledgement);
-        }
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, packet, packet_len);
-        }
-        let frame = self
-            .transmit_frames
-            .reclaim(address)
-            .expect("the region was a transmit frame");
-        if !peer.eager_out.watched {
-            peer.eager_out.watched = true;
-            self.unconfirmed.push(index);
-        }
-        self.transmit_frames.message_sent(
-            &mut peer.eager_out,
-            frame,
-            put == Put::OnRing,
-            token,
+        let message = SmallMessage {
+            address,
+            start,
+            geometry,
             tag,
-            (u32::from(fragment.len), trailer_len),
+            token,
+            answers,
+        };
+        self.small.watch(index, &mut peer.eager_out);
+        let (side, memory) = (self.port.side(), &mut self.memory);
+        (self.sending).send_message(
+            side,
+            memory,
+            peer,
+            (&header, &message),
+            &mut self.counters,
             now_ns,
         );
     }
@@ -312,7 +256,7 @@ impl<P: Port> Engine<P> {
         if let Some(message) = self.told.next_message()? {
             return Ok(Some(message));
         }
-        if self.link.take_error().is_some() {
+        if self.sending.take_link_error().is_some() {
             return Err(RecvError::Link);
         }
         Ok(None)
@@ -332,7 +276,7 @@ impl<P: Port> Engine<P> {
         let start =
             (landing.arena.allocate_in(total, 0, landing.registered_len)).ok_or(LoanError::WouldBlock)?;
         Ok(LandingRegion {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             start,
             len: total,
         })
@@ -342,7 +286,7 @@ impl<P: Port> Engine<P> {
     /// addresses would let the kernel write over messages here (I1).
     pub(crate) fn choose_region(&mut self, mut region: LandingRegion) {
         if let Some(landing) = &mut self.landing
-            && Arc::ptr_eq(&region.loaned, &self.loaned)
+            && self.memory.is_from_here(&region.loaned)
         {
             landing.chosen.push_back(Zone {
                 start: region.start,
@@ -358,7 +302,7 @@ impl<P: Port> Engine<P> {
         let position = landing.chosen.iter().position(|zone| zone.start == start)?;
         let zone = landing.chosen.remove(position)?;
         Some(LandingRegion {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             start: zone.start,
             len: zone.len,
         })
@@ -372,7 +316,9 @@ impl<P: Port> Engine<P> {
         if message.len > region.len.saturating_sub(REGION_FRONT_MARGIN + PACKET_HEADROOM) {
             return message;
         }
-        self.umem.copy_within(message.address, address, message.len);
+        self.memory
+            .umem()
+            .copy_within(message.address, address, message.len);
         self.counters.user_copied_bytes += message.len;
         let released = Released::Zone {
             start: region.start,
@@ -380,7 +326,7 @@ impl<P: Port> Engine<P> {
         };
         region.len = 0;
         Message {
-            loaned: Arc::clone(&self.loaned),
+            loaned: self.memory.way_back(),
             released: Some(released),
             address,
             len: message.len,
@@ -398,16 +344,15 @@ impl<P: Port> Engine<P> {
         index: u16,
         rate: Option<NonZeroU64>,
         now_ns: u64,
-    ) -> Result<(), ConnectError> {
-        let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)
-            .map_err(|error| ConnectError::Options(error.to_string()))?;
+    ) -> Result<(), GeometryError> {
+        let layout = Layout::new(Wire::IpFrag, self.fixed.mtu, self.fixed.link)?;
         let terms = OutboundTerms {
             key: 0,
             layout,
             window: lm_protocol::window::WindowShape::whole(PLAIN_FRAGMENTS_MAX),
             packet_limit: 0,
             // The IP identification: not the same datagrams as an earlier run's.
-            first_message: self.entropy.draw() as u16 as u32,
+            first_message: self.admission.entropy.draw() as u16 as u32,
             messages_in_flight: 4,
             max_message_len: layout.max_message_len(),
             lease_ns: u64::MAX,
@@ -422,48 +367,29 @@ impl<P: Port> Engine<P> {
         let peer = self.peers.at(index);
         peer.plain = true;
         peer.outbound = Some(Outbound::new(terms, now_ns));
-        if !self.senders.contains(&index) {
-            self.senders.push(index);
-        }
+        self.sending.add_sender(index);
         Ok(())
     }
 
     /// Registers a flow, with frames of its own.
     pub(crate) fn add_flow(&mut self, spec: &FlowSpec, flow: Box<dyn Flow>) -> Result<FlowId, FlowError> {
-        let frame_len = self.fixed.chunk_len;
-        let len = u64::from(spec.frames) * u64::from(frame_len);
-        if spec.frames == 0 || spec.descriptors == 0 {
-            return Err(FlowError::Empty);
-        }
-        let peer = self.peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
-        let addressing = peer.addressing;
-        let start = self.send_arena.allocate(len).ok_or(FlowError::NoMemory)?;
-        self.outgoing.disown(start, len);
-        let added = self
-            .scheduler
-            .add_flow(spec, &addressing, (start, frame_len), flow);
-        if added.is_err() {
-            self.send_arena.free(start, len);
-        }
-        self.stream.never_hurries(self.scheduler.has_flows());
+        let added = self.sending.add_flow(&mut self.peers, spec, flow);
+        (self.small.stream).never_hurries(self.sending.has_flows());
         added
     }
 
     /// Takes a flow out; `None` if there is none of that name.
     pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
-        let (flow, vacated) = self.scheduler.remove_flow(id)?;
-        if let Some(Vacated { start, len }) = vacated {
-            self.send_arena.free(start, len);
-        }
-        self.stream.never_hurries(self.scheduler.has_flows());
-        Some(flow)
+        let removed = self.sending.remove_flow(id);
+        (self.small.stream).never_hurries(self.sending.has_flows());
+        removed
     }
 
     /// Messages handed over and not settled.
     pub(crate) fn unconfirmed_messages(&mut self) -> u64 {
         let mut count = 0;
-        for position in 0..self.senders.len() {
-            let index = self.senders[position];
+        for position in 0..self.sending.senders().len() {
+            let index = self.sending.senders()[position];
             count += self
                 .peers
                 .at(index)
@@ -471,11 +397,11 @@ impl<P: Port> Engine<P> {
                 .as_ref()
                 .map_or(0, |outbound| outbound.unsettled() as u64);
         }
-        for applying in &self.applying {
-            count += self.peers.at(applying.peer).unheard.len() as u64;
+        for index in self.admission.requests.peers() {
+            count += self.peers.at(index).unheard.len() as u64;
         }
-        for position in 0..self.unconfirmed.len() {
-            let index = self.unconfirmed[position];
+        for position in 0..self.small.watched().len() {
+            let index = self.small.watched()[position];
             let out = &self.peers.at(index).eager_out;
             count += serial::distance(out.acknowledged, out.next).max(0) as u64;
         }

@@ -1,24 +1,101 @@
-//! Sending: fragments within credit, session by session (stage 8), one wake-up for each queue (stage 9), and packets that are no fragments.
+//! Sending: fragments within credit, session by session (stage 8), one wake-up for each queue (stage 9), and the memory that packets leave
+//! from, which comes back when the device is done with it (stage 2). Packets that have a frame of their own are `packets.rs`.
+
+mod packets;
 
 use std::net::SocketAddrV4;
 
+use lm_protocol::geometry::Layout;
 use lm_protocol::time::Time;
-use lm_protocol::wire::Addressing;
-use lm_protocol::wire::lm::{HEADER_LEN, LmHeader, Trailer};
 
-use crate::bounds::TRANSMIT_BURST;
-use crate::engine::{Engine, General};
-use crate::frames::Frame;
+use crate::arena::Arena;
+use crate::bounds::{OUTGOING_MAX, PEERS_MAX, TRANSMIT_BURST, TRANSMIT_RING_LEN};
+use crate::counters::Counters;
+use crate::eager::TransmitFrames;
+use crate::frames::{Frame, FramePool};
+use crate::link::Link;
 use crate::memory::Umem;
-use crate::outbound::{Copied, Way};
-use crate::port::{Port, RxQueue};
-use crate::scheduler::{Class, Packet, Put, Turn};
+use crate::outbound::{Copied, OutgoingTable, Way};
+use crate::packet_memory::PacketMemory;
+use crate::peer::Peers;
+use crate::port::{RxQueue, TxQueue, WakeError};
+use crate::release::Released;
+use crate::scheduler::{
+    Class, Flow, FlowError, FlowId, FlowSpec, Scheduler, Scope, Shaper, Transmit, Turn, Vacated,
+};
+use crate::small::Small;
+pub(crate) use packets::SmallMessage;
 
-impl<P: Port> Engine<P> {
+/// Attempts to empty a TX ring before its queue is built anew: twice as many as a full ring needs.
+const FLUSHES_MAX: u32 = 2 * TRANSMIT_RING_LEN / TRANSMIT_BURST;
+/// Whether the interface is still there is looked at this often.
+const LINK_LOOK_NS: u64 = 100_000_000;
+
+/// What leaves, and what it leaves from.
+#[derive(Debug)]
+pub(crate) struct Sending<T> {
+    scheduler: Scheduler<T>,
+    /// For small messages and control packets.
+    frames: TransmitFrames,
+    /// For messages of many fragments, and for flows.
+    arena: Arena,
+    pub(crate) outgoing: OutgoingTable,
+    /// Peers with an outbound session.
+    senders: Vec<u16>,
+    link: Link,
+    /// Our data port.
+    local: SocketAddrV4,
+    /// Of messages of one fragment.
+    layout: Layout,
+    chunk_len: u32,
+    /// The device reads the memory itself.
+    device_reads: bool,
+}
+
+/// What fragments of a round are sent with.
+struct Round<'a, R> {
+    peers: &'a mut Peers,
+    small: &'a mut Small<R>,
+    memory: &'a mut PacketMemory,
+    counters: &'a mut Counters,
+    now_ns: u64,
+}
+
+impl<T: TxQueue> Sending<T> {
+    /// With `frames` for small packets, and `len` bytes from UMEM address `start` for messages.
+    pub(crate) fn new(
+        scheduler: Scheduler<T>,
+        frames: FramePool,
+        (start, len): (u64, u64),
+        local: SocketAddrV4,
+        (layout, chunk_len): (Layout, u32),
+        device_reads: bool,
+    ) -> Sending<T> {
+        Sending {
+            scheduler,
+            frames: TransmitFrames::new(frames),
+            arena: Arena::new(start, len, OUTGOING_MAX),
+            outgoing: OutgoingTable::new(start, len),
+            senders: Vec::with_capacity(PEERS_MAX),
+            link: Link::default(),
+            local,
+            layout,
+            chunk_len,
+            device_reads,
+        }
+    }
+
     /// Stage 8.
-    pub(crate) fn send_fragments(&mut self, now_ns: u64) -> usize {
+    pub(crate) fn send_fragments<R: RxQueue>(
+        &mut self,
+        peers: &mut Peers,
+        small: &mut Small<R>,
+        memory: &mut PacketMemory,
+        counters: &mut Counters,
+        now_ns: u64,
+    ) -> usize {
         let flows = match self.scheduler.has_flows() {
-            true => self.send_flows(now_ns),
+            true => self.send_flows(memory, now_ns),
             false => 0,
         };
         if self.senders.is_empty() {
@@ -27,24 +104,31 @@ impl<P: Port> Engine<P> {
         if let Err(error) = self.scheduler.flush_before_bulk() {
             self.link.failed(error);
         }
-        let (most, burst) = self.scheduler.bulk_of_round(self.stream.is_exchange(now_ns));
+        let (most, burst) = self.scheduler.bulk_of_round(small.stream.is_exchange(now_ns));
+        let mut round = Round {
+            peers,
+            small,
+            memory,
+            counters,
+            now_ns,
+        };
         let sent = match self.senders[..] {
             // It takes turns with nobody.
-            [only] => self.send_of(only, None, most, burst, now_ns).packets,
-            _ => self.send_by_turns(most, burst, now_ns),
+            [only] => self.send_of(only, None, most, burst, &mut round).packets,
+            _ => self.send_by_turns(most, burst, &mut round),
         };
-        self.counters.data_packets_sent += u64::from(sent);
+        round.counters.data_packets_sent += u64::from(sent);
         flows + sent as usize
     }
 
     /// Stage 8, first: packets of flows, which wait for no burst.
     #[cold]
-    fn send_flows(&mut self, now_ns: u64) -> usize {
-        let (capture, umem) = (&mut self.capture, &self.umem);
+    fn send_flows(&mut self, memory: &mut PacketMemory, now_ns: u64) -> usize {
+        let (umem, mut capture) = memory.with_capture();
         let sent = self
             .scheduler
             .send_flows(umem, Time::from_nanos(now_ns), |address, len| {
-                if let Some(capture) = capture {
+                if let Some(capture) = &mut capture {
                     capture.sent(umem, address, len);
                 }
             });
@@ -59,14 +143,14 @@ impl<P: Port> Engine<P> {
 
     /// Sends up to `most` fragments on each queue, where sessions take turns. If something comes meanwhile, the next round begins with the
     /// queue behind.
-    fn send_by_turns(&mut self, most: u32, burst: u32, now_ns: u64) -> u32 {
+    fn send_by_turns<R: RxQueue>(&mut self, most: u32, burst: u32, round: &mut Round<'_, R>) -> u32 {
         let queues = self.scheduler.queues().len();
         let first = self.scheduler.first;
         let mut count = 0;
         for queue in (first..queues).chain(0..first) {
-            count += self.send_on(queue, most, burst, now_ns);
+            count += self.send_on(queue, most, burst, round);
             self.scheduler.first = (queue + 1) % queues;
-            if self.has_come() {
+            if round.small.has_come() {
                 break;
             }
         }
@@ -75,7 +159,7 @@ impl<P: Port> Engine<P> {
 
     /// Sends up to `most` fragments of the sessions of a queue, a burst of each in turn: deficit round robin. The next round goes on with
     /// the session whose turn is not over, and with what is left of it.
-    fn send_on(&mut self, queue: usize, most: u32, burst: u32, now_ns: u64) -> u32 {
+    fn send_on<R: RxQueue>(&mut self, queue: usize, most: u32, burst: u32, round: &mut Round<'_, R>) -> u32 {
         let turn = self.scheduler.queue(queue).turn.take();
         let is_next = |&index: &u16| turn.is_some_and(|turn| turn.peer == index);
         let first = turn.and_then(|_| self.senders.iter().position(is_next));
@@ -88,7 +172,7 @@ impl<P: Port> Engine<P> {
                 Some(turn) if first.is_some() && step == 0 => turn.left,
                 _ => TRANSMIT_BURST,
             };
-            let sent = self.send_of(index, Some(queue), left.min(most - count), burst, now_ns);
+            let sent = self.send_of(index, Some(queue), left.min(most - count), burst, round);
             count += sent.packets;
             if sent.is_cut || count == most {
                 let left = left - sent.packets;
@@ -107,8 +191,16 @@ impl<P: Port> Engine<P> {
     }
 
     /// Sends up to `most` fragments of a peer's session in bursts, if `on` is the queue that it sends on.
-    fn send_of(&mut self, index: u16, on: Option<usize>, most: u32, burst: u32, now_ns: u64) -> Sent {
-        let outbound = self.peers.at(index).outbound.as_mut();
+    fn send_of<R: RxQueue>(
+        &mut self,
+        index: u16,
+        on: Option<usize>,
+        most: u32,
+        burst: u32,
+        round: &mut Round<'_, R>,
+    ) -> Sent {
+        let now_ns = round.now_ns;
+        let outbound = round.peers.at(index).outbound.as_mut();
         let is_it = |queue: usize| on.is_none_or(|on| on == queue);
         let Some(outbound) = outbound.filter(|outbound| is_it(outbound.terms.channel)) else {
             return Sent::default();
@@ -118,18 +210,18 @@ impl<P: Port> Engine<P> {
         if shaping.is_any() && !outbound.has_fragments() {
             return Sent::default();
         }
+        let (umem, capture) = round.memory.with_capture();
         let mut way = Way {
             channel,
-            umem: &self.umem,
-            piece_len: self.fixed.chunk_len,
+            umem,
+            piece_len: self.chunk_len,
             more_pieces: 0,
             bytes: 0,
-            frames: &mut self.transmit_frames,
-            device_reads: self.fixed.device_moves,
+            frames: &mut self.frames,
+            device_reads: self.device_reads,
             copied: Copied::default(),
         };
-        let mut capture = (self.capture.as_mut())
-            .map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));
+        let mut capture = capture.map(|capture| |umem: &Umem, address, len| capture.sent(umem, address, len));
         let resent = outbound.resent;
         let mut sent = Sent::default();
         let now = Time::from_nanos(now_ns);
@@ -137,7 +229,7 @@ impl<P: Port> Engine<P> {
         for _ in 0..most.div_ceil(burst) {
             let allowed = shaping.take(Class::Bulk, burst.min(most - sent.packets), now);
             if allowed == 0 {
-                self.counters.classes_starved += shaping.take_starved();
+                round.counters.classes_starved += shaping.take_starved();
                 sent.is_cut = true;
                 break;
             }
@@ -151,33 +243,25 @@ impl<P: Port> Engine<P> {
             if let Err(error) = way.channel.flush() {
                 self.link.failed(error);
             }
-            sent.is_cut = has_come(&mut self.general);
+            sent.is_cut = round.small.has_come();
             if sent.is_cut {
                 break;
             }
         }
-        self.counters.user_copied_bytes += way.copied.bytes;
-        self.counters.page_end_fragments += way.copied.fragments;
-        self.counters.fragments_resent += outbound.resent - resent;
+        round.counters.user_copied_bytes += way.copied.bytes;
+        round.counters.page_end_fragments += way.copied.fragments;
+        round.counters.fragments_resent += outbound.resent - resent;
         let frame_len = u32::from(outbound.terms.layout.max_frame_len());
         sent.is_cut |=
-            sent.packets < most && way.channel.room(Class::Bulk) < frame_len.div_ceil(self.fixed.chunk_len);
+            sent.packets < most && way.channel.room(Class::Bulk) < frame_len.div_ceil(self.chunk_len);
         sent
     }
 
-    /// Whether small packets have come since the round looked for some: what they ask for goes before the next burst.
-    fn has_come(&mut self) -> bool {
-        has_come(&mut self.general)
-    }
-
     /// When a shaper lets the next packet go; `None` where none holds one back.
-    pub(crate) fn next_departure_ns(&mut self) -> Option<u64> {
-        let mut next = [self.scheduler.flows_depart(), self.handlers.due()]
-            .into_iter()
-            .flatten()
-            .min();
+    pub(crate) fn next_departure(&mut self, peers: &mut Peers) -> Option<Time> {
+        let mut next = self.scheduler.flows_depart();
         for &index in &self.senders {
-            let Some(outbound) = self.peers.at(index).outbound.as_ref() else {
+            let Some(outbound) = peers.at(index).outbound.as_ref() else {
                 continue;
             };
             let class = match outbound.has_fragments() {
@@ -189,25 +273,7 @@ impl<P: Port> Engine<P> {
             let departure = departures.into_iter().flatten().max();
             next = next.into_iter().chain(departure).min();
         }
-        next.map(Time::as_nanos)
-    }
-
-    /// Calls handlers that are due.
-    pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
-        if self.handlers.tick(Time::from_nanos(now_ns)) {
-            self.send_replies();
-        }
-    }
-
-    /// Sends what handlers reply.
-    pub(crate) fn send_replies(&mut self) {
-        let mut replies = std::mem::take(&mut self.handlers.replies);
-        replies.drain(|to, header, payload| {
-            if self.peers.named(to).is_none() || !self.send_packet(to.index, header, payload) {
-                self.counters.control_send_errors += 1;
-            }
-        });
-        self.handlers.replies = replies;
+        next
     }
 
     /// Stage 9.
@@ -215,65 +281,207 @@ impl<P: Port> Engine<P> {
         self.scheduler.flush(|error| self.link.failed(error));
     }
 
-    /// Sends one LM packet that is not a fragment. `false`: no room now; try again in a later round.
-    pub(crate) fn send_packet(&mut self, peer: u16, header: &LmHeader, payload: &[u8]) -> bool {
-        let peer = self.peers.at(peer);
-        let (addressing, data) = (peer.addressing, peer.data);
-        self.send_packet_to(&addressing, data, header, payload)
+    /// Stage 2.
+    pub(crate) fn reap(&mut self, all: bool, now_ns: u64) -> usize {
+        let frames = &mut self.frames;
+        let outgoing = &mut self.outgoing;
+        let arena = &mut self.arena;
+        let reaped = self.scheduler.reap(all, |address| {
+            if !frames.completed(address)
+                && let Some(Released::SendRegion { start, len }) = outgoing.completed(address)
+            {
+                arena.free(start, len);
+            }
+        });
+        if !outgoing.unknown.is_empty() {
+            self.complete_flows(Time::from_nanos(now_ns));
+        }
+        reaped as usize
     }
 
-    /// The same to an address that no peer need have.
-    pub(crate) fn send_packet_to(
+    /// Tells flows which of their packets the device is done with.
+    #[cold]
+    fn complete_flows(&mut self, now: Time) {
+        for address in self.outgoing.unknown.drain(..) {
+            if let Some(Vacated { start, len }) = self.scheduler.completed(address, now) {
+                self.arena.free(start, len);
+            }
+        }
+    }
+
+    /// Memory of messages that were never sent, or of which nobody needs any more.
+    pub(crate) fn recover_region(&mut self, start: u64, len: u64) {
+        self.arena.free(start, len);
+    }
+
+    /// A frame of a small message that was never sent, by its address.
+    pub(crate) fn recover_frame(&mut self, address: u64) {
+        if let Some(frame) = self.frames.reclaim(address) {
+            self.frames.put(frame);
+        }
+    }
+
+    /// A frame for a small message.
+    #[inline]
+    pub(crate) fn take_frame(&mut self) -> Option<Frame> {
+        self.frames.take_for_message()
+    }
+
+    /// Memory for a message of many fragments.
+    pub(crate) fn take_region(&mut self, len: u64) -> Option<u64> {
+        self.arena.allocate(len)
+    }
+
+    /// Bytes for messages of many fragments.
+    pub(crate) fn region_len_max(&self) -> u64 {
+        self.arena.len()
+    }
+}
+
+/// Sessions, flows, queues and the link.
+impl<T: TxQueue> Sending<T> {
+    /// So many fragments of bulk were lost.
+    pub(crate) fn lost(&mut self, fragments: u32) {
+        self.scheduler.shaping.lost(Class::Bulk, fragments);
+    }
+
+    /// Peers with an outbound session.
+    pub(crate) fn senders(&self) -> &[u16] {
+        &self.senders
+    }
+
+    pub(crate) fn add_sender(&mut self, peer: u16) {
+        if !self.senders.contains(&peer) {
+            self.senders.push(peer);
+        }
+    }
+
+    pub(crate) fn remove_sender(&mut self, peer: u16) {
+        self.senders.retain(|&sender| sender != peer);
+    }
+
+    /// Registers a flow, with frames of its own.
+    pub(crate) fn add_flow(
         &mut self,
-        addressing: &Addressing,
-        data: SocketAddrV4,
-        header: &LmHeader,
-        payload: &[u8],
-    ) -> bool {
-        if !self.scheduler.has_room(Class::Control) {
-            return false;
+        peers: &mut Peers,
+        spec: &FlowSpec,
+        flow: Box<dyn Flow>,
+    ) -> Result<FlowId, FlowError> {
+        let frame_len = self.chunk_len;
+        let len = u64::from(spec.frames) * u64::from(frame_len);
+        if spec.frames == 0 || spec.descriptors == 0 {
+            return Err(FlowError::Empty);
         }
-        let Some(frame) = self.transmit_frames.take_for_control() else {
-            return false;
-        };
-        let mut headers = [0u8; 128];
-        let header_len = addressing
-            .write_headers(&mut headers, header, payload.len())
-            .expect("128 bytes hold any header");
-        let trailer = Trailer::new(header, payload, self.port.local());
-        let parts = [&headers[..header_len], payload, trailer.as_bytes()];
-        let len = parts.iter().map(|part| part.len() as u32).sum();
-        // The frame behind this one is somebody else's.
-        assert!(
-            len <= self.fixed.chunk_len,
-            "control packets are shorter than a frame"
-        );
-        let address = frame.address();
-        let mut at = address;
-        for part in parts {
-            self.umem.copy_to(at, part);
-            at += part.len() as u64;
+        let peer = peers.named(spec.to).ok_or(FlowError::UnknownPeer)?;
+        let addressing = peer.addressing;
+        let start = self.arena.allocate(len).ok_or(FlowError::NoMemory)?;
+        self.outgoing.disown(start, len);
+        let added = self
+            .scheduler
+            .add_flow(spec, &addressing, (start, frame_len), flow);
+        if added.is_err() {
+            self.arena.free(start, len);
         }
-        let packet = Packet {
-            address,
-            len,
-            below_lm_len: (header_len - HEADER_LEN) as u32,
-        };
-        self.scheduler.shaping.left(Class::Control, 0, 1, len.into());
-        self.put_once(frame, data, &packet)
+        added
     }
 
-    /// Sends a packet that lies in a transmit frame and that nobody will want again. `false`: it did not go.
-    pub(crate) fn put_once(&mut self, frame: Frame, data: SocketAddrV4, packet: &Packet) -> bool {
-        if let Some(capture) = &mut self.capture {
-            capture.sent(&self.umem, packet.address, packet.len);
+    /// Takes a flow out; `None` if there is none of that name.
+    pub(crate) fn remove_flow(&mut self, id: FlowId) -> Option<Box<dyn Flow>> {
+        let (flow, vacated) = self.scheduler.remove_flow(id)?;
+        if let Some(Vacated { start, len }) = vacated {
+            self.arena.free(start, len);
         }
-        let put = (self.scheduler).put_small(self.port.side(), &self.umem, data, packet);
-        match put {
-            Put::OnRing => self.transmit_frames.control_sent(frame),
-            Put::Copied | Put::Refused => self.transmit_frames.put(frame),
+        Some(flow)
+    }
+
+    pub(crate) fn has_flows(&self) -> bool {
+        self.scheduler.has_flows()
+    }
+
+    pub(crate) fn shape(&mut self, scope: Scope, shaper: Option<Box<dyn Shaper>>) {
+        self.scheduler.shape(scope, shaper);
+    }
+
+    /// Whether nothing but small messages leaves.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
+    /// Whether there are packets that are not completed.
+    pub(crate) fn awaits_completions(&self) -> bool {
+        self.scheduler.awaits_completions()
+    }
+
+    /// Index of the queue for small packets.
+    pub(crate) fn general_queue(&self) -> Option<usize> {
+        self.scheduler.general()
+    }
+
+    /// Index of the queue with this number on the device.
+    pub(crate) fn find_queue(&self, number: u32) -> Option<usize> {
+        self.scheduler.find(number)
+    }
+
+    /// One more queue; its index.
+    pub(crate) fn add_queue(&mut self, queue: Transmit<T>) -> usize {
+        self.scheduler.add(queue)
+    }
+
+    /// Hands over what is on a queue that will be built anew: packets on it would go with it, and nobody would send them again.
+    pub(crate) fn empty_queue(&mut self, queue: usize, now_ns: u64) {
+        for _ in 0..FLUSHES_MAX {
+            if !self.scheduler.queue(queue).has_unsent() {
+                break;
+            }
+            self.flush();
         }
-        put != Put::Refused
+        self.reap(true, now_ns);
+    }
+
+    /// A queue is built anew: nothing is on it.
+    pub(crate) fn begin_anew(&mut self, queue: usize) -> &mut T {
+        for Vacated { start, len } in self.scheduler.begin_anew(queue) {
+            self.arena.free(start, len);
+        }
+        &mut self.scheduler.queue(queue).tx
+    }
+
+    /// The kernel was asked to send or to receive, and said so.
+    #[cold]
+    pub(crate) fn link_failed(&mut self, error: WakeError) {
+        self.link.failed(error);
+    }
+
+    pub(crate) fn take_link_error(&mut self) -> Option<WakeError> {
+        self.link.take_error()
+    }
+
+    /// Looks at the interface: who only waits for packets is told nothing otherwise.
+    pub(crate) fn watch_link(&mut self, is_gone: impl FnOnce() -> bool, patience_ns: u64, now_ns: u64) {
+        if now_ns.saturating_sub(self.link.looked_ns) >= LINK_LOOK_NS {
+            self.link.looked_ns = now_ns;
+            if is_gone() {
+                self.link.failed(WakeError::Gone);
+            }
+        }
+        self.link.look(now_ns, patience_ns);
+    }
+}
+
+/// For tests, which look inside.
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzer uses a part of the tests"))]
+impl<T> Sending<T> {
+    pub(crate) fn scheduler(&self) -> &Scheduler<T> {
+        &self.scheduler
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub(crate) fn parts(&mut self) -> (&mut Scheduler<T>, &mut TransmitFrames, &mut OutgoingTable) {
+        (&mut self.scheduler, &mut self.frames, &mut self.outgoing)
     }
 }
 
@@ -283,11 +491,4 @@ struct Sent {
     packets: u32,
     /// It might have gone on: the queue has no room, a shaper of all sessions allows no more, or something has come.
     is_cut: bool,
-}
-
-#[inline]
-fn has_come<R: RxQueue>(general: &mut Option<General<R>>) -> bool {
-    general
-        .as_mut()
-        .is_some_and(|general| general.rx.available(1) > 0)
 }

@@ -3,7 +3,7 @@
 use lm_protocol::serial;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT};
 
-use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, IN_FLIGHT_MESSAGES_MAX};
+use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
 use crate::port::Port;
@@ -27,20 +27,21 @@ impl<P: Port> Engine<P> {
             self.ask_for_missing(row, now_ns);
             self.ask_for_digests(row, now_ns);
         }
-        for position in 0..self.senders.len() {
-            let index = self.senders[position];
+        for position in 0..self.sending.senders().len() {
+            let index = self.sending.senders()[position];
             self.announce(index, now_ns);
             self.send_manifests(index);
-            self.send_repetitions(index, now_ns);
+            let (side, peer) = (self.port.side(), self.peers.at(index));
+            (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
         }
     }
 
     fn acknowledge_eager(&mut self, now_ns: u64, idle: bool) {
-        for _ in 0..self.acknowledge.len() {
-            let Some(index) = self.acknowledge.pop_front() else {
+        for _ in 0..self.small.owed() {
+            let Some(index) = self.small.take_owed() else {
                 break;
             };
-            let free = self.free_general_frames();
+            let free = self.small.free_frames();
             let peer = self.peers.at(index);
             let eager = &peer.eager_in;
             let acknowledgement = eager.acknowledgement(free, peer.uncompleted_max);
@@ -51,7 +52,7 @@ impl<P: Port> Engine<P> {
             let relief = short(eager.told_limit) && !short(acknowledgement.limit);
             if eager.unacknowledged() < EAGER_ACK_EVERY && !(quiet && owed) && !relief {
                 if owed || short(eager.told_limit) {
-                    self.acknowledge.push_back(index);
+                    self.small.owe(index);
                 } else {
                     self.peers.at(index).acknowledgement_due = false;
                 }
@@ -72,7 +73,7 @@ impl<P: Port> Engine<P> {
                 eager.told(&acknowledgement);
                 eager.repeat = false;
             }
-            self.acknowledge.push_back(index);
+            self.small.owe(index);
         }
     }
 
@@ -87,16 +88,9 @@ impl<P: Port> Engine<P> {
         {
             return None;
         }
-        let free = self.free_general_frames();
+        let free = self.small.free_frames();
         let peer = self.peers.at(index);
         Some(peer.eager_in.acknowledgement(free, peer.uncompleted_max))
-    }
-
-    /// General frames that are no messages and not kept for anything else.
-    fn free_general_frames(&self) -> u32 {
-        (GENERAL_FRAMES - GENERAL_FRAMES_FOR_SOCKET)
-            .saturating_sub(self.frames_held)
-            .saturating_sub(self.fixed.kept_frames)
     }
 
     fn give_credit(&mut self, row: u8, now_ns: u64, idle: bool) {
@@ -176,7 +170,7 @@ impl<P: Port> Engine<P> {
             .min(room / AnnounceEntry::LEN)
             .min(IN_FLIGHT_MESSAGES_MAX as usize);
         let mut entries = 0;
-        for (len, tag) in outbound.announcements(&mut self.outgoing, from, most) {
+        for (len, tag) in outbound.announcements(&mut self.sending.outgoing, from, most) {
             let encoded = AnnounceEntry {
                 len,
                 tag,
@@ -196,7 +190,7 @@ impl<P: Port> Engine<P> {
         let mut len = entries * AnnounceEntry::LEN;
         let mut told = outbound.digests_told();
         while len + MessageDigest::LEN <= room
-            && let Some(digest) = outbound.digest_of(&mut self.outgoing, told)
+            && let Some(digest) = outbound.digest_of(&mut self.sending.outgoing, told)
         {
             payload[len..len + MessageDigest::LEN].copy_from_slice(&digest.encode());
             len += MessageDigest::LEN;

@@ -6,7 +6,7 @@ use crate::completion::Outcome;
 use crate::eager::EAGER_NEVER_NEXT;
 use crate::engine::Engine;
 use crate::notices::Fault;
-use crate::port::{Port, WakeError};
+use crate::port::Port;
 
 /// An announcement without an answer is repeated after this time.
 const REPEAT_AFTER_NS: u64 = 20_000_000;
@@ -17,8 +17,6 @@ const RESEND_AFTER_NS: u64 = 10_000_000;
 const RESEND_AFTER_MAX_NS: u64 = 200_000_000;
 /// A quiet session says that it is alive this often: several times within a lease.
 const KEEPALIVE_NS: u64 = 500_000_000;
-/// Whether the interface is still there is looked at this often.
-const LINK_LOOK_NS: u64 = 100_000_000;
 /// A silent peer whose host has said that nobody listens there is borne for no longer than this: its program is gone, not its path.
 /// That word can be forged, so a peer that is heard again after it is there.
 const REFUSED_SILENCE_NS: u64 = 5_000_000_000;
@@ -26,7 +24,8 @@ const REFUSED_SILENCE_NS: u64 = 5_000_000_000;
 impl<P: Port> Engine<P> {
     /// Stage 10.
     pub(crate) fn run_timers(&mut self, now_ns: u64) {
-        self.watch_link(now_ns);
+        let (port, patience_ns) = (&self.port, self.fixed.patience_ns);
+        (self.sending).watch_link(|| port.is_gone(), patience_ns, now_ns);
         self.drive_admission(now_ns);
         self.look_at_reopening(now_ns);
         self.look_for_landing(now_ns);
@@ -34,8 +33,8 @@ impl<P: Port> Engine<P> {
         self.land_late(now_ns);
         self.watch_inbound(now_ns);
         self.watch_turns(now_ns);
-        for position in (0..self.senders.len()).rev() {
-            let index = self.senders[position];
+        for position in (0..self.sending.senders().len()).rev() {
+            let index = self.sending.senders()[position];
             self.watch_outbound(index, now_ns);
         }
         self.watch_eager(now_ns);
@@ -43,20 +42,8 @@ impl<P: Port> Engine<P> {
         self.close_way(now_ns);
     }
 
-    fn watch_link(&mut self, now_ns: u64) {
-        // Who only waits for packets is told nothing otherwise.
-        if now_ns.saturating_sub(self.link.looked_ns) >= LINK_LOOK_NS {
-            self.link.looked_ns = now_ns;
-            if self.port.is_gone() {
-                self.link.failed(WakeError::Gone);
-            }
-        }
-        let patience_ns = self.patience_ns();
-        self.link.look(now_ns, patience_ns);
-    }
-
     fn watch_inbound(&mut self, now_ns: u64) {
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         let (peers, Some(landing)) = (&mut self.peers, &self.landing) else {
             return;
         };
@@ -83,7 +70,7 @@ impl<P: Port> Engine<P> {
     }
 
     fn watch_outbound(&mut self, index: u16, now_ns: u64) {
-        let patience_ns = self.patience_ns();
+        let patience_ns = self.fixed.patience_ns;
         let peer = self.peers.at(index);
         let Some(outbound) = &mut peer.outbound else {
             return;
@@ -125,9 +112,9 @@ impl<P: Port> Engine<P> {
     }
 
     fn watch_eager(&mut self, now_ns: u64) {
-        let patience_ns = self.patience_ns();
-        for position in (0..self.unconfirmed.len()).rev() {
-            let index = self.unconfirmed[position];
+        let patience_ns = self.fixed.patience_ns;
+        for position in (0..self.small.watched().len()).rev() {
+            let index = self.small.watched()[position];
             let peer = self.peers.at(index);
             let unanswered_ns = now_ns.saturating_sub(peer.eager_out.progress_ns);
             let limit_ns = bearable_ns(patience_ns, peer.refused_ns, peer.eager_out.progress_ns);
@@ -144,8 +131,7 @@ impl<P: Port> Engine<P> {
             }
             let peer = self.peers.at(index);
             if peer.eager_out.oldest.is_none() && peer.eager_credit() > 0 {
-                peer.eager_out.watched = false;
-                self.unconfirmed.swap_remove(position);
+                self.small.unwatch(position, &mut peer.eager_out);
             } else if unanswered_ns > ASK_AFTER_NS
                 && now_ns.saturating_sub(peer.eager_out.asked_ns) > ASK_AFTER_NS
             {
@@ -158,22 +144,10 @@ impl<P: Port> Engine<P> {
     /// Settles all eager messages that a peer has not acknowledged, and numbers those to come anew.
     pub(crate) fn give_up_eager(&mut self, index: u16, outcome: &Outcome, now_ns: u64) {
         let id = self.peers.id_of(index);
-        let peer = self.peers.at(index);
-        while peer.eager_out.oldest.is_some() {
-            let (told, counters) = (&mut self.told, &mut self.counters);
-            self.transmit_frames.settle_oldest(
-                &mut peer.eager_out,
-                id,
-                outcome.clone(),
-                now_ns,
-                |completion| told.ended(completion, counters),
-            );
-        }
-        peer.eager_out.begin_anew(now_ns);
-    }
-
-    fn patience_ns(&self) -> u64 {
-        self.config.patience.as_nanos() as u64
+        let (told, counters) = (&mut self.told, &mut self.counters);
+        (self.sending).give_up(self.peers.at(index), id, outcome, now_ns, |completion| {
+            told.ended(completion, counters);
+        });
     }
 
     /// Asks a peer to say where it is in our eager messages, with one that is never the next.
@@ -184,7 +158,7 @@ impl<P: Port> Engine<P> {
             sender_id: peer.eager_out.sender_id(self.fixed.sender_id),
             number: peer.eager_out.next.wrapping_sub(EAGER_NEVER_NEXT),
             tag: 0,
-            digested: self.config.integrity.has_digests(),
+            digested: self.fixed.integrity.has_digests(),
             acknowledges: None,
         };
         self.send_packet(index, &header, &[]);

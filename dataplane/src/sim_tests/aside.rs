@@ -13,8 +13,7 @@ use super::bed::{Bed, BedConfig, fill, noise};
 use super::integrity::kind;
 use super::times;
 use crate::completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::notices::Fault;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
@@ -192,7 +191,11 @@ impl Crowd {
         self.bed.pass(after);
         assert_eq!(self.sessions(), (holders, 0));
         let engine = &mut self.bed.hosts[self.late];
-        assert!(engine.applying.is_empty() && !engine.is_leaving() && engine.senders.is_empty());
+        assert!(
+            engine.admission.requests.is_empty()
+                && !engine.is_leaving()
+                && engine.sending.senders().is_empty()
+        );
         let peer = engine.peers.at(self.peer.index);
         assert!(peer.outbound.is_none() && !peer.applying);
         // Entries that a loss left unused keep a zone as long as others land beside it.
@@ -281,7 +284,7 @@ fn a_refusal_is_no_waiting() {
         ),
         "{refused:?}"
     );
-    assert!(bed.hosts[0].applying.is_empty());
+    assert!(bed.hosts[0].admission.requests.is_empty());
     // Who is granted a session at once has one, and no more.
     let peer = bed.session(0, WireMode::Lm, 20_000);
     bed.exchange(0, peer, &noise(1, 20_000));
@@ -343,7 +346,11 @@ fn a_receiver_that_dies_leaves_nothing_here() {
         crowd.bed.wire.set_filter(|from, _| from != 0);
         crowd.bed.pass(Duration::from_secs(12));
         let engine = &mut crowd.bed.hosts[late];
-        assert!(engine.applying.is_empty() && engine.senders.is_empty() && !engine.is_leaving());
+        assert!(
+            engine.admission.requests.is_empty()
+                && engine.sending.senders().is_empty()
+                && !engine.is_leaving()
+        );
         assert_eq!(
             engine.loan(crowd.peer, LEN_MAX).unwrap_err(),
             LoanError::NoSession

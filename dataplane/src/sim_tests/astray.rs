@@ -14,7 +14,7 @@ const COUNT: u64 = LEN.div_ceil(1448) as u64;
 /// From now on `host`'s fragments leave on the transmit queue whose packets reach the receiver's queue of the same number.
 fn send_on_queue(bed: &mut Bed, host: usize, peer: PeerId, queue: u32) {
     let engine = &mut bed.hosts[host];
-    let channel = engine.scheduler.find(queue).expect("a channel");
+    let channel = engine.sending.scheduler().find(queue).expect("a channel");
     let outbound = engine.peers.at(peer.index).outbound.as_mut();
     outbound.expect("a session").terms.channel = channel;
 }
@@ -37,7 +37,7 @@ fn a_session_that_never_reaches_the_landing_queue_is_copied() {
                 },
                 ..BedConfig::default()
             });
-            bed.hosts[1].fixed.tx_queue = Some(3);
+            bed.hosts[1].fixed.receives.tx_queue = Some(3);
             let peer = bed.session(0, WireMode::Lm, LEN as u64);
             for number in 0..40 {
                 bed.exchange(0, peer, &noise(number, len));
@@ -57,7 +57,7 @@ fn a_session_that_never_reaches_the_landing_queue_is_copied() {
             assert_eq!(copied, 5 * len as u64, "{len} bytes");
             bed.check_memory();
             // Those behind it find the landing queue as it should be.
-            bed.hosts[1].fixed.tx_queue = Some(1);
+            bed.hosts[1].fixed.receives.tx_queue = Some(1);
             let peer = bed.session(0, WireMode::Lm, LEN as u64);
             bed.exchange(0, peer, &noise(1, LEN));
             assert_eq!(bed.hosts[1].counters.landing_packets, COUNT);
@@ -70,9 +70,9 @@ fn a_session_that_never_reaches_the_landing_queue_is_copied() {
 #[test]
 fn others_go_on_landing() {
     let mut bed = Bed::switch(&BedConfig::default(), 4);
-    bed.hosts[0].fixed.tx_queue = Some(3);
+    bed.hosts[0].fixed.receives.tx_queue = Some(3);
     let astray = bed.session(1, WireMode::Lm, LEN as u64);
-    bed.hosts[0].fixed.tx_queue = Some(1);
+    bed.hosts[0].fixed.receives.tx_queue = Some(1);
     let landing = [2, 3].map(|host| (host, bed.session(host, WireMode::Lm, LEN as u64)));
     let all = [(1, astray), landing[0], landing[1]];
     let round = |bed: &mut Bed, number: u64| {

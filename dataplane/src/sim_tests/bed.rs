@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use lm_cards::{Probe, chunk_len_for};
+use lm_cards::chunk_len_for;
 use lm_protocol::admission::ClusterKey;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 use lm_protocol::integrity::Integrity;
@@ -19,14 +19,13 @@ use lm_protocol::zone::ZONE_ALIGN;
 use super::guard::Guard;
 #[cfg(test)]
 use super::trace::Trace;
-use crate::bounds::{
-    GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, PREFIX_LEN_MAX, TRANSMIT_FRAMES,
-};
+use crate::bounds::{GENERAL_FRAMES, LANDING_RING_LEN, OUTGOING_MAX, OnTheWay, TRANSMIT_FRAMES};
 use crate::completion::{Completion, LoanError, Outcome, PeerId, SendError, SendToken};
-use crate::config::{ConnectOptions, EndpointConfig};
-use crate::engine::{Engine, Fixed};
+use crate::config::EndpointConfig;
+use crate::connect::{ConnectError, ConnectOptions};
+use crate::engine::{Engine, Fixed, Receives};
 use crate::entropy::Entropy;
-use crate::error::ConnectError;
+use crate::footprint::Footprint;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
@@ -194,9 +193,6 @@ pub(crate) fn engine_on<P: Port>(
     let fixed = Fixed {
         sender_id: sender_id(host, config.integrity),
         mac: MacAddr(simnic::mac_of(ip(host))),
-        tx_queue: queues
-            .landing
-            .map(|queue| queue as u16 + config.wire.queue_shift as u16),
         link: LinkShape::IPV4,
         mtu: config.mtu,
         layout: layout_of(config.mtu.min(MTU_IN_ONE_FRAME)),
@@ -208,30 +204,45 @@ pub(crate) fn engine_on<P: Port>(
         },
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
-        one_processor: config.one_processor,
+        integrity: config.integrity,
+        patience_ns: config.patience.as_nanos() as u64,
         device_moves: port.device().is_some(),
         kept_frames: plan.kept_frames,
         tx_in_flight,
-        on_the_way: OnTheWay {
-            held: config.on_the_way,
-            most: config.on_the_way.saturating_mul(2),
-        },
-        landing_ring_len: config.landing_ring_len,
         transmit_registered_len: plan.landing_arena,
+        receives: Receives {
+            tx_queue: (queues.landing).map(|queue| queue as u16 + config.wire.queue_shift as u16),
+            one_processor: config.one_processor,
+            on_the_way: OnTheWay {
+                held: config.on_the_way,
+                most: config.on_the_way.saturating_mul(2),
+            },
+            ring_len: config.landing_ring_len,
+            max_message_len: endpoint.max_message_len,
+            landing_len: endpoint.landing_len,
+            in_order: endpoint.in_order,
+            exclusive: endpoint.exclusive,
+            may_copy: endpoint.mode == ModeRequest::Auto,
+        },
     };
     let permit = Permit {
         max_message_len: config.max_message_len,
         lease: config.lease,
     };
     let entropy = Entropy::Seeded(config.seed << 8 | host as u64);
-    let mut engine = parts.into_engine(port, endpoint, fixed, umem, plan, Box::new(permit), None, entropy);
+    let mut engine = parts.into_engine(
+        port,
+        &endpoint,
+        fixed,
+        umem,
+        plan,
+        Box::new(permit),
+        None,
+        entropy,
+    );
     if config.probing {
-        engine.footprint = Some(Probe::new(
-            "sim0",
-            plan.chunk_len,
-            plan.kept_frames,
-            PREFIX_LEN_MAX,
-        ));
+        let landing = engine.landing.as_mut().expect("a landing queue");
+        landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.kept_frames);
     }
     engine
 }
@@ -530,30 +541,23 @@ impl Bed {
     /// The same of one host, whose last rounds were long enough ago for it to have taken everything back.
     pub(crate) fn check_memory_of(&mut self, host: usize) {
         let engine = &mut self.hosts[host];
-        let posted = engine
-            .general
-            .as_ref()
-            .map_or(0, |general| (general.posted - general.received) as u32);
+        let (free, held) = engine.small.frames();
+        assert_eq!(free, GENERAL_FRAMES, "general frames of host {host}");
+        assert_eq!(held, 0, "host {host}");
         assert_eq!(
-            engine.frames.available() as u32 + posted,
-            GENERAL_FRAMES,
-            "general frames of host {host}"
-        );
-        assert_eq!(engine.frames_held, 0, "host {host}");
-        assert_eq!(
-            engine.transmit_frames.available(),
+            engine.sending.parts().1.available(),
             TRANSMIT_FRAMES as usize,
             "transmit frames of host {host}"
         );
-        assert_eq!(engine.send_arena.live(), 0, "send regions of host {host}");
-        assert!(engine.send_arena.is_whole(), "send arena of host {host}");
+        assert_eq!(engine.sending.arena().live(), 0, "send regions of host {host}");
+        assert!(engine.sending.arena().is_whole(), "send arena of host {host}");
         #[cfg(test)]
         assert_eq!(
-            engine.outgoing.available(),
+            engine.sending.outgoing.available(),
             OUTGOING_MAX,
             "outgoing messages of host {host}"
         );
-        for transmit in engine.scheduler.queues() {
+        for transmit in engine.sending.scheduler().queues() {
             assert_eq!(transmit.in_flight(), 0, "queue {} of host {host}", transmit.queue);
         }
         if let Some(landing) = &engine.landing {
@@ -580,7 +584,7 @@ impl Bed {
             assert_eq!(counters.frames_exhausted, 0, "host {host}");
             assert_eq!(counters.control_send_errors, 0, "host {host}");
             assert_eq!(counters.landing_lost, 0, "host {host}");
-            for transmit in engine.scheduler.queues() {
+            for transmit in engine.sending.scheduler().queues() {
                 let statistics = engine.port.statistics(transmit.queue).expect("an open channel");
                 assert_eq!(
                     (

@@ -16,7 +16,7 @@ use super::integrity::{UDP_HEADERS_LEN, kind};
 use super::times;
 use super::transfer::Dice;
 use crate::completion::{Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::granting::Closing;
 use crate::notices::Fault;
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
@@ -224,7 +224,7 @@ impl Crossing {
     fn come_back(&mut self) {
         let (now_ns, (late, peer)) = (self.bed.now_ns, self.late);
         let engine = &mut self.bed.hosts[late];
-        if engine.applying.is_empty() && engine.senders.is_empty() {
+        if engine.admission.requests.is_empty() && engine.sending.senders().is_empty() {
             engine.apply(peer.index, &waiting(), now_ns);
         }
     }
@@ -532,7 +532,7 @@ fn messages_that_no_session_follows_end_with_it() {
         let expected: Vec<_> = (0..3).map(|tag| (tag, Outcome::SessionEnded)).collect();
         assert_eq!(ended, expected, "{last:?}");
         assert!(engine.peers.at(peer).outbound.is_none());
-        assert!(engine.applying.is_empty());
+        assert!(engine.admission.requests.is_empty());
         crossing.bed.check_memory_of(HOLDER);
     }
 }

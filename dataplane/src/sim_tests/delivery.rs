@@ -11,7 +11,7 @@ use super::bed::{Bed, BedConfig, noise};
 use super::times;
 use super::transfer::Dice;
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 
 /// What the wire does to large packets of host 0, in packets of a million.
 #[derive(Clone, Copy, Debug, Default)]

@@ -7,8 +7,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, noise};
 use crate::completion::{LoanError, Outcome, RecvError};
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::outbound::{Copied, Way};
 use crate::simnic::{self, WireConfig};
 
@@ -29,20 +28,21 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     bed.alone(0, 3);
     let now_ns = bed.now_ns;
     let engine = &mut bed.hosts[1];
-    let peer = engine.senders[0];
+    let peer = engine.sending.senders()[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
     outbound.credit(700, 0, 0, 0).expect("plausible");
+    let (scheduler, frames, outgoing) = engine.sending.parts();
     let mut way = Way {
-        channel: engine.scheduler.queue(outbound.terms.channel),
-        umem: &engine.umem,
+        channel: scheduler.queue(outbound.terms.channel),
+        umem: engine.memory.umem(),
         piece_len: engine.fixed.chunk_len,
         more_pieces: 0,
         bytes: 0,
-        frames: &mut engine.transmit_frames,
+        frames,
         device_reads: false,
         copied: Copied::default(),
     };
-    let sent = outbound.transmit(&mut engine.outgoing, &mut way, 100, now_ns, None);
+    let sent = outbound.transmit(outgoing, &mut way, 100, now_ns, None);
     assert_eq!(sent, 100);
     let len = engine.landing.as_ref().expect("landing").arena.len() + (8 << 20);
     let before = bed.wire.counters().crossed;
@@ -157,7 +157,7 @@ fn a_dead_receiver_is_noticed_within_the_lease() {
         LoanError::NoSession
     );
     assert_eq!(bed.hosts[0].unconfirmed_messages(), 0);
-    assert_eq!(bed.hosts[0].send_arena.live(), 0);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 0);
 }
 
 /// Loses everything from one fragment on, and sees both sides name what is missing: the paper's service.
@@ -252,7 +252,7 @@ fn a_message_that_nothing_comes_of_ends_with_the_time_limit() {
         }
     };
     assert!(matches!(failure, RecvError::Incomplete { tag: 5, .. }));
-    let limit_ns = bed.hosts[1].config.patience.as_nanos() as u64;
+    let limit_ns = bed.hosts[1].fixed.patience_ns;
     assert!((limit_ns..limit_ns + 100_000_000).contains(&(bed.now_ns - began_ns)));
     assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
     assert_eq!(bed.hosts[1].counters.messages_stalled, 1);

@@ -9,10 +9,9 @@ use super::bed::{Bed, BedConfig, TWO_QUEUES, data_address, noise};
 
 use crate::bounds::TRANSMIT_BURST;
 use crate::completion::{LoanError, Outcome, PeerId, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::engine::RECEIVE_BURST;
 use crate::opening::Queues;
-use crate::port::RxQueue;
 use crate::simnic::{Delivery, mac_of};
 
 pub(super) const RECEIVERS: usize = 8;
@@ -224,7 +223,7 @@ fn control_finds_a_descriptor_on_a_queue_full_of_bulk() {
     assert_eq!(bed.hosts[0].counters.data_packets_sent, before);
     let (limit, queue) = (
         bed.hosts[0].fixed.tx_in_flight,
-        &bed.hosts[0].scheduler.queues()[0],
+        &bed.hosts[0].sending.scheduler().queues()[0],
     );
     assert!(
         queue.in_flight() > limit * 3 / 4,
@@ -256,8 +255,8 @@ fn bulk_gives_way_to_what_has_come() {
             }
             bed.poll(host);
         }
-        let general = bed.hosts[0].general.as_mut().expect("a general queue");
-        let is_more = general.rx.available(u32::MAX) > RECEIVE_BURST;
+        let waiting = bed.hosts[0].small.available(u32::MAX).expect("a general queue");
+        let is_more = waiting > RECEIVE_BURST;
         let before = bed.hosts[0].counters.data_packets_sent;
         bed.now_ns += ROUND_NS;
         bed.poll(0);

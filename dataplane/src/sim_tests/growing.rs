@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 
 fn up_to(len: u64) -> ConnectOptions {
     ConnectOptions {

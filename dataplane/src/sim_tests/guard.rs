@@ -56,7 +56,7 @@ impl Guard {
         let mut guard = Guard {
             start: landing.arena.start(),
             len: landing.arena.len(),
-            painted: vec![false; ((engine.umem.len() - landing.arena.start()) / PAGE_LEN) as usize],
+            painted: vec![false; ((engine.memory.umem().len() - landing.arena.start()) / PAGE_LEN) as usize],
             clean: Vec::new(),
         };
         guard.paint_free(engine);
@@ -75,7 +75,7 @@ impl Guard {
             return Vec::new();
         };
         let end = landing.arena.start() + landing.arena.len();
-        let behind = (engine.umem.len() - end).min(BEHIND * PAGE_LEN) / PAGE_LEN * PAGE_LEN;
+        let behind = (engine.memory.umem().len() - end).min(BEHIND * PAGE_LEN) / PAGE_LEN * PAGE_LEN;
         landing
             .arena
             .gaps()
@@ -120,7 +120,7 @@ impl Guard {
         for pages in self.free(engine) {
             for page in pages {
                 if !self.painted[page] {
-                    self.paint(&engine.umem, page);
+                    self.paint(engine.memory.umem(), page);
                 }
             }
         }
@@ -137,7 +137,7 @@ impl Guard {
         for pages in self.free(engine) {
             for page in pages {
                 let start = self.start + page as u64 * PAGE_LEN;
-                self.check(&engine.umem, start..start + PAGE_LEN)?;
+                self.check(engine.memory.umem(), start..start + PAGE_LEN)?;
             }
         }
         Ok(())
@@ -151,8 +151,8 @@ impl Guard {
         written: Range<u64>,
     ) -> Result<(), String> {
         self.learn(engine);
-        self.check(&engine.umem, start..written.start)?;
-        self.check(&engine.umem, written.end..start + pages_len(len))
+        self.check(engine.memory.umem(), start..written.start)?;
+        self.check(engine.memory.umem(), written.end..start + pages_len(len))
     }
 
     /// The application is done with a zone: paints it before it goes back.
@@ -160,7 +160,7 @@ impl Guard {
         self.learn(engine);
         let len = pages_len(len);
         for page in self.pages(start, len) {
-            self.paint(&engine.umem, page);
+            self.paint(engine.memory.umem(), page);
         }
         self.clean.push((start, len));
     }

@@ -177,7 +177,7 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             from: None,
             due: None,
         };
-        let handlers = &mut bed.hosts[1].handlers;
+        let handlers = &mut bed.hosts[1].small.handlers;
         handlers
             .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
             .expect("free");
@@ -185,7 +185,7 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             samples: Arc::clone(&samples),
             newest: 0,
         };
-        let handlers = &mut bed.hosts[0].handlers;
+        let handlers = &mut bed.hosts[0].small.handlers;
         let id = handlers
             .add(TYPE_RT_REPORT..=TYPE_WINDOWS, Box::new(reports))
             .expect("free");
@@ -230,14 +230,18 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
             "{replies} {ticks} {refused}"
         );
         assert!(bed.hosts[1].counters.drops.corrupt > 0);
-        assert_eq!(bed.hosts[1].frames_held, samples.kept.len() as u32);
+        assert_eq!(bed.hosts[1].small.frames().1, samples.kept.len() as u32);
         samples.kept.clear();
         bed.rounds(2);
         assert_eq!(
-            bed.hosts[1].frames_held, 0,
+            bed.hosts[1].small.frames().1,
+            0,
             "a message that is dropped gives its frame back"
         );
-        assert!(bed.hosts[0].handlers.remove(id).is_some() && bed.hosts[0].handlers.remove(id).is_none());
+        assert!(
+            bed.hosts[0].small.handlers.remove(id).is_some()
+                && bed.hosts[0].small.handlers.remove(id).is_none()
+        );
     }
 }
 
@@ -283,7 +287,7 @@ fn what_no_handler_takes_is_counted_and_not_answered() {
         from: None,
         due: None,
     };
-    let handlers = &mut bed.hosts[1].handlers;
+    let handlers = &mut bed.hosts[1].small.handlers;
     handlers
         .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
         .expect("free");
@@ -312,7 +316,7 @@ fn a_handler_that_keeps_all_leaves_half_of_the_frames() {
         from: None,
         due: None,
     };
-    let handlers = &mut bed.hosts[1].handlers;
+    let handlers = &mut bed.hosts[1].small.handlers;
     handlers
         .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
         .expect("free");
@@ -341,7 +345,7 @@ fn a_handler_that_keeps_all_leaves_half_of_the_frames() {
 #[test]
 fn a_type_has_one_handler_and_the_engines_own_have_none() {
     let mut bed = Bed::new(&BedConfig::default());
-    let handlers = &mut bed.hosts[0].handlers;
+    let handlers = &mut bed.hosts[0].small.handlers;
     let handler = || {
         Box::new(Reports {
             samples: Shared::default(),

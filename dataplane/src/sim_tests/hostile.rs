@@ -20,7 +20,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use super::bed::{Bed, BedConfig, IPS, PORT, TWO_QUEUES, lm_packet, noise, sender_id};
 use crate::completion::PeerId;
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::opening::Queues;
 use crate::simnic;
 use forgery::{Choices, control, control_packet, forged, grant, mutated, number, wire};
@@ -61,7 +61,7 @@ impl Siege {
 
     fn key(&mut self, to: usize) -> u64 {
         let engine = &mut self.bed.hosts[to];
-        let outbound = engine.senders.first().copied().and_then(|index| {
+        let outbound = engine.sending.senders().first().copied().and_then(|index| {
             let outbound = engine.peers.at(index).outbound.as_ref()?;
             Some(outbound.terms.key)
         });
@@ -252,7 +252,7 @@ proptest! {
         let now_ns = bed.now_ns;
         bed.hosts[0].apply(peer.index, &options, now_ns);
         bed.hosts[0].drive_admission(now_ns);
-        let request_id = bed.hosts[0].applying[0].ticket.expect("it is asked for");
+        let request_id = bed.hosts[0].admission.requests.first_ticket().expect("it is asked for");
         // No honest answer comes.
         bed.wire.set_filter(|from, _| from == 0);
         let mut key = 0;

@@ -15,7 +15,7 @@ use lm_protocol::wire::lm::{
 
 use super::bed::{Bed, BedConfig, IPS, data_address, lm_packet, noise, sender_id};
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::simnic;
 
 /// Ethernet, IPv4 and UDP header.
@@ -597,7 +597,7 @@ fn without_integrity_corruption_arrives() {
 #[test]
 fn each_side_has_its_own_integrity() {
     let mut bed = Bed::new(&BedConfig::default());
-    bed.hosts[0].config.integrity = Integrity::None;
+    bed.hosts[0].fixed.integrity = Integrity::None;
     bed.hosts[0].fixed.sender_id = sender_id(0, Integrity::None);
     let peers = [0, 1].map(|from| bed.session(from, WireMode::Lm, 100_000));
     let digested = [0, 1].map(|_| Arc::new(AtomicU32::new(0)));

@@ -6,7 +6,7 @@ use lm_protocol::delivery::Delivery;
 use lm_protocol::geometry::{Layout, LinkShape, Wire as WireMode};
 
 use super::bed::{Bed, BedConfig, noise};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::simnic::Impairments;
 
 const MTUS: [u16; 5] = [3498, 3900, 4000, 9000, 60_000];

@@ -6,8 +6,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::Outcome;
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 
 const LEN: usize = 100_000;
 
@@ -76,7 +75,7 @@ fn a_sender_that_starts_anew_has_a_session_at_once() {
     bed.exchange(0, peer, &noise(1, LEN));
     // It forgets what it had, and says nothing.
     let now_ns = bed.now_ns;
-    bed.hosts[0].held.clear();
+    bed.hosts[0].admission.requests.forget_held();
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
     let peer = bed.connect(0, &options()).expect("a session within a second");

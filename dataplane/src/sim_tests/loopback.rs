@@ -16,7 +16,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::landing::{LogEntry, SessionAdmission};
 
 use super::bed::{BedConfig, PORT, data_address, engine_on, fill, ip, noise, plan};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::engine::Engine;
 use crate::memory::{HugePages, Mapping, Umem};
 use crate::port::{

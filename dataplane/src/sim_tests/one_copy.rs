@@ -11,8 +11,7 @@ use lm_protocol::geometry::Wire as WireMode;
 use super::bed::{Bed, BedConfig, noise};
 use super::transfer::Dice;
 use crate::completion::Outcome;
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::simnic::{Impairments, Semantics, WireConfig, ZeroCopy};
 
 fn one_copy(len: u64) -> ConnectOptions {

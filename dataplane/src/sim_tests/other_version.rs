@@ -8,8 +8,7 @@ use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, noise};
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::simnic::datagram::write_datagram;
 use lm_protocol::control::RejectReason;
 

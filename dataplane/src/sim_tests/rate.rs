@@ -10,7 +10,7 @@ use lm_protocol::geometry::Wire as WireMode;
 use super::bed::{Bed, BedConfig, ROUND_NS, noise};
 use super::transfer::Dice;
 use crate::completion::{LoanError, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::outbound::Outbound;
 
 /// A full packet at an MTU of 1500, in bytes.

@@ -210,7 +210,7 @@ fn a_flow_leaves_bulk_what_its_shaper_leaves() {
         bed.hosts[0].add_flow(&spec, flow).expect("room");
         let now = Time::from_nanos(bed.now_ns);
         let limit = |rate: u64, len| Box::new(RateLimit::new(rate.try_into().expect("not 0"), len, now));
-        let scheduler = &mut bed.hosts[0].scheduler;
+        let scheduler = bed.hosts[0].sending.parts().0;
         scheduler.shape(Scope::Port, Some(limit(RATE, 1514)));
         if shaped {
             scheduler.shape(Scope::Class(Class::RealTime), Some(limit(RATE / 2, 242)));
@@ -281,7 +281,7 @@ fn flows_take_turns() {
     let rate = 1_000_000_000.try_into().expect("not 0");
     let limit = RateLimit::new(rate, 242, Time::from_nanos(bed.now_ns));
     let scope = Scope::Class(Class::RealTime);
-    bed.hosts[0].scheduler.shape(scope, Some(Box::new(limit)));
+    bed.hosts[0].sending.shape(scope, Some(Box::new(limit)));
     rounds(&mut bed, &logs[0], 2000, |_| {});
     let sent = logs.map(|log| lock(&log).sent.len() as f64);
     let share = (sent[0] + sent[1]) / 2.0;
@@ -320,7 +320,7 @@ fn frames_and_descriptors_are_a_flows_own() {
         }),
         FlowError::NoDescriptors { left: most }
     );
-    assert_eq!(engine.send_arena.live(), 0);
+    assert_eq!(engine.sending.arena().live(), 0);
     let flows = [
         spec,
         FlowSpec {
@@ -332,7 +332,7 @@ fn frames_and_descriptors_are_a_flows_own() {
         let flow = Pulse::new(&log, now_ns, &spec, true);
         engine.add_flow(&spec, flow).expect("room")
     });
-    assert_eq!(engine.send_arena.live(), 2);
+    assert_eq!(engine.sending.arena().live(), 2);
     bed.now_ns += ROUND_NS;
     bed.poll(0);
     // Nothing has crossed: all of their frames are with the device.
@@ -341,9 +341,9 @@ fn frames_and_descriptors_are_a_flows_own() {
         assert!(bed.hosts[0].remove_flow(id).is_some());
         assert!(bed.hosts[0].remove_flow(id).is_none());
     }
-    assert_eq!(bed.hosts[0].send_arena.live(), 2);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 2);
     rounds(&mut bed, &log, 8, |_| {});
-    assert_eq!(bed.hosts[0].send_arena.live(), 0);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 0);
     assert!(lock(&log).sent.is_empty());
     assert_eq!(lock(&log).waits.len(), 32);
     assert!(bed.hosts.len() > RECEIVERS);

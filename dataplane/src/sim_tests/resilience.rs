@@ -10,7 +10,7 @@ use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
 use crate::completion::{Outcome, SendError};
-use crate::granting::Past;
+use crate::landing_side::Past;
 use crate::notices::Fault;
 use crate::port::Port;
 use crate::port::Socket;
@@ -358,7 +358,7 @@ fn a_sender_is_held_to_its_credit() {
 fn impossible_senders_get_no_answer() {
     let mut bed = Bed::new(&BedConfig::default());
     let sent = |bed: &Bed| {
-        let queues = bed.hosts[1].scheduler.queues().iter();
+        let queues = bed.hosts[1].sending.scheduler().queues().iter();
         queues.map(|queue| queue.packets).sum::<u64>()
     };
     let (before, known) = (sent(&bed), bed.hosts[1].peers.len());

@@ -8,8 +8,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
 use crate::completion::{Outcome, PeerId, RecvError};
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 
 const LEN: usize = 300_000;
 
@@ -33,7 +32,7 @@ fn a_sender_that_starts_anew_gets_its_turn_when_the_old_session_has_ended() {
     let peer = in_the_middle(&mut bed);
     // No farewell: what was on its way is forgotten on this side alone. (Settled first, so that the memory is its own again.)
     let now_ns = bed.now_ns;
-    bed.hosts[0].held.clear();
+    bed.hosts[0].admission.requests.forget_held();
     bed.hosts[0].drop_outbound(peer.index, &Outcome::SessionEnded, now_ns);
     bed.hosts[0].fixed.sender_id ^= 0x5a5a << 40;
     bed.hosts[0].told.completions().clear();
@@ -83,7 +82,7 @@ fn a_receiver_that_starts_anew_is_noticed() {
     let key = landing.sessions.iter().next().expect("a session").terms.key;
     bed.hosts[1].abort_session(key, crate::notices::Fault::Stalled);
     bed.hosts[1].peers = crate::peer::Peers::new();
-    bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::granting::Past::new();
+    bed.hosts[1].landing.as_mut().expect("a landing channel").past = crate::landing_side::Past::new();
     bed.rounds(20);
     bed.wire.drop_next(1, 0);
     bed.hosts[1].told.failures().clear();

@@ -6,8 +6,7 @@ use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, IPS, ROUND_NS, TWO_QUEUES, data_address, fill, noise};
 use crate::completion::{LoanError, Outcome, SendError};
-use crate::config::ConnectOptions;
-use crate::error::ConnectError;
+use crate::connect::{ConnectError, ConnectOptions};
 use crate::opening::Queues;
 use crate::simnic::{self, Delivery, WireConfig};
 
@@ -62,7 +61,8 @@ fn in_generic_mode_the_next_queue_reaches_the_landing_queue() {
     }
     let queues = |bed: &Bed| {
         bed.hosts[0]
-            .scheduler
+            .sending
+            .scheduler()
             .queues()
             .iter()
             .map(|queue| queue.queue)

@@ -47,7 +47,7 @@ fn watch(bed: &Bed) -> Arc<Mutex<Crossed>> {
 fn shape(bed: &mut Bed, scope: Scope, rate: u64) {
     let rate = NonZeroU64::new(rate).expect("more than nothing");
     let limit = RateLimit::new(rate, FULL_LEN, Time::from_nanos(bed.now_ns));
-    bed.hosts[0].scheduler.shape(scope, Some(Box::new(limit)));
+    bed.hosts[0].sending.shape(scope, Some(Box::new(limit)));
 }
 
 /// Eight sessions with more to send than they may, and small messages to the first of their receivers if `small` says so.

@@ -9,7 +9,7 @@ use lm_protocol::landing::PLACES;
 
 use super::bed::{Bed, BedConfig, data_address, fill, noise};
 use crate::completion::{LoanError, Outcome, PeerId, RecvError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::message::Message;
 use crate::outbound::Outbound;
 use crate::simnic::{Corrupt, Impairments};

@@ -255,7 +255,7 @@ fn what_the_soak_looks_for_it_finds() {
     let payload_start = message.umem_offset();
     let header_start = payload_start - u64::from(run.layout.header_len());
     let change = |run: &Run, at: u64| {
-        let umem = &run.bed.hosts[1].umem;
+        let umem = &run.bed.hosts[1].memory.umem();
         let [byte] = umem.read_header::<1>(at);
         umem.copy_to(at, &[!byte]);
     };

@@ -6,7 +6,7 @@ use lm_protocol::delivery::Delivery;
 use super::bed::{Bed, BedConfig, noise};
 use super::transfer::Dice;
 use crate::completion::{RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::simnic::Impairments;
 
 /// Packets of a message that was given up before all of it was sent still come, and use the entries of the next one. With

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::completion::{Completion, Outcome, RecvError};
+use crate::connect::ConnectError;
 use crate::engine::Engine;
-use crate::error::ConnectError;
 use crate::message::Message;
 use crate::simnic::{SimNic, Wire};
 

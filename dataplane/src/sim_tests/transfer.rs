@@ -10,7 +10,7 @@ use lm_protocol::window::WindowShape;
 use super::bed::{Bed, BedConfig, fill, is_back_pressure, noise};
 use super::times;
 use crate::completion::{Outcome, PeerId, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::message::Message;
 use crate::port::Port;
 use crate::region::SendRegion;

@@ -92,7 +92,7 @@ fn expect(mut bed: Bed, violation: Violation) {
         bed.completion(0).outcome,
         Outcome::Incomplete { .. } | Outcome::SessionEnded
     ));
-    bed.hosts[1].config.patience = std::time::Duration::from_secs(2);
+    bed.hosts[1].fixed.patience_ns = 2_000_000_000;
     for wire in [WireMode::Lm, WireMode::IpFrag] {
         let peer = bed.session(0, wire, 50_000);
         bed.exchange(0, peer, &noise(3, 50_000));
@@ -284,7 +284,7 @@ fn the_surviving_header_names_something_else() {
         for offset in offsets {
             let mut tampered = bed(false, wire);
             let address = lowest_packet(&mut tampered) + offset;
-            let umem = &tampered.hosts[1].umem;
+            let umem = &tampered.hosts[1].memory.umem();
             let [byte] = umem.read_header::<1>(address);
             umem.copy_to(address, &[byte ^ 0x11]);
             expect(tampered, Violation::Header);
@@ -338,7 +338,7 @@ fn a_packet_lost_behind_the_gate() {
 fn a_violation_found_at_the_end_of_a_session() {
     let mut tampered = bed(false, WireMode::Lm);
     change_log(&mut tampered, 2, |entry| entry.index ^= 1);
-    let peer = tampered.hosts[0].senders[0];
+    let peer = tampered.hosts[0].sending.senders()[0];
     let now_ns = tampered.now_ns;
     tampered.hosts[0].end_session(peer, now_ns);
     assert!(matches!(

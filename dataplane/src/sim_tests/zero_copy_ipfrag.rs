@@ -12,7 +12,7 @@ use super::bed::{Bed, BedConfig, noise};
 use super::soak::check_packets;
 use super::transfer::Dice;
 use crate::completion::{Outcome, PeerId};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::simnic::{Bursts, Impairments, Semantics, WireConfig, ZeroCopy};
 
 /// Longest message: one UDP datagram.

@@ -13,7 +13,7 @@ use super::{LIMIT_NS, Report};
 use crate::arena::pages_len;
 use crate::bounds::GENERAL_FRAMES;
 use crate::completion::{LoanError, Outcome, PeerId, RecvError, SendError};
-use crate::config::ConnectOptions;
+use crate::connect::ConnectOptions;
 use crate::landing::Inbound;
 use crate::message::Message;
 use crate::opening::spare_frame_count;
@@ -101,7 +101,7 @@ impl Run {
         let guards = [0usize, 1].map(|host| {
             let queues = plan.bed.queues[host];
             let engine = &mut bed.hosts[host];
-            let memory = engine.umem.len();
+            let memory = engine.memory.umem().len();
             let landing = engine.landing.as_ref().expect("a landing channel");
             let chunk_len = u64::from(engine.fixed.chunk_len);
             // Spare frames lie before the arena.
@@ -145,7 +145,7 @@ impl Run {
     /// Fragments of the host's session leave on another queue from now on.
     fn take_a_detour(&mut self, host: usize) {
         let engine = &mut self.bed.hosts[host];
-        let Some(general) = engine.scheduler.general() else {
+        let Some(general) = engine.sending.scheduler().general() else {
             return;
         };
         let outbound = engine
@@ -473,7 +473,7 @@ impl Run {
             application.dead
                 || (application.held.is_empty()
                     && (engine.landing.iter()).all(|landing| landing.sessions.iter().all(Inbound::is_idle))
-                    && engine.send_arena.live() == 0)
+                    && engine.sending.arena().live() == 0)
         })
     }
 
@@ -516,7 +516,7 @@ impl Run {
         let now_ns = self.bed.now_ns;
         for host in [0, 1] {
             while !self.applications[host].dead
-                && let Some(&peer) = self.bed.hosts[host].senders.first()
+                && let Some(&peer) = self.bed.hosts[host].sending.senders().first()
             {
                 self.bed.hosts[host].end_session(peer, now_ns);
             }

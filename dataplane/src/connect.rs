@@ -1,0 +1,234 @@
+//! What an application says of a session that it asks for, and why it has none: one line each, with what to do.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use lm_protocol::control::RejectReason;
+use lm_protocol::delivery::Delivery;
+use lm_protocol::geometry::Wire;
+
+use crate::daemon::DaemonError;
+use crate::port::PortError;
+
+/// How to reach a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectOptions {
+    /// How fragments travel.
+    pub wire: Wire,
+    /// Longest message that will be sent, in bytes.
+    pub max_message_len: u64,
+    /// Messages that will be announced and unconfirmed at once.
+    pub messages_in_flight: u32,
+    /// What is to become of messages of which fragments are lost. With `ipfrag`, whose packets carry no session key, it is
+    /// always [`Delivery::Unreliable`].
+    pub delivery: Delivery,
+    /// How long to try.
+    pub timeout: Duration,
+    /// Whether all messages take the one-copy path, which the receiving host's kernel copies: the session never takes a place of the
+    /// receiver's landing queue. Else they do while there is no place for it, and land from the next one on when there is;
+    /// [`Counters::messages_one_copy`](crate::Counters::messages_one_copy) tells how many did not. With `ipfrag` a session waits for its place.
+    pub one_copy: bool,
+    /// Whether to ask for a session now. Without one only messages of one fragment can be sent.
+    pub session: bool,
+    /// Most that may leave for the peer while the session lasts, in bits per second of Ethernet frames, from the
+    /// destination address to the last payload byte (no preamble, no checksum). Over any time `t` no more than
+    /// `rate · t` leaves and a burst: as many full packets as the rate brings in a millisecond, 4 at least and 256 at
+    /// most (one packet more where messages of one fragment go as well). Repeated fragments and small messages count;
+    /// acknowledgements and other control packets do not.
+    ///
+    /// A receiver gives a message up that brings no packet for its `patience`: full packets should leave more
+    /// often than that.
+    pub rate: Option<NonZeroU64>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        ConnectOptions {
+            wire: Wire::Lm,
+            max_message_len: 1 << 20,
+            messages_in_flight: 8,
+            delivery: Delivery::Reliable,
+            timeout: Duration::from_secs(3),
+            one_copy: false,
+            session: true,
+            rate: None,
+        }
+    }
+}
+
+impl ConnectOptions {
+    /// The delivery that a session has. IP fragments carry no session key, so there is no way to repeat one.
+    pub(crate) fn delivery_in_session(&self) -> Delivery {
+        match self.wire {
+            Wire::Lm => self.delivery,
+            Wire::IpFrag => Delivery::Unreliable,
+        }
+    }
+}
+
+/// Why a peer could not be reached or did not admit us.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No way there: what the part of the port says that looks for one.
+    Route(Box<dyn std::error::Error + Send + Sync>),
+    /// The host answers, but no LM endpoint listens on that port.
+    NotListening {
+        /// Control port asked.
+        peer: SocketAddrV4,
+    },
+    /// No answer.
+    Unreachable {
+        /// Control port asked.
+        peer: SocketAddrV4,
+    },
+    /// No daemon answers at the host: this program asks its own host's admission daemon, and that one asks the other host's.
+    NoDaemon {
+        /// Data port asked.
+        peer: SocketAddrV4,
+    },
+    /// The admission daemon of this host.
+    Daemon(DaemonError),
+    /// The receiver refused.
+    Rejected {
+        /// Control port asked.
+        peer: SocketAddrV4,
+        /// Why.
+        reason: RejectReason,
+        /// [`RejectReason::TooLarge`]: the longest message that it takes, in bytes.
+        limit: u64,
+        /// Its protocol version.
+        version: u8,
+    },
+    /// The receiver's grant does not fit this link.
+    Incompatible {
+        /// Control port asked.
+        peer: SocketAddrV4,
+    },
+    /// The receiver wants its packets on a transmit queue that this interface does not have.
+    Queue {
+        /// The queue.
+        queue: u32,
+        /// What opening it said.
+        source: PortError,
+    },
+    /// Too many peers are owed something.
+    PeersFull,
+    /// The peer is not known (any more).
+    UnknownPeer,
+    /// A value of the options cannot be used.
+    Options(String),
+    /// A system call.
+    System(io::Error),
+}
+
+impl From<DaemonError> for ConnectError {
+    fn from(error: DaemonError) -> Self {
+        ConnectError::Daemon(error)
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectError::Route(error) => error.fmt(f),
+            ConnectError::NotListening { peer } => write!(
+                f,
+                "no LM receiver listens on {peer} (control port); start `lm-recv` there, or correct the port"
+            ),
+            ConnectError::Unreachable { peer } => write!(
+                f,
+                "no answer from {peer} (control port); check that the host is up and its firewall lets UDP \
+                 port {} in",
+                peer.port()
+            ),
+            ConnectError::NoDaemon { peer } => write!(
+                f,
+                "no admission daemon answers at {}: start lm-admissiond there with the same key, or use --admission embedded on both",
+                peer.ip()
+            ),
+            ConnectError::Daemon(error) => error.fmt(f),
+            ConnectError::Rejected {
+                peer,
+                reason,
+                limit,
+                version,
+            } => match reason {
+                RejectReason::Version => write!(
+                    f,
+                    "{peer} speaks LM version {version}, this program version {}; update the older one",
+                    lm_protocol::wire::lm::VERSION
+                ),
+                RejectReason::Busy => {
+                    write!(f, "{peer} is busy with another sender; try again later")
+                }
+                RejectReason::TooLarge => write!(
+                    f,
+                    "{peer} takes messages of at most {limit} bytes; send smaller ones (--message-size) or \
+                     raise its --max-message-size"
+                ),
+                RejectReason::NotAllowed => {
+                    write!(
+                        f,
+                        "{peer} does not allow this host; add it to the receiver's --allow"
+                    )
+                }
+                RejectReason::Unsupported => {
+                    write!(
+                        f,
+                        "{peer} cannot receive what was asked for (wire mode, MTU or large messages)"
+                    )
+                }
+                RejectReason::NoMemory => {
+                    write!(
+                        f,
+                        "{peer} has not enough memory for messages of this size; send smaller ones (--message-size), or give it more: \
+                         it says what it lacks"
+                    )
+                }
+                RejectReason::NoReceiver => {
+                    write!(
+                        f,
+                        "nobody receives on that port of {peer}; start the receiver first"
+                    )
+                }
+                RejectReason::NoQuorum => {
+                    write!(
+                        f,
+                        "{peer} cannot make sure that no other host is receiving; try again later"
+                    )
+                }
+                RejectReason::Unverified => write!(
+                    f,
+                    "{peer} is in zero-copy mode, where only digests tell what arrived; send with them (--integrity manifest), and \
+                     IP fragments only if it is under exclusive use (lm-recv --exclusive)"
+                ),
+                RejectReason::ShuttingDown => {
+                    write!(f, "{peer} is shutting down; start the receiver again")
+                }
+                reason => write!(f, "{peer} refuses: {reason}"),
+            },
+            ConnectError::Incompatible { peer } => {
+                write!(
+                    f,
+                    "{peer} granted a session that does not fit this link; set --mtu the same on both sides"
+                )
+            }
+            ConnectError::Queue { queue, source } => write!(
+                f,
+                "cannot send on transmit queue {queue}, which reaches the receiver's landing queue ({source}); \
+                 give this veth device at least {} transmit queues",
+                queue + 1
+            ),
+            ConnectError::PeersFull => f.write_str("too many peers at once; finish with some of them first"),
+            ConnectError::UnknownPeer => f.write_str("this peer is not known any more; connect again"),
+            ConnectError::Options(what) => f.write_str(what),
+            ConnectError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
