@@ -113,6 +113,8 @@ pub(crate) struct LandingSide<R> {
 /// Constants of the endpoint, fixed at open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fixed {
+    /// Address and data port.
+    pub(crate) local: SocketAddrV4,
     pub(crate) sender_id: u64,
     pub(crate) mac: MacAddr,
     /// Which transmit queue of a veth peer reaches our landing queue: the same number in native mode, one more
@@ -542,7 +544,8 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_mut();
         let landing = landing.map(|landing| (&mut landing.rx, &mut landing.woken));
         for (rx, woken) in general.into_iter().chain(landing) {
-            if rx.untaken() > 0 && (!*woken || rx.needs_wakeup()) {
+            let untaken = rx.untaken();
+            if untaken.count > 0 && (!*woken || untaken.needs_wakeup) {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
                 if let Err(error) = rx.wake() {
@@ -554,7 +557,7 @@ impl<P: Port> Engine<P> {
 
     /// Addressing of packets to `data`, whose next hop has the address `mac`.
     pub(crate) fn addressing_to(&self, data: std::net::SocketAddrV4, mac: [u8; 6]) -> Addressing {
-        let local = self.port.local();
+        let local = self.fixed.local;
         Addressing {
             src_mac: self.fixed.mac,
             dst_mac: MacAddr(mac),

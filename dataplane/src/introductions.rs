@@ -223,7 +223,7 @@ impl<P: Port> Engine<P> {
         let proof = ControlMessage::Proof(Proof {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
-            data_port: self.port.local().port(),
+            data_port: self.fixed.local.port(),
             uncompleted_max: self.fixed.caps.tx_bound,
             word: match challenge.ask {
                 Ask::Word => self.word_to(data, challenge),

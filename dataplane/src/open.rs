@@ -324,7 +324,7 @@ impl Opened {
             config,
             plan,
             umem,
-            nic,
+            mut nic,
             daemon,
             parts,
             landing_ring_len,
@@ -334,6 +334,7 @@ impl Opened {
         let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
         let mut entropy = Entropy::Kernel;
         let fixed = Fixed {
+            local: nic.side().local(),
             sender_id: with_digests(entropy.draw(), config.integrity.has_digests()),
             mac: MacAddr(site.interface.mac),
             tx_queue: (site.queues.landing)
@@ -351,8 +352,8 @@ impl Opened {
             datagram: plan.datagram,
             window: site.window,
             one_processor: generic,
-            kept_frames: plan.kept_frames,
-            device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
+            kept_frames: plan.kept_frames(),
+            device_moves: plan.device.is_some(),
             tx_in_flight: site.tx_in_flight(&plan),
             on_the_way: match config.packets_on_the_way {
                 Some(packets) => OnTheWay::by_anybody(packets),
@@ -370,7 +371,12 @@ impl Opened {
         engine.capture = capture;
         if !fixed.caps.witness {
             let name = &site.interface.name;
-            engine.footprint = Some(Probe::new(name, plan.chunk_len, plan.kept_frames, PREFIX_LEN_MAX));
+            engine.footprint = Some(Probe::new(
+                name,
+                plan.chunk_len,
+                plan.kept_frames(),
+                PREFIX_LEN_MAX,
+            ));
         }
         let mut endpoint = Endpoint {
             engine,

@@ -65,11 +65,8 @@ pub(crate) struct MemoryPlan {
     /// Where frames for entries that have no place in a landing zone are, and how many: zero-copy mode.
     pub(crate) spare_frames: u64,
     pub(crate) spare_count: u32,
-    /// Bytes that the device writes before a packet.
-    pub(crate) prefix: u8,
-    /// As [`Device::kept_frames`] and [`Device::lap`].
-    pub(crate) kept_frames: u32,
-    pub(crate) lap: u32,
+    /// The device, where it reads and writes packets itself.
+    pub(crate) device: Option<Device>,
     /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
     pub(crate) capacity: u32,
     /// Where long datagrams are received, in that case.
@@ -133,9 +130,7 @@ impl MemoryPlan {
             landing_len_max,
             spare_frames,
             spare_count,
-            prefix,
-            kept_frames: writes.map_or(0, |device| device.kept_frames),
-            lap: writes.map_or(1, |device| device.lap),
+            device: writes,
             capacity: match several {
                 true => frame_capacity,
                 false => 0,
@@ -147,15 +142,15 @@ impl MemoryPlan {
 
     /// How packets come to the landing queue.
     pub(crate) fn caps(&self) -> Caps {
-        let device = Device {
-            prefix_len: self.prefix,
-            kept_frames: self.kept_frames,
-            lap: self.lap,
-        };
-        match self.is_zero_copy() {
-            true => Caps::of(&device),
-            false => Caps::copying(self.capacity),
+        match &self.device {
+            Some(device) if self.is_zero_copy() => Caps::of(device),
+            _ => Caps::copying(self.capacity),
         }
+    }
+
+    /// As [`Device::kept_frames`]; 0 in copy mode.
+    pub(crate) fn kept_frames(&self) -> u32 {
+        self.device.map_or(0, |device| device.kept_frames)
     }
 
     /// Whether messages land in zero-copy mode.
@@ -257,7 +252,11 @@ fn open_once_free<P: Port>(port: &mut P, spec: &QueueSpec) -> Result<(P::Rx, P::
     loop {
         match port.open(spec) {
             Err(PortError::Busy(_)) if Instant::now() < deadline => {}
-            opened => return opened,
+            opened => {
+                let queue = spec.queue;
+                let (rx, tx) = opened?;
+                return Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx));
+            }
         }
     }
 }
@@ -346,7 +345,7 @@ impl<P: Port> Parts<P> {
         let loaned = Loaned::new(Arc::clone(umem.mapping()), outside);
         let transmit_frames = FramePool::new(plan.transmit_frames, plan.chunk_len, TRANSMIT_FRAMES);
         // Where a daemon grants, nobody else does.
-        let (data, has_daemon) = (port.local(), daemon.is_some());
+        let (data, has_daemon) = (fixed.local, daemon.is_some());
         let boot_id = entropy.draw();
         let node =
             (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));

@@ -69,7 +69,8 @@ impl fmt::Display for EffectiveMode {
 /// What a receive queue is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing is received, it only sends.
+    /// Nothing is received, it only sends. For devices where another queue than the landing queue's number reaches the receiver's
+    /// landing queue (veth in generic mode delivers what queue q + 1 sends to queue q).
     SendOnly,
     /// Small LM packets.
     General,
@@ -133,6 +134,15 @@ impl fmt::Display for WakeError {
 
 impl std::error::Error for WakeError {}
 
+/// Entries that were submitted and not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Untaken {
+    /// How many there are.
+    pub count: u32,
+    /// The device looks at none before it is woken.
+    pub needs_wakeup: bool,
+}
+
 /// The receive side of a queue. Its n-th packet uses its n-th entry (I3); counts begin at what [`RxQueue::accepted`] says when it is opened.
 pub trait RxQueue: fmt::Debug + Send {
     /// Entries that may be out at once.
@@ -164,13 +174,8 @@ pub trait RxQueue: fmt::Debug + Send {
     fn set_message_limit(&mut self, row: u32, message: u32);
 
     /// Entries that the device has not looked at.
-    fn untaken(&mut self) -> u32 {
-        0
-    }
-
-    /// Whether the device has to be woken before it looks at entries.
-    fn needs_wakeup(&self) -> bool {
-        false
+    fn untaken(&mut self) -> Untaken {
+        Untaken::default()
     }
 
     /// Makes the device look at its entries.
@@ -352,6 +357,9 @@ pub enum SocketEvent {
 
 /// The way that needs no queue: datagrams through the kernel, with a copy more.
 pub trait Datagrams {
+    /// Address and port of the data socket; the control socket has the next port.
+    fn local(&self) -> SocketAddrV4;
+
     /// Sends a datagram.
     ///
     /// # Errors
@@ -426,12 +434,26 @@ pub enum Steer<'a> {
 /// Who runs the receive work of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attend {
+    /// Whoever does; this core may want to, later.
+    Soon,
     /// This core, now: what has arrived is taken and processed, where that is possible.
     Now,
     /// This core, whenever it says [`Attend::Now`]. Packets of a queue that is kept and not attended to are late.
     Alone,
     /// Interrupts and the senders' cores do it again.
     NoMore,
+}
+
+/// What [`Port::attend`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attended {
+    /// Others run the queue too, or it cannot be chosen.
+    Shared,
+    /// The queue is kept to this core.
+    Kept,
+    /// Nothing can be chosen before a datagram came *through that queue* to this UDP port of ours: the kernel tells a socket which NAPI
+    /// instance serves it only with a packet. Said to [`Attend::Soon`].
+    Needs(u16),
 }
 
 /// A network interface: queues, what is let in and where, and two datagram sockets beside.
@@ -443,22 +465,12 @@ pub trait Port {
     /// The transmit side of its queues.
     type Tx: TxQueue;
 
-    /// Opens a queue.
+    /// Opens a queue. One that only sends ([`Role::SendOnly`]) has no receive side.
     ///
     /// # Errors
     ///
     /// See [`PortError`].
-    fn open(&mut self, spec: &QueueSpec) -> Result<(Self::Rx, Self::Tx), PortError>;
-
-    /// Opens a queue that only sends: `spec` has [`Role::SendOnly`].
-    ///
-    /// For devices where another queue than the landing queue's number reaches the receiver's landing queue (veth in generic
-    /// mode delivers what queue q + 1 sends to queue q).
-    ///
-    /// # Errors
-    ///
-    /// See [`PortError`].
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<Self::Tx, PortError>;
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Option<Self::Rx>, Self::Tx), PortError>;
 
     /// Takes what opening this queue needs, as far as that can be done while another has its number: [`Port::rebuild`] with the same
     /// specification uses it.
@@ -529,20 +541,10 @@ pub trait Port {
     /// What became of packets before they were accepted: names and numbers, to be reported. Not for a hot path.
     fn verdicts(&self) -> Vec<(&'static str, u64)>;
 
-    /// Address and port of the data socket; the control socket has the next port.
-    fn local(&self) -> SocketAddrV4;
-
-    /// Says who runs a queue's receive work, where that can be chosen; whether it is kept to this core now.
-    fn attend(&mut self, queue: u32, how: Attend) -> bool {
+    /// Says who runs a queue's receive work, where that can be chosen.
+    fn attend(&mut self, queue: u32, how: Attend) -> Attended {
         let _ = (queue, how);
-        false
-    }
-
-    /// A UDP port of ours at which a datagram has to arrive *through that queue* before [`Port::attend`] can work:
-    /// the kernel tells a socket which NAPI instance serves it only with a packet. `None`: not needed (any more).
-    fn attend_port(&mut self, queue: u32) -> Option<u16> {
-        let _ = queue;
-        None
+        Attended::Shared
     }
 
     /// Blocks until something can be received, at most `timeout`; whether there is something.
@@ -554,11 +556,6 @@ pub trait Port {
 
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
-
-    /// The device, where it reads and writes packets itself: zero-copy mode. `None`: the kernel copies them.
-    fn device(&self) -> Option<Device> {
-        None
-    }
 }
 
 /// What a [`Port`] could not do; one line each, with what to do.

@@ -11,7 +11,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
 use crate::notices::Fault;
-use crate::port::Port;
+use crate::port::{Attend, Attended, Port};
 use crate::scheduler::Class;
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
@@ -29,14 +29,14 @@ impl<P: Port> Engine<P> {
         let asks = now_ns.saturating_sub(self.probes_ns) >= PROBE_EVERY_NS;
         if let Some(landing) = &self.landing
             && let Some(index) = landing.sessions.any_peer()
-            && let Some(port) = self.port.attend_port(landing.queue)
+            && let Attended::Needs(port) = self.port.attend(landing.queue, Attend::Soon)
             && asks
         {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
         }
         if self.stream.is_hot()
             && let Some(index) = self.acknowledge.front().copied()
-            && let Some(port) = self.port.attend_port(self.config.general_queue)
+            && let Attended::Needs(port) = self.port.attend(self.config.general_queue, Attend::Soon)
             && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);

@@ -269,7 +269,7 @@ impl<P: Port> Engine<P> {
             let len = u64::from(fragment.len);
             // SAFETY: the range lies inside a transmit frame that the engine owns now; nobody writes it.
             let bytes = unsafe { self.umem.mapping().slice(payload, len) };
-            let trailer = Trailer::new(&header, bytes, self.port.local());
+            let trailer = Trailer::new(&header, bytes, self.fixed.local);
             self.umem.copy_to(payload + len, trailer.as_bytes());
         }
         let small = Packet {

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use lm_ebpf::Log;
 use lm_protocol::landing::LogEntry;
 
-use crate::port::{Flushed, QueueDrops, RxQueue, TxQueue, WakeError};
+use crate::port::{Flushed, QueueDrops, RxQueue, TxQueue, Untaken, WakeError};
 use crate::ring::{CompletionRing, Descriptor, FillRing, RxRing, TxRing, in_memory};
 
 /// The kernel's end of rings.
@@ -102,13 +102,11 @@ impl<B: Bell> RxQueue for RingRx<B> {
     }
 
     #[inline]
-    fn untaken(&mut self) -> u32 {
-        self.fill.produced().wrapping_sub(self.fill.consumed())
-    }
-
-    #[inline]
-    fn needs_wakeup(&self) -> bool {
-        self.fill.needs_wakeup()
+    fn untaken(&mut self) -> Untaken {
+        Untaken {
+            count: self.fill.produced().wrapping_sub(self.fill.consumed()),
+            needs_wakeup: self.fill.needs_wakeup(),
+        }
     }
 
     #[inline]

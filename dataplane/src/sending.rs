@@ -240,7 +240,7 @@ impl<P: Port> Engine<P> {
         let header_len = addressing
             .write_headers(&mut headers, header, payload.len())
             .expect("128 bytes hold any header");
-        let trailer = Trailer::new(header, payload, self.port.local());
+        let trailer = Trailer::new(header, payload, self.fixed.local);
         let parts = [&headers[..header_len], payload, trailer.as_bytes()];
         let len = parts.iter().map(|part| part.len() as u32).sum();
         // The frame behind this one is somebody else's.

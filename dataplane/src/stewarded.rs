@@ -418,7 +418,7 @@ impl<P: Port> Engine<P> {
     /// The word of whoever has the cluster's key for us, to a peer that hears nobody without; none where that is neither we nor a daemon.
     pub(crate) fn word_to(&mut self, to: SocketAddrV4, challenge: &Challenge) -> [u8; WORD_LEN] {
         if let Some(key) = &self.config.key {
-            let from = self.port.local();
+            let from = self.fixed.local;
             return key.word(from, to, challenge.sender_id, challenge.cookie);
         }
         let call = Call::Vouch {
@@ -439,7 +439,7 @@ impl<P: Port> Engine<P> {
     /// Whether a peer's word is one of the cluster; with neither key nor daemon there need be none.
     pub(crate) fn has_word(&mut self, from: SocketAddrV4, proof: &Proof) -> bool {
         if let Some(key) = &self.config.key {
-            let to = self.port.local();
+            let to = self.fixed.local;
             return key.is_word(from, to, (proof.sender_id, proof.cookie), &proof.word);
         }
         let Some(mut client) = self.stewarded.client() else {

@@ -46,10 +46,13 @@ impl Card {
     ) {
         let unread = queue.untaken();
         let held = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
-        self.taken = self.taken.max(received).max(posted.saturating_sub(unread.into()));
+        self.taken = self
+            .taken
+            .max(received)
+            .max(posted.saturating_sub(unread.count.into()));
         if received != self.received {
             self.taken = self.taken.max(held);
-        } else if posted == self.posted && !queue.needs_wakeup() {
+        } else if posted == self.posted && !unread.needs_wakeup {
             // It held none and would ask to be woken if it still did.
             if self.taken == received && now_ns.saturating_sub(self.changed_ns) >= POLL_NS {
                 self.taken = held;

@@ -192,6 +192,7 @@ pub(crate) fn engine_on<P: Port>(
     let parts =
         Parts::open(&mut port, plan, queues, config.landing_ring_len, tx_in_flight).expect("channels");
     let fixed = Fixed {
+        local: port.side().local(),
         sender_id: sender_id(host, config.integrity),
         mac: MacAddr(simnic::mac_of(ip(host))),
         tx_queue: queues
@@ -209,8 +210,8 @@ pub(crate) fn engine_on<P: Port>(
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
         one_processor: config.one_processor,
-        device_moves: port.device().is_some(),
-        kept_frames: plan.kept_frames,
+        device_moves: plan.device.is_some(),
+        kept_frames: plan.kept_frames(),
         tx_in_flight,
         on_the_way: OnTheWay {
             held: config.on_the_way,
@@ -229,7 +230,7 @@ pub(crate) fn engine_on<P: Port>(
         engine.footprint = Some(Probe::new(
             "sim0",
             plan.chunk_len,
-            plan.kept_frames,
+            plan.kept_frames(),
             PREFIX_LEN_MAX,
         ));
     }
@@ -248,7 +249,7 @@ impl Bed {
             Semantics::Copy => None,
             Semantics::ZeroCopy(device) => Some(Device {
                 prefix_len: device.prefix_len as u8,
-                kept_frames: device.kept_frames(),
+                kept_frames: 2 * device.ring_len,
                 lap: device.lap,
             }),
         });

@@ -185,6 +185,9 @@ impl TxQueue for End<Descriptor> {
 }
 
 impl Datagrams for Loopback {
+    fn local(&self) -> SocketAddrV4 {
+        data_address(self.host)
+    }
     fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         let port = PORT + u16::from(socket == Socket::Control);
         let mut packet = Vec::new();
@@ -225,7 +228,7 @@ impl Port for Loopback {
     type Rx = End<u64>;
     type Tx = End<Descriptor>;
 
-    fn open(&mut self, spec: &QueueSpec) -> Result<(End<u64>, End<Descriptor>), PortError> {
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Option<End<u64>>, End<Descriptor>), PortError> {
         let gate = &mut self.hosts.lock().expect("one thread")[self.host].gate;
         let role = match spec.role {
             Role::Landing => lm_ebpf::Role::Landing,
@@ -235,12 +238,9 @@ impl Port for Loopback {
         gate.set_xsk(spec.queue, true);
         let log = || gate.log(spec.queue).expect("a queue of the gate's");
         Ok((
-            self.end(spec, log(), spec.rx_len),
+            Some(self.end(spec, log(), spec.rx_len)),
             self.end(spec, log(), spec.tx_len),
         ))
-    }
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<End<Descriptor>, PortError> {
-        self.open(spec).map(|(_, tx)| tx)
     }
     fn rebuild(
         &mut self,
@@ -275,9 +275,6 @@ impl Port for Loopback {
     }
     fn verdicts(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
-    }
-    fn local(&self) -> SocketAddrV4 {
-        data_address(self.host)
     }
     fn wait(&mut self, _: Duration) -> io::Result<bool> {
         Ok(true)

@@ -55,13 +55,6 @@ pub struct ZeroCopy {
     pub lap: u32,
 }
 
-impl ZeroCopy {
-    /// As [`crate::port::Device::kept_frames`].
-    pub(crate) fn kept_frames(&self) -> u32 {
-        2 * self.ring_len
-    }
-}
-
 impl Default for ZeroCopy {
     fn default() -> ZeroCopy {
         ZeroCopy {

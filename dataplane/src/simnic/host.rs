@@ -18,7 +18,7 @@ use super::impair::{Place, Via};
 use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
 use crate::port::{
-    Datagrams, Device, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
+    Datagrams, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
     SocketEvent, Steer, WakeError,
 };
 use crate::ring::{self, Completion, Fill, Rx, Tx};
@@ -130,6 +130,11 @@ impl std::ops::DerefMut for HostGuard<'_> {
 }
 
 impl SimNic {
+    fn is_zero_copy(&self) -> bool {
+        let host = self.host();
+        host.shared.config.semantics[host.host.min(1)] != Semantics::Copy
+    }
+
     fn open_queue(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
         let queue = spec.queue;
         let mut host = self.host();
@@ -306,6 +311,11 @@ impl Bell for SimBell {
 }
 
 impl Datagrams for SimNic {
+    fn local(&self) -> SocketAddrV4 {
+        let host = self.host();
+        SocketAddrV4::new(host.config.ip, host.config.port)
+    }
+
     /// Another host's, as [`mac_of`] has it.
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         let shared = lock(&self.shared);
@@ -365,14 +375,8 @@ impl Port for SimNic {
     type Rx = SimRxQueue;
     type Tx = SimTxQueue;
 
-    fn open(&mut self, spec: &QueueSpec) -> Result<(SimRxQueue, SimTxQueue), PortError> {
-        let (rx, tx) = self.open_queue(spec)?;
-        let queue = spec.queue;
-        Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx))
-    }
-
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<SimTxQueue, PortError> {
-        self.open_queue(spec).map(|(_, tx)| tx)
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
+        self.open_queue(spec)
     }
 
     fn rebuild(
@@ -386,7 +390,9 @@ impl Port for SimNic {
         }
         rx.close();
         tx.close();
-        (*rx, *tx) = self.open(spec)?;
+        let (new_rx, new_tx) = self.open_queue(spec)?;
+        let queue = spec.queue;
+        (*rx, *tx) = (new_rx.ok_or(PortError::NoQueueOpen { queue })?, new_tx);
         rx.allow(rx.accepted());
         Ok(())
     }
@@ -407,7 +413,7 @@ impl Port for SimNic {
 
     /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
     fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let is_zero_copy = self.device().is_some();
+        let is_zero_copy = self.is_zero_copy();
         let host = &mut *self.host();
         match wish {
             Steer::Landing {
@@ -442,11 +448,6 @@ impl Port for SimNic {
             .collect()
     }
 
-    fn local(&self) -> SocketAddrV4 {
-        let host = self.host();
-        SocketAddrV4::new(host.config.ip, host.config.port)
-    }
-
     /// Never blocks: time does not pass here.
     fn wait(&mut self, _timeout: Duration) -> io::Result<bool> {
         let mut host = self.host();
@@ -465,18 +466,6 @@ impl Port for SimNic {
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
-    }
-
-    fn device(&self) -> Option<Device> {
-        let host = self.host();
-        match host.shared.config.semantics[host.host.min(1)] {
-            Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(Device {
-                prefix_len: device.prefix_len as u8,
-                kept_frames: device.kept_frames(),
-                lap: device.lap,
-            }),
-        }
     }
 }
 
