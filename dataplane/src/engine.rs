@@ -133,7 +133,7 @@ pub(crate) struct Fixed {
     pub(crate) one_processor: bool,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
-    /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
+    /// As [`crate::port::Caps::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
     /// Packets handed to the driver and not yet completed, per channel.
     pub(crate) tx_in_flight: u32,

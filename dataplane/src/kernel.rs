@@ -21,8 +21,8 @@ use crate::daemon::Daemon;
 use crate::daemon::ipc::Joined;
 use crate::memory::Mapping;
 use crate::port::{
-    Attend, Attended, Datagrams, Device, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec,
-    Role, RxQueue as _, Socket, Steer, WakeError,
+    Attend, Attended, Datagrams, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
+    RxQueue as _, Socket, Steer, WakeError,
 };
 use crate::queue_poll::QueuePoller;
 use crate::ring_queue::{Bell, RingRx, RingTx};
@@ -52,8 +52,6 @@ pub struct KernelNicConfig<'a> {
     pub chunk_len: u32,
     /// Whether packets may be longer than a chunk holds, in copy mode: they take several then.
     pub multi_buffer: bool,
-    /// What is known of the device, for zero-copy mode.
-    pub device: Option<Device>,
     /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
     pub poll_queues: bool,
 }
@@ -86,7 +84,6 @@ pub struct KernelNic {
     multi_buffer: bool,
     interface_index: u32,
     mode: ModeRequest,
-    device: Option<Device>,
     /// As [`Port::prepare`].
     prepared: Option<(QueueSpec, Prepared)>,
     poll_queues: bool,
@@ -150,7 +147,6 @@ impl KernelNic {
             multi_buffer: config.multi_buffer,
             interface_index: config.interface_index,
             mode: config.mode,
-            device: config.device,
             prepared: None,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
@@ -249,7 +245,7 @@ impl KernelNic {
 
     /// What the gate does with a queue's packets.
     fn gate_role(&self, spec: &QueueSpec) -> lm_ebpf::Role {
-        let keeps_frames = self.device.is_some_and(|device| device.kept_frames > 0);
+        let keeps_frames = self.mode == ModeRequest::ZeroCopy;
         match (spec.role, spec.copies) {
             (Role::SendOnly, _) => lm_ebpf::Role::None,
             (Role::General, _) if keeps_frames => lm_ebpf::Role::GeneralZeroCopy,

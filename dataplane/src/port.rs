@@ -258,14 +258,18 @@ pub struct Flushed {
     pub unsent: bool,
 }
 
-/// What has to be known of a device in zero-copy mode, and of its driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Device {
-    /// Bytes before each packet (`virtio-net`: 10 to 12).
+/// How packets come to a landing queue, and leave: what an engine depends on, whatever the port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub capacity: u32,
+    /// Bytes that are written before each packet (`virtio-net`: 10 to 12).
     pub prefix_len: u8,
-    /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
-    /// and its driver never lacks some.
-    pub kept_frames: u32,
+    /// What was accepted is known, packet by packet ([`RxQueue::entry`]), and none is written further than it is long. If not, a device
+    /// writes what comes, up to the frame's end, before anybody has looked at it: digests say what it was.
+    pub witness: bool,
+    /// A frame across the end of a huge page is passed over without a word.
+    pub page_ends: bool,
     /// Landing entries are submitted in multiples of this many, the length of the device's receive ring; 1: as they come.
     ///
     /// `igb` (Linux 6.14 to 7.3 at least) leaves a stale length behind the last entry that it took when it was given fewer than it
@@ -273,22 +277,13 @@ pub struct Device {
     /// When all before it are used it takes that one for a packet, frees a frame twice, and the kernel's memory is corrupt. At the
     /// ring's end it clears the length.
     pub lap: u32,
-}
-
-/// How packets come to a landing queue, and leave: what an engine depends on, whatever the port is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caps {
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub capacity: u32,
-    /// Bytes that are written before each packet.
-    pub prefix_len: u8,
-    /// What was accepted is known, packet by packet ([`RxQueue::entry`]), and none is written further than it is long. If not, a device
-    /// writes what comes, up to the frame's end, before anybody has looked at it: digests say what it was.
-    pub witness: bool,
-    /// A frame across the end of a huge page is passed over without a word.
-    pub page_ends: bool,
-    /// Entries are submitted in multiples of this many ([`Device::lap`]).
-    pub lap: u32,
+    /// Landing entries that the device keeps back: it gives a packet out when so many are posted behind the packet's own (a poll-mode
+    /// driver that needs a replacement for each, and takes several at once). Behind the last expected packet they are spare frames, and
+    /// what comes there is copied. Only where `capacity` and `lap` are not used.
+    pub held: u32,
+    /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
+    /// and its driver never lacks some. Only without a witness.
+    pub kept_frames: u32,
     /// Packets that may be uncompleted at once, where a completion says that the far end has taken the packet (veth): so many its ring
     /// holds. 0: completions say nothing of the path.
     pub tx_bound: u32,
@@ -305,21 +300,19 @@ impl Caps {
             witness: true,
             page_ends: false,
             lap: 1,
+            held: 0,
+            kept_frames: 0,
             tx_bound: 0,
             tx_steers: false,
         }
     }
 
-    /// Where a device does.
-    pub const fn of(device: &Device) -> Caps {
+    /// Where a device does, by physical addresses.
+    pub const fn device() -> Caps {
         Caps {
-            capacity: 0,
-            prefix_len: device.prefix_len,
             witness: false,
             page_ends: true,
-            lap: if device.lap == 0 { 1 } else { device.lap },
-            tx_bound: 0,
-            tx_steers: false,
+            ..Caps::copying(0)
         }
     }
 

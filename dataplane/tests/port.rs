@@ -453,7 +453,6 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
         // Generic mode here: this thread alone sends, and veth delivers inline.
         cpu_check: CpuCheck::Caller(|_| Ok(())),
         mapping: umem.mapping(),
-        device: None,
         chunk_len: 4096,
         multi_buffer: false,
         poll_queues: false,

@@ -146,7 +146,7 @@ impl Poster<'_, '_> {
         }
     }
 
-    /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Device::lap`]): less than a lap only when
+    /// How many of `room` entries to write so that whole laps are submitted ([`crate::port::Caps::lap`]): less than a lap only when
     /// the sender would have to wait otherwise, because it has to be filled up with spare frames, and fragments that land there
     /// are copied.
     fn room_in_laps(&self, room: u32) -> u32 {

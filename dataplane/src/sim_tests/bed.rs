@@ -31,7 +31,7 @@ use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::port::{Caps, Device, ModeRequest, Port};
+use crate::port::{Caps, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 #[cfg(test)]
@@ -161,16 +161,10 @@ fn layout_of(mtu: u16) -> Layout {
     Layout::new(WireMode::Lm, mtu, LinkShape::IPV4).expect("an MTU of at least 576")
 }
 
-/// The memory of a host whose device writes packets as `writes` says.
-pub(crate) fn plan(config: &BedConfig, writes: Option<Device>) -> MemoryPlan {
+/// The memory of a host with such a device.
+pub(crate) fn plan(config: &BedConfig, caps: Caps) -> MemoryPlan {
     let chunk_len = chunk_len_for(None, config.mtu.into());
-    MemoryPlan::new(
-        &endpoint_config(config),
-        &layout_of(config.mtu),
-        chunk_len,
-        writes,
-    )
-    .expect("a plan")
+    MemoryPlan::new(&endpoint_config(config), &layout_of(config.mtu), chunk_len, caps).expect("a plan")
 }
 
 /// An engine on any port.
@@ -205,13 +199,13 @@ pub(crate) fn engine_on<P: Port>(
         caps: Caps {
             tx_bound: config.tx_bound,
             tx_steers: true,
-            ..plan.caps()
+            ..plan.caps
         },
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
         one_processor: config.one_processor,
-        device_moves: plan.device.is_some(),
-        kept_frames: plan.kept_frames(),
+        device_moves: plan.device_moves,
+        kept_frames: plan.caps.kept_frames,
         tx_in_flight,
         on_the_way: OnTheWay {
             held: config.on_the_way,
@@ -230,7 +224,7 @@ pub(crate) fn engine_on<P: Port>(
         engine.footprint = Some(Probe::new(
             "sim0",
             plan.chunk_len,
-            plan.kept_frames(),
+            plan.caps.kept_frames,
             PREFIX_LEN_MAX,
         ));
     }
@@ -245,15 +239,18 @@ impl Bed {
     /// So many hosts on a switch.
     pub(crate) fn switch(config: &BedConfig, count: usize) -> Bed {
         // What the hosts' devices write, each has to know before it has a NIC.
-        let writes = config.wire.semantics.map(|semantics| match semantics {
-            Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(Device {
-                prefix_len: device.prefix_len as u8,
-                kept_frames: 2 * device.ring_len,
-                lap: device.lap,
-            }),
+        let plans = config.wire.semantics.map(|semantics| {
+            let caps = match semantics {
+                Semantics::Copy => Caps::copying(0),
+                Semantics::ZeroCopy(device) => Caps {
+                    prefix_len: device.prefix_len as u8,
+                    kept_frames: 2 * device.ring_len,
+                    lap: device.lap,
+                    ..Caps::device()
+                },
+            };
+            plan(config, caps)
         });
-        let plans = writes.map(|writes| plan(config, writes));
         let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {

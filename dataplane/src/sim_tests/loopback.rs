@@ -20,7 +20,7 @@ use crate::config::ConnectOptions;
 use crate::engine::Engine;
 use crate::memory::{HugePages, Mapping, Umem};
 use crate::port::{
-    Datagrams, EffectiveMode, Flushed, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue, Socket,
+    Caps, Datagrams, EffectiveMode, Flushed, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue, Socket,
     SocketEvent, TxQueue, WakeError,
 };
 use crate::ring::Descriptor;
@@ -300,7 +300,7 @@ impl Loopback {
 #[test]
 fn a_port_without_rings_carries_messages() {
     let config = BedConfig::default();
-    let plan = plan(&config, None);
+    let plan = plan(&config, Caps::copying(0));
     let umems = [0, 1].map(|_| Umem::new(plan.total_len(), HugePages::Off).expect("memory"));
     let host = |host: usize| Host {
         mapping: umems[host].mapping().clone(),

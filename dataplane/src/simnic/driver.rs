@@ -50,7 +50,7 @@ pub struct ZeroCopy {
     /// nothing.
     pub pad_to: u32,
     /// The driver must not be given fewer entries than it asks for where the request goes over the end of a ring of this length,
-    /// unless they end there: `igb`, see [`crate::port::Device::lap`]. It counts each time ([`Wire::short_laps`](super::Wire::short_laps)). 1: it
+    /// unless they end there: `igb`, see [`crate::port::Caps::lap`]. It counts each time ([`Wire::short_laps`](super::Wire::short_laps)). 1: it
     /// takes what there is.
     pub lap: u32,
 }
