@@ -491,6 +491,12 @@ impl<P: Port> Engine<P> {
     /// Stage 6.
     fn replenish(&mut self) {
         if let Some(general) = &mut self.general {
+            while let Some(address) = general.rx.recalled() {
+                if let Some(frame) = self.frames.reclaim(address + PACKET_HEADROOM) {
+                    self.frames.put(frame);
+                    general.posted -= 1;
+                }
+            }
             // The frames used last come first, and only as many as the peers' credits allow: a short list of
             // frames stays in the cache.
             let target = self.fixed.kept_frames

@@ -187,6 +187,12 @@ pub trait RxQueue: fmt::Debug + Send {
         Ok(())
     }
 
+    /// The address of an entry that comes back unused, in any order, and before a packet is available that used one behind it. No packet
+    /// will be accepted for it, and its frame is free.
+    fn recalled(&mut self) -> Option<u64> {
+        None
+    }
+
     /// Descriptors of received packets: at most `max`.
     fn available(&mut self, max: u32) -> u32;
 

@@ -81,6 +81,8 @@ pub struct WireConfig {
     pub queue_shift: u32,
     /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
+    /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](crate::port::Caps::held).
+    pub held: [u32; 2],
 }
 
 impl Default for WireConfig {
@@ -90,6 +92,7 @@ impl Default for WireConfig {
             delivery: Delivery::Inline,
             queue_shift: 0,
             semantics: [Semantics::Copy; 2],
+            held: [0; 2],
         }
     }
 }
@@ -311,6 +314,21 @@ impl Wire {
             let lost: u64 = channels.map(driver::SimChannel::go_down).sum();
             shared.counters.device_lost += lost;
         }
+    }
+
+    /// Gives entries of a queue of host number `host` back unused: of those that no packet was accepted for, in the order of their use, each
+    /// that `which` says. How many there were.
+    pub fn recall(&self, host: usize, queue: u32, which: impl FnMut(u32) -> bool) -> u32 {
+        let mut shared = lock(&self.0);
+        let host = &mut shared.hosts[host];
+        let Some(channel) = host.channels[queue as usize].as_mut() else {
+            return 0;
+        };
+        let (recalled, left) = channel.recall(which);
+        if let Some(mut log) = host.gate.log(queue).filter(|_| !channel.is_zero_copy()) {
+            log.set_posted(log.producer() + u64::from(left));
+        }
+        recalled
     }
 
     /// When the next packet that is held back arrives at the latest, in virtual nanoseconds.
@@ -574,7 +592,10 @@ impl Shared {
     fn redirect(&mut self, to: usize, queue: u32, exhaustion: Exhaustion) {
         let host = &mut self.hosts[to];
         let config = &host.config;
-        match host.channels[queue as usize].as_mut() {
+        let mut channel = host.channels[queue as usize].as_mut();
+        let keeps_back = channel.as_mut().is_some_and(|channel| channel.keeps_back());
+        match channel {
+            Some(channel) if keeps_back => channel.wait(&self.packet, exhaustion),
             Some(channel) => channel.receive(
                 (&config.mapping, config.chunk_len, config.multi_buffer),
                 &self.packet,
@@ -601,6 +622,10 @@ impl Shared {
             let Some(channel) = host.channels[queue as usize].as_mut() else {
                 return;
             };
+            while let Some((packet, exhaustion)) = channel.next_waiting() {
+                let config = (mapping.as_ref(), host.config.chunk_len, host.config.multi_buffer);
+                channel.receive(config, &packet, exhaustion, &mut self.counters);
+            }
             let Some(written) = channel.next_written(mapping, &mut self.packet) else {
                 channel.take_ahead(host.config.chunk_len);
                 return;

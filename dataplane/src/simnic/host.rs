@@ -190,7 +190,11 @@ impl SimNic {
         };
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
-        let channel = SimChannel::new(rings, spec.registered_len, semantics, bounds);
+        let held = match spec.role {
+            Role::Landing => host.shared.config.held[host.host.min(1)],
+            _ => 0,
+        };
+        let channel = SimChannel::new(rings, spec.registered_len, semantics, held, bounds);
         host.channels[queue as usize] = Some(channel);
         host.gate.set_role(queue, role);
         host.gate.set_xsk(queue, role != lm_ebpf::Role::None);
@@ -229,6 +233,7 @@ impl SimNic {
             Some(slot @ Some(_)) => {
                 if let Some(channel) = slot.take() {
                     host.strayed += channel.strayed;
+                    shared.counters.gate_lost += channel.waiting();
                 }
             }
             _ => return Err(PortError::NoQueueOpen { queue }),
@@ -299,6 +304,13 @@ impl Bell for SimBell {
             }
             _ => Err(WakeError::Gone),
         }
+    }
+
+    #[inline(never)]
+    fn recalled(&self) -> Option<u64> {
+        let mut shared = lock(&self.shared);
+        let channel = shared.hosts[self.host].channels.get_mut(self.queue as usize);
+        channel?.as_mut()?.next_recalled()
     }
 
     #[inline(never)]
