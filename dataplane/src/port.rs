@@ -384,7 +384,14 @@ pub trait Datagrams {
         umem: &Umem,
         addr: u64,
         len: u64,
-    ) -> io::Result<Option<SocketEvent>>;
+    ) -> io::Result<Option<SocketEvent>> {
+        let mut space = vec![0; len as usize];
+        let event = self.recv(socket, &mut space)?;
+        if let Some(SocketEvent::Datagram { len, .. }) = event {
+            umem.copy_to(addr, &space[..len]);
+        }
+        Ok(event)
+    }
 
     /// Ethernet address of the next hop towards `ip`, if it is known now; else the kernel is made to find it out. Does not
     /// block.
@@ -509,12 +516,16 @@ pub trait Port {
     /// See [`PortError`].
     fn revoke(&mut self, queue: u32, row: u32) -> Result<(), PortError>;
 
-    /// When this returns no packet is accepted any more, as far as sessions are revoked (I4). Blocks for some milliseconds.
+    /// When this returns no packet is accepted any more, as far as sessions are revoked (I4). Blocks for some milliseconds, unless packets
+    /// are accepted by this thread.
     ///
     /// # Errors
     ///
     /// See [`PortError`].
-    fn quiesce(&mut self, queue: u32) -> Result<(), PortError>;
+    fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
+        let _ = queue;
+        Ok(())
+    }
 
     /// Has the device put packets on queues, where it can. Gives the source port that a landing sender's fragments must have;
     /// `None`: its data port, because the device looks at something else (of IP fragments the addresses, on veth the transmit queue).
@@ -538,7 +549,9 @@ pub trait Port {
     fn passed_count(&self) -> u64;
 
     /// What became of packets before they were accepted: names and numbers, to be reported. Not for a hot path.
-    fn verdicts(&self) -> Vec<(&'static str, u64)>;
+    fn verdicts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Says who runs a queue's receive work, where that can be chosen.
     fn attend(&mut self, queue: u32, how: Attend) -> Attended {

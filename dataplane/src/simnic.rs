@@ -27,6 +27,7 @@ pub mod driver;
 mod faults;
 mod host;
 pub mod impair;
+pub(crate) mod sockets;
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -40,6 +41,7 @@ use driver::Exhaustion;
 use faults::Faults;
 use host::Host;
 use impair::{Arrival, Handed, Link, Place, Via};
+use sockets::Reached;
 
 pub use driver::{Semantics, ZeroCopy};
 pub use host::{SimBell, SimNic, SimRxQueue, SimTxQueue};
@@ -52,9 +54,6 @@ const TX_BATCH: u32 = 32;
 
 /// Descriptors of a packet at most: `MAX_SKB_FRAGS` and one for what is before the fragments.
 const PIECES_MAX: u32 = 18;
-
-/// Datagrams that a socket holds; more are lost and counted.
-const SOCKET_LEN: usize = 4096;
 
 /// Ethernet header and one VLAN tag: what a packet may be longer than the MTU.
 const LINK_LEN: u32 = 18;
@@ -375,7 +374,7 @@ impl Wire {
     /// Datagrams in the sockets of host number `host` that nobody has read.
     pub fn unread_datagrams(&self, host: usize) -> u64 {
         let shared = lock(&self.0);
-        (shared.hosts[host].control.len() + shared.hosts[host].data.len()) as u64
+        shared.hosts[host].sockets.unread() as u64
     }
 
     /// Has the gate of host number `host` do with a queue's packets what this role says, whatever the queue is for.
@@ -648,43 +647,23 @@ impl Shared {
 
     /// `self.packet` passed the gate, or came as a datagram put together again.
     fn reach_stack(&mut self, to: usize) {
-        match parse_datagram(&self.packet, self.hosts[to].config.ip) {
-            Some((from, to_port, payload)) => self.reach_socket(to, from, to_port, payload),
-            None => self.counters.stack_ignored += 1,
-        }
-    }
-
-    fn reach_socket(&mut self, to: usize, from: SocketAddrV4, port: u16, payload: Range<usize>) {
         let host = &mut self.hosts[to];
-        let here = SocketAddrV4::new(host.config.ip, port);
-        let socket = if port == host.config.port {
-            &mut host.data
-        } else if port == host.config.port + 1 {
-            &mut host.control
-        } else {
-            self.counters.refused += 1;
-            // Nobody listens: the stack answers with an ICMP message, which reaches the sending socket.
-            let Some(sender) = self.hosts.iter_mut().find(|host| host.config.ip == *from.ip()) else {
-                return;
-            };
-            let queue = if from.port() == sender.config.port + 1 {
-                &mut sender.control_refused
-            } else if from.port() == sender.config.port {
-                &mut sender.data_refused
-            } else {
-                return;
-            };
-            if queue.len() < SOCKET_LEN {
-                queue.push_back(here);
-            }
+        let Some((from, port, payload)) = parse_datagram(&self.packet, host.config.ip) else {
+            self.counters.stack_ignored += 1;
             return;
         };
-        if socket.len() == SOCKET_LEN {
-            self.counters.socket_full += 1;
-            return;
+        match host.sockets.take(from, port, &self.packet[payload]) {
+            Reached::Socket => self.counters.in_sockets += 1,
+            Reached::Full => self.counters.socket_full += 1,
+            Reached::Nobody => {
+                self.counters.refused += 1;
+                // The stack answers with an ICMP message, which reaches the sending socket.
+                let here = SocketAddrV4::new(host.config.ip, port);
+                let sender = (self.hosts.iter_mut()).find(|host| host.config.ip == *from.ip());
+                if let Some(sender) = sender {
+                    sender.sockets.refuse(from.port(), here);
+                }
+            }
         }
-        socket.push_back((from, self.packet[payload].to_vec()));
-        self.counters.in_sockets += 1;
-        host.passed += 1;
     }
 }

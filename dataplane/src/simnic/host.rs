@@ -1,6 +1,5 @@
 //! One host of the simulated wire: its end of each channel, its gate, its sockets, and the [`Port`] that an engine drives.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
@@ -15,7 +14,8 @@ use lm_protocol::landing::SessionAdmission;
 use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};
 use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
-use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
+use super::sockets::Sockets;
+use super::{Delivery, HostConfig, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
 use crate::port::{
     Datagrams, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
@@ -31,11 +31,7 @@ pub(super) struct Host {
     pub(super) config: HostConfig,
     pub(super) gate: ModelGate,
     pub(super) channels: Vec<Option<SimChannel>>,
-    pub(super) control: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    pub(super) data: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    pub(super) control_refused: VecDeque<SocketAddrV4>,
-    pub(super) data_refused: VecDeque<SocketAddrV4>,
-    pub(super) passed: u64,
+    pub(super) sockets: Sockets,
     /// Its interface is down.
     pub(super) is_down: bool,
     /// Packets sent from TX rings.
@@ -54,13 +50,9 @@ impl Host {
         Host {
             gate: ModelGate::new(Some(config.ip), config.port, config.port + 1),
             channels: (0..config.queues).map(|_| None).collect(),
-            control: VecDeque::with_capacity(SOCKET_LEN),
-            data: VecDeque::with_capacity(SOCKET_LEN),
-            control_refused: VecDeque::new(),
+            sockets: Sockets::new(SocketAddrV4::new(config.ip, config.port)),
             led: Vec::new(),
             away: Vec::new(),
-            data_refused: VecDeque::new(),
-            passed: 0,
             is_down: false,
             sent: 0,
             bounds: vec![None; config.queues as usize],
@@ -324,8 +316,7 @@ impl Bell for SimBell {
 
 impl Datagrams for SimNic {
     fn local(&self) -> SocketAddrV4 {
-        let host = self.host();
-        SocketAddrV4::new(host.config.ip, host.config.port)
+        self.host().sockets.address(Socket::Data)
     }
 
     /// Another host's, as [`mac_of`] has it.
@@ -346,9 +337,7 @@ impl Datagrams for SimNic {
         if payload.len() > usize::from(u16::MAX) - IPV4_LEN - UDP_LEN {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        let own = &shared.hosts[self.host].config;
-        let own_port = own.port + u16::from(socket == Socket::Control);
-        let from = SocketAddrV4::new(own.ip, own_port);
+        let from = shared.hosts[self.host].sockets.address(socket);
         if !shared.hosts.iter().any(|host| host.config.ip == *to.ip()) {
             return Ok(());
         }
@@ -365,7 +354,7 @@ impl Datagrams for SimNic {
 
     fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
         let mut host = self.host();
-        Ok(host.next_event(socket, space.len(), |payload| {
+        Ok(host.sockets.next_event(socket, space.len(), |payload| {
             space[..payload.len()].copy_from_slice(payload)
         }))
     }
@@ -379,7 +368,9 @@ impl Datagrams for SimNic {
     ) -> io::Result<Option<SocketEvent>> {
         umem.mapping().pointer(addr, len); // the range is checked even when there is nothing, as on the kernel's side
         let mut host = self.host();
-        Ok(host.next_event(socket, len as usize, |payload| umem.copy_to(addr, payload)))
+        Ok(host
+            .sockets
+            .next_event(socket, len as usize, |payload| umem.copy_to(addr, payload)))
     }
 }
 
@@ -419,10 +410,6 @@ impl Port for SimNic {
         Ok(())
     }
 
-    fn quiesce(&mut self, _: u32) -> Result<(), PortError> {
-        Ok(())
-    }
-
     /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
     fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
         let is_zero_copy = self.is_zero_copy();
@@ -449,7 +436,7 @@ impl Port for SimNic {
     }
 
     fn passed_count(&self) -> u64 {
-        self.host().passed
+        self.host().sockets.passed()
     }
 
     fn verdicts(&self) -> Vec<(&'static str, u64)> {
@@ -464,10 +451,7 @@ impl Port for SimNic {
     fn wait(&mut self, _timeout: Duration) -> io::Result<bool> {
         let mut host = self.host();
         let host = &mut *host;
-        let sockets = !(host.control.is_empty()
-            && host.data.is_empty()
-            && host.control_refused.is_empty()
-            && host.data_refused.is_empty());
+        let sockets = host.sockets.has_event();
         // The application's index is the only one that says whether it has read: a ring with all its room back is empty.
         let rings = host.channels.iter_mut().flatten().any(|channel| {
             let produced = channel.rx.produced();
@@ -478,32 +462,6 @@ impl Port for SimNic {
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
-    }
-}
-
-impl Host {
-    fn next_event(
-        &mut self,
-        which: Socket,
-        space_len: usize,
-        mut take: impl FnMut(&[u8]),
-    ) -> Option<SocketEvent> {
-        let (socket, refused) = match which {
-            Socket::Control => (&mut self.control, &mut self.control_refused),
-            Socket::Data => (&mut self.data, &mut self.data_refused),
-        };
-        if let Some(peer) = refused.pop_front() {
-            return Some(SocketEvent::Refused(peer));
-        }
-        let (from, payload) = socket.pop_front()?;
-        if payload.len() > space_len {
-            return Some(SocketEvent::TooLong(from));
-        }
-        take(&payload);
-        Some(SocketEvent::Datagram {
-            from,
-            len: payload.len(),
-        })
     }
 }
 
