@@ -207,7 +207,7 @@ impl<P: Port> Engine<P> {
             _ => return,
         };
         if !more.is_empty() {
-            let port = self.port.local().port();
+            let port = self.fixed.local.port();
             self.with_node(now_ns, |node, _, _, _| node.add_places(port, &more));
         }
     }
@@ -219,7 +219,7 @@ impl<P: Port> Engine<P> {
 
     /// From now on others may ask for sessions here.
     pub(crate) fn open_to_requests(&mut self, landing_queues: &[u16]) {
-        let port = self.port.local().port();
+        let port = self.fixed.local.port();
         let Some(own) = &mut self.admission.node else {
             return;
         };
@@ -233,7 +233,7 @@ impl<P: Port> Engine<P> {
     #[cfg(test)]
     pub(crate) fn limit_aside(&mut self, aside: usize) {
         let (data, queue) = (
-            self.port.local(),
+            self.fixed.local,
             self.landing.as_ref().map(|landing| landing.queue as u16),
         );
         let boot_id = self.admission.entropy.draw();
@@ -245,7 +245,7 @@ impl<P: Port> Engine<P> {
 
     /// The endpoint goes: ends the sessions that it granted. Their senders need not wait for the lease to know.
     pub(crate) fn close_to_requests(&mut self, now_ns: u64) {
-        let port = self.port.local().port();
+        let port = self.fixed.local.port();
         self.with_node(now_ns, |node, now, local, out| {
             node.remove_receiver(now, port, local, out);
         });

@@ -135,7 +135,7 @@ pub struct Counters {
     /// Fragments that landed in the slot of another, because of a loss.
     pub fragments_displaced: u64,
     /// Fragments that came into frames of their own, or left from them, and were copied, because their places cross the end of a 2 MiB
-    /// page or the driver has to be given whole laps of entries ([`crate::port::Device::lap`]): zero-copy mode.
+    /// page or the driver has to be given whole laps of entries ([`crate::port::Caps::lap`]): zero-copy mode.
     pub page_end_fragments: u64,
     /// Fragments asked for again; each request counts.
     pub fragments_requested: u64,

@@ -69,7 +69,7 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("interface", &self.interface.name)
-            .field("local", &self.engine.port.local())
+            .field("local", &self.engine.fixed.local)
             .field("mode", &self.mode())
             .finish_non_exhaustive()
     }
@@ -98,7 +98,7 @@ impl Endpoint {
 
     /// Address and data port of this endpoint; control has the next port.
     pub fn local(&self) -> SocketAddrV4 {
-        self.engine.port.local()
+        self.engine.fixed.local
     }
 
     /// Resolves the way to a peer and, unless told otherwise, asks it for a landing session.

@@ -55,6 +55,8 @@ pub(crate) const ACKNOWLEDGE_LATEST_NS: u64 = 500_000;
 /// Constants of the endpoint, fixed at open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fixed {
+    /// Address and data port.
+    pub(crate) local: SocketAddrV4,
     pub(crate) sender_id: u64,
     pub(crate) mac: MacAddr,
     pub(crate) link: LinkShape,
@@ -73,7 +75,7 @@ pub(crate) struct Fixed {
     pub(crate) patience_ns: u64,
     /// The device reads and writes the UMEM itself, whether messages land here or not.
     pub(crate) device_moves: bool,
-    /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
+    /// As [`crate::port::Caps::kept_frames`]; 0 in copy mode.
     pub(crate) kept_frames: u32,
     /// Packets handed to the driver and not yet completed, per channel.
     pub(crate) tx_in_flight: u32,
@@ -400,7 +402,8 @@ impl<P: Port> Engine<P> {
         let landing = self.landing.as_mut();
         let landing = landing.map(|landing| (&mut landing.rx, &mut landing.woken));
         for (rx, woken) in general.into_iter().chain(landing) {
-            if rx.untaken() > 0 && (!*woken || rx.needs_wakeup()) {
+            let untaken = rx.untaken();
+            if untaken.count > 0 && (!*woken || untaken.needs_wakeup) {
                 // The first entries of a new channel come after its driver looked for some.
                 *woken = true;
                 if let Err(error) = rx.wake() {
@@ -442,7 +445,7 @@ impl<P: Port> Engine<P> {
 
     /// Addressing of packets to `data`, whose next hop has the address `mac`.
     pub(crate) fn addressing_to(&self, data: std::net::SocketAddrV4, mac: [u8; 6]) -> Addressing {
-        let local = self.port.local();
+        let local = self.fixed.local;
         Addressing {
             src_mac: self.fixed.mac,
             dst_mac: MacAddr(mac),

@@ -51,7 +51,7 @@ impl<'a> Foreign<'a> {
 impl<P: Port> Engine<P> {
     /// Takes what the last burst brought that is no fragment.
     pub(crate) fn take_foreign(&mut self, now_ns: u64) {
-        let local = self.port.local();
+        let local = self.fixed.local;
         while let Some(landing) = &mut self.landing
             && let Some((start, len)) = landing.sessions.entries.next_foreign()
         {

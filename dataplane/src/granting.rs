@@ -273,7 +273,7 @@ impl<P: Port> Engine<P> {
             lap => (4 * lap).next_power_of_two(),
         };
         LandingTerms {
-            local: self.port.local(),
+            local: self.fixed.local,
             mtu: self.fixed.mtu,
             link: self.fixed.link,
             chunk_len: self.fixed.chunk_len,

@@ -194,10 +194,10 @@ impl<P: Port> Engine<P> {
         let proof = ControlMessage::Proof(Proof {
             sender_id: challenge.sender_id,
             cookie: challenge.cookie,
-            data_port: self.port.local().port(),
+            data_port: self.fixed.local.port(),
             uncompleted_max: self.fixed.caps.tx_bound,
             word: match challenge.ask {
-                Ask::Word => self.admission.word_to(self.port.local(), data, challenge),
+                Ask::Word => self.admission.word_to(self.fixed.local, data, challenge),
                 _ => [0; WORD_LEN],
             },
         });
@@ -235,7 +235,7 @@ impl<P: Port> Engine<P> {
         }
         let is_proved = (addressing.is_none() || data == from)
             && (self.admission.introductions).is_proved(proof, data, known, now_ns)
-            && self.admission.has_word(self.port.local(), data, proof);
+            && self.admission.has_word(self.fixed.local, data, proof);
         if !is_proved {
             self.reject(Fault::Proof, from);
             return;

@@ -7,7 +7,7 @@ mod steer;
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +21,7 @@ use crate::daemon::Daemon;
 use crate::daemon::ipc::Joined;
 use crate::memory::Mapping;
 use crate::port::{
-    Attend, Datagrams, Device, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
+    Attend, Attended, Datagrams, EffectiveMode, ModeRequest, Port, PortError, QueueDrops, QueueSpec, Role,
     RxQueue as _, Socket, Steer, WakeError,
 };
 use crate::queue_poll::QueuePoller;
@@ -52,8 +52,6 @@ pub struct KernelNicConfig<'a> {
     pub chunk_len: u32,
     /// Whether packets may be longer than a chunk holds, in copy mode: they take several then.
     pub multi_buffer: bool,
-    /// What is known of the device, for zero-copy mode.
-    pub device: Option<Device>,
     /// Whether to drive the queues' NAPI instances from the polling core, through helper sockets (veth).
     pub poll_queues: bool,
 }
@@ -86,7 +84,6 @@ pub struct KernelNic {
     multi_buffer: bool,
     interface_index: u32,
     mode: ModeRequest,
-    device: Option<Device>,
     /// As [`Port::prepare`].
     prepared: Option<(QueueSpec, Prepared)>,
     poll_queues: bool,
@@ -150,7 +147,6 @@ impl KernelNic {
             multi_buffer: config.multi_buffer,
             interface_index: config.interface_index,
             mode: config.mode,
-            device: config.device,
             prepared: None,
             poll_queues: config.poll_queues,
             epoll: OnceLock::new(),
@@ -249,7 +245,7 @@ impl KernelNic {
 
     /// What the gate does with a queue's packets.
     fn gate_role(&self, spec: &QueueSpec) -> lm_ebpf::Role {
-        let keeps_frames = self.device.is_some_and(|device| device.kept_frames > 0);
+        let keeps_frames = self.mode == ModeRequest::ZeroCopy;
         match (spec.role, spec.copies) {
             (Role::SendOnly, _) => lm_ebpf::Role::None,
             (Role::General, _) if keeps_frames => lm_ebpf::Role::GeneralZeroCopy,
@@ -385,14 +381,8 @@ impl Port for KernelNic {
     type Rx = RingRx<Arc<Xsk>>;
     type Tx = RingTx<Arc<Xsk>>;
 
-    fn open(&mut self, spec: &QueueSpec) -> Result<(Self::Rx, Self::Tx), PortError> {
-        let (rx, tx) = self.open_socket(spec)?;
-        let queue = spec.queue;
-        Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx))
-    }
-
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<Self::Tx, PortError> {
-        self.open_socket(spec).map(|(_, tx)| tx)
+    fn open(&mut self, spec: &QueueSpec) -> Result<Opened, PortError> {
+        self.open_socket(spec)
     }
 
     fn prepare(&mut self, spec: &QueueSpec) -> Result<(), PortError> {
@@ -421,7 +411,8 @@ impl Port for KernelNic {
         }
         rx.close();
         tx.close();
-        (*rx, *tx) = self.open(spec)?;
+        let (new_rx, new_tx) = self.open_socket(spec)?;
+        (*rx, *tx) = (new_rx.ok_or(PortError::NoQueueOpen { queue })?, new_tx);
         rx.allow(rx.accepted());
         if let (Some(poller), Some(open)) = (poller, self.slot(queue)?) {
             open.poller = Some(poller);
@@ -481,37 +472,29 @@ impl Port for KernelNic {
             .collect()
     }
 
-    fn local(&self) -> SocketAddrV4 {
-        self.side.udp.local()
-    }
-
     #[inline]
-    fn attend(&mut self, queue: u32, how: Attend) -> bool {
+    fn attend(&mut self, queue: u32, how: Attend) -> Attended {
         // Who waits on the descriptor does not poll meanwhile.
         let is_watched = self.epoll.get().is_some();
         let Some(Some(Open {
             poller: Some(poller), ..
         })) = self.channels.get_mut(queue as usize)
         else {
-            return false;
+            return Attended::Shared;
         };
-        match how {
+        let kept = match how {
+            Attend::Soon => return poller.wanted_port().map_or(Attended::Shared, Attended::Needs),
             Attend::Now => {
                 poller.poll();
                 false
             }
             Attend::Alone => poller.keep(!is_watched),
             Attend::NoMore => poller.keep(false),
+        };
+        match kept {
+            true => Attended::Kept,
+            false => Attended::Shared,
         }
-    }
-
-    fn attend_port(&mut self, queue: u32) -> Option<u16> {
-        self.channels
-            .get_mut(queue as usize)?
-            .as_mut()?
-            .poller
-            .as_mut()?
-            .wanted_port()
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
@@ -556,11 +539,6 @@ impl Port for KernelNic {
         } else {
             Err(error)
         }
-    }
-
-    fn device(&self) -> Option<Device> {
-        self.device
-            .filter(|_| self.effective_mode() == EffectiveMode::ZeroCopy)
     }
 
     fn effective_mode(&self) -> EffectiveMode {

@@ -25,7 +25,7 @@ use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::{HugePages, Umem};
 use crate::open_daemon::daemon_for;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::port::{Caps, Device, EffectiveMode, ModeRequest, Port};
+use crate::port::{Caps, EffectiveMode, ModeRequest, Port};
 
 /// Packets on the way to a veth device: its ring has 256 entries. With the rest of them at a sender whose own completions keep that ring
 /// from overflowing four times as many: the receiver's kernel work goes on while the next credit is under way.
@@ -178,9 +178,9 @@ impl Opened {
             config,
             &site.layout,
             chunk_len_for(None, u32::from(site.mtu)),
-            None,
+            Caps::copying(0),
         )?;
-        let mut opened = Opened::open(config.clone(), plan, None, site)?;
+        let mut opened = Opened::open(config.clone(), plan, site)?;
         if !site.veth
             && let (Some(_), Some(landing)) = (site.queues.general, site.queues.landing)
             && let Err(error) = opened.nic.begin_steering(&site.interface, &[landing])
@@ -197,13 +197,14 @@ impl Opened {
         let lands = site.queues.landing.is_some();
         let facts = Facts::read(&site.interface).map_err(OpenError::System)?;
         let chunk_len = chunk_len_for(facts.driver.as_deref(), u32::from(site.mtu));
-        let device = Device {
+        let caps = Caps {
             // What it writes beside packets shows before the first session ([`Probe`]).
             prefix_len: PREFIX_LEN_MAX,
             kept_frames: 2 * facts.rx_ring_len,
             lap: facts.landing_lap(),
+            ..Caps::device()
         };
-        let plan = MemoryPlan::new(config, &site.layout, chunk_len, Some(device))?;
+        let plan = MemoryPlan::new(config, &site.layout, chunk_len, caps)?;
         let demand = Demand {
             chunk_len,
             memory_len: plan.registered_len(),
@@ -227,7 +228,7 @@ impl Opened {
             huge_pages: HugePages::On,
             ..config.clone()
         };
-        let mut opened = Opened::open(config, plan, Some(device), site)?;
+        let mut opened = Opened::open(config, plan, site)?;
         if opened.nic.effective_mode() != EffectiveMode::ZeroCopy {
             return Err(OpenError::NoZeroCopy(Obstacle::NoZeroCopy {
                 interface: site.interface.name.clone(),
@@ -251,12 +252,7 @@ impl Opened {
         Ok(opened)
     }
 
-    fn open(
-        config: EndpointConfig,
-        plan: MemoryPlan,
-        device: Option<Device>,
-        site: &Site,
-    ) -> Result<Opened, OpenError> {
+    fn open(config: EndpointConfig, plan: MemoryPlan, site: &Site) -> Result<Opened, OpenError> {
         // Long messages are rare and huge pages dear: what they need is taken when a sender announces some.
         let reserved_len = match config.huge_pages {
             HugePages::On => plan.registered_len(),
@@ -273,16 +269,15 @@ impl Opened {
             interface_index: site.interface.index,
             local_ip,
             port: config.port,
-            mode: match device {
-                Some(_) => ModeRequest::ZeroCopy,
-                None => config.mode,
+            mode: match plan.device_moves {
+                true => ModeRequest::ZeroCopy,
+                false => config.mode,
             },
             landing_queues: site.queues.landing.as_slice(),
             cpu_check: CpuCheck::Rps,
             mapping: umem.mapping(),
             chunk_len: plan.chunk_len,
             multi_buffer: plan.is_multi_buffer(),
-            device,
             poll_queues: config.poll_queues && site.veth,
         })?;
         Opened::assemble(config, plan, umem, nic, site)
@@ -324,7 +319,7 @@ impl Opened {
             config,
             plan,
             umem,
-            nic,
+            mut nic,
             daemon,
             parts,
             landing_ring_len,
@@ -334,6 +329,7 @@ impl Opened {
         let generic = nic.effective_mode() == EffectiveMode::CopyGeneric;
         let mut entropy = Entropy::Kernel;
         let fixed = Fixed {
+            local: nic.side().local(),
             sender_id: with_digests(entropy.draw(), config.integrity.has_digests()),
             mac: MacAddr(site.interface.mac),
             link: site.link,
@@ -343,14 +339,14 @@ impl Opened {
             caps: Caps {
                 tx_bound: if veth { ON_THE_WAY_VETH.held } else { 0 },
                 tx_steers: veth,
-                ..plan.caps()
+                ..plan.caps
             },
             datagram: plan.datagram,
             window: site.window,
             integrity: config.integrity,
             patience_ns: config.patience.as_nanos() as u64,
-            kept_frames: plan.kept_frames,
-            device_moves: nic.effective_mode() == EffectiveMode::ZeroCopy,
+            kept_frames: plan.caps.kept_frames,
+            device_moves: plan.device_moves,
             tx_in_flight: site.tx_in_flight(&plan),
             transmit_registered_len: plan.landing_arena,
             receives: Receives {
@@ -378,7 +374,8 @@ impl Opened {
         if !fixed.caps.witness
             && let Some(landing) = &mut engine.landing
         {
-            landing.footprint = Footprint::unknown(&site.interface.name, plan.chunk_len, plan.kept_frames);
+            landing.footprint =
+                Footprint::unknown(&site.interface.name, plan.chunk_len, plan.caps.kept_frames);
         }
         let mut endpoint = Endpoint {
             engine,

@@ -12,7 +12,7 @@ use crate::kernel::{KernelNic, KernelNicConfig};
 use crate::memory::Umem;
 use crate::open::{Opened, Site};
 use crate::opening::{MemoryPlan, Queues};
-use crate::port::ModeRequest;
+use crate::port::{Caps, ModeRequest};
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;
 
@@ -77,7 +77,7 @@ impl Opened {
         config.general_queue = site.queues.general.unwrap_or(0);
         config.landing_queue = site.queues.landing;
         let chunk_len = chunk_len_for(None, u32::from(site.mtu));
-        let plan = MemoryPlan::new(&config, &site.layout, chunk_len, None)?;
+        let plan = MemoryPlan::new(&config, &site.layout, chunk_len, Caps::copying(0))?;
         let umem = Umem::shared(plan.total_len()).map_err(|source| OpenError::Memory {
             len: plan.total_len(),
             source,
@@ -94,7 +94,6 @@ impl Opened {
                 mapping: umem.mapping(),
                 chunk_len,
                 multi_buffer: plan.is_multi_buffer(),
-                device: None,
                 poll_queues: config.poll_queues && site.veth,
             },
             daemon.clone(),

@@ -36,7 +36,7 @@ use crate::notices::Notices;
 use crate::own_node::OwnNode;
 use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
-use crate::port::{Caps, Device, Port, PortError, QueueSpec, Role, RxQueue};
+use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
 use crate::scheduler::{Scheduler, Transmit};
 use crate::sending::Sending;
 use crate::small::{General, Small};
@@ -67,13 +67,10 @@ pub(crate) struct MemoryPlan {
     /// Where frames for entries that have no place in a landing zone are, and how many: zero-copy mode.
     pub(crate) spare_frames: u64,
     pub(crate) spare_count: u32,
-    /// Bytes that the device writes before a packet.
-    pub(crate) prefix: u8,
-    /// As [`Device::kept_frames`] and [`Device::lap`].
-    pub(crate) kept_frames: u32,
-    pub(crate) lap: u32,
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub(crate) capacity: u32,
+    /// How packets come to the landing queue.
+    pub(crate) caps: Caps,
+    /// The device reads and writes the memory itself, whether messages land or not.
+    pub(crate) device_moves: bool,
     /// Where long datagrams are received, in that case.
     pub(crate) datagram: u64,
     /// Descriptors that the longest packet takes on a TX ring.
@@ -85,27 +82,27 @@ impl MemoryPlan {
     ///  | general frames | transmit frames | send arena | landing arena ...            |
     ///  |<----- registered by every channel ----------->|<- by the landing channel ->|
     /// ```
-    /// In zero-copy mode, where `writes` says what the device writes, spare frames lie before the landing arena; in copy mode room for one
-    /// datagram, where packets may be longer than a frame. `layout`: of the longest packets that are sent or land.
+    /// Where entries may be for no fragment, spare frames lie before the landing arena; room for one datagram, where packets may be longer
+    /// than a frame. `layout`: of the longest packets that are sent or land; `caps`: the device's, of which the plan says the capacity.
     pub(crate) fn new(
         config: &EndpointConfig,
         layout: &Layout,
         chunk_len: u32,
-        writes: Option<Device>,
+        caps: Caps,
     ) -> Result<MemoryPlan, OpenError> {
         // A layout's payload is a multiple of 8: a packet of another wire may be longer by less than that.
         let packet_len = u32::from(layout.max_frame_len()) + 7;
         let frame_capacity = chunk_len - XDP_PACKET_HEADROOM;
-        let several = writes.is_none() && packet_len > frame_capacity;
+        let several = caps.witness && packet_len > frame_capacity;
         let transmit_frames = u64::from(GENERAL_FRAMES) * u64::from(chunk_len);
         let send_arena = transmit_frames + u64::from(TRANSMIT_FRAMES) * u64::from(chunk_len);
         let send_len = pages_len(config.send_len);
         let spare_frames = send_arena + send_len;
-        let spare_count = match writes.is_some() && config.landing_len > 0 {
-            true => spare_frame_count(writes.map_or(1, |device| device.lap)),
+        let lands = config.landing_len > 0;
+        let spare_count = match lands {
+            true => spare_frame_count(&caps),
             false => 0,
         };
-        let prefix = writes.map_or(0, |writes| writes.prefix_len);
         let datagram = spare_frames + pages_len(u64::from(spare_count) * u64::from(chunk_len));
         let landing_arena = datagram
             + match several {
@@ -117,7 +114,7 @@ impl MemoryPlan {
             len => {
                 let limit = config.max_message_len.min(layout.max_message_len());
                 let largest = layout.message(limit)?;
-                let zone_len = ZoneShape::new(&largest, chunk_len, prefix).total_len();
+                let zone_len = ZoneShape::new(&largest, chunk_len, caps.prefix_len).total_len();
                 let len = pages_len(len);
                 (
                     len,
@@ -135,39 +132,30 @@ impl MemoryPlan {
             landing_len_max,
             spare_frames,
             spare_count,
-            prefix,
-            kept_frames: writes.map_or(0, |device| device.kept_frames),
-            lap: writes.map_or(1, |device| device.lap),
-            capacity: match several {
-                true => frame_capacity,
-                false => 0,
+            caps: Caps {
+                capacity: if several { frame_capacity } else { 0 },
+                ..match lands {
+                    true => caps,
+                    false => Caps {
+                        kept_frames: caps.kept_frames,
+                        ..Caps::copying(0)
+                    },
+                }
             },
+            device_moves: !caps.witness,
             datagram,
             pieces_max: packet_len.div_ceil(chunk_len),
         })
     }
 
-    /// How packets come to the landing queue.
-    pub(crate) fn caps(&self) -> Caps {
-        let device = Device {
-            prefix_len: self.prefix,
-            kept_frames: self.kept_frames,
-            lap: self.lap,
-        };
-        match self.is_zero_copy() {
-            true => Caps::of(&device),
-            false => Caps::copying(self.capacity),
-        }
-    }
-
     /// Whether messages land in zero-copy mode.
     pub(crate) fn is_zero_copy(&self) -> bool {
-        self.spare_count > 0
+        !self.caps.witness
     }
 
     /// Packets in several frames, where some are longer than one.
     pub(crate) fn is_multi_buffer(&self) -> bool {
-        self.capacity > 0
+        self.caps.capacity > 0
     }
 
     /// Descriptors on a TX ring and not completed, of as many as asked for: the longest packet must be possible.
@@ -186,9 +174,10 @@ impl MemoryPlan {
 }
 
 /// Frames for entries that have no place in a landing zone.
-pub(crate) const fn spare_frame_count(lap: u32) -> u32 {
-    // Those that fill a lap up are out while the next ones are posted.
-    SPARE_FRAMES + 3 * (lap - 1)
+pub(crate) const fn spare_frame_count(caps: &Caps) -> u32 {
+    let placeless = if caps.witness { 0 } else { SPARE_FRAMES };
+    // Those that fill a lap up, or are kept back, are out while the next ones are posted.
+    placeless + 3 * (caps.lap - 1 + caps.held)
 }
 
 /// Which queues carry what.
@@ -259,7 +248,11 @@ fn open_once_free<P: Port>(port: &mut P, spec: &QueueSpec) -> Result<(P::Rx, P::
     loop {
         match port.open(spec) {
             Err(PortError::Busy(_)) if Instant::now() < deadline => {}
-            opened => return opened,
+            opened => {
+                let queue = spec.queue;
+                let (rx, tx) = opened?;
+                return Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx));
+            }
         }
     }
 }
@@ -280,7 +273,7 @@ impl<P: Port> Parts<P> {
                 role: Role::General,
                 copies: false,
                 registered_len: plan.landing_arena,
-                capacity: plan.capacity,
+                capacity: plan.caps.capacity,
                 rx_len: GENERAL_RING_LEN,
                 tx_len: TRANSMIT_RING_LEN,
             };
@@ -295,15 +288,15 @@ impl<P: Port> Parts<P> {
                 queue,
                 registered_len,
                 landing_ring_len,
-                plan.capacity,
+                plan.caps.capacity,
                 !plan.is_zero_copy(),
             );
             let (rx, tx) = open_once_free(port, &spec)?;
-            let spare = (plan.is_zero_copy())
+            let spare = (plan.spare_count > 0)
                 .then(|| FramePool::new(plan.spare_frames, plan.chunk_len, plan.spare_count));
             landing = Some(LandingSide {
                 queue,
-                sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps(), spare),
+                sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps, spare),
                 past: Past::new(),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
                 chosen: VecDeque::with_capacity(ZONES_MAX),
@@ -344,7 +337,7 @@ impl<P: Port> Parts<P> {
         let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         // Where a daemon grants, nobody else does.
         let capture = config.capture.clone().map(Capture::new);
-        let (data, has_daemon) = (port.local(), daemon.is_some());
+        let (data, has_daemon) = (fixed.local, daemon.is_some());
         let boot_id = entropy.draw();
         let node =
             (!has_daemon).then(|| OwnNode::new(data, config.key.clone(), config.patience, admit, boot_id));

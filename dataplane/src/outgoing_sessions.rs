@@ -23,7 +23,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn apply(&mut self, index: u16, options: &ConnectOptions, now_ns: u64) {
         let request = Request {
             sender_id: self.fixed.sender_id,
-            data_port: self.port.local().port(),
+            data_port: self.fixed.local.port(),
             mtu: self.fixed.mtu,
             wire: options.wire,
             link: self.fixed.link,
@@ -211,8 +211,8 @@ impl<P: Port> Engine<P> {
             rx_len: 64,
             tx_len: TRANSMIT_RING_LEN,
         };
-        let tx = match self.port.open_to_send(&spec) {
-            Ok(tx) => tx,
+        let tx = match self.port.open(&spec) {
+            Ok((_, tx)) => tx,
             // Another program of this host has the queue. What we send comes to another queue of the receiver, and takes the one-copy path.
             Err(source @ PortError::Denied(_)) => {
                 tracing::warn!("messages are copied once more at their receiver: {source}");

@@ -1,7 +1,7 @@
 //! Who runs the kernel's receive work of our queues: this core, by busy polling, or whoever brings the packets.
 
 use crate::engine::Engine;
-use crate::port::{Attend, Port, RxQueue};
+use crate::port::{Attend, Attended, Port, RxQueue};
 
 /// A landing session without packets for so long has paused: its queue is left to the sender's core.
 const STREAM_PAUSE_NS: u64 = 200_000;
@@ -37,7 +37,7 @@ impl<P: Port> Engine<P> {
         }
         if !flow.kept && flow.packets >= KEEP_AFTER {
             flow.packets = 0;
-            flow.kept = self.port.attend(landing.queue, Attend::Alone);
+            flow.kept = self.port.attend(landing.queue, Attend::Alone) == Attended::Kept;
         }
         if (flow.kept || landing.sessions.awaits_packets()) && landing.rx.available(1) == 0 {
             self.port.attend(landing.queue, Attend::Now);
@@ -50,7 +50,7 @@ impl<P: Port> Engine<P> {
         if let Some(landing) = &mut self.landing
             && landing.flow.kept
         {
-            landing.flow.kept = self.port.attend(landing.queue, Attend::NoMore);
+            landing.flow.kept = self.port.attend(landing.queue, Attend::NoMore) == Attended::Kept;
         }
     }
 }

@@ -69,7 +69,8 @@ impl fmt::Display for EffectiveMode {
 /// What a receive queue is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing is received, it only sends.
+    /// Nothing is received, it only sends. For devices where another queue than the landing queue's number reaches the receiver's
+    /// landing queue (veth in generic mode delivers what queue q + 1 sends to queue q).
     SendOnly,
     /// Small LM packets.
     General,
@@ -133,6 +134,15 @@ impl fmt::Display for WakeError {
 
 impl std::error::Error for WakeError {}
 
+/// Entries that were submitted and not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Untaken {
+    /// How many there are.
+    pub count: u32,
+    /// The device looks at none before it is woken.
+    pub needs_wakeup: bool,
+}
+
 /// The receive side of a queue. Its n-th packet uses its n-th entry (I3); counts begin at what [`RxQueue::accepted`] says when it is opened.
 pub trait RxQueue: fmt::Debug + Send {
     /// Entries that may be out at once.
@@ -164,13 +174,8 @@ pub trait RxQueue: fmt::Debug + Send {
     fn set_message_limit(&mut self, row: u32, message: u32);
 
     /// Entries that the device has not looked at.
-    fn untaken(&mut self) -> u32 {
-        0
-    }
-
-    /// Whether the device has to be woken before it looks at entries.
-    fn needs_wakeup(&self) -> bool {
-        false
+    fn untaken(&mut self) -> Untaken {
+        Untaken::default()
     }
 
     /// Makes the device look at its entries.
@@ -180,6 +185,12 @@ pub trait RxQueue: fmt::Debug + Send {
     /// See [`WakeError`].
     fn wake(&mut self) -> Result<(), WakeError> {
         Ok(())
+    }
+
+    /// The address of an entry that comes back unused, in any order, and before a packet is available that used one behind it. No packet
+    /// will be accepted for it, and its frame is free.
+    fn recalled(&mut self) -> Option<u64> {
+        None
     }
 
     /// Descriptors of received packets: at most `max`.
@@ -253,14 +264,18 @@ pub struct Flushed {
     pub unsent: bool,
 }
 
-/// What has to be known of a device in zero-copy mode, and of its driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Device {
-    /// Bytes before each packet (`virtio-net`: 10 to 12).
+/// How packets come to a landing queue, and leave: what an engine depends on, whatever the port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
+    pub capacity: u32,
+    /// Bytes that are written before each packet (`virtio-net`: 10 to 12).
     pub prefix_len: u8,
-    /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
-    /// and its driver never lacks some.
-    pub kept_frames: u32,
+    /// What was accepted is known, packet by packet ([`RxQueue::entry`]), and none is written further than it is long. If not, a device
+    /// writes what comes, up to the frame's end, before anybody has looked at it: digests say what it was.
+    pub witness: bool,
+    /// A frame across the end of a huge page is passed over without a word.
+    pub page_ends: bool,
     /// Landing entries are submitted in multiples of this many, the length of the device's receive ring; 1: as they come.
     ///
     /// `igb` (Linux 6.14 to 7.3 at least) leaves a stale length behind the last entry that it took when it was given fewer than it
@@ -268,22 +283,13 @@ pub struct Device {
     /// When all before it are used it takes that one for a packet, frees a frame twice, and the kernel's memory is corrupt. At the
     /// ring's end it clears the length.
     pub lap: u32,
-}
-
-/// How packets come to a landing queue, and leave: what an engine depends on, whatever the port is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caps {
-    /// Bytes of a packet that one frame holds, where packets may take several; 0: each takes one.
-    pub capacity: u32,
-    /// Bytes that are written before each packet.
-    pub prefix_len: u8,
-    /// What was accepted is known, packet by packet ([`RxQueue::entry`]), and none is written further than it is long. If not, a device
-    /// writes what comes, up to the frame's end, before anybody has looked at it: digests say what it was.
-    pub witness: bool,
-    /// A frame across the end of a huge page is passed over without a word.
-    pub page_ends: bool,
-    /// Entries are submitted in multiples of this many ([`Device::lap`]).
-    pub lap: u32,
+    /// Landing entries that the device keeps back: it gives a packet out when so many are posted behind the packet's own (a poll-mode
+    /// driver that needs a replacement for each, and takes several at once). Behind the last expected packet they are spare frames, and
+    /// what comes there is copied. Only where `capacity` and `lap` are not used.
+    pub held: u32,
+    /// Frames that a general queue keeps posted, beyond those that packets may be redirected into: twice the device's receive ring,
+    /// and its driver never lacks some. Only without a witness.
+    pub kept_frames: u32,
     /// Packets that may be uncompleted at once, where a completion says that the far end has taken the packet (veth): so many its ring
     /// holds. 0: completions say nothing of the path.
     pub tx_bound: u32,
@@ -300,21 +306,19 @@ impl Caps {
             witness: true,
             page_ends: false,
             lap: 1,
+            held: 0,
+            kept_frames: 0,
             tx_bound: 0,
             tx_steers: false,
         }
     }
 
-    /// Where a device does.
-    pub const fn of(device: &Device) -> Caps {
+    /// Where a device does, by physical addresses.
+    pub const fn device() -> Caps {
         Caps {
-            capacity: 0,
-            prefix_len: device.prefix_len,
             witness: false,
             page_ends: true,
-            lap: if device.lap == 0 { 1 } else { device.lap },
-            tx_bound: 0,
-            tx_steers: false,
+            ..Caps::copying(0)
         }
     }
 
@@ -352,6 +356,9 @@ pub enum SocketEvent {
 
 /// The way that needs no queue: datagrams through the kernel, with a copy more.
 pub trait Datagrams {
+    /// Address and port of the data socket; the control socket has the next port.
+    fn local(&self) -> SocketAddrV4;
+
     /// Sends a datagram.
     ///
     /// # Errors
@@ -377,7 +384,14 @@ pub trait Datagrams {
         umem: &Umem,
         addr: u64,
         len: u64,
-    ) -> io::Result<Option<SocketEvent>>;
+    ) -> io::Result<Option<SocketEvent>> {
+        let mut space = vec![0; len as usize];
+        let event = self.recv(socket, &mut space)?;
+        if let Some(SocketEvent::Datagram { len, .. }) = event {
+            umem.copy_to(addr, &space[..len]);
+        }
+        Ok(event)
+    }
 
     /// Ethernet address of the next hop towards `ip`, if it is known now; else the kernel is made to find it out. Does not
     /// block.
@@ -426,12 +440,26 @@ pub enum Steer<'a> {
 /// Who runs the receive work of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attend {
+    /// Whoever does; this core may want to, later.
+    Soon,
     /// This core, now: what has arrived is taken and processed, where that is possible.
     Now,
     /// This core, whenever it says [`Attend::Now`]. Packets of a queue that is kept and not attended to are late.
     Alone,
     /// Interrupts and the senders' cores do it again.
     NoMore,
+}
+
+/// What [`Port::attend`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attended {
+    /// Others run the queue too, or it cannot be chosen.
+    Shared,
+    /// The queue is kept to this core.
+    Kept,
+    /// Nothing can be chosen before a datagram came *through that queue* to this UDP port of ours: the kernel tells a socket which NAPI
+    /// instance serves it only with a packet. Said to [`Attend::Soon`].
+    Needs(u16),
 }
 
 /// A network interface: queues, what is let in and where, and two datagram sockets beside.
@@ -443,22 +471,12 @@ pub trait Port {
     /// The transmit side of its queues.
     type Tx: TxQueue;
 
-    /// Opens a queue.
+    /// Opens a queue. One that only sends ([`Role::SendOnly`]) has no receive side.
     ///
     /// # Errors
     ///
     /// See [`PortError`].
-    fn open(&mut self, spec: &QueueSpec) -> Result<(Self::Rx, Self::Tx), PortError>;
-
-    /// Opens a queue that only sends: `spec` has [`Role::SendOnly`].
-    ///
-    /// For devices where another queue than the landing queue's number reaches the receiver's landing queue (veth in generic
-    /// mode delivers what queue q + 1 sends to queue q).
-    ///
-    /// # Errors
-    ///
-    /// See [`PortError`].
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<Self::Tx, PortError>;
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Option<Self::Rx>, Self::Tx), PortError>;
 
     /// Takes what opening this queue needs, as far as that can be done while another has its number: [`Port::rebuild`] with the same
     /// specification uses it.
@@ -498,12 +516,16 @@ pub trait Port {
     /// See [`PortError`].
     fn revoke(&mut self, queue: u32, row: u32) -> Result<(), PortError>;
 
-    /// When this returns no packet is accepted any more, as far as sessions are revoked (I4). Blocks for some milliseconds.
+    /// When this returns no packet is accepted any more, as far as sessions are revoked (I4). Blocks for some milliseconds, unless packets
+    /// are accepted by this thread.
     ///
     /// # Errors
     ///
     /// See [`PortError`].
-    fn quiesce(&mut self, queue: u32) -> Result<(), PortError>;
+    fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
+        let _ = queue;
+        Ok(())
+    }
 
     /// Has the device put packets on queues, where it can. Gives the source port that a landing sender's fragments must have;
     /// `None`: its data port, because the device looks at something else (of IP fragments the addresses, on veth the transmit queue).
@@ -527,22 +549,14 @@ pub trait Port {
     fn passed_count(&self) -> u64;
 
     /// What became of packets before they were accepted: names and numbers, to be reported. Not for a hot path.
-    fn verdicts(&self) -> Vec<(&'static str, u64)>;
-
-    /// Address and port of the data socket; the control socket has the next port.
-    fn local(&self) -> SocketAddrV4;
-
-    /// Says who runs a queue's receive work, where that can be chosen; whether it is kept to this core now.
-    fn attend(&mut self, queue: u32, how: Attend) -> bool {
-        let _ = (queue, how);
-        false
+    fn verdicts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
-    /// A UDP port of ours at which a datagram has to arrive *through that queue* before [`Port::attend`] can work:
-    /// the kernel tells a socket which NAPI instance serves it only with a packet. `None`: not needed (any more).
-    fn attend_port(&mut self, queue: u32) -> Option<u16> {
-        let _ = queue;
-        None
+    /// Says who runs a queue's receive work, where that can be chosen.
+    fn attend(&mut self, queue: u32, how: Attend) -> Attended {
+        let _ = (queue, how);
+        Attended::Shared
     }
 
     /// Blocks until something can be received, at most `timeout`; whether there is something.
@@ -554,11 +568,6 @@ pub trait Port {
 
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
-
-    /// The device, where it reads and writes packets itself: zero-copy mode. `None`: the kernel copies them.
-    fn device(&self) -> Option<Device> {
-        None
-    }
 }
 
 /// What a [`Port`] could not do; one line each, with what to do.

@@ -11,7 +11,7 @@ use lm_protocol::wire::lm::LmHeader;
 
 use crate::engine::Engine;
 use crate::notices::Fault;
-use crate::port::Port;
+use crate::port::{Attend, Attended, Port};
 
 /// Asks for a probe; the request number holds the port and, in bit 16, which way it should come.
 const KIND_PROBE_ME: u8 = 0x70;
@@ -26,7 +26,7 @@ impl<P: Port> Engine<P> {
         let asks = self.looks.wants_probes(now_ns);
         if let Some(landing) = &self.landing
             && let Some(index) = landing.sessions.any_peer()
-            && let Some(port) = self.port.attend_port(landing.queue)
+            && let Attended::Needs(port) = self.port.attend(landing.queue, Attend::Soon)
             && asks
         {
             self.ask_for_probe(index, u32::from(port) | BY_LANDING, now_ns);
@@ -34,7 +34,7 @@ impl<P: Port> Engine<P> {
         if self.small.stream.is_hot()
             && let Some(index) = self.small.first_owed()
             && let Some(queue) = self.small.queue()
-            && let Some(port) = self.port.attend_port(queue)
+            && let Attended::Needs(port) = self.port.attend(queue, Attend::Soon)
             && asks
         {
             self.ask_for_probe(index, u32::from(port), now_ns);

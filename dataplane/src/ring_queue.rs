@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use lm_ebpf::Log;
 use lm_protocol::landing::LogEntry;
 
-use crate::port::{Flushed, QueueDrops, RxQueue, TxQueue, WakeError};
+use crate::port::{Flushed, QueueDrops, RxQueue, TxQueue, Untaken, WakeError};
 use crate::ring::{CompletionRing, Descriptor, FillRing, RxRing, TxRing, in_memory};
 
 /// The kernel's end of rings.
@@ -24,6 +24,11 @@ pub trait Bell: Debug + Send {
     ///
     /// See [`WakeError`].
     fn wake_rx(&self) -> Result<(), WakeError>;
+
+    /// See [`RxQueue::recalled`].
+    fn recalled(&self) -> Option<u64> {
+        None
+    }
 
     /// See [`RxQueue::drops`].
     fn drops(&self) -> QueueDrops;
@@ -102,18 +107,21 @@ impl<B: Bell> RxQueue for RingRx<B> {
     }
 
     #[inline]
-    fn untaken(&mut self) -> u32 {
-        self.fill.produced().wrapping_sub(self.fill.consumed())
-    }
-
-    #[inline]
-    fn needs_wakeup(&self) -> bool {
-        self.fill.needs_wakeup()
+    fn untaken(&mut self) -> Untaken {
+        Untaken {
+            count: self.fill.produced().wrapping_sub(self.fill.consumed()),
+            needs_wakeup: self.fill.needs_wakeup(),
+        }
     }
 
     #[inline]
     fn wake(&mut self) -> Result<(), WakeError> {
         self.bell.as_ref().ok_or(WakeError::Gone)?.wake_rx()
+    }
+
+    #[inline]
+    fn recalled(&mut self) -> Option<u64> {
+        self.bell.as_ref()?.recalled()
     }
 
     #[inline]

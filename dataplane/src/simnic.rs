@@ -27,6 +27,7 @@ pub mod driver;
 mod faults;
 mod host;
 pub mod impair;
+pub(crate) mod sockets;
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -40,6 +41,7 @@ use driver::Exhaustion;
 use faults::Faults;
 use host::Host;
 use impair::{Arrival, Handed, Link, Place, Via};
+use sockets::Reached;
 
 pub use driver::{Semantics, ZeroCopy};
 pub use host::{SimBell, SimNic, SimRxQueue, SimTxQueue};
@@ -52,9 +54,6 @@ const TX_BATCH: u32 = 32;
 
 /// Descriptors of a packet at most: `MAX_SKB_FRAGS` and one for what is before the fragments.
 const PIECES_MAX: u32 = 18;
-
-/// Datagrams that a socket holds; more are lost and counted.
-const SOCKET_LEN: usize = 4096;
 
 /// Ethernet header and one VLAN tag: what a packet may be longer than the MTU.
 const LINK_LEN: u32 = 18;
@@ -81,6 +80,8 @@ pub struct WireConfig {
     pub queue_shift: u32,
     /// How each host's driver receives; on a switch the second counts for all but the first.
     pub semantics: [Semantics; 2],
+    /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](crate::port::Caps::held).
+    pub held: [u32; 2],
 }
 
 impl Default for WireConfig {
@@ -90,6 +91,7 @@ impl Default for WireConfig {
             delivery: Delivery::Inline,
             queue_shift: 0,
             semantics: [Semantics::Copy; 2],
+            held: [0; 2],
         }
     }
 }
@@ -313,6 +315,21 @@ impl Wire {
         }
     }
 
+    /// Gives entries of a queue of host number `host` back unused: of those that no packet was accepted for, in the order of their use, each
+    /// that `which` says. How many there were.
+    pub fn recall(&self, host: usize, queue: u32, which: impl FnMut(u32) -> bool) -> u32 {
+        let mut shared = lock(&self.0);
+        let host = &mut shared.hosts[host];
+        let Some(channel) = host.channels[queue as usize].as_mut() else {
+            return 0;
+        };
+        let (recalled, left) = channel.recall(which);
+        if let Some(mut log) = host.gate.log(queue).filter(|_| !channel.is_zero_copy()) {
+            log.set_posted(log.producer() + u64::from(left));
+        }
+        recalled
+    }
+
     /// When the next packet that is held back arrives at the latest, in virtual nanoseconds.
     pub fn next_due_ns(&self) -> Option<u64> {
         let shared = lock(&self.0);
@@ -357,7 +374,7 @@ impl Wire {
     /// Datagrams in the sockets of host number `host` that nobody has read.
     pub fn unread_datagrams(&self, host: usize) -> u64 {
         let shared = lock(&self.0);
-        (shared.hosts[host].control.len() + shared.hosts[host].data.len()) as u64
+        shared.hosts[host].sockets.unread() as u64
     }
 
     /// Has the gate of host number `host` do with a queue's packets what this role says, whatever the queue is for.
@@ -574,7 +591,10 @@ impl Shared {
     fn redirect(&mut self, to: usize, queue: u32, exhaustion: Exhaustion) {
         let host = &mut self.hosts[to];
         let config = &host.config;
-        match host.channels[queue as usize].as_mut() {
+        let mut channel = host.channels[queue as usize].as_mut();
+        let keeps_back = channel.as_mut().is_some_and(|channel| channel.keeps_back());
+        match channel {
+            Some(channel) if keeps_back => channel.wait(&self.packet, exhaustion),
             Some(channel) => channel.receive(
                 (&config.mapping, config.chunk_len, config.multi_buffer),
                 &self.packet,
@@ -601,6 +621,10 @@ impl Shared {
             let Some(channel) = host.channels[queue as usize].as_mut() else {
                 return;
             };
+            while let Some((packet, exhaustion)) = channel.next_waiting() {
+                let config = (mapping.as_ref(), host.config.chunk_len, host.config.multi_buffer);
+                channel.receive(config, &packet, exhaustion, &mut self.counters);
+            }
             let Some(written) = channel.next_written(mapping, &mut self.packet) else {
                 channel.take_ahead(host.config.chunk_len);
                 return;
@@ -623,43 +647,23 @@ impl Shared {
 
     /// `self.packet` passed the gate, or came as a datagram put together again.
     fn reach_stack(&mut self, to: usize) {
-        match parse_datagram(&self.packet, self.hosts[to].config.ip) {
-            Some((from, to_port, payload)) => self.reach_socket(to, from, to_port, payload),
-            None => self.counters.stack_ignored += 1,
-        }
-    }
-
-    fn reach_socket(&mut self, to: usize, from: SocketAddrV4, port: u16, payload: Range<usize>) {
         let host = &mut self.hosts[to];
-        let here = SocketAddrV4::new(host.config.ip, port);
-        let socket = if port == host.config.port {
-            &mut host.data
-        } else if port == host.config.port + 1 {
-            &mut host.control
-        } else {
-            self.counters.refused += 1;
-            // Nobody listens: the stack answers with an ICMP message, which reaches the sending socket.
-            let Some(sender) = self.hosts.iter_mut().find(|host| host.config.ip == *from.ip()) else {
-                return;
-            };
-            let queue = if from.port() == sender.config.port + 1 {
-                &mut sender.control_refused
-            } else if from.port() == sender.config.port {
-                &mut sender.data_refused
-            } else {
-                return;
-            };
-            if queue.len() < SOCKET_LEN {
-                queue.push_back(here);
-            }
+        let Some((from, port, payload)) = parse_datagram(&self.packet, host.config.ip) else {
+            self.counters.stack_ignored += 1;
             return;
         };
-        if socket.len() == SOCKET_LEN {
-            self.counters.socket_full += 1;
-            return;
+        match host.sockets.take(from, port, &self.packet[payload]) {
+            Reached::Socket => self.counters.in_sockets += 1,
+            Reached::Full => self.counters.socket_full += 1,
+            Reached::Nobody => {
+                self.counters.refused += 1;
+                // The stack answers with an ICMP message, which reaches the sending socket.
+                let here = SocketAddrV4::new(host.config.ip, port);
+                let sender = (self.hosts.iter_mut()).find(|host| host.config.ip == *from.ip());
+                if let Some(sender) = sender {
+                    sender.sockets.refuse(from.port(), here);
+                }
+            }
         }
-        socket.push_back((from, self.packet[payload].to_vec()));
-        self.counters.in_sockets += 1;
-        host.passed += 1;
     }
 }

@@ -6,6 +6,7 @@ use crate::bounds::{GENERAL_FRAMES, GENERAL_FRAMES_FOR_SOCKET, PEERS_MAX};
 use crate::eager::{EAGER_CREDIT, EagerOut};
 use crate::frames::{Frame, FramePool};
 use crate::handlers::Handlers;
+use crate::memory::PACKET_HEADROOM;
 use crate::port::RxQueue;
 use crate::ring::Descriptor;
 use crate::stream::Stream;
@@ -168,6 +169,12 @@ impl<R: RxQueue> Small<R> {
     /// Posts frames, each of which `prepare` hears of before.
     pub(crate) fn replenish(&mut self, peers: usize, mut prepare: impl FnMut(u64)) {
         let Some(general) = &mut self.general else { return };
+        while let Some(address) = general.rx.recalled() {
+            if let Some(frame) = self.frames.reclaim(address + PACKET_HEADROOM) {
+                self.frames.put(frame);
+                general.posted -= 1;
+            }
+        }
         // The frames used last come first, and only as many as the peers' credits allow: a short list of
         // frames stays in the cache.
         let target = self.kept_frames + GENERAL_FRAMES_SPARE + EAGER_CREDIT.most * peers.max(1) as u32;

@@ -45,6 +45,7 @@ struct Queue<P: Port> {
 impl<P: Port> Queue<P> {
     fn open(port: &mut P, spec: &QueueSpec) -> Queue<P> {
         let (rx, tx) = port.open(spec).expect("a queue");
+        let rx = rx.expect("a queue that receives");
         Queue { rx, tx }
     }
 }
@@ -76,11 +77,13 @@ impl<P: Port> Host<P> {
     fn new(mut nic: P, umem: Umem, shifted: bool) -> Host<P> {
         let general = Queue::open(&mut nic, &spec(0, Role::General));
         let landing = Queue::open(&mut nic, &spec(1, Role::Landing));
-        let open = nic.open_to_send(&spec(1, Role::SendOnly));
+        let open = nic.open(&spec(1, Role::SendOnly));
         assert!(matches!(open, Err(PortError::QueueOpen { queue: 1 })));
         let beside = shifted.then(|| {
-            nic.open_to_send(&spec(2, Role::SendOnly))
-                .expect("a queue that only sends")
+            let (_, tx) = nic
+                .open(&spec(2, Role::SendOnly))
+                .expect("a queue that only sends");
+            tx
         });
         Host {
             nic,
@@ -220,7 +223,7 @@ fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
             .copy_from(ZONE + u64::from(index) * PAYLOAD_LEN, &mut found);
         assert!(found == payload(index), "fragment {index}");
     }
-    assert_eq!(b.landing.rx.untaken(), 0);
+    assert_eq!(b.landing.rx.untaken().count, 0);
 
     // The duplicate, by way of the stack.
     until("the counter", || (b.nic.passed_count() == 1).then_some(()));
@@ -299,7 +302,7 @@ fn story<P: Port>(mut a: Host<P>, mut b: Host<P>, macs: [[u8; 6]; 2]) {
 
     // Datagrams, both ways; a port where nobody listens.
     assert_eq!(
-        (a.nic.local(), b.nic.local()),
+        (a.nic.side().local(), b.nic.side().local()),
         (SocketAddrV4::new(A, PORT), SocketAddrV4::new(B, PORT))
     );
     a.nic
@@ -450,7 +453,6 @@ fn kernel_config(interface_index: u32, ip: Ipv4Addr, mode: ModeRequest, umem: &U
         // Generic mode here: this thread alone sends, and veth delivers inline.
         cpu_check: CpuCheck::Caller(|_| Ok(())),
         mapping: umem.mapping(),
-        device: None,
         chunk_len: 4096,
         multi_buffer: false,
         poll_queues: false,
@@ -685,7 +687,7 @@ fn the_simulated_nic_loses_as_the_kernel_does() {
     a.landing.tx.flush().expect("wake-up");
     assert_eq!(a.landing.tx.completed(64), 40);
     assert!(matches!(
-        a.nic.open_to_send(&spec(3, Role::SendOnly)),
+        a.nic.open(&spec(3, Role::SendOnly)),
         Err(PortError::NoQueue { queue: 3, queues: 3 })
     ));
 }

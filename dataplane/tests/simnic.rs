@@ -63,7 +63,8 @@ fn hosts(semantics: Semantics, role: Role) -> (Wire, Host, Host) {
             rx_len: 64,
             tx_len: 64,
         };
-        let (mut rx, tx) = nic.open(&spec).expect("a queue");
+        let (rx, tx) = nic.open(&spec).expect("a queue");
+        let mut rx = rx.expect("a queue that receives");
         if role == Role::General {
             rx.allow(u64::MAX);
         }
@@ -252,7 +253,7 @@ fn entries_are_taken_ahead_in_batches() {
         ..ZeroCopy::default()
     };
     let (wire, mut a, mut b) = hosts(zero_copy(shape), Role::General);
-    let taken = |b: &mut Host| 40 - b.rx.untaken();
+    let taken = |b: &mut Host| 40 - b.rx.untaken().count;
     let entries: Vec<u64> = (0..40).map(|n| ZONE + n * 4096).collect();
     b.offer(&entries);
     b.rx.wake().expect("wake-up");
@@ -404,11 +405,11 @@ fn chunks_across_huge_pages_are_skipped_in_zero_copy_mode_alone() {
 fn a_device_without_frames_loses_packets_and_asks_to_be_woken() {
     let (wire, mut a, mut b) = hosts(zero_copy(ZeroCopy::default()), Role::General);
     a.send(&[eager(0)]);
-    assert!(b.rx.needs_wakeup());
+    assert!(b.rx.untaken().needs_wakeup);
     assert_eq!(b.nic.statistics(1).expect("statistics").rx_fill_ring_empty, 1);
     b.post(&[ZONE]);
     b.rx.wake().expect("wake-up");
-    assert!(!b.rx.needs_wakeup());
+    assert!(!b.rx.untaken().needs_wakeup);
     a.send(&[eager(1)]);
     assert_eq!(b.received(), [ZONE]);
     assert!(wire.counters().are_balanced(Default::default()));

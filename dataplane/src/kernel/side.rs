@@ -14,6 +14,10 @@ pub(super) struct Side {
 }
 
 impl Datagrams for Side {
+    fn local(&self) -> SocketAddrV4 {
+        self.udp.local()
+    }
+
     fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
         if socket == Socket::Control && !self.udp.has_control() {
             return Err(io::ErrorKind::NotConnected.into());

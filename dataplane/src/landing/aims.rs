@@ -13,7 +13,7 @@ pub(super) struct Aim {
     pub(super) position: u32,
     /// End of the positions that were left out, or that the entry is for: none, where it takes up a packet too many.
     pub(super) until: u32,
-    /// The entry is a spare frame: zero-copy mode.
+    /// The entry is a spare frame.
     pub(super) spare: bool,
     /// Fill entries, each one frame further than the last.
     pub(super) frames: u8,
@@ -75,6 +75,39 @@ impl Aim {
         self.position += count;
         self.until += count;
         self.more -= count;
+    }
+
+    /// The entries that it stands for.
+    pub(super) fn count(&self) -> u32 {
+        match self.start {
+            Aim::SKIPPED => 0,
+            _ => self.more + 1,
+        }
+    }
+
+    /// Which of its entries has its packet begin at `start`.
+    pub(super) fn place_of(&self, start: u64) -> Option<u32> {
+        let below = self.start.wrapping_sub(start);
+        let place = below.checked_div(u64::from(self.step)).unwrap_or(0);
+        let is_its = place < u64::from(self.count()) && place * u64::from(self.step) == below;
+        is_its.then_some(place as u32)
+    }
+
+    /// Without its entry number `at`: what is before it, the place that is left out, and what is behind.
+    pub(super) fn around(&self, at: u32) -> (Option<Aim>, Aim, Option<Aim>) {
+        let mut from = *self;
+        from.pass(at);
+        let earlier = (at > 0).then_some(Aim {
+            more: at.wrapping_sub(1),
+            ..*self
+        });
+        let later = (from.more > 0).then(|| {
+            let mut later = from;
+            later.pass(1);
+            later
+        });
+        let skipped = Aim::skipped(self.owner, self.number, from.position..from.until);
+        (earlier, skipped, later)
     }
 
     /// Whether it is a spare frame for no fragment.

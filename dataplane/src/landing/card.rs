@@ -45,22 +45,32 @@ impl Card {
         now_ns: u64,
     ) {
         let unread = queue.untaken();
-        let held = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
-        self.taken = self.taken.max(received).max(posted.saturating_sub(unread.into()));
+        let ahead = posted.min(received + u64::from((ring_len / HELD_PART).max(1)));
+        self.taken = self
+            .taken
+            .max(received)
+            .max(posted.saturating_sub(unread.count.into()));
         if received != self.received {
-            self.taken = self.taken.max(held);
-        } else if posted == self.posted && !queue.needs_wakeup() {
+            self.taken = self.taken.max(ahead);
+        } else if posted == self.posted && !unread.needs_wakeup {
             // It held none and would ask to be woken if it still did.
             if self.taken == received && now_ns.saturating_sub(self.changed_ns) >= POLL_NS {
-                self.taken = held;
+                self.taken = ahead;
             }
             return;
         }
         (self.posted, self.received, self.changed_ns) = (posted, received, now_ns);
     }
 
+    /// The entry at `position` came back unused.
+    pub(super) fn recalled(&mut self, position: u64) {
+        for count in [&mut self.taken, &mut self.posted] {
+            *count -= u64::from(*count > position);
+        }
+    }
+
     /// Entries that the device surely holds, of which so many are used.
-    pub(super) fn held(&self, received: u64) -> u32 {
+    pub(super) fn ahead(&self, received: u64) -> u32 {
         self.taken.saturating_sub(received) as u32
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::aims::Aim;
+use super::aims::{Aim, Owner};
 use super::arriving::Zone;
 use super::card::Card;
 use crate::arena::Arena;
@@ -38,7 +38,7 @@ pub(crate) struct Entries {
     pub(crate) trusted: bool,
     /// Unused ones in the order of posting, with the positions that were left out among them. [`Aim::more`] stand in one.
     pub(super) aims: VecDeque<Aim>,
-    /// Zero-copy mode: frames for entries that have no place in a zone.
+    /// Frames for entries that have no place in a zone.
     pub(super) spare: Option<FramePool>,
     quarantined: Vec<Quarantined>,
     /// When a packet last landed.
@@ -135,9 +135,9 @@ impl Entries {
         Some(frame.into_address() + PACKET_HEADROOM)
     }
 
-    /// The same of those that fill the lap up.
+    /// The same of all: those that fill the lap up, or are behind what is expected.
     pub(super) fn take_kept(&mut self) -> Option<u64> {
-        let frame = self.spare.as_mut()?.take().expect("as many were kept");
+        let frame = self.spare.as_mut()?.take()?;
         Some(frame.into_address() + PACKET_HEADROOM)
     }
 
@@ -153,6 +153,56 @@ impl Entries {
     /// The next `count` entries are those of zones, and are written.
     pub(super) fn end_zones(&mut self, count: u32) {
         self.zoned = self.posted + u64::from(count);
+    }
+
+    /// The entry whose packet was to begin at `start` comes back unused: those behind it are used in its stead, and are fewer. What it was
+    /// for is left out. `false`: there is none.
+    pub(super) fn recall(&mut self, start: u64) -> bool {
+        let mut before = 0;
+        let found = self.aims.iter().enumerate().find_map(|(at, aim)| {
+            let within = aim.place_of(start);
+            before += u64::from(within.unwrap_or(aim.count()));
+            within.map(|within| (at, within))
+        });
+        let Some((at, within)) = found else {
+            return false;
+        };
+        let (earlier, recalled, later) = self.aims[at].around(within);
+        self.aims[at] = recalled;
+        if let Some(later) = later {
+            self.aims.insert(at + 1, later);
+        }
+        if let Some(earlier) = earlier {
+            self.aims.insert(at, earlier);
+        }
+        self.put_spare(start);
+        let position = self.received + before;
+        self.posted -= 1;
+        self.frames_out = self.frames_out.saturating_sub(1);
+        let untils = self.quarantined.iter_mut().map(|kept| &mut kept.until);
+        for count in untils.chain([&mut self.zoned, &mut self.drained_posted]) {
+            *count -= u64::from(*count > position);
+        }
+        self.card.recalled(position);
+        true
+    }
+
+    /// How many of the unused ones packets use up to the one of a message's position.
+    pub(super) fn up_to(&self, owner: Owner, number: u32, position: u32) -> u32 {
+        let mut entries = 0;
+        for aim in &self.aims {
+            let is_its = (aim.owner, aim.number) == (owner, number);
+            if is_its && aim.until + aim.more > position {
+                return entries + (position + 1).saturating_sub(aim.position).min(aim.count());
+            }
+            entries += aim.count();
+        }
+        entries
+    }
+
+    /// Takes the last aim out, if nothing is posted for it.
+    pub(super) fn take_back_unposted(&mut self) -> Option<Aim> {
+        self.aims.pop_back_if(|aim| aim.start == Aim::SKIPPED)
     }
 
     /// Whether every one in a zone was used, by what it was posted for or not.
@@ -209,12 +259,12 @@ impl Entries {
     }
 
     /// Entries that the device surely holds.
-    pub(super) fn held(&self) -> u32 {
-        self.card.held(self.received)
+    pub(super) fn ahead(&self) -> u32 {
+        self.card.ahead(self.received)
     }
 
     /// Whether the sender can only go on when the driver has taken entries: nothing wakes an endpoint then.
     pub(crate) fn await_driver(&self) -> bool {
-        self.spare.is_some() && self.posted > self.received && self.held() == 0
+        !self.caps.witness && self.posted > self.received && self.ahead() == 0
     }
 }

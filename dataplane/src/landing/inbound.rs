@@ -200,11 +200,13 @@ impl Inbound {
         }
     }
 
-    /// What posts its entries. Its packets will use what is posted for `ahead` packets before.
+    /// What posts its entries. Its packets will use what is posted for `ahead` packets before; others wait for
+    /// their turns if it `is_shared`.
     #[inline]
     pub(super) fn poster<'a, 'm>(
         &'a mut self,
         ahead: u32,
+        is_shared: bool,
         entries: &'a mut Entries,
         memory: &'a mut Memory<'m>,
     ) -> Poster<'a, 'm> {
@@ -215,6 +217,7 @@ impl Inbound {
             order: &mut self.order,
             accepted: self.progress.accepted(),
             ahead,
+            is_shared,
             may_take: &mut self.may_take,
             entries,
             memory,

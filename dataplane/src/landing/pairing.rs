@@ -63,7 +63,8 @@ impl Sessions {
         inbound.progress.accept((entry.message, position), end, now_ns);
         inbound.astray.has_landed();
         let arrival = message.gaps.arrivals.take(position);
-        let in_place = (aim.owner, aim.number, aim.position) == (inbound.owner(), entry.message, position);
+        let is_for = (aim.owner, aim.number, aim.position) == (inbound.owner(), entry.message, position);
+        let in_place = is_for && !aim.spare;
         let valid = in_place && arrival != Arrival::Duplicate;
         let used = self.used(aim, valid, (start, len), entry, umem, burst);
         let Some(inbound) = self.at_mut(entry.session) else {
@@ -100,7 +101,9 @@ impl Sessions {
         umem: &Umem,
         burst: &mut Burst,
     ) -> Result<(), Violation> {
-        if let Some((owner, at)) = self.owner(aim) {
+        if !aim.is_filler()
+            && let Some((owner, at)) = self.owner(aim)
+        {
             let message = owner.order.at(at);
             let index = message.index_at(aim.position);
             let landed = in_place.then(|| message.geometry.fragment_len(index));

@@ -88,6 +88,7 @@ impl Sessions {
         now_ns: u64,
     ) -> Result<Burst, Violation> {
         let available = queue.available(max);
+        self.take_recalled(queue, umem);
         let mut burst = Burst::default();
         if available == 0 {
             return Ok(burst);
@@ -152,11 +153,22 @@ impl Sessions {
             if entry.sequence != position as u16 {
                 return Err(Violation::Sequence);
             }
-            return self.pair(&aim, packet, &entry, umem, burst, now_ns);
+            let paired = self.pair(&aim, packet, &entry, umem, burst, now_ns);
+            self.free_spare(&aim);
+            return paired;
         }
         self.entries.note_foreign(packet.start, packet.len);
         self.take_unread(&aim, packet, umem, now_ns);
+        self.free_spare(&aim);
         Ok(())
+    }
+
+    /// The entry was used: what came there is copied before the next ones are posted.
+    #[inline]
+    fn free_spare(&mut self, aim: &Aim) {
+        if aim.spare {
+            self.entries.put_spare(aim.start);
+        }
     }
 
     /// The session that an entry was posted for, and where its message is there; `None`: settled.

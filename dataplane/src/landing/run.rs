@@ -71,13 +71,14 @@ impl Sessions {
             position: first,
             more,
             step,
+            spare,
             ..
         } = aim;
         let Some(inbound) = self.rows[usize::from(owner.row)].as_deref_mut() else {
             return 0;
         };
         let window = inbound.terms.window;
-        if !inbound.terms.caps.has_runs() {
+        if spare || !inbound.terms.caps.has_runs() {
             return 0;
         }
         // A window's first fragment has a tail to be saved.

@@ -22,14 +22,14 @@ use super::repair::Remedy;
 use super::zones::{Memory, share_of};
 use crate::arena::Arena;
 use crate::frames::FramePool;
-use crate::memory::Umem;
+use crate::memory::{PACKET_HEADROOM, Umem};
 use crate::port::{Caps, RxQueue};
 
 /// Packets of a turn while others wait: a millisecond at 10 Gbit/s and full packets, which is many round trips.
 const TURN_PACKETS: u32 = 1024;
 /// The next session's turn begins when no more entries of the last one's are unused: its sender's first packets take a round
 /// trip to come, and those are on the way.
-const OVERLAP: i32 = 32;
+pub(super) const OVERLAP: i32 = 32;
 /// A turn whose packets do not come is over after so long without any. Its sender may be asleep.
 const TURN_QUIET_NS: u64 = 1_000_000;
 /// A sender that leaves credit unused for so long, which is some naps of a busy host, keeps neither turns nor entries from others.
@@ -300,13 +300,14 @@ impl Sessions {
                 break;
             };
             let ahead = self.entries_for(row);
+            let is_shared = self.entries.caps.held > 0 && self.others_want(row);
             self.bound_memory(row, &memory);
             let Some(inbound) = self.rows[usize::from(row)].as_deref_mut() else {
                 break;
             };
             inbound.pace.confirm(inbound.progress.accepted());
             let awaited = inbound.order.awaits_packets();
-            let mut poster = inbound.poster(ahead, &mut self.entries, &mut memory);
+            let mut poster = inbound.poster(ahead, is_shared, &mut self.entries, &mut memory);
             let room = poster.room(queue);
             let Posted { packets, frames } = poster.write(queue, room);
             if !awaited && inbound.order.awaits_packets() {
@@ -328,6 +329,26 @@ impl Sessions {
             self.end_turn();
         }
         total
+    }
+
+    /// Takes the entries out that come back unused, before packets that use those behind them are looked at. Behind those that are left, what they were for is posted again.
+    pub(super) fn take_recalled(&mut self, queue: &mut impl RxQueue, umem: &Umem) {
+        let mut recalled = 0;
+        while let Some(address) = queue.recalled() {
+            recalled += u32::from(self.entries.recall(address + PACKET_HEADROOM));
+        }
+        if recalled == 0 {
+            return;
+        }
+        queue.allow(self.entries.posted);
+        while let Some(aim) = self.entries.take_back_unposted() {
+            if let Some((owner, at)) = self.owner(&aim).filter(|_| aim.position < aim.until) {
+                let slots = &mut owner.order.at_mut(at).slots;
+                slots.posted = slots.posted.min(aim.position.max(slots.consumed));
+                owner.order.look_for_unposted();
+            }
+        }
+        self.pass_skipped(umem);
     }
 
     /// What messages of the session in `row` may take of landing memory: its address leaves something to others, if there are any.
@@ -469,12 +490,12 @@ impl Sessions {
         }
         // Another's packet may have used an entry that was meant for this one's: what it was meant for then takes the one-copy
         // path.
-        let entries = u64::from(self.entries_for(row));
+        let entries = u64::from(self.entries_for(row).saturating_sub(self.entries.caps.held));
         let ahead = match self.entries.caps.witness {
             true => entries.max(provided.min(entries + UNPOSTED_AHEAD)),
             // In zero-copy mode there is no other path for them, and what frames that fill a lap up are for is known when the
             // message's entries are posted.
-            false => entries.min(provided).min(self.entries.held().into()),
+            false => entries.min(provided).min(self.entries.ahead().into()),
         };
         accepted.wrapping_add(ahead.min(on_the_way) as u32)
     }

@@ -46,9 +46,6 @@ impl Sessions {
         let row = self.admitted().next();
         let Some(inbound) = row.and_then(|row| self.at_mut(row)) else {
             self.arrivals.stale += 1;
-            if aim.spare {
-                self.entries.put_spare(start);
-            }
             self.pass_skipped(umem);
             return;
         };
@@ -62,9 +59,6 @@ impl Sessions {
             None => care.keep_stray((start, len), umem),
         }
         care.land_whole();
-        if aim.spare {
-            self.entries.put_spare(start);
-        }
         self.pass_skipped(umem);
     }
 }

@@ -30,7 +30,7 @@ use crate::memory::{HugePages, Umem};
 use crate::message::Message;
 use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
-use crate::port::{Caps, Device, ModeRequest, Port};
+use crate::port::{Caps, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 #[cfg(test)]
@@ -160,16 +160,10 @@ fn layout_of(mtu: u16) -> Layout {
     Layout::new(WireMode::Lm, mtu, LinkShape::IPV4).expect("an MTU of at least 576")
 }
 
-/// The memory of a host whose device writes packets as `writes` says.
-pub(crate) fn plan(config: &BedConfig, writes: Option<Device>) -> MemoryPlan {
+/// The memory of a host with such a device.
+pub(crate) fn plan(config: &BedConfig, caps: Caps) -> MemoryPlan {
     let chunk_len = chunk_len_for(None, config.mtu.into());
-    MemoryPlan::new(
-        &endpoint_config(config),
-        &layout_of(config.mtu),
-        chunk_len,
-        writes,
-    )
-    .expect("a plan")
+    MemoryPlan::new(&endpoint_config(config), &layout_of(config.mtu), chunk_len, caps).expect("a plan")
 }
 
 /// An engine on any port.
@@ -191,6 +185,7 @@ pub(crate) fn engine_on<P: Port>(
     let parts =
         Parts::open(&mut port, plan, queues, config.landing_ring_len, tx_in_flight).expect("channels");
     let fixed = Fixed {
+        local: port.side().local(),
         sender_id: sender_id(host, config.integrity),
         mac: MacAddr(simnic::mac_of(ip(host))),
         link: LinkShape::IPV4,
@@ -200,14 +195,14 @@ pub(crate) fn engine_on<P: Port>(
         caps: Caps {
             tx_bound: config.tx_bound,
             tx_steers: true,
-            ..plan.caps()
+            ..plan.caps
         },
         datagram: plan.datagram,
         window: WindowShape::new(config.window).expect("a power of two"),
         integrity: config.integrity,
         patience_ns: config.patience.as_nanos() as u64,
-        device_moves: port.device().is_some(),
-        kept_frames: plan.kept_frames,
+        device_moves: plan.device_moves,
+        kept_frames: plan.caps.kept_frames,
         tx_in_flight,
         transmit_registered_len: plan.landing_arena,
         receives: Receives {
@@ -242,7 +237,7 @@ pub(crate) fn engine_on<P: Port>(
     );
     if config.probing {
         let landing = engine.landing.as_mut().expect("a landing queue");
-        landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.kept_frames);
+        landing.footprint = Footprint::unknown("sim0", plan.chunk_len, plan.caps.kept_frames);
     }
     engine
 }
@@ -255,15 +250,19 @@ impl Bed {
     /// So many hosts on a switch.
     pub(crate) fn switch(config: &BedConfig, count: usize) -> Bed {
         // What the hosts' devices write, each has to know before it has a NIC.
-        let writes = config.wire.semantics.map(|semantics| match semantics {
-            Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(Device {
-                prefix_len: device.prefix_len as u8,
-                kept_frames: device.kept_frames(),
-                lap: device.lap,
-            }),
+        let devices = [0, 1].map(|host| (config.wire.semantics[host], config.wire.held[host]));
+        let plans = devices.map(|(semantics, held)| {
+            let caps = match semantics {
+                Semantics::Copy => Caps::copying(0),
+                Semantics::ZeroCopy(device) => Caps {
+                    prefix_len: device.prefix_len as u8,
+                    kept_frames: 2 * device.ring_len,
+                    lap: device.lap,
+                    ..Caps::device()
+                },
+            };
+            plan(config, Caps { held, ..caps })
         });
-        let plans = writes.map(|writes| plan(config, writes));
         let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
@@ -565,8 +564,12 @@ impl Bed {
             assert!(landing.arena.is_whole(), "landing arena of host {host}");
             assert!(landing.chosen.is_empty());
             let unused = landing.sessions.entries.outstanding();
-            // Spare frames that fill a lap up are left.
-            assert!(unused < engine.fixed.caps.lap, "{unused} entries of host {host}");
+            // Spare frames that fill a lap up are left, or that the device keeps back.
+            let caps = &engine.fixed.caps;
+            assert!(
+                unused < caps.lap || caps.held > 0,
+                "{unused} entries of host {host}"
+            );
             assert!(landing.sessions.entries.are_used(), "entries of host {host}");
         }
         assert!(engine.told.messages().is_empty() && engine.told.completions().is_empty());

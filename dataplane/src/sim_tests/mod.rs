@@ -16,6 +16,7 @@ mod foreign;
 mod growing;
 mod guard;
 mod handlers;
+mod held;
 mod hostile;
 mod instructions;
 mod integrity;

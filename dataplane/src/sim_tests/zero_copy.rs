@@ -315,6 +315,17 @@ fn a_device_that_pads_copies_or_is_refused() {
 
 /// Sends `lens` one after the other while the wire does what it does, and looks at every message again after all have come.
 fn under(bed: &mut Bed, lens: &[usize], seed: u64, impairments: Impairments) {
+    under_and(bed, lens, seed, impairments, |_| {});
+}
+
+/// The same, with something else in each round.
+pub(super) fn under_and(
+    bed: &mut Bed,
+    lens: &[usize],
+    seed: u64,
+    impairments: Impairments,
+    mut each: impl FnMut(&mut Bed),
+) {
     let largest = *lens.iter().max().expect("messages") as u64;
     let peer = bed.session(0, WireMode::Lm, largest);
     bed.wire.impair(0, impairments);
@@ -325,6 +336,7 @@ fn under(bed: &mut Bed, lens: &[usize], seed: u64, impairments: Impairments) {
         while sent < lens.len() && bed.try_send(0, peer, &payload(sent), sent as u64).is_ok() {
             sent += 1;
         }
+        each(bed);
         let work = bed.round();
         idle = if work == 0 { idle + 1 } else { 0 };
         assert!(idle < 40_000, "seed {seed}: {got} of {} messages", lens.len());
@@ -366,7 +378,7 @@ fn under(bed: &mut Bed, lens: &[usize], seed: u64, impairments: Impairments) {
     }
 }
 
-fn lens(dice: &mut Dice, count: u64) -> Vec<usize> {
+pub(super) fn lens(dice: &mut Dice, count: u64) -> Vec<usize> {
     (0..count)
         .map(|_| match dice.roll(4) {
             0 => 1441 + dice.roll(4_000),

@@ -1,6 +1,5 @@
 //! One host of the simulated wire: its end of each channel, its gate, its sockets, and the [`Port`] that an engine drives.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
@@ -15,10 +14,11 @@ use lm_protocol::landing::SessionAdmission;
 use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};
 use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
-use super::{Delivery, HostConfig, SOCKET_LEN, Shared, TX_BATCH, lock, mac_of};
+use super::sockets::Sockets;
+use super::{Delivery, HostConfig, Shared, TX_BATCH, lock, mac_of};
 use crate::memory::Umem;
 use crate::port::{
-    Datagrams, Device, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
+    Datagrams, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
     SocketEvent, Steer, WakeError,
 };
 use crate::ring::{self, Completion, Fill, Rx, Tx};
@@ -31,11 +31,7 @@ pub(super) struct Host {
     pub(super) config: HostConfig,
     pub(super) gate: ModelGate,
     pub(super) channels: Vec<Option<SimChannel>>,
-    pub(super) control: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    pub(super) data: VecDeque<(SocketAddrV4, Vec<u8>)>,
-    pub(super) control_refused: VecDeque<SocketAddrV4>,
-    pub(super) data_refused: VecDeque<SocketAddrV4>,
-    pub(super) passed: u64,
+    pub(super) sockets: Sockets,
     /// Its interface is down.
     pub(super) is_down: bool,
     /// Packets sent from TX rings.
@@ -54,13 +50,9 @@ impl Host {
         Host {
             gate: ModelGate::new(Some(config.ip), config.port, config.port + 1),
             channels: (0..config.queues).map(|_| None).collect(),
-            control: VecDeque::with_capacity(SOCKET_LEN),
-            data: VecDeque::with_capacity(SOCKET_LEN),
-            control_refused: VecDeque::new(),
+            sockets: Sockets::new(SocketAddrV4::new(config.ip, config.port)),
             led: Vec::new(),
             away: Vec::new(),
-            data_refused: VecDeque::new(),
-            passed: 0,
             is_down: false,
             sent: 0,
             bounds: vec![None; config.queues as usize],
@@ -130,6 +122,11 @@ impl std::ops::DerefMut for HostGuard<'_> {
 }
 
 impl SimNic {
+    fn is_zero_copy(&self) -> bool {
+        let host = self.host();
+        host.shared.config.semantics[host.host.min(1)] != Semantics::Copy
+    }
+
     fn open_queue(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
         let queue = spec.queue;
         let mut host = self.host();
@@ -185,7 +182,11 @@ impl SimNic {
         };
         let bounds = host.bounds[queue as usize].clone();
         let rings = (sim_fill, sim_rx, sim_tx, sim_completion);
-        let channel = SimChannel::new(rings, spec.registered_len, semantics, bounds);
+        let held = match spec.role {
+            Role::Landing => host.shared.config.held[host.host.min(1)],
+            _ => 0,
+        };
+        let channel = SimChannel::new(rings, spec.registered_len, semantics, held, bounds);
         host.channels[queue as usize] = Some(channel);
         host.gate.set_role(queue, role);
         host.gate.set_xsk(queue, role != lm_ebpf::Role::None);
@@ -224,6 +225,7 @@ impl SimNic {
             Some(slot @ Some(_)) => {
                 if let Some(channel) = slot.take() {
                     host.strayed += channel.strayed;
+                    shared.counters.gate_lost += channel.waiting();
                 }
             }
             _ => return Err(PortError::NoQueueOpen { queue }),
@@ -297,6 +299,13 @@ impl Bell for SimBell {
     }
 
     #[inline(never)]
+    fn recalled(&self) -> Option<u64> {
+        let mut shared = lock(&self.shared);
+        let channel = shared.hosts[self.host].channels.get_mut(self.queue as usize);
+        channel?.as_mut()?.next_recalled()
+    }
+
+    #[inline(never)]
     fn drops(&self) -> QueueDrops {
         let shared = lock(&self.shared);
         let channel = shared.hosts[self.host].channels.get(self.queue as usize);
@@ -306,6 +315,10 @@ impl Bell for SimBell {
 }
 
 impl Datagrams for SimNic {
+    fn local(&self) -> SocketAddrV4 {
+        self.host().sockets.address(Socket::Data)
+    }
+
     /// Another host's, as [`mac_of`] has it.
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         let shared = lock(&self.shared);
@@ -324,9 +337,7 @@ impl Datagrams for SimNic {
         if payload.len() > usize::from(u16::MAX) - IPV4_LEN - UDP_LEN {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        let own = &shared.hosts[self.host].config;
-        let own_port = own.port + u16::from(socket == Socket::Control);
-        let from = SocketAddrV4::new(own.ip, own_port);
+        let from = shared.hosts[self.host].sockets.address(socket);
         if !shared.hosts.iter().any(|host| host.config.ip == *to.ip()) {
             return Ok(());
         }
@@ -343,7 +354,7 @@ impl Datagrams for SimNic {
 
     fn recv(&mut self, socket: Socket, space: &mut [u8]) -> io::Result<Option<SocketEvent>> {
         let mut host = self.host();
-        Ok(host.next_event(socket, space.len(), |payload| {
+        Ok(host.sockets.next_event(socket, space.len(), |payload| {
             space[..payload.len()].copy_from_slice(payload)
         }))
     }
@@ -357,7 +368,9 @@ impl Datagrams for SimNic {
     ) -> io::Result<Option<SocketEvent>> {
         umem.mapping().pointer(addr, len); // the range is checked even when there is nothing, as on the kernel's side
         let mut host = self.host();
-        Ok(host.next_event(socket, len as usize, |payload| umem.copy_to(addr, payload)))
+        Ok(host
+            .sockets
+            .next_event(socket, len as usize, |payload| umem.copy_to(addr, payload)))
     }
 }
 
@@ -365,14 +378,8 @@ impl Port for SimNic {
     type Rx = SimRxQueue;
     type Tx = SimTxQueue;
 
-    fn open(&mut self, spec: &QueueSpec) -> Result<(SimRxQueue, SimTxQueue), PortError> {
-        let (rx, tx) = self.open_queue(spec)?;
-        let queue = spec.queue;
-        Ok((rx.ok_or(PortError::NoQueueOpen { queue })?, tx))
-    }
-
-    fn open_to_send(&mut self, spec: &QueueSpec) -> Result<SimTxQueue, PortError> {
-        self.open_queue(spec).map(|(_, tx)| tx)
+    fn open(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
+        self.open_queue(spec)
     }
 
     fn rebuild(
@@ -386,7 +393,9 @@ impl Port for SimNic {
         }
         rx.close();
         tx.close();
-        (*rx, *tx) = self.open(spec)?;
+        let (new_rx, new_tx) = self.open_queue(spec)?;
+        let queue = spec.queue;
+        (*rx, *tx) = (new_rx.ok_or(PortError::NoQueueOpen { queue })?, new_tx);
         rx.allow(rx.accepted());
         Ok(())
     }
@@ -401,13 +410,9 @@ impl Port for SimNic {
         Ok(())
     }
 
-    fn quiesce(&mut self, _: u32) -> Result<(), PortError> {
-        Ok(())
-    }
-
     /// A card with the worst of luck: whoever was led there before and is not among `elsewhere` meets the session's entry.
     fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let is_zero_copy = self.device().is_some();
+        let is_zero_copy = self.is_zero_copy();
         let host = &mut *self.host();
         match wish {
             Steer::Landing {
@@ -431,7 +436,7 @@ impl Port for SimNic {
     }
 
     fn passed_count(&self) -> u64 {
-        self.host().passed
+        self.host().sockets.passed()
     }
 
     fn verdicts(&self) -> Vec<(&'static str, u64)> {
@@ -442,19 +447,11 @@ impl Port for SimNic {
             .collect()
     }
 
-    fn local(&self) -> SocketAddrV4 {
-        let host = self.host();
-        SocketAddrV4::new(host.config.ip, host.config.port)
-    }
-
     /// Never blocks: time does not pass here.
     fn wait(&mut self, _timeout: Duration) -> io::Result<bool> {
         let mut host = self.host();
         let host = &mut *host;
-        let sockets = !(host.control.is_empty()
-            && host.data.is_empty()
-            && host.control_refused.is_empty()
-            && host.data_refused.is_empty());
+        let sockets = host.sockets.has_event();
         // The application's index is the only one that says whether it has read: a ring with all its room back is empty.
         let rings = host.channels.iter_mut().flatten().any(|channel| {
             let produced = channel.rx.produced();
@@ -465,44 +462,6 @@ impl Port for SimNic {
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
-    }
-
-    fn device(&self) -> Option<Device> {
-        let host = self.host();
-        match host.shared.config.semantics[host.host.min(1)] {
-            Semantics::Copy => None,
-            Semantics::ZeroCopy(device) => Some(Device {
-                prefix_len: device.prefix_len as u8,
-                kept_frames: device.kept_frames(),
-                lap: device.lap,
-            }),
-        }
-    }
-}
-
-impl Host {
-    fn next_event(
-        &mut self,
-        which: Socket,
-        space_len: usize,
-        mut take: impl FnMut(&[u8]),
-    ) -> Option<SocketEvent> {
-        let (socket, refused) = match which {
-            Socket::Control => (&mut self.control, &mut self.control_refused),
-            Socket::Data => (&mut self.data, &mut self.data_refused),
-        };
-        if let Some(peer) = refused.pop_front() {
-            return Some(SocketEvent::Refused(peer));
-        }
-        let (from, payload) = socket.pop_front()?;
-        if payload.len() > space_len {
-            return Some(SocketEvent::TooLong(from));
-        }
-        take(&payload);
-        Some(SocketEvent::Datagram {
-            from,
-            len: payload.len(),
-        })
     }
 }
 

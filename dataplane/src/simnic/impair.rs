@@ -14,7 +14,7 @@
 //! Corruption changes what is delivered, not how much. What happens behind the wire, in the receiver's kernel (no fill entry,
 //! a full RX ring, two CPUs in the gate at once), is drawn here too, for each packet delivered, and done by the simulated NIC.
 
-pub(super) mod foreign;
+pub(crate) mod foreign;
 #[cfg(test)]
 mod tests;
 
@@ -235,7 +235,7 @@ impl Streams {
 
 /// How a packet reaches the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Via {
+pub(crate) enum Via {
     /// On a receive queue.
     Queue(u32),
     /// As a datagram longer than the MTU, put together again.
@@ -244,24 +244,24 @@ pub(super) enum Via {
 
 /// Where a packet stands among those that one wake-up sends; alone it is neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) first: bool,
-    pub(super) last: bool,
+pub(crate) struct Place {
+    pub(crate) first: bool,
+    pub(crate) last: bool,
 }
 
 /// A packet that comes out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Handed {
-    pub(super) packet: Vec<u8>,
-    pub(super) via: Via,
+pub(crate) struct Handed {
+    pub(crate) packet: Vec<u8>,
+    pub(crate) via: Via,
 }
 
 /// What is to happen to a delivered packet in the receiver's kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Arrival {
-    pub(super) fill_empty: bool,
-    pub(super) rx_full: bool,
-    pub(super) race: bool,
+pub(crate) struct Arrival {
+    pub(crate) fill_empty: bool,
+    pub(crate) rx_full: bool,
+    pub(crate) race: bool,
 }
 
 /// Releases a held packet: virtual time first, then the order in which they were held.
@@ -269,7 +269,7 @@ type Key = (u64, u64);
 
 /// One direction of the wire.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     what: Impairments,
     streams: Streams,
     ends: Ends,
@@ -284,7 +284,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(what: Impairments, ends: Ends) -> Link {
+    pub(crate) fn new(what: Impairments, ends: Ends) -> Link {
         Link {
             streams: Streams::new(what.seed),
             what,
@@ -299,13 +299,13 @@ impl Link {
     }
 
     /// Other impairments from now on; what is held stays held.
-    pub(super) fn change(&mut self, what: Impairments) {
+    pub(crate) fn change(&mut self, what: Impairments) {
         self.what = what;
         self.streams = Streams::new(what.seed);
         self.is_bad = false;
     }
 
-    pub(super) fn counters(&self) -> ImpairmentCounters {
+    pub(crate) fn counters(&self) -> ImpairmentCounters {
         ImpairmentCounters {
             held: self.held.len() as u64,
             ..self.counters
@@ -313,12 +313,12 @@ impl Link {
     }
 
     /// When the next held packet is due, if nothing overtakes it before.
-    pub(super) fn next_due_ns(&self) -> Option<u64> {
+    pub(crate) fn next_due_ns(&self) -> Option<u64> {
         self.held.keys().next().map(|&(due_ns, _)| due_ns)
     }
 
     /// Takes a packet, and puts what comes out now at the end of `out`.
-    pub(super) fn offer(
+    pub(crate) fn offer(
         &mut self,
         packet: &[u8],
         via: Via,
@@ -355,7 +355,7 @@ impl Link {
     }
 
     /// Puts every held packet that is due at the end of `out`.
-    pub(super) fn release(&mut self, now_ns: u64, out: &mut VecDeque<Handed>) {
+    pub(crate) fn release(&mut self, now_ns: u64, out: &mut VecDeque<Handed>) {
         while let Some(entry) = self.held.first_entry()
             && entry.key().0 <= now_ns
         {
@@ -366,7 +366,7 @@ impl Link {
     }
 
     /// Draws what happens to a delivered packet in the receiver's kernel.
-    pub(super) fn arrival(&mut self) -> Arrival {
+    pub(crate) fn arrival(&mut self) -> Arrival {
         let what = self.what;
         let dice = &mut self.streams.arrival;
         let arrival = Arrival {
@@ -381,7 +381,7 @@ impl Link {
     }
 
     /// Takes back the memory of a packet that was handed over.
-    pub(super) fn recycle(&mut self, packet: Vec<u8>) {
+    pub(crate) fn recycle(&mut self, packet: Vec<u8>) {
         if self.spare.len() < 64 {
             self.spare.push(packet);
         }

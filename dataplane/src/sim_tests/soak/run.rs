@@ -105,10 +105,7 @@ impl Run {
             let landing = engine.landing.as_ref().expect("a landing channel");
             let chunk_len = u64::from(engine.fixed.chunk_len);
             // Spare frames lie before the arena.
-            let spare = match engine.fixed.caps.witness {
-                true => 0,
-                false => pages_len(u64::from(spare_frame_count(engine.fixed.caps.lap)) * chunk_len),
-            };
+            let spare = pages_len(u64::from(spare_frame_count(&engine.fixed.caps)) * chunk_len);
             let first = landing.arena.start() - spare;
             bed.wire
                 .set_bounds(host, queues.landing.expect("a landing queue"), first..memory);

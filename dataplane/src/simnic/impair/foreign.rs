@@ -13,13 +13,13 @@ use crate::simnic::mac_of;
 
 /// The two hosts of a direction.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::simnic) struct Ends {
+pub(crate) struct Ends {
     /// Data address of who sends.
-    pub(in crate::simnic) from: SocketAddrV4,
+    pub(crate) from: SocketAddrV4,
     /// Data address of who receives; control has the next port.
-    pub(in crate::simnic) to: SocketAddrV4,
+    pub(crate) to: SocketAddrV4,
     /// Longest IP packet.
-    pub(in crate::simnic) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 /// Writes a foreign packet that arrives at `ends.to`.
