@@ -69,15 +69,8 @@ impl Ends {
     fn words(&self, side: &str, at: usize) -> Vec<String> {
         let stream =
             json!({"warm_up": self.warm_up, "seconds": self.seconds[at], "rate": null, "spare": false});
-        let spec = json!({
-            "transport": self.transport,
-            "task": {"stream": stream},
-            "size": self.size,
-            "address": address(PORT),
-            "mtu": 1500,
-            "mode": self.mode,
-        });
-        let mut words = end(side, &spec);
+        let task = json!({ "stream": stream });
+        let mut words = end(side, &spec(self.transport, task, self.size, PORT, self.mode));
         words.extend(self.options[at].split_whitespace().map(str::to_owned));
         words
     }
@@ -104,32 +97,27 @@ pub struct Timetable {
 impl Timetable {
     /// Arguments of `lm-bench` for an end that sends, with gaps that this seed decides.
     pub fn near(&self, seed: u64) -> Vec<String> {
-        end("near", &self.spec(seed))
+        self.words("near", seed)
     }
 
     /// Arguments of `lm-bench` for the end that receives, on the right host.
     pub fn far(&self) -> Vec<String> {
-        end("far", &self.spec(0))
+        self.words("far", 0)
     }
 
-    fn spec(&self, seed: u64) -> Value {
-        let task = json!({
+    fn words(&self, side: &str, seed: u64) -> Vec<String> {
+        let timetable = json!({
             "begins_ns": self.begins_ns, "seconds": self.seconds, "rate": self.rate, "burst": self.burst, "seed": seed,
         });
-        json!({
-            "transport": "udp-blocking",
-            "task": {"timetable": task},
-            "size": self.size,
-            "address": address(self.port),
-            "mtu": 1500,
-            "mode": "auto",
-        })
+        let task = json!({ "timetable": timetable });
+        end(side, &spec("udp-blocking", task, self.size, self.port, "auto"))
     }
 }
 
-/// A port of the right host.
-fn address(port: u16) -> String {
-    format!("{}:{port}", Side::Right.address())
+/// What both ends are told; the far one listens at a port of the right host.
+fn spec(transport: &str, task: Value, size: u64, port: u16, mode: &str) -> Value {
+    let address = format!("{}:{port}", Side::Right.address());
+    json!({"transport": transport, "task": task, "size": size, "address": address, "mtu": 1500, "mode": mode})
 }
 
 fn end(side: &str, spec: &Value) -> Vec<String> {

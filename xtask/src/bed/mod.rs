@@ -46,7 +46,6 @@ pub use port::{Drops, Port};
 pub use program::{Launch, Output, Program};
 
 use leftovers::{Leftover, Registered};
-use port::Links;
 use topology::Topology;
 
 /// The interface's name on both hosts of a bed.
@@ -138,7 +137,7 @@ pub struct Bed {
     switch: Option<Host>,
     /// Senders beyond the left host.
     further: Vec<Host>,
-    links: Links,
+    config: BedConfig,
     /// Cards that go back, then the namespaces.
     _leftovers: Vec<Registered>,
 }
@@ -214,11 +213,7 @@ impl Bed {
             middle,
             switch,
             further,
-            links: Links {
-                mtu: config.mtu,
-                port: config.port,
-                cable: config.cable,
-            },
+            config: config.clone(),
             _leftovers: leftovers,
         };
         if let Some(switch) = &bed.switch {
@@ -229,7 +224,7 @@ impl Bed {
                 .collect();
             switch::configure(switch, &ports)?;
             let hosts: Vec<&Host> = ports.into_iter().map(|(host, _)| host).collect();
-            port::configure(switch, &hosts, &bed.right, &bed.links)?;
+            port::configure(switch, &hosts, &bed.right, config)?;
         }
         if let Some(middle) = &bed.middle {
             middle

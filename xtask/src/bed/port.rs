@@ -18,7 +18,7 @@ use lm_measure::statistics::Summary;
 use rustix::process::setpriority_process;
 use serde_json::Value;
 
-use super::{Bed, Host, ip, switch};
+use super::{Bed, BedConfig, Host, ip, switch};
 
 /// Preamble, checksum and gap of a frame on the wire; `tc` counts none of them.
 const ON_WIRE_LEN: u64 = 24;
@@ -67,14 +67,6 @@ impl FromStr for Port {
     }
 }
 
-/// What a bed's links do to frames.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Links {
-    pub(super) mtu: u16,
-    pub(super) port: Option<Port>,
-    pub(super) cable: Option<BitRate>,
-}
-
 /// What became of frames that did not arrive, since the bed was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
@@ -117,8 +109,8 @@ fn cable_of(host: &Host) -> String {
 }
 
 /// Makes links slow whose ports are there.
-pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, links: &Links) -> Result<()> {
-    let frame = frame_len(links.mtu);
+pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, config: &BedConfig) -> Result<()> {
+    let frame = frame_len(config.mtu);
     let bucket = |device: &str, BitRate(rate), frames: u32| {
         let burst = BURST_FRAMES * (frame + ON_WIRE_LEN + 12);
         format!(
@@ -127,10 +119,10 @@ pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, links: 
         )
     };
     let mut lines = Vec::new();
-    if let Some(Port { rate, frames }) = links.port {
+    if let Some(Port { rate, frames }) = config.port {
         lines.push(bucket(&switch::port_of(receiver), rate, frames));
     }
-    if let Some(rate) = links.cable {
+    if let Some(rate) = config.cable {
         let mut devices = Vec::new();
         for host in hosts {
             let (port, cable) = (switch::port_of(host), cable_of(host));
@@ -155,14 +147,14 @@ pub(super) fn configure(switch: &Host, hosts: &[&Host], receiver: &Host, links: 
 }
 
 impl Bed {
-    /// Frames of full length that the port ([`BedConfig::port`](super::BedConfig::port)) passes in a second: what went out of it while all
+    /// Frames of full length that the port ([`BedConfig::port`]) passes in a second: what went out of it while all
     /// senders together offered half as much again. Waits until the buffers are empty.
     ///
     /// # Errors
     /// No port, or less than it should pass: what is measured there says more about this machine than about a port.
     pub fn capacity(&self) -> Result<f64> {
         let (switch, port) = self.slow_port()?;
-        let ideal = frames_per_s(port.rate, self.links.mtu);
+        let ideal = frames_per_s(port.rate, self.config.mtu);
         let until = Instant::now() + LOOK * (LOOKS + 1);
         let sink = self
             .right
@@ -199,7 +191,7 @@ impl Bed {
         setpriority_process(None, -20)?;
         let socket = host.enter(|| Ok(UdpSocket::bind((host.address(), 0))?))?;
         socket.connect((self.right.address(), DISCARD))?;
-        let datagram = vec![0; usize::from(self.links.mtu - HEADERS_LEN)];
+        let datagram = vec![0; usize::from(self.config.mtu - HEADERS_LEN)];
         let (begun, mut sent) = (Instant::now(), 0);
         while Instant::now() < until {
             let due = (begun.elapsed().as_secs_f64() * rate) as u64;
@@ -255,7 +247,7 @@ impl Bed {
     }
 
     fn slow_port(&self) -> Result<(&Host, Port)> {
-        let port = self.switch.as_ref().zip(self.links.port);
+        let port = self.switch.as_ref().zip(self.config.port);
         port.context("this bed's switch has no slow port")
     }
 }

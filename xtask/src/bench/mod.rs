@@ -228,14 +228,12 @@ pub struct Comparison {
 /// A further quantity, which the contenders' reports have.
 #[derive(Debug)]
 pub struct Column {
-    /// Its name in JSON, stable.
-    pub key: &'static str,
+    /// Where a report has it, as a JSON pointer (RFC 6901); its key in JSON, stable.
+    pub place: &'static str,
     /// Its name in the table.
     pub title: &'static str,
     /// Its unit.
     pub unit: Unit,
-    /// Finds it in a report.
-    pub find: fn(&Value) -> Option<f64>,
 }
 
 /// A comparison that has been measured.
@@ -341,16 +339,19 @@ impl Measured {
     /// The same rounds by another quantity; `None` where a contender has none of it.
     fn column(&self, column: &Column) -> Option<Measured> {
         let results = self.results.iter().map(|(name, _, reports)| {
-            let values: Vec<f64> = reports.iter().filter_map(column.find).collect();
+            let values: Vec<f64> = (reports.iter())
+                .filter_map(|report| report.pointer(column.place)?.as_f64())
+                .collect();
             let summary = Summary::of(&values).filter(|_| values.len() == reports.len())?;
             Some((*name, summary, Vec::new()))
         });
         Some(Measured {
-            key: column.key,
+            key: column.place,
             title: column.title,
             unit: column.unit,
             results: results.collect::<Option<_>>()?,
-            cores: self.cores.clone(),
+            // They stand with what was measured.
+            cores: Vec::new(),
             targets: Vec::new(),
         })
     }

@@ -13,7 +13,8 @@ use lm_measure::statistics::Quantile;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use super::{Column, Comparison, Contender, Measured, Rounds, Sample, Target, Unit};
+use super::Unit::{self, FramesPerSecond, MbitPerSecond, Microseconds, Percent};
+use super::{Column, Comparison, Contender, Rounds, Sample, Target};
 use crate::bed::{Bed, BedConfig, Drops, Launch, Port};
 use crate::ends::{self, Timetable};
 use crate::machine::two_cores;
@@ -78,17 +79,9 @@ const CLASSES: [Class; 2] = [
 /// Runs the command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = if arguments.full { FULL_SECONDS } else { SECONDS };
-    arguments.rounds.measure("rt", vec![table_4(LINK, seconds)], |measured| {
-        let median = |key| {
-            let column = measured.iter().find(|one: &&Measured| one.key == key)?;
-            Some(column.results.first()?.1.median)
-        };
-        if let (Some(capacity), Some(floor)) = (median("c_capacity"), median("c_floor")) {
-            println!(
-                "The port passes {capacity:.0} frames a second of a flood (measured before each run), so that {floor:.1} % of all must be lost."
-            );
-        }
-    })
+    arguments
+        .rounds
+        .measure("rt", vec![table_4(LINK, seconds)], |_| ())
 }
 
 /// Table 4 with all links of this rate, and what is offered in proportion to it.
@@ -97,7 +90,7 @@ pub fn table_4(link: BitRate, seconds: f64) -> Comparison {
     Comparison {
         key: "c_real_time_lost",
         title: "table 4, real-time lost (paper: 15.8 %, with its smoother 0.074 %)",
-        unit: Unit::Percent,
+        unit: Percent,
         contenders: vec![Contender {
             name: "kernel UDP, no smoother",
             bed: BedConfig {
@@ -118,73 +111,26 @@ pub fn table_4(link: BitRate, seconds: f64) -> Comparison {
 }
 
 const COLUMNS: &[Column] = &[
-    Column {
-        key: "c_others_lost",
-        title: "table 4, others lost (paper: 16.9 %, with its smoother 22.6 %)",
-        unit: Unit::Percent,
-        find: |report| number(report, "/others/lost_percent"),
-    },
-    Column {
-        key: "c_all_lost",
-        title: "table 4, both classes lost",
-        unit: Unit::Percent,
-        find: |report| number(report, "/lost_percent"),
-    },
-    Column {
-        key: "c_floor",
-        title: "table 4, both classes lost at least, by C",
-        unit: Unit::Percent,
-        find: |report| number(report, "/floor_percent"),
-    },
-    Column {
-        key: "c_capacity",
-        title: "table 4, C: what the port passes",
-        unit: Unit::FramesPerSecond,
-        find: |report| number(report, "/capacity"),
-    },
-    Column {
-        key: "c_senders_lost",
-        title: "table 4, both classes late or refused at their senders",
-        unit: Unit::Percent,
-        find: |report| number(report, "/lost_at_senders_percent"),
-    },
-    Column {
-        key: "c_late_300",
-        title: "table 4, real time that came after 300 µs",
-        unit: Unit::Percent,
-        find: |report| number(report, "/real_time/late_percent/0"),
-    },
-    Column {
-        key: "c_late_1500",
-        title: "table 4, real time that came after 1500 µs",
-        unit: Unit::Percent,
-        find: |report| number(report, "/real_time/late_percent/1"),
-    },
-    Column {
-        key: "c_delay_p50",
-        title: "table 4, real-time delay p50",
-        unit: Unit::Microseconds,
-        find: |report| number(report, "/real_time/delay_us/p50"),
-    },
-    Column {
-        key: "c_delay_p99",
-        title: "table 4, real-time delay p99",
-        unit: Unit::Microseconds,
-        find: |report| number(report, "/real_time/delay_us/p99"),
-    },
-    Column {
-        key: "c_delay_max",
-        title: "table 4, longest real-time delay",
-        unit: Unit::Microseconds,
-        find: |report| number(report, "/real_time/delay_us/max"),
-    },
-    Column {
-        key: "c_goodput",
-        title: "table 4, others' goodput",
-        unit: Unit::MbitPerSecond,
-        find: |report| number(report, "/others/goodput_mbit_per_s"),
-    },
+    column(
+        "/others/lost_percent",
+        "table 4, others lost (paper: 16.9 %, with its smoother 22.6 %)",
+        Percent,
+    ),
+    column("/lost_percent", "table 4, both classes lost", Percent),
+    column("/floor_percent", "table 4, both lost at least", Percent),
+    column("/capacity", "table 4, C: the port passes", FramesPerSecond),
+    column("/lost_at_senders_percent", "table 4, lost at senders", Percent),
+    column("/real_time/late_percent/0", "table 4, after 300 µs", Percent),
+    column("/real_time/late_percent/1", "table 4, after 1500 µs", Percent),
+    column("/real_time/delay_us/p50", "table 4, delay p50", Microseconds),
+    column("/real_time/delay_us/p99", "table 4, delay p99", Microseconds),
+    column("/real_time/delay_us/max", "table 4, longest delay", Microseconds),
+    column("/others/goodput_mbit", "table 4, others' goodput", MbitPerSecond),
 ];
+
+const fn column(place: &'static str, title: &'static str, unit: Unit) -> Column {
+    Column { place, title, unit }
+}
 
 fn number(report: &Value, place: &str) -> Option<f64> {
     report.pointer(place)?.as_f64()
@@ -292,7 +238,7 @@ impl Tally {
             "lost_percent": percent(self.due - self.received, self.due),
             "late_percent": late,
             "delay_us": {"p50": quantile(0.5), "p99": quantile(0.99), "max": self.delays_us.last()},
-            "goodput_mbit_per_s": self.bytes as f64 * 8.0 / seconds / 1e6,
+            "goodput_mbit": self.bytes as f64 * 8.0 / seconds / 1e6,
             "stalls_ns": self.stalls_ns,
         })
     }
