@@ -56,6 +56,7 @@ fn what_a_writer_may_not_do_says_why() {
     assert_eq!(writer.release(1), Err(WriterError::Written(0)));
     writer.wrote(0..9).unwrap();
     assert_eq!(writer.release(9), Ok(Release::Windows(2)));
+    assert_eq!(writer.release(8), Ok(Release::Windows(2)), "nothing new");
     assert_eq!(writer.release(7), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(7..9), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(9..11), Err(WriterError::Len(10)));
@@ -325,6 +326,7 @@ proptest! {
         }
         let ended = (0..grain.windows()).filter(|&window| grain.bytes(window).end <= at).count();
         prop_assert_eq!(grain.windows_before(at), ended as u32);
+        prop_assert_eq!(grain.windows_before(len), grain.windows());
     }
 
     /// A sender never may read what was not written, and a writer never may write what a sender may read.
