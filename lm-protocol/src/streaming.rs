@@ -241,11 +241,12 @@ impl Writer {
         self.written
     }
 
-    /// These bytes were written, or lent to somebody who writes them: with them everything before their end counts as written.
+    /// These bytes were written, or lent to be written: they count as written, and none is left out before them.
     ///
     /// # Errors
     ///
-    /// [`WriterError::Ended`], [`WriterError::Released`] and [`WriterError::Len`]: they are not [writable](Writer::writable).
+    /// [`WriterError::Ended`], [`WriterError::Released`] and [`WriterError::Len`]: they are not [writable](Writer::writable);
+    /// [`WriterError::Written`]: others come first.
     pub fn wrote(&mut self, bytes: Range<u64>) -> Result<(), WriterError> {
         let writable = self.writable();
         if self.has_ended {
@@ -256,6 +257,9 @@ impl Writer {
         }
         if bytes.end > writable.end {
             return Err(WriterError::Len(self.grain.len));
+        }
+        if bytes.start > self.written {
+            return Err(WriterError::Written(self.written));
         }
         self.written = self.written.max(bytes.end);
         Ok(())

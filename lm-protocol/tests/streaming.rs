@@ -60,6 +60,11 @@ fn what_a_writer_may_not_do_says_why() {
     assert_eq!(writer.release(7), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(7..9), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(9..11), Err(WriterError::Len(10)));
+    assert_eq!(
+        writer.wrote(10..10),
+        Err(WriterError::Written(9)),
+        "one is left out"
+    );
     assert_eq!(writer.finish(), Err(WriterError::Written(9)));
     writer.wrote(9..10).unwrap();
     assert_eq!(
@@ -353,7 +358,7 @@ proptest! {
                     if writer.wrote(range.clone()).is_ok() {
                         prop_assert!(!ended && range.end <= len);
                         prop_assert!(sender.release() == Release::Aborted || range.start >= released_to || range.is_empty());
-                        written[..range.end as usize].fill(true);
+                        written[range.start as usize..range.end as usize].fill(true);
                     }
                 }
                 4 | 5 => if let Ok(release) = writer.release(a) {
