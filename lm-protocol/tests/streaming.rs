@@ -246,6 +246,25 @@ fn a_window_is_shown_when_everything_holds_and_not_before() {
 }
 
 #[test]
+fn fragments_are_copied_where_nothing_lands() {
+    let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
+    let mut showing = Showing::new(grain, landing(true, false, 166));
+    let may_copy = |showing: &Showing| [0, 1, 2, 3].map(|index| showing.may_copy(index));
+    assert_eq!(may_copy(&showing), [true; 4]);
+    showing.post(2).unwrap();
+    assert_eq!(
+        may_copy(&showing),
+        [true, false, false, false],
+        "its headers go over the end of 1"
+    );
+    showing.took(2);
+    showing.post(1).unwrap();
+    assert_eq!(may_copy(&showing), [false, false, true, true]);
+    showing.rebuilt();
+    assert_eq!(may_copy(&showing), [true; 4]);
+}
+
+#[test]
 fn digests_that_contradict_each_other() {
     let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
     let mut released = Released::new(grain);
@@ -410,7 +429,7 @@ proptest! {
     #[test]
     fn entries_and_what_is_shown_never_meet(
         (len, shift) in (1u64..3000, 0u32..3),
-        extra in 0u32..200,
+        extra in prop_oneof![Just(0), 0u32..200],
         steps in proptest::collection::vec((0u8..6, any::<prop::sample::Index>()), 1..120),
     ) {
         let shape = WindowShape::new(1 << shift).unwrap();
