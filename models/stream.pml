@@ -311,7 +311,11 @@ active proctype receiver() {
     :: d_step { is_quiet && !is_rebuilt && seen < posted_to && (sent >= posted_to || outcome != open) ->
         is_rebuilt = true;
         for (place : 0 .. WINDOWS - 2) { restore(place) }
-        settle()
+        settle();
+#ifdef TAKEN_BACK
+        is_body_shown[0] = false;
+#endif
+        place = 0
     }
 #ifdef DELIVERED_EARLY
     :: atomic { outcome == open && is_body_shown[WINDOWS - 1] -> outcome = whole }

@@ -48,6 +48,8 @@ use crate::wire::lm::AnnounceEntry;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grain {
     len: u64,
+    /// Fragments.
+    count: u32,
     payload_len: u16,
     shape: WindowShape,
 }
@@ -57,11 +59,16 @@ impl Grain {
     ///
     /// `None` for an empty message, and for one whose windows an announcement cannot count.
     pub const fn new(len: u64, payload_len: u16, shape: WindowShape) -> Option<Grain> {
-        if len == 0 || payload_len == 0 || len.div_ceil(payload_len as u64) >= AnnounceEntry::ABORTED as u64 {
+        if len == 0 || payload_len == 0 {
+            return None;
+        }
+        let count = len.div_ceil(payload_len as u64);
+        if count >= AnnounceEntry::ABORTED as u64 {
             return None;
         }
         Some(Grain {
             len,
+            count: count as u32,
             payload_len,
             shape,
         })
@@ -69,17 +76,17 @@ impl Grain {
 
     /// Fragments of the message.
     pub const fn fragments(&self) -> u32 {
-        self.len.div_ceil(self.payload_len as u64) as u32
+        self.count
     }
 
     /// Windows of the message.
     pub const fn windows(&self) -> u32 {
-        self.shape.count_of_windows(self.fragments())
+        self.shape.count_of_windows(self.count)
     }
 
     /// Bytes of a window; empty behind the last one.
     pub const fn bytes(&self, window: u32) -> Range<u64> {
-        let Range { start, end } = self.shape.range(window, self.fragments());
+        let Range { start, end } = self.shape.range(window, self.count);
         let (start, end) = (self.start_of(start), self.start_of(end));
         start..end
     }
@@ -99,7 +106,7 @@ impl Grain {
 
     /// Fragments of the first `windows` windows: in transmit order the positions below this number.
     pub const fn fragments_of(&self, windows: u32) -> u32 {
-        self.shape.range(windows, self.fragments()).start
+        self.shape.range(windows, self.count).start
     }
 }
 
@@ -234,11 +241,12 @@ impl Writer {
         self.written
     }
 
-    /// These bytes were written, or lent to somebody who writes them: with them everything before their end counts as written.
+    /// These bytes were written, or lent to be written: they count as written, and none is left out before them.
     ///
     /// # Errors
     ///
-    /// [`WriterError::Ended`], [`WriterError::Released`] and [`WriterError::Len`]: they are not [writable](Writer::writable).
+    /// [`WriterError::Ended`], [`WriterError::Released`] and [`WriterError::Len`]: they are not [writable](Writer::writable);
+    /// [`WriterError::Written`]: others come first.
     pub fn wrote(&mut self, bytes: Range<u64>) -> Result<(), WriterError> {
         let writable = self.writable();
         if self.has_ended {
@@ -249,6 +257,9 @@ impl Writer {
         }
         if bytes.end > writable.end {
             return Err(WriterError::Len(self.grain.len));
+        }
+        if bytes.start > self.written {
+            return Err(WriterError::Written(self.written));
         }
         self.written = self.written.max(bytes.end);
         Ok(())

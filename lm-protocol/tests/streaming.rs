@@ -56,9 +56,15 @@ fn what_a_writer_may_not_do_says_why() {
     assert_eq!(writer.release(1), Err(WriterError::Written(0)));
     writer.wrote(0..9).unwrap();
     assert_eq!(writer.release(9), Ok(Release::Windows(2)));
+    assert_eq!(writer.release(8), Ok(Release::Windows(2)), "nothing new");
     assert_eq!(writer.release(7), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(7..9), Err(WriterError::Released(8)));
     assert_eq!(writer.wrote(9..11), Err(WriterError::Len(10)));
+    assert_eq!(
+        writer.wrote(10..10),
+        Err(WriterError::Written(9)),
+        "one is left out"
+    );
     assert_eq!(writer.finish(), Err(WriterError::Written(9)));
     writer.wrote(9..10).unwrap();
     assert_eq!(
@@ -240,6 +246,25 @@ fn a_window_is_shown_when_everything_holds_and_not_before() {
 }
 
 #[test]
+fn fragments_are_copied_where_nothing_lands() {
+    let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
+    let mut showing = Showing::new(grain, landing(true, false, 166));
+    let may_copy = |showing: &Showing| [0, 1, 2, 3].map(|index| showing.may_copy(index));
+    assert_eq!(may_copy(&showing), [true; 4]);
+    showing.post(2).unwrap();
+    assert_eq!(
+        may_copy(&showing),
+        [true, false, false, false],
+        "its headers go over the end of 1"
+    );
+    showing.took(2);
+    showing.post(1).unwrap();
+    assert_eq!(may_copy(&showing), [false, false, true, true]);
+    showing.rebuilt();
+    assert_eq!(may_copy(&showing), [true; 4]);
+}
+
+#[test]
 fn digests_that_contradict_each_other() {
     let grain = Grain::new(600, 100, WindowShape::new(2).unwrap()).unwrap();
     let mut released = Released::new(grain);
@@ -325,6 +350,7 @@ proptest! {
         }
         let ended = (0..grain.windows()).filter(|&window| grain.bytes(window).end <= at).count();
         prop_assert_eq!(grain.windows_before(at), ended as u32);
+        prop_assert_eq!(grain.windows_before(len), grain.windows());
     }
 
     /// A sender never may read what was not written, and a writer never may write what a sender may read.
@@ -351,7 +377,7 @@ proptest! {
                     if writer.wrote(range.clone()).is_ok() {
                         prop_assert!(!ended && range.end <= len);
                         prop_assert!(sender.release() == Release::Aborted || range.start >= released_to || range.is_empty());
-                        written[..range.end as usize].fill(true);
+                        written[range.start as usize..range.end as usize].fill(true);
                     }
                 }
                 4 | 5 => if let Ok(release) = writer.release(a) {
@@ -403,7 +429,7 @@ proptest! {
     #[test]
     fn entries_and_what_is_shown_never_meet(
         (len, shift) in (1u64..3000, 0u32..3),
-        extra in 0u32..200,
+        extra in prop_oneof![Just(0), 0u32..200],
         steps in proptest::collection::vec((0u8..6, any::<prop::sample::Index>()), 1..120),
     ) {
         let shape = WindowShape::new(1 << shift).unwrap();

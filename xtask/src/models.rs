@@ -74,6 +74,7 @@ const QUESTIONS: &[Question] = &[
     ask("stream", &["REPOSTED"], Broken("s3")),
     ask("stream", &["LEFTOVER_IGNORED"], Broken("s3")),
     ask("stream", &["OTHER_DIGEST", "ZERO_COPY"], Broken("s3")),
+    ask("stream", &["TAKEN_BACK"], Broken("s4")),
     ask("stream", &["DELIVERED_EARLY"], Broken("s5")),
     ask("stream", &["LEFTOVER_IGNORED", "ENDS", "LOSSES=0"], Broken("s6")),
     ask("stream", &["READER_IGNORED"], Broken("s6")),

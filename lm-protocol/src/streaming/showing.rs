@@ -127,7 +127,7 @@ impl Showing {
     ///
     /// [`PostError`]: it must not be. A packet that needs a place goes another way, or waits for another socket; what is shown stays.
     pub fn post(&mut self, index: u32) -> Result<(), PostError> {
-        if self.outcome.is_some() || index >= self.grain.fragments() {
+        if self.outcome.is_some() || index >= self.grain.count {
             return Err(PostError::Nothing);
         }
         for (window, body, tail) in self.covered(index) {
@@ -167,7 +167,7 @@ impl Showing {
     /// Whether fragment `index` may be copied to its place: that is not shown, and no posted entry may write there.
     pub fn may_copy(&self, index: u32) -> bool {
         let window = &self.windows[self.grain.shape.window_of(index) as usize];
-        let has_tail = self.grain.shape.is_highest(index, self.grain.fragments());
+        let has_tail = self.grain.shape.is_highest(index, self.grain.count);
         window.shown == Part::Nothing && !window.is_posted_over() && (window.over_tail == 0 || !has_tail)
     }
 
