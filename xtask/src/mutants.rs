@@ -12,6 +12,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -42,8 +43,13 @@ const PARTS: [&str; 2] = ["landing.rs landing", "outbound.rs outbound sending.rs
 const ALLOW: &str = "#![allow(warnings, arithmetic_overflow, unconditional_panic)]\n";
 const SWITCH: &str = "
 pub(crate) fn mutated(number: usize) -> bool {
-    static ON: std::sync::LazyLock<usize> =
-        std::sync::LazyLock::new(|| std::env::var(\"LM_MUTANT\").map_or(0, |on| on.parse().unwrap()));
+    use std::sync::{LazyLock, atomic::{AtomicBool, Ordering::Relaxed}};
+    static ON: LazyLock<usize> = LazyLock::new(|| std::env::var(\"LM_MUTANT\").map_or(0, |on| on.parse().unwrap()));
+    static REACHED: [AtomicBool; 1 << 17] = [const { AtomicBool::new(false) }; 1 << 17];
+    if *ON == 0 && !REACHED[number].load(Relaxed) && !REACHED[number].swap(true, Relaxed) {
+        use std::io::Write as _;
+        writeln!(std::io::stderr(), \"\\nreached {number}\").unwrap();
+    }
     *ON == number
 }
 ";
@@ -51,8 +57,8 @@ pub(crate) fn mutated(number: usize) -> bool {
 const BUILD: &str = "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
     CARGO_PROFILE_RELEASE_DEBUG=false cargo test --release --lib --no-run --message-format json \
     --target-dir ../../../target || true";
-/// How many tests run before the others: those that noticed most.
-const FIRST: usize = 24;
+/// How many tests run before the others: those that noticed most, and the shortest ones, which take a tenth of the time.
+const FIRST: usize = 150;
 /// CPU time of them, and of the others, in seconds: some six times what they take. Nothing in the simulated world sleeps.
 const LIMITS_S: [u32; 2] = [60, 400];
 /// Memory of a test program, in KiB: a mutant may take without end.
@@ -61,6 +67,7 @@ const MEMORY_KIB: u32 = 6 << 20;
 const UNVIABLE: &str = "does not compile";
 const SURVIVED: &str = "survived";
 const TIMED_OUT: &str = "timed out";
+const UNREACHED: &str = "not reached";
 
 /// Runs `cargo xtask mutants`.
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -77,21 +84,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let program = mutants.build()?;
     let list = format!("'{}' --list --format terse sim_tests::", program.display());
     let list = shell(&tree, &list)?;
-    let tests = list.lines().filter_map(|line| line.strip_suffix(": test"));
-    // These run valgrind, which wants line numbers.
-    let mut tests: Vec<_> = tests.filter(|test| !test.contains("::copies::")).collect();
-    let unmutated = outcome(&program, 0, &tests)?;
-    ensure!(
-        unmutated == SURVIVED,
-        "without any mutant: {unmutated}; let `cargo test -p lm-dataplane` pass first"
-    );
+    // Those of `copies` run valgrind, which wants line numbers.
+    let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
+    let mut tests = Vec::new();
+    for name in names.filter(|name| !name.contains("::copies::")) {
+        let (started, mut reached) = (Instant::now(), BTreeSet::new());
+        let unmutated = outcome(&program, 0, &[name], &mut reached)?;
+        ensure!(
+            unmutated == SURVIVED,
+            "{name} without any mutant: {unmutated}; let `cargo test -p lm-dataplane` pass first"
+        );
+        tests.push((name, started.elapsed(), reached));
+    }
     let chosen = mutants.chosen();
     for (number, site) in (1..).zip(&chosen) {
         if mutants.outcome(site).is_empty() {
-            tests.sort_by_cached_key(|test| {
-                Reverse(mutants.outcomes.values().filter(|by| by == test).count())
-            });
-            let outcome = outcome(&program, number, &tests)?;
+            let kills = |name: &str| mutants.outcomes.values().filter(|by| *by == name).count();
+            tests.sort_by_cached_key(|(name, time, _)| (Reverse(kills(name)), *time));
+            let reaching = tests.iter().filter(|(_, _, reached)| reached.contains(&number));
+            let reaching: Vec<_> = reaching.map(|(name, ..)| *name).collect();
+            let outcome = outcome(&program, number, &reaching, &mut BTreeSet::new())?;
             println!("{number} of {}: {}: {outcome}", chosen.len(), site.name);
             mutants.learn(site, &outcome)?;
         }
@@ -215,11 +227,11 @@ impl Mutants {
         let mut counts: BTreeMap<_, u64> = BTreeMap::new();
         for site in self.chosen() {
             let outcome = match self.outcome(&site) {
-                outcome @ (SURVIVED | TIMED_OUT) => outcome,
+                outcome @ (SURVIVED | TIMED_OUT | UNREACHED) => outcome,
                 _ => "killed",
             };
-            if outcome == SURVIVED {
-                println!("survived: {}", site.name);
+            if outcome == SURVIVED || outcome == UNREACHED {
+                println!("{outcome}: {}", site.name);
             }
             *counts.entry((site.file, outcome)).or_default() += 1;
         }
@@ -249,24 +261,32 @@ fn committed(folder: &Path, file: &str) -> Result<String> {
     shell(folder, &format!("git show HEAD:./{file}"))
 }
 
-/// Runs tests with a mutant until one fails, and gives its name, or another outcome.
-fn outcome(program: &Path, number: usize, tests: &[&str]) -> Result<String> {
+/// Runs tests with a mutant until one fails, and gives its name, or another outcome. Without any: which mutants it would reach.
+fn outcome(program: &Path, number: usize, tests: &[&str], reached: &mut BTreeSet<usize>) -> Result<String> {
+    if tests.is_empty() {
+        return Ok(UNREACHED.to_owned());
+    }
     let program = program.display();
     let (first, others) = tests.split_at(FIRST.min(tests.len()));
-    for (tests, limit_s) in [first, others].into_iter().zip(LIMITS_S) {
+    for (tests, limit_s) in [first, others]
+        .into_iter()
+        .zip(LIMITS_S)
+        .filter(|(tests, _)| !tests.is_empty())
+    {
         let limits = format!("ulimit -t {limit_s}; ulimit -v {MEMORY_KIB}");
         let line = format!(
             "{limits}; LM_MUTANT={number} exec '{program}' --exact {} 2>&1",
             tests.join(" ")
         );
         let mut command = Command::new("sh");
-        let mut child = command
-            .args(["-c", &line])
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start sh")?;
+        let child = command.args(["-c", &line]).stdout(Stdio::piped()).spawn();
+        let mut child = child.context("cannot start sh")?;
         for line in BufReader::new(child.stdout.take().expect("it is piped")).lines() {
             let line = line.context("cannot read what the tests say")?;
+            reached.extend(
+                line.strip_prefix("reached ")
+                    .and_then(|number| number.parse::<usize>().ok()),
+            );
             let failed = line
                 .strip_prefix("test ")
                 .and_then(|rest| rest.strip_suffix(" ... FAILED"));
