@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    bench, dist, figures, fuzz, gate, hold, models, run as demonstration, soak, testbed, verify, vm,
+    bench, dist, figures, fuzz, gate, hold, models, mutants, run as demonstration, soak, testbed, verify, vm,
 };
 
 /// Builds, tests, demonstrates and measures this repository.
@@ -26,6 +26,7 @@ enum Command {
     Run(demonstration::Arguments),
     Test(verify::TestArguments),
     Soak(soak::Arguments),
+    Mutants(mutants::Arguments),
     /// Check every formula of the models in models/ with Spin, and that every mistake that is put into them breaks one.
     ///
     /// Says how many states each search saw and how deep it went; one that was cut short is an error. Without `spin` or a C compiler
@@ -75,6 +76,7 @@ fn run(command: Command) -> Result<()> {
         Command::Run(arguments) => demonstration::run(&arguments),
         Command::Test(arguments) => verify::test(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Models => models::run(),
         Command::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Command::Asan(arguments) => fuzz::asan(&arguments),

@@ -15,6 +15,7 @@ pub mod gate;
 pub mod hold;
 pub mod machine;
 pub mod models;
+pub mod mutants;
 pub mod run;
 pub mod soak;
 mod tally;

@@ -9,7 +9,7 @@ mod driver;
 pub(crate) mod fates;
 mod kernel;
 mod traces;
-mod world;
+pub(crate) mod world;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -50,6 +50,28 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     assert_eq!(bed.wire.counters().crossed - before, 100);
 }
 
+/// A message is settled while the link still has packets of it: if the channel goes with them, its memory comes back all the same.
+#[test]
+fn packets_that_go_with_their_channel_give_their_memory_back() {
+    let mut bed = Bed::new(&BedConfig::default());
+    let peer = bed.session(0, WireMode::Lm, 300_000);
+    bed.send(0, peer, &noise(1, 300_000), 1);
+    while bed.hosts[0].counters.data_packets_sent == 0 {
+        bed.alone(1, 1);
+        bed.wire.set_delivery(simnic::Delivery::Manual);
+        bed.alone(0, 1);
+        bed.wire.deliver(u32::MAX);
+    }
+    bed.alone(0, 10);
+    let now_ns = bed.now_ns;
+    bed.hosts[0].end_session(peer.index, now_ns);
+    assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
+    assert_eq!(bed.hosts[0].send_arena.live(), 1);
+    let len = bed.hosts[0].landing.as_ref().expect("landing").arena.len();
+    bed.hosts[0].rebuild_landing(len).expect("a channel");
+    assert_eq!(bed.hosts[0].send_arena.live(), 0);
+}
+
 #[test]
 fn a_dead_senders_lease_ends_and_its_queue_is_free() {
     let mut bed = Bed::new(&BedConfig::default());

@@ -273,3 +273,39 @@ fn bulk_gives_way_to_what_has_come() {
     let full = bursts.iter().filter(|sent| **sent == u64::from(TRANSMIT_BURST));
     assert!(full.count() > 10, "{bursts:?}");
 }
+
+/// A turn that the link cuts short goes on with what is left of it: it is not longer for that.
+#[test]
+fn a_turn_that_is_cut_is_a_burst_in_all() {
+    let (mut bed, peers) = bed([TWO_QUEUES; 2]);
+    bed.wire.set_delivery(Delivery::Manual);
+    // Fragments that crossed one after the other to the same receiver.
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&runs);
+    bed.wire.set_filter(move |from, packet| {
+        if from == 0 && packet[42] & 0xf == TYPE_DATA {
+            let mut runs = seen.lock().expect("one thread");
+            match runs.last_mut() {
+                Some((to, count)) if *to == packet[33] => *count += 1,
+                _ => runs.push((packet[33], 1)),
+            }
+        }
+        true
+    });
+    let payload = noise(1, LEN);
+    for _ in 0..4000 {
+        keep_full(&mut bed, &peers, &payload);
+        bed.now_ns += ROUND_NS;
+        bed.wire.deliver(PACKETS);
+        bed.round();
+        received(&mut bed);
+    }
+    let runs = runs.lock().expect("one thread");
+    let [_, runs @ .., _] = &runs[..] else {
+        panic!("no runs")
+    };
+    assert!(runs.len() > 1000, "{} turns", runs.len());
+    let is_whole = |(_, count): &&(u8, u32)| *count == TRANSMIT_BURST;
+    // The first one begins with sessions that have nothing under way.
+    assert_eq!(runs[RECEIVERS..].iter().find(|run| !is_whole(run)), None);
+}

@@ -5,6 +5,7 @@ mod allocations;
 mod aside;
 mod astray;
 mod bed;
+mod believed;
 mod beside;
 mod copies;
 mod crossing;

@@ -22,7 +22,7 @@ use crate::simnic::{Bursts, Impairments, Pattern, Semantics, WireConfig, ZeroCop
 
 const P: u64 = 1448;
 
-fn config(device: ZeroCopy) -> BedConfig {
+pub(super) fn config(device: ZeroCopy) -> BedConfig {
     BedConfig {
         wire: WireConfig {
             semantics: [Semantics::ZeroCopy(device); 2],

@@ -59,7 +59,7 @@ pub(super) const ADMISSION: World = World {
 /// The test of [`ADMISSION`] that prints how long grants take.
 const RATES: &str = "rates::table";
 /// The test program, as cargo names it among what it built.
-fn executable(messages: &str, target: &str) -> Option<PathBuf> {
+pub(crate) fn executable(messages: &str, target: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
