@@ -38,7 +38,7 @@ pub struct Arguments {
     count: u16,
 }
 
-const PARTS: [&str; 2] = ["landing.rs landing", "outbound.rs outbound sending.rs"];
+const PARTS: [&str; 2] = ["landing.rs landing", "outbound.rs outbound sending.rs sending"];
 /// Go to the head and to the end of lib.rs.
 const ALLOW: &str = "#![allow(warnings, arithmetic_overflow, unconditional_panic)]\n";
 const SWITCH: &str = "
