@@ -66,10 +66,10 @@ fn packets_that_go_with_their_channel_give_their_memory_back() {
     let now_ns = bed.now_ns;
     bed.hosts[0].end_session(peer.index, now_ns);
     assert_eq!(bed.completion(0).outcome, Outcome::SessionEnded);
-    assert_eq!(bed.hosts[0].send_arena.live(), 1);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 1);
     let len = bed.hosts[0].landing.as_ref().expect("landing").arena.len();
     bed.hosts[0].rebuild_landing(len).expect("a channel");
-    assert_eq!(bed.hosts[0].send_arena.live(), 0);
+    assert_eq!(bed.hosts[0].sending.arena().live(), 0);
 }
 
 #[test]
