@@ -166,9 +166,7 @@ pub trait RxQueue: fmt::Debug + Send {
 
     /// Says of the frames that the packet at `position` will take, before it is allowed: how many there are, and the longest packet
     /// in bytes that may be written there. Only where packets may take several.
-    fn set_slot(&mut self, position: u64, frames: u8, longest: u16) {
-        let _ = (position, frames, longest);
-    }
+    fn set_slot(&mut self, _position: u64, _frames: u8, _longest: u16) {}
 
     /// Lets messages be accepted up to and including `message` (serial arithmetic) in the session at `place`.
     fn set_message_limit(&mut self, row: u32, message: u32);
@@ -484,8 +482,7 @@ pub trait Port {
     /// # Errors
     ///
     /// See [`PortError`]; nothing has changed then.
-    fn prepare(&mut self, spec: &QueueSpec) -> Result<(), PortError> {
-        let _ = spec;
+    fn prepare(&mut self, _spec: &QueueSpec) -> Result<(), PortError> {
         Ok(())
     }
 
@@ -522,8 +519,7 @@ pub trait Port {
     /// # Errors
     ///
     /// See [`PortError`].
-    fn quiesce(&mut self, queue: u32) -> Result<(), PortError> {
-        let _ = queue;
+    fn quiesce(&mut self, _queue: u32) -> Result<(), PortError> {
         Ok(())
     }
 
@@ -533,8 +529,7 @@ pub trait Port {
     /// # Errors
     ///
     /// See [`PortError`].
-    fn steer(&mut self, wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
-        let _ = wish;
+    fn steer(&mut self, _wish: Steer<'_>) -> Result<Option<NonZeroU16>, PortError> {
         Ok(None)
     }
 
@@ -554,8 +549,7 @@ pub trait Port {
     }
 
     /// Says who runs a queue's receive work, where that can be chosen.
-    fn attend(&mut self, queue: u32, how: Attend) -> Attended {
-        let _ = (queue, how);
+    fn attend(&mut self, _queue: u32, _how: Attend) -> Attended {
         Attended::Shared
     }
 

@@ -156,8 +156,8 @@ impl Entries {
     }
 
     /// The entry whose packet was to begin at `start` comes back unused: those behind it are used in its stead, and are fewer. What it was
-    /// for is left out. `false`: there is none.
-    pub(super) fn recall(&mut self, start: u64) -> bool {
+    /// for is left out.
+    pub(super) fn recall(&mut self, start: u64) {
         let mut before = 0;
         let found = self.aims.iter().enumerate().find_map(|(at, aim)| {
             let within = aim.place_of(start);
@@ -165,7 +165,7 @@ impl Entries {
             within.map(|within| (at, within))
         });
         let Some((at, within)) = found else {
-            return false;
+            return;
         };
         let (earlier, recalled, later) = self.aims[at].around(within);
         self.aims[at] = recalled;
@@ -184,7 +184,6 @@ impl Entries {
             *count -= u64::from(*count > position);
         }
         self.card.recalled(position);
-        true
     }
 
     /// How many of the unused ones packets use up to the one of a message's position.

@@ -157,6 +157,7 @@ impl Poster<'_, '_> {
 
     /// Writes so many spare frames behind the `written` entries that the device gives out what is awaited ([`crate::port::Caps::held`]); only
     /// when the sender would have to wait otherwise, since the next message's entries would do as well.
+    #[cold]
     fn fill_held(&mut self, queue: &mut impl RxQueue, room: Posted, written: &mut Posted) {
         let held = self.entries.caps.held;
         let ahead = self.ahead + written.packets;

@@ -88,7 +88,9 @@ impl Sessions {
         now_ns: u64,
     ) -> Result<Burst, Violation> {
         let available = queue.available(max);
-        self.take_recalled(queue, umem);
+        if let Some(address) = queue.recalled() {
+            self.take_recalled(address, queue, umem);
+        }
         let mut burst = Burst::default();
         if available == 0 {
             return Ok(burst);

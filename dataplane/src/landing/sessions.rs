@@ -331,14 +331,13 @@ impl Sessions {
         total
     }
 
-    /// Takes the entries out that come back unused, before packets that use those behind them are looked at. Behind those that are left, what they were for is posted again.
-    pub(super) fn take_recalled(&mut self, queue: &mut impl RxQueue, umem: &Umem) {
-        let mut recalled = 0;
-        while let Some(address) = queue.recalled() {
-            recalled += u32::from(self.entries.recall(address + PACKET_HEADROOM));
-        }
-        if recalled == 0 {
-            return;
+    /// Takes the entries out that come back unused, from the `first` on, before packets that use those behind them are looked at. Behind those that are left, what they were for is posted again.
+    #[cold]
+    pub(super) fn take_recalled(&mut self, first: u64, queue: &mut impl RxQueue, umem: &Umem) {
+        let mut next = Some(first);
+        while let Some(address) = next {
+            self.entries.recall(address + PACKET_HEADROOM);
+            next = queue.recalled();
         }
         queue.allow(self.entries.posted);
         while let Some(aim) = self.entries.take_back_unposted() {
