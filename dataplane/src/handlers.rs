@@ -181,6 +181,11 @@ impl Handlers {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub(crate) fn add(
         &mut self,
         types: RangeInclusive<u8>,

@@ -311,8 +311,9 @@ impl<P: Port> Engine<P> {
     }
 
     /// Calls handlers that are due.
+    #[inline]
     pub(crate) fn tick_handlers(&mut self, now_ns: u64) {
-        if self.small.handlers.tick(Time::from_nanos(now_ns)) {
+        if !self.small.handlers.is_empty() && self.small.handlers.tick(Time::from_nanos(now_ns)) {
             self.send_replies();
         }
     }

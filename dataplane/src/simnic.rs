@@ -32,6 +32,7 @@ pub(crate) mod sockets;
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lm_ebpf::Verdict;
@@ -162,6 +163,8 @@ struct Racing {
 struct Shared {
     config: WireConfig,
     hosts: Vec<Host>,
+    /// Entries were given back: queues look for them.
+    recalls: Arc<AtomicBool>,
     counters: WireCounters,
     faults: Faults,
     /// What happens to the packets of each host on their way; `None`: nothing.
@@ -234,6 +237,7 @@ pub fn switch(config: WireConfig, hosts: Vec<HostConfig>) -> (Wire, Vec<SimNic>)
     let shared = Shared {
         config,
         hosts,
+        recalls: Arc::default(),
         counters: WireCounters::default(),
         faults: Faults::default(),
         links: (0..count).map(|_| None).collect(),
@@ -319,6 +323,8 @@ impl Wire {
     /// that `which` says. How many there were.
     pub fn recall(&self, host: usize, queue: u32, which: impl FnMut(u32) -> bool) -> u32 {
         let mut shared = lock(&self.0);
+        // Relaxed: what is given back is behind the lock.
+        shared.recalls.store(true, Ordering::Relaxed);
         let host = &mut shared.hosts[host];
         let Some(channel) = host.channels[queue as usize].as_mut() else {
             return 0;

@@ -48,6 +48,7 @@ impl<T: TxQueue> Sending<T> {
     }
 
     /// Sends a message of one fragment, which lies in a transmit frame.
+    #[inline]
     pub(crate) fn send_message(
         &mut self,
         side: &mut dyn Datagrams,

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -190,8 +191,10 @@ impl SimNic {
         host.channels[queue as usize] = Some(channel);
         host.gate.set_role(queue, role);
         host.gate.set_xsk(queue, role != lm_ebpf::Role::None);
+        let recalls = Arc::clone(&host.shared.recalls);
         let bell = || SimBell {
             shared: self.shared.clone(),
+            recalls: Arc::clone(&recalls),
             host: self.host,
             queue,
         };
@@ -252,8 +255,18 @@ impl SimNic {
 #[derive(Debug)]
 pub struct SimBell {
     shared: Arc<Mutex<Shared>>,
+    recalls: Arc<AtomicBool>,
     host: usize,
     queue: u32,
+}
+
+impl SimBell {
+    #[cold]
+    fn next_recalled(&self) -> Option<u64> {
+        let mut shared = lock(&self.shared);
+        let channel = shared.hosts[self.host].channels.get_mut(self.queue as usize);
+        channel?.as_mut()?.next_recalled()
+    }
 }
 
 /// The receive side of a simulated queue.
@@ -298,11 +311,12 @@ impl Bell for SimBell {
         }
     }
 
-    #[inline(never)]
+    #[inline]
     fn recalled(&self) -> Option<u64> {
-        let mut shared = lock(&self.shared);
-        let channel = shared.hosts[self.host].channels.get_mut(self.queue as usize);
-        channel?.as_mut()?.next_recalled()
+        match self.recalls.load(Ordering::Relaxed) {
+            true => self.next_recalled(),
+            false => None,
+        }
     }
 
     #[inline(never)]
