@@ -222,8 +222,14 @@ pub(super) struct Store {
 /// Keeps other processes from the files while it exists.
 #[derive(Debug)]
 pub(super) struct StoreLock {
-    /// Its closing releases the lock.
-    _folder: File,
+    folder: File,
+}
+
+impl Drop for StoreLock {
+    fn drop(&mut self) {
+        // Not by closing it: a child of another thread has it, too, until it executes its program, and would keep the lock.
+        let _ = flock(&self.folder, FlockOperation::Unlock);
+    }
 }
 
 impl Store {
@@ -252,7 +258,7 @@ impl Store {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
         flock(&folder, FlockOperation::LockExclusive)?;
-        Ok(StoreLock { _folder: folder })
+        Ok(StoreLock { folder })
     }
 
     /// The file of an interface of the calling thread's network namespace.
@@ -404,8 +410,11 @@ mod tests {
         assert_eq!(mode & 0o777, 0o700);
         let other = File::open(folder.path()).expect("the folder");
         assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err());
+        // As a child has it between its fork and its program.
+        let inherited = lock.folder.try_clone().expect("a descriptor");
         drop(lock);
         flock(&other, FlockOperation::NonBlockingLockExclusive).expect("free again");
+        drop(inherited);
         // What was put in the folder's place is not followed.
         let link = folder.path().with_extension("link");
         std::os::unix::fs::symlink(folder.path(), &link).expect("a link");
