@@ -6,6 +6,7 @@
 //! entries posted) and the number of packets in flight bound what is sent.
 
 mod digests;
+mod outgoing;
 mod run;
 mod unheard;
 
@@ -23,16 +24,15 @@ use lm_protocol::window::WindowShape;
 use lm_protocol::wire::lm::LmHeader;
 use lm_protocol::wire::{Addressing, DataTemplate, IpFragTemplate};
 
-use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX, TRANSMIT_RING_LEN};
+use crate::bounds::{LANDING_RING_LEN, OUTGOING_MAX};
 use crate::completion::{Completion, Outcome, PeerId, SendToken};
-use crate::eager::TransmitFrames;
-use crate::fragment_digests::FragmentDigests;
-use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
 use crate::release::Released;
-use crate::scheduler::{Class, RateLimit, Shaper, Signal, Transmit};
+use crate::scheduler::{Class, RateLimit, Shaper, Signal};
 
 pub(crate) use digests::DigestsToTell;
+pub(crate) use outgoing::{Copied, Heard, Outgoing, OutgoingTable, Way};
+use outgoing::{HEADER_LEN_MAX, Template};
 
 /// Packets of a plain datagram stream in flight: nobody gives credit there, and veth's ring has 256 entries.
 const PLAIN_IN_FLIGHT: u32 = 128;
@@ -42,265 +42,6 @@ const REPAIRS_MAX: usize = 1024;
 /// A receiver that owes an answer is asked after this time, and then ever less often.
 const ASK_AFTER_NS: u64 = 2_000_000;
 const ASK_AFTER_MAX_NS: u64 = 100_000_000;
-
-/// Longest header of a data packet: Ethernet with two tags, IPv4, UDP, LM.
-const HEADER_LEN_MAX: usize = 96;
-
-#[derive(Clone, Copy, Debug)]
-enum Template {
-    Lm(DataTemplate),
-    IpFrag(IpFragTemplate),
-}
-
-/// A message of many fragments that is not settled, or whose memory the kernel may still read.
-#[derive(Debug)]
-pub(crate) struct Outgoing {
-    pub(crate) released: Released,
-    start: u64,
-    geometry: Geometry,
-    /// Length of the message; the geometry may have padding behind it.
-    len: u64,
-    number: u32,
-    pub(crate) tag: u64,
-    pub(crate) token: SendToken,
-    pub(crate) submitted_ns: u64,
-    /// Next position in transmit order.
-    position: u32,
-    /// Descriptors on the ring and not completed: one for each packet but long ones.
-    in_flight: u32,
-    /// Index of the channel that they are on.
-    channel: usize,
-    template: Template,
-    /// The application has its completion; the memory goes back with the last packet's completion.
-    settled: bool,
-    missing: Option<Vec<Range<u32>>>,
-    /// Its digest, once every fragment's is known.
-    digest: Option<u64>,
-}
-
-impl Outgoing {
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Puts the packet of fragment `index` on the ring, where there is room for a descriptor. Returns its length in bytes; `None` when a
-    /// frame is needed, or more room, and there is none now.
-    #[inline]
-    fn put_packet(
-        &mut self,
-        index: u32,
-        way: &mut Way<'_, impl TxQueue>,
-        header: &mut [u8; HEADER_LEN_MAX],
-        sent: &mut Heard<'_>,
-    ) -> Option<u32> {
-        let fragment = self.geometry.fragment(index);
-        let frame_len = u32::from(fragment.frame_len());
-        let header_len = match &self.template {
-            Template::Lm(template) => template.write(header, index, fragment.len),
-            Template::IpFrag(template) => template.write(header, index, fragment.len),
-        };
-        let mut address = self.start + self.geometry.tx_frame_offset(index);
-        if way.device_reads && crosses_huge_page(address, frame_len) {
-            address = self.copy_payload(index, header_len as u64, way)?;
-        } else {
-            self.in_flight += 1;
-        }
-        if frame_len > way.piece_len {
-            // The packet is contiguous, but a descriptor is for no more than a chunk.
-            self.in_flight -= 1;
-            let pieces = way.channel.push_pieces(address, frame_len, way.piece_len)?;
-            self.in_flight += pieces;
-            way.more_pieces += pieces - 1;
-        } else {
-            way.channel.push(address, frame_len);
-        }
-        // The hole lies before the payload, inside the region that the application handed over; the kernel sees the descriptors later.
-        way.umem.copy_to(address, &header[..header_len]);
-        if let Some(sent) = sent {
-            sent(way.umem, address, frame_len);
-        }
-        Some(frame_len)
-    }
-
-    /// Copies the payload of fragment `index` to a frame of its own, behind room for its headers; the frame's address.
-    #[cold]
-    fn copy_payload(&self, index: u32, header_len: u64, way: &mut Way<'_, impl TxQueue>) -> Option<u64> {
-        let frame = way.frames.take_for_control()?;
-        let address = frame.address();
-        let payload = self.geometry.tx_payload_range(index);
-        let len = payload.end - payload.start;
-        way.umem
-            .copy_within(self.start + payload.start, address + header_len, len);
-        way.frames.control_sent(frame);
-        way.copied.fragments += 1;
-        way.copied.bytes += len;
-        Some(address)
-    }
-}
-
-/// Hears the UMEM address and length of each packet that goes to the ring, where somebody listens.
-pub(crate) type Heard<'a> = Option<&'a mut dyn FnMut(&Umem, u64, u32)>;
-
-/// What a packet needs on its way to the ring.
-#[derive(Debug)]
-pub(crate) struct Way<'a, T> {
-    pub(crate) channel: &'a mut Transmit<T>,
-    pub(crate) umem: &'a Umem,
-    /// Longest piece of a packet for one descriptor, in bytes: a chunk.
-    pub(crate) piece_len: u32,
-    /// Descriptors beyond one for each packet, of what goes to the ring now: they are part of the room, and of what one wake-up takes.
-    pub(crate) more_pieces: u32,
-    /// Length of what went to the ring, in bytes.
-    pub(crate) bytes: u64,
-    /// For what must be copied, because the device reads packets itself (zero-copy mode) and takes none that crosses the end of a
-    /// huge page (`xp_desc_crosses_non_contig_pg` of include/net/xsk_buff_pool.h).
-    pub(crate) frames: &'a mut TransmitFrames,
-    pub(crate) device_reads: bool,
-    pub(crate) copied: Copied,
-}
-
-/// Fragments that were copied on their way, and their payload in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Copied {
-    pub(crate) fragments: u64,
-    pub(crate) bytes: u64,
-}
-
-/// All outgoing messages of an endpoint, and which of them a transmit completion belongs to.
-#[derive(Debug)]
-pub(crate) struct OutgoingTable {
-    slots: Vec<Option<Outgoing>>,
-    free: Vec<u16>,
-    arena_start: u64,
-    /// Slot of the message in each page of the send arena.
-    owner: Vec<u16>,
-    digests: FragmentDigests,
-    /// UMEM addresses of packets that were completed and are no message's.
-    pub(crate) unknown: Vec<u64>,
-}
-
-impl OutgoingTable {
-    pub(crate) fn new(arena_start: u64, arena_len: u64) -> OutgoingTable {
-        OutgoingTable {
-            slots: (0..OUTGOING_MAX).map(|_| None).collect(),
-            free: (0..OUTGOING_MAX as u16).rev().collect(),
-            arena_start,
-            owner: vec![u16::MAX; (arena_len / crate::arena::PAGE_LEN) as usize],
-            digests: FragmentDigests::new(arena_start, arena_len),
-            unknown: Vec::new(),
-        }
-    }
-
-    pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.free.len() == self.slots.len()
-    }
-
-    /// Messages that can be taken now.
-    #[cfg(test)]
-    pub(crate) fn available(&self) -> usize {
-        self.free.len()
-    }
-
-    fn insert(&mut self, outgoing: Outgoing) -> u16 {
-        let slot = self.free.pop().expect("room was asked for");
-        if let Released::SendRegion { start, len } = outgoing.released {
-            let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
-            let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
-            self.owner[first..first + pages].fill(slot);
-        }
-        self.slots[usize::from(slot)] = Some(outgoing);
-        slot
-    }
-
-    #[inline]
-    fn at(&mut self, slot: u16) -> &mut Outgoing {
-        self.slots[usize::from(slot)]
-            .as_mut()
-            .expect("a queued slot is taken")
-    }
-
-    /// The kernel is done with the packet at `address`. Returns memory that nobody needs any more.
-    #[inline]
-    pub(crate) fn completed(&mut self, address: u64) -> Option<Released> {
-        let page = (address.checked_sub(self.arena_start)? / crate::arena::PAGE_LEN) as usize;
-        let slot = *self.owner.get(page)?;
-        let Some(Some(outgoing)) = self.slots.get_mut(usize::from(slot)) else {
-            self.completed_unknown(address);
-            return None;
-        };
-        outgoing.in_flight -= 1;
-        match outgoing.in_flight > 0 || !outgoing.settled {
-            true => None,
-            false => self.free_if_done(slot),
-        }
-    }
-
-    /// No message's: a flow's, if there are some.
-    #[cold]
-    fn completed_unknown(&mut self, address: u64) {
-        if self.unknown.len() < self.unknown.capacity() {
-            self.unknown.push(address);
-        }
-    }
-
-    /// Memory of the send arena is no message's: what is completed there is kept as unknown.
-    pub(crate) fn disown(&mut self, start: u64, len: u64) {
-        self.unknown.reserve(TRANSMIT_RING_LEN as usize);
-        let first = ((start - self.arena_start) / crate::arena::PAGE_LEN) as usize;
-        let pages = (crate::arena::pages_len(len) / crate::arena::PAGE_LEN) as usize;
-        self.owner[first..first + pages].fill(u16::MAX);
-    }
-
-    /// A channel was closed: its packets will have no completion. Returns memory that nobody needs any more.
-    pub(crate) fn abandoned(&mut self, channel: usize) -> Vec<Released> {
-        let mut released = Vec::new();
-        for slot in 0..self.slots.len() as u16 {
-            if let Some(outgoing) = &mut self.slots[usize::from(slot)]
-                && outgoing.channel == channel
-            {
-                outgoing.in_flight = 0;
-                released.extend(self.free_if_done(slot));
-            }
-        }
-        released
-    }
-
-    /// The message in a slot has come to its end: what its application is told, and memory that nobody needs any more.
-    pub(crate) fn settle(
-        &mut self,
-        slot: u16,
-        peer: PeerId,
-        outcome: Outcome,
-        now_ns: u64,
-    ) -> (Completion, Option<Released>) {
-        let outgoing = self.at(slot);
-        outgoing.settled = true;
-        let completion = Completion {
-            token: outgoing.token,
-            peer,
-            tag: outgoing.tag,
-            len: outgoing.len(),
-            latency_ns: now_ns.saturating_sub(outgoing.submitted_ns),
-            outcome,
-        };
-        (completion, self.free_if_done(slot))
-    }
-
-    fn free_if_done(&mut self, slot: u16) -> Option<Released> {
-        let outgoing = self.at(slot);
-        if outgoing.in_flight > 0 || !outgoing.settled {
-            return None;
-        }
-        let released = outgoing.released;
-        self.slots[usize::from(slot)] = None;
-        self.free.push(slot);
-        Some(released)
-    }
-}
 
 /// What the grant said.
 #[derive(Clone, Copy, Debug)]

@@ -36,16 +36,6 @@ impl DigestsToTell {
     }
 }
 
-impl OutgoingTable {
-    #[inline]
-    pub(super) fn at_with_digests(&mut self, slot: u16) -> (&mut Outgoing, &mut FragmentDigests) {
-        let outgoing = self.slots[usize::from(slot)]
-            .as_mut()
-            .expect("a queued slot is taken");
-        (outgoing, &mut self.digests)
-    }
-}
-
 impl Outgoing {
     /// Keeps the digest of fragment `index`.
     #[inline]
