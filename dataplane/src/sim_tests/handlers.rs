@@ -85,6 +85,22 @@ impl Handler for Receiver {
     }
 }
 
+/// Has host 1 take samples; what it has of them.
+fn receive(bed: &mut Bed, keeps_all: bool) -> Shared<Samples> {
+    let samples = Shared::<Samples>::default();
+    let receiver = Receiver {
+        samples: Arc::clone(&samples),
+        keeps_all,
+        from: None,
+        due: None,
+    };
+    let handlers = &mut bed.hosts[1].small.handlers;
+    handlers
+        .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
+        .expect("free");
+    samples
+}
+
 /// Counts reports.
 struct Reports {
     samples: Shared<Samples>,
@@ -170,17 +186,7 @@ fn packets_of_a_type_come_to_its_handler_by_both_ways() {
                 ..Impairments::default()
             },
         );
-        let samples = Shared::<Samples>::default();
-        let receiver = Receiver {
-            samples: Arc::clone(&samples),
-            keeps_all: false,
-            from: None,
-            due: None,
-        };
-        let handlers = &mut bed.hosts[1].small.handlers;
-        handlers
-            .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
-            .expect("free");
+        let samples = receive(&mut bed, false);
         let reports = Reports {
             samples: Arc::clone(&samples),
             newest: 0,
@@ -280,17 +286,7 @@ fn what_no_handler_takes_is_counted_and_not_answered() {
         );
     };
     rejected(&mut bed, &known, 1);
-    let samples = Shared::<Samples>::default();
-    let receiver = Receiver {
-        samples: Arc::clone(&samples),
-        keeps_all: true,
-        from: None,
-        due: None,
-    };
-    let handlers = &mut bed.hosts[1].small.handlers;
-    handlers
-        .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
-        .expect("free");
+    let samples = receive(&mut bed, true);
     let stranger = sample(&mut bed, 9, 2);
     rejected(&mut bed, &stranger, 1);
     let mut changed = known.clone();
@@ -309,17 +305,7 @@ fn a_handler_that_keeps_all_leaves_half_of_the_frames() {
     let mut bed = Bed::new(&BedConfig::default());
     let peer = bed.resolve(0);
     bed.exchange(0, peer, &noise(1, 100));
-    let samples = Shared::<Samples>::default();
-    let receiver = Receiver {
-        samples: Arc::clone(&samples),
-        keeps_all: true,
-        from: None,
-        due: None,
-    };
-    let handlers = &mut bed.hosts[1].small.handlers;
-    handlers
-        .add(TYPE_REALTIME..=TYPE_REALTIME, Box::new(receiver))
-        .expect("free");
+    let samples = receive(&mut bed, true);
     for number in 0..GENERAL_FRAMES {
         let packet = sample(&mut bed, 0, number);
         bed.wire.inject(1, 0, &packet);
