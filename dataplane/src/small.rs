@@ -49,7 +49,7 @@ pub(crate) struct Small<R> {
     frames: FramePool,
     /// Frames that are messages now.
     held: u32,
-    /// As [`crate::port::Device::kept_frames`]; 0 in copy mode.
+    /// As [`crate::port::Caps::kept_frames`]; 0 in copy mode.
     kept_frames: u32,
     /// Who takes packets that are neither messages nor ours.
     pub(crate) handlers: Handlers,
