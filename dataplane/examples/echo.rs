@@ -30,7 +30,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut endpoint = Endpoint::open(&config)?;
     eprintln!(
         "echo: {} on {}, {}",
-        endpoint.interface().name,
+        endpoint.device().name,
         endpoint.local(),
         endpoint.mode()
     );

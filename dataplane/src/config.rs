@@ -94,6 +94,9 @@ pub struct EndpointConfig {
     pub in_order: bool,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
+    /// Whether other processes are lent its memory ([`Endpoint::memory_file`](crate::Endpoint::memory_file)): it lies in a file then, and
+    /// never in huge pages, which zero-copy mode needs.
+    pub lend: bool,
     /// For how long a peer may be silent, a message without progress, or the interface down, before messages are given up as incomplete
     /// or timed out, sessions end, and the endpoint reports its link. A session that this endpoint sends in lasts for its lease at
     /// least (5 s); a silent one that it granted gives way after its lease to whoever wants its place. A peer whose host answers
@@ -152,6 +155,7 @@ impl Default for EndpointConfig {
             poll_queues: true,
             in_order: true,
             huge_pages: HugePages::Auto,
+            lend: false,
             patience: Duration::from_secs(2),
             integrity: Integrity::Manifest,
             exclusive: false,

@@ -1,14 +1,12 @@
-//! Endpoint: the public face. Opens interface, memory, gate and channels, then hands everything to the poll
-//! engine ([`crate::engine`]); adds the clock and the waiting.
+//! Endpoint: the public face. Opened on the kernel's port ([`crate::open`]) or another one ([`crate::over`]), it hands everything to the
+//! poll engine ([`crate::engine`]) and adds the waiting.
 
 use std::fmt;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU64;
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
-
-use lm_cards::Interface;
+use std::time::Duration;
 
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::connect::{ConnectError, ConnectOptions};
@@ -19,15 +17,20 @@ use crate::idle::{Idle, IdleStep};
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
+use crate::over::Device;
 use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 use crate::scheduler::{Flow, FlowError, FlowId, FlowSpec, Scope, Shaper};
 
 /// How long closing waits for receivers to confirm the end of their sessions.
-const FAREWELL_PATIENCE: Duration = Duration::from_millis(800);
+const FAREWELL_PATIENCE_NS: u64 = 800_000_000;
 /// How long a flush polls between looks at its deadline at most.
 const WAIT_STEP: Duration = Duration::from_millis(10);
+/// How soon to look again where completions are due.
+const BUSY_STEP: Duration = Duration::from_micros(50);
+/// How soon where a session is open at most: keepalives, and leases of five seconds.
+const QUIET_STEP: Duration = Duration::from_millis(500);
 
 /// One end of LM on one network interface: sends to and receives from any number of peers.
 ///
@@ -56,29 +59,28 @@ const WAIT_STEP: Duration = Duration::from_millis(10);
 /// # Ok(())
 /// # }
 /// ```
-pub struct Endpoint {
-    pub(crate) engine: Engine<KernelNic>,
-    pub(crate) clock: Instant,
+pub struct Endpoint<P: Port = KernelNic> {
+    pub(crate) engine: Engine<P>,
     pub(crate) idle: Idle,
-    pub(crate) interface: Interface,
+    pub(crate) device: Device,
     pub(crate) warnings: Vec<String>,
     pub(crate) landing_start: u64,
 }
 
-impl fmt::Debug for Endpoint {
+impl<P: Port> fmt::Debug for Endpoint<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("interface", &self.interface.name)
+            .field("device", &self.device.name)
             .field("local", &self.engine.fixed.local)
             .field("mode", &self.mode())
             .finish_non_exhaustive()
     }
 }
 
-impl Endpoint {
+impl<P: Port> Endpoint<P> {
     #[inline]
     fn now_ns(&self) -> u64 {
-        self.clock.elapsed().as_nanos() as u64
+        self.engine.port.now_ns()
     }
 
     /// Things the user should know: a fallback that was taken, an MTU that was lowered.
@@ -91,9 +93,9 @@ impl Endpoint {
         self.engine.port.effective_mode()
     }
 
-    /// The interface.
-    pub fn interface(&self) -> &Interface {
-        &self.interface
+    /// The network interface.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Address and data port of this endpoint; control has the next port.
@@ -136,9 +138,9 @@ impl Endpoint {
     }
 
     fn resolve(&mut self, to: SocketAddrV4) -> Result<u16, ConnectError> {
-        let hop = crate::route::resolve(*to.ip(), Some(self.interface.index))
-            .map_err(|error| ConnectError::Route(error.into()))?;
-        let addressing = self.engine.addressing_to(to, hop.mac);
+        let side = self.engine.port.side();
+        let mac = side.next_hop(*to.ip()).map_err(ConnectError::Route)?;
+        let addressing = self.engine.addressing_to(to, mac);
         let now_ns = self.now_ns();
         let index = self
             .engine
@@ -161,20 +163,35 @@ impl Endpoint {
     /// # Errors
     /// [`ConnectError`].
     pub fn open_session(&mut self, peer: PeerId, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let now_ns = self.now_ns();
-        self.engine.peers.named(peer).ok_or(ConnectError::UnknownPeer)?;
-        self.engine.end_session(peer.index, now_ns);
-        self.engine.apply(peer.index, options, now_ns);
+        self.request_session(peer, options)?;
         loop {
-            self.poll();
-            let now_ns = self.now_ns();
-            if let Some(outcome) = self.engine.application_outcome(peer.index, now_ns) {
+            if let Some(outcome) = self.session_outcome(peer) {
                 return outcome;
             }
+            let now_ns = self.now_ns();
             self.engine.drive_admission(now_ns);
             // Nothing is hurried here, and the peer may share our core.
             let _ = self.engine.port.wait(Duration::from_millis(1));
         }
+    }
+
+    /// As [`open_session`](Endpoint::open_session), without waiting: [`session_outcome`](Endpoint::session_outcome) says what came of it.
+    ///
+    /// # Errors
+    /// [`ConnectError::UnknownPeer`].
+    pub fn request_session(&mut self, peer: PeerId, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let now_ns = self.now_ns();
+        self.engine.peers.named(peer).ok_or(ConnectError::UnknownPeer)?;
+        self.engine.end_session(peer.index, now_ns);
+        self.engine.apply(peer.index, options, now_ns);
+        Ok(())
+    }
+
+    /// Polls once; what came of the session that was requested with a peer. `None`: nothing yet. Said once.
+    pub fn session_outcome(&mut self, peer: PeerId) -> Option<Result<(), ConnectError>> {
+        self.poll();
+        let now_ns = self.now_ns();
+        self.engine.application_outcome(peer.index, now_ns)
     }
 
     /// Ends the landing session with a peer. Messages not confirmed end as [`crate::Outcome::SessionEnded`].
@@ -373,7 +390,7 @@ impl Endpoint {
     /// [`SendError::TimedOut`] after `timeout`; [`SendError::Failed`] when messages ended otherwise since the last
     /// flush.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), SendError> {
-        let deadline = Instant::now() + timeout;
+        let deadline_ns = self.now_ns().saturating_add(timeout.as_nanos() as u64);
         loop {
             self.poll_or_wait();
             self.check_link()?;
@@ -384,7 +401,7 @@ impl Endpoint {
                     messages => Err(SendError::Failed { messages }),
                 };
             }
-            if Instant::now() >= deadline {
+            if self.now_ns() >= deadline_ns {
                 return Err(SendError::TimedOut { unconfirmed });
             }
         }
@@ -418,14 +435,7 @@ impl Endpoint {
                 self.idle.yielded(before_ns, self.now_ns());
             }
             IdleStep::Sleep(most) => {
-                // Nothing wakes us for a completion or a timer: look again soon while some are due.
-                let busy = self.engine.sending.awaits_completions()
-                    || self.engine.small.owed() > 0
-                    || (self.engine.landing.as_ref()).is_some_and(|landing| {
-                        landing.sessions.entries.await_driver()
-                            || landing.sessions.iter().any(|inbound| inbound.told.changed)
-                    });
-                let most = if busy { Duration::from_micros(50) } else { most };
+                let most = if self.is_busy() { BUSY_STEP } else { most };
                 let most = most.min(longest);
                 let most = self.until_departure().map_or(most, |left| most.min(left));
                 if !most.is_zero() {
@@ -480,6 +490,27 @@ impl Endpoint {
         Some(Duration::from_nanos(departure_ns.saturating_sub(self.now_ns())))
     }
 
+    /// How long [`poll`](Endpoint::poll) may be left alone by whoever waits on the descriptor, for whatever that does not tell: timers,
+    /// completions, and what is due ([`until_departure`](Endpoint::until_departure)).
+    pub fn until_poll(&mut self) -> Duration {
+        let timers = match self.is_busy() {
+            true => BUSY_STEP,
+            false if self.engine.unconfirmed_messages() > 0 || self.engine.awaits_messages() => WAIT_STEP,
+            false => QUIET_STEP,
+        };
+        self.until_departure().map_or(timers, |left| timers.min(left))
+    }
+
+    /// Nothing wakes for a completion, or for what is owed and comes with the next round: some are due.
+    fn is_busy(&self) -> bool {
+        self.engine.sending.awaits_completions()
+            || self.engine.small.owed() > 0
+            || (self.engine.landing.as_ref()).is_some_and(|landing| {
+                landing.sessions.entries.await_driver()
+                    || landing.sessions.iter().any(|inbound| inbound.told.changed)
+            })
+    }
+
     fn poll_or_wait(&mut self) {
         if self.poll() == 0 {
             self.wait(WAIT_STEP);
@@ -494,6 +525,13 @@ impl Endpoint {
     /// What the gate decided so far: name of the verdict and number of packets.
     pub fn gate_counters(&self) -> Vec<(&'static str, u64)> {
         self.engine.port.verdicts()
+    }
+
+    /// The file in which its memory lies, where it is lent to other processes ([`crate::EndpointConfig::lend`]): who maps it writes a loaned
+    /// region at its [`umem_ranges`](SendRegion::umem_ranges) and reads a message at its [`umem_offset`](Message::umem_offset), which
+    /// this process holds meanwhile. Who has it can read and write all that this endpoint sends and receives.
+    pub fn memory_file(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.memory.umem().mapping().file()
     }
 
     /// How much landing memory there is, and may be.
@@ -521,20 +559,17 @@ impl Endpoint {
     pub fn close(self) {}
 }
 
-impl AsFd for Endpoint {
+impl<P: Port + AsFd> AsFd for Endpoint<P> {
     /// Readable (level-triggered) when [`poll`](Endpoint::poll) may find something to receive.
     ///
-    /// Only `poll` runs timers, sends what the kernel had no room for and repeats what was lost. So wait on the
-    /// descriptor for no longer than 10 ms while messages are under way in either direction ([`until_departure`] under a
-    /// rate limit), and for no longer than half a second while a session is open, and poll then in any case.
-    ///
-    /// [`until_departure`]: Endpoint::until_departure
+    /// Only `poll` runs timers, sends what the kernel had no room for and repeats what was lost: poll when
+    /// [`until_poll`](Endpoint::until_poll) has passed in any case.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.engine.port.as_fd()
     }
 }
 
-impl Drop for Endpoint {
+impl<P: Port> Drop for Endpoint<P> {
     fn drop(&mut self) {
         let now_ns = self.now_ns();
         while let Some(&index) = self.engine.sending.senders().first() {
@@ -546,8 +581,8 @@ impl Drop for Endpoint {
         let now_ns = self.now_ns();
         self.engine.close_to_requests(now_ns);
         self.engine.shut_down_at_daemon();
-        let deadline = Instant::now() + FAREWELL_PATIENCE;
-        while self.engine.is_leaving() && Instant::now() < deadline {
+        let deadline_ns = now_ns + FAREWELL_PATIENCE_NS;
+        while self.engine.is_leaving() && self.now_ns() < deadline_ns {
             self.poll();
             let now_ns = self.now_ns();
             self.engine.drive_admission(now_ns);

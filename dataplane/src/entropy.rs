@@ -6,7 +6,6 @@ pub(crate) enum Entropy {
     /// The kernel.
     Kernel,
     /// A simulated world: the same numbers whenever it is run.
-    #[cfg(any(test, feature = "fuzzing"))]
     Seeded(u64),
 }
 
@@ -15,7 +14,6 @@ impl Entropy {
     pub(crate) fn draw(&mut self) -> u64 {
         match self {
             Entropy::Kernel => from_kernel(),
-            #[cfg(any(test, feature = "fuzzing"))]
             Entropy::Seeded(state) => split_mix(state),
         }
     }
@@ -35,7 +33,6 @@ fn from_kernel() -> u64 {
 }
 
 /// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
-#[cfg(any(test, feature = "fuzzing"))]
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lm_cards::Steering;
 use lm_ebpf::{AttachMode, CpuCheck, Gate, GateConfig, Log, Verdict};
@@ -83,6 +83,7 @@ pub struct KernelNic {
     chunk_len: u32,
     multi_buffer: bool,
     interface_index: u32,
+    opened: Instant,
     mode: ModeRequest,
     /// As [`Port::prepare`].
     prepared: Option<(QueueSpec, Prepared)>,
@@ -146,6 +147,7 @@ impl KernelNic {
             chunk_len: config.chunk_len,
             multi_buffer: config.multi_buffer,
             interface_index: config.interface_index,
+            opened: Instant::now(),
             mode: config.mode,
             prepared: None,
             poll_queues: config.poll_queues,
@@ -380,6 +382,11 @@ impl Bell for Arc<Xsk> {
 impl Port for KernelNic {
     type Rx = RingRx<Arc<Xsk>>;
     type Tx = RingTx<Arc<Xsk>>;
+
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.opened.elapsed().as_nanos() as u64
+    }
 
     fn open(&mut self, spec: &QueueSpec) -> Result<Opened, PortError> {
         self.open_socket(spec)

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use lm_cards::chunk_len_for;
-
 use crate::config::{Admission, EndpointConfig};
 use crate::daemon::ipc::{Call, Joined, Mode, Offer, SOCKET_PATH};
 use crate::daemon::{Client, Daemon, DaemonError};
 use crate::error::OpenError;
-use crate::kernel::{KernelNic, KernelNicConfig};
+use crate::kernel::KernelNic;
 use crate::memory::Umem;
-use crate::open::{Opened, Site};
-use crate::opening::{MemoryPlan, Queues};
-use crate::port::{Caps, ModeRequest};
+use crate::open::Site;
+use crate::opening::Queues;
+use crate::over::Opened;
+use crate::port::ModeRequest;
 use crate::terms::WINDOW_FRAGMENTS_MAX;
 use crate::udp::UdpPair;
 
@@ -44,13 +43,13 @@ pub(crate) fn daemon_for(config: &EndpointConfig) -> Result<Option<Client>, Open
     }
 }
 
-impl Opened {
+impl Opened<KernelNic> {
     /// In copy mode, by the daemon, on the queues that it gives, which `site` names from then on.
     pub(crate) fn by_daemon(
         config: &EndpointConfig,
         mut client: Client,
         site: &mut Site,
-    ) -> Result<Opened, OpenError> {
+    ) -> Result<Opened<KernelNic>, OpenError> {
         let local_ip = site.local_ip();
         let udp = UdpPair::bind_data(local_ip, config.port).map_err(crate::port::PortError::from)?;
         let mode = match config.mode {
@@ -72,43 +71,31 @@ impl Opened {
                 site.interface.name
             )));
         }
-        site.queues = queues_of(&joined, lands)?;
+        site.shape.queues = queues_of(&joined, lands)?;
         let mut config = config.clone();
-        config.general_queue = site.queues.general.unwrap_or(0);
-        config.landing_queue = site.queues.landing;
-        let chunk_len = chunk_len_for(None, u32::from(site.mtu));
-        let plan = MemoryPlan::new(&config, &site.layout, chunk_len, Caps::copying(0))?;
+        config.general_queue = site.shape.queues.general.unwrap_or(0);
+        config.landing_queue = site.shape.queues.landing;
+        let plan = site.plan(&config)?;
         let umem = Umem::shared(plan.total_len()).map_err(|source| OpenError::Memory {
             len: plan.total_len(),
             source,
         })?;
         let daemon = Daemon::new(client);
         let nic = KernelNic::joined(
-            &KernelNicConfig {
-                interface_index: site.interface.index,
-                local_ip,
-                port: config.port,
-                mode: ModeRequest::Copy,
-                landing_queues: site.queues.landing.as_slice(),
-                cpu_check: lm_ebpf::CpuCheck::Rps,
-                mapping: umem.mapping(),
-                chunk_len,
-                multi_buffer: plan.is_multi_buffer(),
-                poll_queues: config.poll_queues && site.veth,
-            },
+            &site.nic_config(&config, plan.port_memory(&umem), ModeRequest::Copy),
             daemon.clone(),
             &joined,
             udp,
         );
         let offer = joined.landing_queue.map(|queue| Offer {
             queue,
-            mtu: site.mtu,
-            chunk_len,
+            mtu: site.shape.mtu,
+            chunk_len: plan.chunk_len,
             max_message_len: config.max_message_len,
             window_max: WINDOW_FRAGMENTS_MAX,
             allow: config.allow.clone(),
         });
-        let mut opened = Opened::assemble(config, plan, umem, nic, site)?;
+        let mut opened = Opened::assemble(config, plan, umem, nic, &site.shape)?;
         if let Some(offer) = offer {
             daemon.client().done(Call::Receive(offer), &[])?;
         }

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use lm_cards::Interface;
 use lm_protocol::geometry::Layout;
 use lm_protocol::session::Admit;
 use lm_protocol::zone::{XDP_PACKET_HEADROOM, ZoneShape};
@@ -33,6 +32,7 @@ use crate::landing_side::{Flow, LandingSide, Past};
 use crate::looks::Looks;
 use crate::memory::Umem;
 use crate::notices::Notices;
+use crate::over::{Device, PortMemory};
 use crate::own_node::OwnNode;
 use crate::packet_memory::PacketMemory;
 use crate::peer::Peers;
@@ -138,6 +138,8 @@ impl MemoryPlan {
                     true => caps,
                     false => Caps {
                         kept_frames: caps.kept_frames,
+                        tx_bound: caps.tx_bound,
+                        tx_steers: caps.tx_steers,
                         ..Caps::copying(0)
                     },
                 }
@@ -156,6 +158,15 @@ impl MemoryPlan {
     /// Packets in several frames, where some are longer than one.
     pub(crate) fn is_multi_buffer(&self) -> bool {
         self.caps.capacity > 0
+    }
+
+    /// What a port is told of it.
+    pub(crate) fn port_memory<'a>(&self, umem: &'a Umem) -> PortMemory<'a> {
+        PortMemory {
+            mapping: umem.mapping(),
+            chunk_len: self.chunk_len,
+            multi_buffer: self.is_multi_buffer(),
+        }
     }
 
     /// Descriptors on a TX ring and not completed, of as many as asked for: the longest packet must be possible.
@@ -188,14 +199,14 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn choose(config: &EndpointConfig, interface: &Interface) -> Result<Queues, OpenError> {
-        let queues = interface.rx_queues.max(1);
+    pub(crate) fn choose(config: &EndpointConfig, device: &Device) -> Result<Queues, OpenError> {
+        let queues = device.queues.max(1);
         let general = config.general_queue;
         let missing = |queue: u32| {
             OpenError::Config(format!(
                 "{} has {queues} receive queue(s), so there is no queue {queue}; choose one below {queues} \
                  (--queue), or add queues (ethtool -L {} combined N)",
-                interface.name, interface.name
+                device.name, device.name
             ))
         };
         if general >= queues {

@@ -394,6 +394,13 @@ pub trait Datagrams {
     /// Ethernet address of the next hop towards `ip`, if it is known now; else the kernel is made to find it out. Does not
     /// block.
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]>;
+
+    /// Ethernet address of the next hop towards `ip`, which is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no way there, in one line.
+    fn next_hop(&mut self, ip: Ipv4Addr) -> Result<[u8; 6], Box<dyn std::error::Error + Send + Sync>>;
 }
 
 /// Which packets the device puts on a queue.
@@ -462,12 +469,15 @@ pub enum Attended {
 
 /// A network interface: queues, what is let in and where, and two datagram sockets beside.
 ///
-/// One owner polls it: nothing here is meant for two threads at once. Time is the caller's.
+/// One owner polls it: nothing here is meant for two threads at once.
 pub trait Port {
     /// The receive side of its queues.
     type Rx: RxQueue;
     /// The transmit side of its queues.
     type Tx: TxQueue;
+
+    /// Nanoseconds since any moment: the time by which all that an endpoint does is timed. It never goes back.
+    fn now_ns(&self) -> u64;
 
     /// Opens a queue. One that only sends ([`Role::SendOnly`]) has no receive side.
     ///
@@ -562,6 +572,11 @@ pub trait Port {
 
     /// How packets are moved.
     fn effective_mode(&self) -> EffectiveMode;
+
+    /// What random numbers are made from; `None`: they are the kernel's. Only of a world that is to be repeatable.
+    fn seed(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What a [`Port`] could not do; one line each, with what to do.

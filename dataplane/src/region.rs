@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -106,6 +107,12 @@ impl SendRegion {
         self.payloads_from(0)
     }
 
+    /// Where the payload lies in the endpoint's memory, in bytes, in message order and holes left out: as
+    /// [`payloads_mut`](SendRegion::payloads_mut), for another process that fills it ([`Endpoint::memory_file`](crate::Endpoint::memory_file)).
+    pub fn umem_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        (0..self.payload_fragments()).map(|index| self.umem_range(index))
+    }
+
     fn payloads_from(&mut self, position: u64) -> Payloads<'_> {
         let stride = u64::from(self.geometry.layout().payload_len());
         let fragments = self.payload_fragments();
@@ -198,11 +205,20 @@ impl SendRegion {
         (released, self.start, self.geometry, self.len)
     }
 
-    fn range_mut(&mut self, index: u32, skip: usize) -> &mut [u8] {
+    /// UMEM addresses of fragment `index`'s payload.
+    fn umem_range(&self, index: u32) -> Range<u64> {
         let fragment = self.geometry.fragment(index);
-        let address = self.start + self.geometry.tx_payload_offset(index) + skip as u64;
+        let address = self.start + self.geometry.tx_payload_offset(index);
         let end = (fragment.offset + u64::from(fragment.len)).min(self.len);
-        let len = (end - fragment.offset) as usize - skip;
+        address..address + end - fragment.offset
+    }
+
+    fn range_mut(&mut self, index: u32, skip: usize) -> &mut [u8] {
+        let range = self.umem_range(index);
+        let (address, len) = (
+            range.start + skip as u64,
+            (range.end - range.start) as usize - skip,
+        );
         let pointer = self.loaned.pointer(address, len as u64);
         // SAFETY: the range lies inside the mapping (checked by `pointer`) and inside this region, which
         // only this value can reach until it is sent: the engine neither reads it nor gives it to the kernel

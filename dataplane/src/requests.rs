@@ -385,6 +385,12 @@ impl<P: Port> Engine<P> {
         removed
     }
 
+    /// Whether announced messages are on their way here.
+    pub(crate) fn awaits_messages(&self) -> bool {
+        let landing = self.landing.as_ref();
+        landing.is_some_and(|landing| landing.sessions.iter().any(|inbound| !inbound.is_idle()))
+    }
+
     /// Messages handed over and not settled.
     pub(crate) fn unconfirmed_messages(&mut self) -> u64 {
         let mut count = 0;

@@ -27,6 +27,7 @@ pub mod driver;
 mod faults;
 mod host;
 pub mod impair;
+mod plug;
 pub(crate) mod sockets;
 
 use std::collections::VecDeque;
@@ -47,8 +48,9 @@ use sockets::Reached;
 pub use driver::{Semantics, ZeroCopy};
 pub use host::{SimBell, SimNic, SimRxQueue, SimTxQueue};
 pub use impair::{Bursts, Corrupt, ImpairmentCounters, Impairments, Pattern};
+pub use plug::{switch, wire};
 
-use crate::memory::{CHUNK_LEN_RANGE, Mapping};
+use crate::memory::Mapping;
 
 /// Packets that one wake-up sends: `TX_BATCH_SIZE` of `net/xdp/xsk.c`.
 const TX_BATCH: u32 = 32;
@@ -83,6 +85,8 @@ pub struct WireConfig {
     pub semantics: [Semantics; 2],
     /// Entries that each host's device keeps back on landing queues, as [`Caps::held`](crate::port::Caps::held).
     pub held: [u32; 2],
+    /// What random numbers of endpoints that [`Wire::open`] opens come from.
+    pub seed: u64,
 }
 
 impl Default for WireConfig {
@@ -93,6 +97,7 @@ impl Default for WireConfig {
             queue_shift: 0,
             semantics: [Semantics::Copy; 2],
             held: [0; 2],
+            seed: 0,
         }
     }
 }
@@ -149,9 +154,6 @@ pub struct WireCounters {
     pub refused: u64,
 }
 
-/// Hosts on one switch, at most.
-const HOSTS_MAX: usize = 64;
-
 /// A fragment that passed the gate on another CPU and is not on the RX ring yet.
 #[derive(Debug)]
 struct Racing {
@@ -195,64 +197,24 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Two hosts on a wire.
-///
-/// # Panics
-///
-/// As [`switch`].
-pub fn wire(config: WireConfig, hosts: [HostConfig; 2]) -> (Wire, SimNic, SimNic) {
-    let (wire, nics) = switch(config, hosts.into());
-    let [a, b] = <[SimNic; 2]>::try_from(nics).expect("two hosts, two NICs");
-    (wire, a, b)
-}
-
-/// Hosts on a switch that knows them all: it takes a packet to the host with its destination address, however it
-/// is called. Between two hosts everything goes to the other one.
-///
-/// # Panics
-///
-/// When there are fewer than two hosts or more than 64, when a host has no queues or more than 64, when a chunk length is not
-/// 2048 to 4096, when a data port is 65535, or when two hosts have one address.
-pub fn switch(config: WireConfig, hosts: Vec<HostConfig>) -> (Wire, Vec<SimNic>) {
-    assert!((2..=HOSTS_MAX).contains(&hosts.len()), "{} hosts", hosts.len());
-    let addresses: std::collections::BTreeSet<Ipv4Addr> = hosts.iter().map(|host| host.ip).collect();
-    assert_eq!(addresses.len(), hosts.len(), "two hosts with one address");
-    let host = |config: HostConfig| {
-        assert!(
-            (1..=lm_ebpf::layout::QUEUES).contains(&config.queues),
-            "{} queues",
-            config.queues
-        );
-        assert!(
-            CHUNK_LEN_RANGE.contains(&config.chunk_len),
-            "a chunk of {} bytes",
-            config.chunk_len
-        );
-        assert_ne!(config.port, u16::MAX, "no control port");
-        Host::new(config)
-    };
-    let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
-    let count = hosts.len();
-    let packet = Vec::with_capacity(config.mtu as usize + LINK_LEN as usize);
-    let shared = Shared {
-        config,
-        hosts,
-        recalls: Arc::default(),
-        counters: WireCounters::default(),
-        faults: Faults::default(),
-        links: (0..count).map(|_| None).collect(),
-        handed: VecDeque::new(),
-        racing: (0..count).map(|_| None).collect(),
-        packet,
-        now_ns: 0,
-        turn: 0,
-    };
-    let shared = Arc::new(Mutex::new(shared));
-    let nics = (0..count).map(|host| SimNic::new(shared.clone(), host)).collect();
-    (Wire(shared), nics)
-}
-
 impl Wire {
+    /// A switch without hosts.
+    pub fn new(config: WireConfig) -> Wire {
+        Wire(Arc::new(Mutex::new(Shared {
+            config,
+            hosts: Vec::new(),
+            recalls: Arc::default(),
+            counters: WireCounters::default(),
+            faults: Faults::default(),
+            links: Vec::new(),
+            handed: VecDeque::new(),
+            racing: Vec::new(),
+            packet: Vec::with_capacity(config.mtu as usize + LINK_LEN as usize),
+            now_ns: 0,
+            turn: 0,
+        })))
+    }
+
     /// Moves one packet, from whichever host's turn it is; whether there was one.
     pub fn step(&self) -> bool {
         self.deliver(1) == 1
@@ -549,6 +511,7 @@ impl Shared {
     /// `self.packet` reaches a host.
     fn arrive(&mut self, to: usize, from: Option<usize>, via: Via) {
         self.counters.arrived += 1;
+        self.hosts[to].notify();
         let arrival = match from.and_then(|from| self.links[from].as_mut()) {
             Some(link) => link.arrival(),
             None => Arrival::default(),

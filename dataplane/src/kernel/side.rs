@@ -45,4 +45,8 @@ impl Datagrams for Side {
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         crate::route::known(ip, self.interface_index)
     }
+
+    fn next_hop(&mut self, ip: Ipv4Addr) -> Result<[u8; 6], Box<dyn std::error::Error + Send + Sync>> {
+        Ok(crate::route::resolve(ip, Some(self.interface_index))?.mac)
+    }
 }

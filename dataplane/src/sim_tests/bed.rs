@@ -28,14 +28,14 @@ use crate::entropy::Entropy;
 use crate::footprint::Footprint;
 use crate::memory::{HugePages, Umem};
 use crate::message::Message;
-use crate::open::MTU_IN_ONE_FRAME;
 use crate::opening::{MemoryPlan, Parts, Queues};
+use crate::over::MTU_IN_ONE_FRAME;
 use crate::port::{Caps, ModeRequest, Port};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
 #[cfg(test)]
 use crate::release::Released;
-use crate::simnic::{self, HostConfig, Semantics, SimNic, Wire, WireConfig};
+use crate::simnic::{self, HostConfig, SimNic, Wire, WireConfig};
 
 pub(crate) const PORT: u16 = 7168;
 pub(crate) const IPS: [Ipv4Addr; 2] = [ip(0), ip(1)];
@@ -249,20 +249,13 @@ impl Bed {
 
     /// So many hosts on a switch.
     pub(crate) fn switch(config: &BedConfig, count: usize) -> Bed {
+        let wire_config = WireConfig {
+            mtu: u32::from(config.mtu),
+            ..config.wire
+        };
         // What the hosts' devices write, each has to know before it has a NIC.
-        let devices = [0, 1].map(|host| (config.wire.semantics[host], config.wire.held[host]));
-        let plans = devices.map(|(semantics, held)| {
-            let caps = match semantics {
-                Semantics::Copy => Caps::copying(0),
-                Semantics::ZeroCopy(device) => Caps {
-                    prefix_len: device.prefix_len as u8,
-                    kept_frames: 2 * device.ring_len,
-                    lap: device.lap,
-                    ..Caps::device()
-                },
-            };
-            plan(config, Caps { held, ..caps })
-        });
+        let devices = Wire::new(wire_config);
+        let plans = [0, 1].map(|host| plan(config, devices.device(host).caps));
         let umem = |host: usize| Umem::new(plans[host.min(1)].total_len(), HugePages::Off).expect("memory");
         let umems: Vec<Umem> = (0..count).map(umem).collect();
         let hosts = umems.iter().enumerate().map(|(host, umem)| HostConfig {
@@ -274,10 +267,6 @@ impl Bed {
             multi_buffer: plans[0].is_multi_buffer(),
             ring_start: config.ring_start,
         });
-        let wire_config = WireConfig {
-            mtu: u32::from(config.mtu),
-            ..config.wire
-        };
         let (wire, nics) = simnic::switch(wire_config, hosts.collect());
         let hosts = nics.into_iter().zip(umems).enumerate();
         let engine = |(host, (nic, umem)): (usize, (SimNic, Umem))| {

@@ -94,7 +94,7 @@ fn bed(integrity: Integrity) -> Bed {
         integrity,
         landing_len: 16 << 20,
         send_len: 16 << 20,
-        landing_ring_len: crate::open::LANDING_RING_LEN_VETH,
+        landing_ring_len: crate::over::LANDING_RING_LEN_BOUND,
         wire: WireConfig {
             delivery: Delivery::Inline,
             ..WireConfig::default()

@@ -7,7 +7,8 @@ use lm_ebpf::Verdict;
 
 use super::host::HostGuard;
 use super::impair::{Impairments, Link, Via, foreign::Ends};
-use super::{HOSTS_MAX, Racing, Shared, Wire, lock};
+use super::plug::HOSTS_MAX;
+use super::{Racing, Shared, Wire, lock};
 
 /// Looks at a packet that host number `.0` sends, may change it, and says whether it crosses.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool + Send>;

@@ -4,19 +4,21 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use lm_ebpf::Counters;
 use lm_ebpf::model::ModelGate;
 use lm_protocol::landing::SessionAdmission;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::datagram::{ETHERNET_LEN, IPV4_LEN, UDP_LEN, write_datagram};
 use super::driver::{Semantics, SimChannel};
 use super::impair::{Place, Via};
 use super::sockets::Sockets;
-use super::{Delivery, HostConfig, Shared, TX_BATCH, lock, mac_of};
+use super::{Delivery, HostConfig, Shared, TX_BATCH, Wire, lock, mac_of};
 use crate::memory::Umem;
 use crate::port::{
     Datagrams, EffectiveMode, Port, PortError, QueueDrops, QueueSpec, Role, RxQueue as _, Socket,
@@ -44,6 +46,8 @@ pub(super) struct Host {
     led: Vec<(u32, Ipv4Addr)>,
     /// Queues and the senders whose packets come to queue 0 instead. Everything else comes to the queue that it was sent to.
     away: Vec<(u32, Ipv4Addr)>,
+    /// Readable when something has arrived; where a descriptor was asked for.
+    event: Option<Arc<OwnedFd>>,
 }
 
 impl Host {
@@ -58,7 +62,16 @@ impl Host {
             sent: 0,
             bounds: vec![None; config.queues as usize],
             strayed: 0,
+            event: None,
             config,
+        }
+    }
+
+    /// Something arrived.
+    pub(super) fn notify(&self) {
+        if let Some(event) = &self.event {
+            // A full one is readable already.
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
@@ -89,11 +102,38 @@ impl Host {
 pub struct SimNic {
     shared: Arc<Mutex<Shared>>,
     host: usize,
+    event: OnceLock<Arc<OwnedFd>>,
+}
+
+impl AsFd for SimNic {
+    /// Readable when something arrives from now on, or has arrived: to be asked for before each wait.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel has no eventfd(2) left.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let event = self.event.get_or_init(|| {
+            let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+            let event = Arc::new(event);
+            self.host().event = Some(Arc::clone(&event));
+            event
+        });
+        // An empty one has nothing to read.
+        let _ = rustix::io::read(event, &mut [0; 8]);
+        if self.has_arrivals() {
+            self.host().notify();
+        }
+        event.as_fd()
+    }
 }
 
 impl SimNic {
     pub(super) fn new(shared: Arc<Mutex<Shared>>, host: usize) -> SimNic {
-        SimNic { shared, host }
+        SimNic {
+            shared,
+            host,
+            event: OnceLock::new(),
+        }
     }
 
     fn host(&self) -> HostGuard<'_> {
@@ -123,6 +163,19 @@ impl std::ops::DerefMut for HostGuard<'_> {
 }
 
 impl SimNic {
+    /// Whether something waits to be received.
+    fn has_arrivals(&self) -> bool {
+        let mut host = self.host();
+        let host = &mut *host;
+        let sockets = host.sockets.has_event();
+        // The application's index is the only one that says whether it has read: a ring with all its room back is empty.
+        let rings = host.channels.iter_mut().flatten().any(|channel| {
+            let produced = channel.rx.produced();
+            channel.rx.consumed() != produced
+        });
+        sockets || rings
+    }
+
     fn is_zero_copy(&self) -> bool {
         let host = self.host();
         host.shared.config.semantics[host.host.min(1)] != Semantics::Copy
@@ -344,6 +397,10 @@ impl Datagrams for SimNic {
         others.any(|(_, host)| host.config.ip == ip).then(|| mac_of(ip))
     }
 
+    fn next_hop(&mut self, ip: Ipv4Addr) -> Result<[u8; 6], Box<dyn std::error::Error + Send + Sync>> {
+        (self.neighbour(ip)).ok_or_else(|| format!("there is no host {ip} on the simulated wire").into())
+    }
+
     /// A datagram that fits the MTU passes the receiving host's gate on queue 0, like any packet; a longer one, which would be
     /// fragmented, reaches the socket as if reassembled. A host that does not exist swallows it.
     fn send(&mut self, socket: Socket, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
@@ -391,6 +448,11 @@ impl Datagrams for SimNic {
 impl Port for SimNic {
     type Rx = SimRxQueue;
     type Tx = SimTxQueue;
+
+    /// What [`Wire::advance`](super::Wire::advance) said last.
+    fn now_ns(&self) -> u64 {
+        lock(&self.shared).now_ns
+    }
 
     fn open(&mut self, spec: &QueueSpec) -> Result<(Option<SimRxQueue>, SimTxQueue), PortError> {
         self.open_queue(spec)
@@ -461,21 +523,22 @@ impl Port for SimNic {
             .collect()
     }
 
-    /// Never blocks: time does not pass here.
-    fn wait(&mut self, _timeout: Duration) -> io::Result<bool> {
-        let mut host = self.host();
-        let host = &mut *host;
-        let sockets = host.sockets.has_event();
-        // The application's index is the only one that says whether it has read: a ring with all its room back is empty.
-        let rings = host.channels.iter_mut().flatten().any(|channel| {
-            let produced = channel.rx.produced();
-            channel.rx.consumed() != produced
-        });
-        Ok(sockets || rings)
+    /// Never blocks: where there is nothing to receive, virtual time passes.
+    fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
+        if self.has_arrivals() {
+            return Ok(true);
+        }
+        let wire = Wire(Arc::clone(&self.shared));
+        wire.advance(self.now_ns().saturating_add(timeout.as_nanos() as u64));
+        Ok(self.has_arrivals())
     }
 
     fn effective_mode(&self) -> EffectiveMode {
         EffectiveMode::Simulated
+    }
+
+    fn seed(&self) -> Option<u64> {
+        Some(lock(&self.shared).config.seed << 8 | self.host as u64)
     }
 }
 

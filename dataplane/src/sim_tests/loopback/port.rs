@@ -246,12 +246,18 @@ impl Datagrams for Loopback {
     fn neighbour(&mut self, ip: Ipv4Addr) -> Option<[u8; 6]> {
         Some(mac_of(ip))
     }
+    fn next_hop(&mut self, ip: Ipv4Addr) -> Result<[u8; 6], Box<dyn std::error::Error + Send + Sync>> {
+        Ok(mac_of(ip))
+    }
 }
 
 impl Port for Loopback {
     type Rx = End<u64>;
     type Tx = End<Descriptor>;
 
+    fn now_ns(&self) -> u64 {
+        0
+    }
     fn open(&mut self, spec: &QueueSpec) -> Result<(Option<End<u64>>, End<Descriptor>), PortError> {
         let host = &mut locked(&self.0).0[self.1];
         let (role, held) = match (spec.role, host.witness) {
