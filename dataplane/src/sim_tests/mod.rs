@@ -23,7 +23,6 @@ mod instructions;
 mod integrity;
 mod jumbo;
 mod keyed;
-mod loopback;
 mod one_copy;
 mod other_version;
 mod rate;
