@@ -161,15 +161,19 @@ impl Dice {
     }
 }
 
-/// Runs an example by hand: of the seed that is given, or the first ten, in both semantics.
-pub fn run(one: impl Fn(Semantics, u64) -> String) {
-    let seeds = match std::env::args().nth(1).map(|seed| seed.parse()) {
-        Some(Ok(seed)) => seed..seed + 1,
-        Some(Err(_)) => {
-            eprintln!("a seed is a number; none: the first ten");
-            std::process::exit(2);
-        }
-        None => 0..10,
+/// Runs an example by hand: of the seed that is given, of a range such as `0..200`, or of the first ten, in both semantics.
+pub fn run(mut one: impl FnMut(Semantics, u64) -> String) {
+    let number = |word: &str| word.parse::<u64>().ok();
+    let seeds = match std::env::args().nth(1) {
+        None => Some(0..10),
+        Some(word) => match word.split_once("..") {
+            Some((first, end)) => number(first).zip(number(end)).map(|(first, end)| first..end),
+            None => number(&word).map(|seed| seed..seed + 1),
+        },
+    };
+    let Some(seeds) = seeds else {
+        eprintln!("a seed is a number, several are 0..200; none: the first ten");
+        std::process::exit(2);
     };
     for seed in seeds {
         for semantics in semantics() {

@@ -28,6 +28,9 @@ use crate::ring::{self, Completion, Fill, Rx, Tx};
 use crate::ring_queue::{Bell, RingRx, RingTx};
 use crate::xsk::{XdpStatistics, XskError};
 
+/// How long [`Port::wait`] takes when it need not wait.
+const LOOK: Duration = Duration::from_micros(1);
+
 /// The state of a host.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -523,13 +526,14 @@ impl Port for SimNic {
             .collect()
     }
 
-    /// Never blocks: where there is nothing to receive, virtual time passes.
+    /// Never blocks: virtual time passes, as much as a look takes where there is something to receive.
     fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
-        if self.has_arrivals() {
-            return Ok(true);
-        }
+        let passes = match self.has_arrivals() {
+            true => LOOK.min(timeout),
+            false => timeout,
+        };
         let wire = Wire(Arc::clone(&self.shared));
-        wire.advance(self.now_ns().saturating_add(timeout.as_nanos() as u64));
+        wire.advance(self.now_ns().saturating_add(passes.as_nanos() as u64));
         Ok(self.has_arrivals())
     }
 
