@@ -40,7 +40,7 @@ enum Part {
 /// In which part a file or a folder of `dataplane/src` is.
 const PARTS: [(Part, &[&str]); 10] = [
     (Face, &["config", "endpoint", "error", "idle"]),
-    (Open, &["open", "open_daemon", "opening"]),
+    (Open, &["open", "open_daemon", "opening", "over"]),
     (
         Engine,
         &[
