@@ -12,24 +12,23 @@
 //! memory stays pinned by the kernel until then, mapped or not.
 
 mod error;
+mod map;
 mod options;
 mod share;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::XskError;
+use map::map_rings;
 pub use options::{MIN_FRAME_CAPACITY, XskOptions};
 pub use share::SharedRings;
 
 use crate::memory::{CHUNK_LEN_RANGE, Mapping, PACKET_HEADROOM};
 use crate::port::{QueueDrops, WakeError};
-use crate::ring::{
-    CompletionRing, Consumer, Descriptor, FillRing, Producer, RingMemory, RingOffsets, RxRing, TxRing,
-};
+use crate::ring::{CompletionRing, FillRing, RxRing, TxRing};
 
 /// How long [`Xsk::open`] tries again while the kernel still releases the queue's last socket.
 pub const BIND_PATIENCE: Duration = Duration::from_secs(1);
@@ -430,108 +429,6 @@ fn register(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Resul
             source,
         },
     })
-}
-
-fn ring_offsets(fd: &OwnedFd) -> Result<libc::xdp_mmap_offsets, XskError> {
-    let zero = || libc::xdp_ring_offset {
-        producer: 0,
-        consumer: 0,
-        desc: 0,
-        flags: 0,
-    };
-    let mut offsets = libc::xdp_mmap_offsets {
-        rx: zero(),
-        tx: zero(),
-        fr: zero(),
-        cr: zero(),
-    };
-    option_into(fd, libc::XDP_MMAP_OFFSETS, &mut offsets).map_err(|source| XskError::System {
-        call: "getsockopt(XDP_MMAP_OFFSETS)",
-        source,
-    })?;
-    Ok(offsets)
-}
-
-fn map_rings(fd: &OwnedFd, config: &XskConfig<'_>) -> Result<Rings, XskError> {
-    let offsets = ring_offsets(fd)?;
-    let (descriptor_len, address_len) = (size_of::<Descriptor>(), size_of::<u64>());
-    let (fill, fill_at) = map_ring(
-        fd,
-        libc::XDP_UMEM_PGOFF_FILL_RING,
-        &offsets.fr,
-        address_len,
-        config.fill_len,
-    )?;
-    let (completion, completion_at) = map_ring(
-        fd,
-        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-        &offsets.cr,
-        address_len,
-        config.completion_len,
-    )?;
-    let (rx, rx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_RX_RING as u64,
-        &offsets.rx,
-        descriptor_len,
-        config.rx_len,
-    )?;
-    let (tx, tx_at) = map_ring(
-        fd,
-        libc::XDP_PGOFF_TX_RING as u64,
-        &offsets.tx,
-        descriptor_len,
-        config.tx_len,
-    )?;
-    // SAFETY: the kernel laid the rings out as it said in XDP_MMAP_OFFSETS, with the lengths set before; each ring was
-    // mapped once, so these are the only ends of this program.
-    unsafe {
-        Ok(Rings {
-            fill: Producer::new(fill, fill_at, config.fill_len),
-            rx: Consumer::new(rx, rx_at, config.rx_len),
-            tx: Producer::new(tx, tx_at, config.tx_len),
-            completion: Consumer::new(completion, completion_at, config.completion_len),
-        })
-    }
-}
-
-fn map_ring(
-    fd: &OwnedFd,
-    page_offset: u64,
-    ring: &libc::xdp_ring_offset,
-    entry_len: usize,
-    len: u32,
-) -> Result<(Arc<RingMemory>, RingOffsets), XskError> {
-    let offsets = RingOffsets {
-        producer: ring.producer as usize,
-        consumer: ring.consumer as usize,
-        flags: ring.flags as usize,
-        entries: ring.desc as usize,
-    };
-    let map_len = offsets.entries + len as usize * entry_len;
-    // SAFETY: a shared mapping at an address of the kernel's choice touches no existing memory. MAP_POPULATE saves the
-    // page faults on the data path.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            map_len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_POPULATE,
-            fd.as_raw_fd(),
-            page_offset as libc::off_t,
-        )
-    };
-    let failed = |source| XskError::System {
-        call: "mmap of an AF_XDP ring",
-        source,
-    };
-    if base == libc::MAP_FAILED {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    let base = NonNull::new(base.cast()).ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
-    // SAFETY: mmap just returned this range, and nobody else knows it.
-    let memory = unsafe { RingMemory::from_socket(base, map_len) };
-    Ok((Arc::new(memory), offsets))
 }
 
 fn bind(fd: &OwnedFd, config: &XskConfig<'_>, options: &XskOptions) -> Result<(), XskError> {

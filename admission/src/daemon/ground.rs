@@ -4,12 +4,13 @@
 //! can be inside the gate with it (I4). Nothing here waits for the latter: [`Ground::start_quiesce`] gives out what another thread
 //! can wait for. A session without a place has a row, too, which its program opens when the session gets one.
 
-use std::collections::BTreeMap;
+mod rows;
+
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use lm_dataplane::LandingTerms;
-use lm_dataplane::ipc::{Offer, Progress, Role};
+use lm_dataplane::ipc::{Progress, Role};
 use lm_ebpf::{EffectiveMode, Gate, GateError, Quiesce, Quiet};
 use lm_protocol::control::RejectReason;
 use lm_protocol::geometry::Wire;
@@ -20,7 +21,7 @@ use lm_protocol::session::{
 use lm_protocol::time::Time;
 
 use super::program::ProgramId;
-use crate::clock;
+pub(crate) use rows::{Granted, Holder, News, Row, Socket};
 
 /// Sessions that land on a queue at once.
 pub(crate) const PLACES: usize = landing::PLACES as usize;
@@ -33,127 +34,6 @@ const ROW_RETRY: Duration = Duration::from_millis(50);
 
 /// When to ask again for a program whose daemon was restarted.
 const AWAY_RETRY: Duration = Duration::from_millis(200);
-
-/// What programs are to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// A session was granted.
-    Opened {
-        program: ProgramId,
-        session_key: u64,
-        row: u16,
-    },
-    /// A session without a place has one.
-    Landed { program: ProgramId, session_key: u64 },
-    /// A session goes on without its place.
-    SetAside { program: ProgramId, session_key: u64 },
-    /// A session is over.
-    Closed {
-        program: ProgramId,
-        session_key: u64,
-        messages: Option<u32>,
-        was_idle: bool,
-    },
-}
-
-/// A session that is not over, as far as its program has said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Granted {
-    pub(crate) delivered: u32,
-    unused: Option<Unused>,
-}
-
-impl Granted {
-    /// Nothing was said: it is unused from now on.
-    fn new() -> Granted {
-        let since = clock::now();
-        let is_idle = true;
-        Granted {
-            delivered: 0,
-            unused: Some(Unused { since, is_idle }),
-        }
-    }
-}
-
-/// One of the gate's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Row {
-    Free,
-    Taken {
-        session_key: u64,
-        /// The sender's data address.
-        from: SocketAddrV4,
-        /// What the gate is told.
-        admission: SessionAdmission,
-        /// It has a place: the gate is open to it, or its program may open it.
-        has_place: bool,
-    },
-    Closing {
-        session_key: u64,
-        /// Its program has done with it.
-        released: bool,
-    },
-}
-
-/// Who has a queue.
-#[derive(Clone, Debug)]
-pub(crate) struct Holder {
-    pub(crate) program: ProgramId,
-    pub(crate) data_port: u16,
-    /// What the gate redirects; `None` before there is a channel.
-    pub(crate) role: Option<Role>,
-    pub(crate) offer: Option<Offer>,
-    /// Its daemon was restarted, and it has not come back yet.
-    pub(crate) away: bool,
-    pub(crate) rows: [Row; ROWS],
-    /// By their keys.
-    pub(crate) sessions: BTreeMap<u64, Granted>,
-}
-
-impl Holder {
-    pub(crate) fn new(program: ProgramId, data_port: u16) -> Holder {
-        Holder {
-            program,
-            data_port,
-            role: None,
-            offer: None,
-            away: false,
-            rows: [Row::Free; ROWS],
-            sessions: BTreeMap::new(),
-        }
-    }
-
-    /// Sessions without a place.
-    fn aside(&self) -> impl Iterator<Item = u64> {
-        self.rows.iter().filter_map(|row| match *row {
-            Row::Taken {
-                session_key,
-                has_place: false,
-                ..
-            } => Some(session_key),
-            _ => None,
-        })
-    }
-
-    fn row_of(&self, session_key: u64) -> Option<usize> {
-        self.rows.iter().position(|row| match row {
-            Row::Free => false,
-            Row::Taken { session_key: key, .. } | Row::Closing { session_key: key, .. } => {
-                *key == session_key
-            }
-        })
-    }
-}
-
-/// An XSK that a program got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Socket {
-    pub(crate) uid: u32,
-    /// Its memory.
-    pub(crate) len_bytes: u64,
-    /// Another thread looks whether it is gone.
-    pub(crate) looked_for: bool,
-}
 
 /// One interface's gate and queues.
 pub(crate) struct Ground {

@@ -6,9 +6,8 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::{
-    Xsk, XskError, allow_packets_in_flight, bind_to, map_ring, open_socket, ring_offsets, set_ring_len,
-};
+use super::map::{map_ring, ring_offsets};
+use super::{Xsk, XskError, allow_packets_in_flight, bind_to, open_socket, set_ring_len};
 use crate::ring::{Consumer, Descriptor, Producer, RxRing, TxRing};
 
 /// The rings that a socket on a shared queue has for itself. Each keeps the socket alive.

@@ -26,12 +26,13 @@ mod state;
     allow(dead_code, unused_imports, reason = "the fuzzer uses a part of the tests")
 )]
 mod tests;
+mod undo;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::num::NonZeroU16;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lm_protocol::rss::{FIRST_SOURCE_PORT, Flow, HashInput, Rss, RssError, RssKey};
 
@@ -41,9 +42,10 @@ use card::Card;
 pub use error::SteeringError;
 use rules::{FlowPorts, FlowRule};
 use spread::spread;
-use state::{Change, FOLDER, Owner, Record, Store, StoreLock, Undoing};
+use state::{Change, FOLDER, Owner, Record, Store, StoreLock};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use tests::journal::recover_from;
+use undo::{find, recover, undo_all};
 
 /// Length of the key that is assumed where a driver does not show its own, in bytes.
 const USUAL_KEY_LEN: usize = 40;
@@ -559,86 +561,6 @@ impl Drop for Steering {
             tracing::warn!(interface = self.interface, "{error}");
         }
     }
-}
-
-/// The file of an interface, and the lock on all of them.
-fn find(store: &Store, interface_index: u32) -> Result<(PathBuf, StoreLock), SteeringError> {
-    let failed = |source| SteeringError::State {
-        path: PathBuf::from(FOLDER),
-        source,
-    };
-    let path = store.path(interface_index).map_err(failed)?;
-    let lock = store.lock().map_err(failed)?;
-    Ok((path, lock))
-}
-
-/// Undoes what a dead process left; tells whether there was anything.
-fn recover(card: &dyn Card, store: &Store, path: &Path, lock: &StoreLock) -> Result<bool, SteeringError> {
-    let state = |source| SteeringError::State {
-        path: path.to_owned(),
-        source,
-    };
-    let Some(mut record) = store.read(path, lock).map_err(state)? else {
-        return Ok(false);
-    };
-    if record.owner.is_alive() {
-        return Err(SteeringError::InUse {
-            pid: record.owner.pid,
-        });
-    }
-    let driver = card.driver()?;
-    if (&driver.name, &driver.bus) != (&record.driver, &record.bus) {
-        // The card that it speaks of is gone, with its settings.
-        store.remove(path, lock).map_err(state)?;
-        return Ok(false);
-    }
-    undo_all(card, store, path, &mut record, lock)?;
-    Ok(true)
-}
-
-/// Undoes a record's changes, the last one first, and removes the file. What fails stays in it.
-fn undo_all(
-    card: &dyn Card,
-    store: &Store,
-    path: &Path,
-    record: &mut Record,
-    lock: &StoreLock,
-) -> Result<(), SteeringError> {
-    let state = |source| SteeringError::State {
-        path: path.to_owned(),
-        source,
-    };
-    let mut failed = None;
-    let mut rest = Vec::new();
-    while let Some(change) = record.changes.pop() {
-        match change.undo(card) {
-            Ok(Undoing::Undone) => {}
-            // What looks like others' may be what failed just now (a rule that needs the feature): it is asked again.
-            Ok(Undoing::Others) if failed.is_some() => rest.push(change),
-            Ok(Undoing::Others) => {
-                tracing::warn!(
-                    ?change,
-                    "somebody else has changed this setting since; it is left as it is"
-                );
-            }
-            // With the device its settings are gone.
-            Err(EthtoolError::Gone) => {}
-            Err(error) => {
-                failed = Some(error);
-                rest.push(change);
-            }
-        }
-    }
-    let Some(source) = failed else {
-        return store.remove(path, lock).map_err(state);
-    };
-    rest.reverse();
-    record.changes = rest;
-    store.write(path, record, lock).map_err(state)?;
-    Err(SteeringError::Undo {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 fn check_queue(interface: &str, queue: u32, rx_queues: u32) -> Result<(), SteeringError> {
