@@ -42,6 +42,7 @@
 //! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
 mod announcement;
+mod unwhole;
 mod windows;
 
 use crate::manifest::DIGEST_LEN;
@@ -53,6 +54,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
+pub use unwhole::{SETTLED_KEPT, UnwholeMessage};
 pub use windows::WindowsPacket;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -183,7 +185,7 @@ pub enum LmHeader {
         sent: u32,
     },
     /// What the receiver allows and what it has. The payload names settled messages that are not whole, of the last
-    /// [`SETTLED_KEPT`] ones: each a u32.
+    /// [`SETTLED_KEPT`] ones: each an [`UnwholeMessage`].
     Credit {
         /// The session's key.
         session_key: u64,
@@ -750,18 +752,6 @@ impl EagerAcknowledgement {
             limit: u32::from_be_bytes(limit),
         }))
     }
-}
-
-/// A receiver says of so many settled messages whether they are whole: as many as may be under way.
-pub const SETTLED_KEPT: u32 = 256;
-
-/// The message numbers in a CREDIT's payload.
-pub fn broken_messages(payload: &[u8]) -> impl ExactSizeIterator<Item = u32> + '_ {
-    payload
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 /// One range of fragments in a MISSING payload.
