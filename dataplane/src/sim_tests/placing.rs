@@ -395,7 +395,7 @@ fn the_longest_messages_are_refused_like_others() {
 #[test]
 fn memory_is_taken_back_while_packets_come_for_it() {
     let mut retracted = 0;
-    for seed in 0..times(20, 1000) {
+    for seed in 0..times(20, 200) {
         for semantics in DEVICES {
             retracted += retract_some(seed, semantics);
         }
