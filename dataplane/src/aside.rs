@@ -25,6 +25,7 @@ use crate::granting::{Closing, Retired};
 use crate::landing::Inbound;
 use crate::landing_side::LandingSide;
 use crate::notices::Fault;
+use crate::placing::Left;
 use crate::port::{Port, RxQueue, Steer};
 
 impl<P: Port> Engine<P> {
@@ -288,7 +289,8 @@ impl<P: Port> Engine<P> {
         // No entry is posted there.
         if let Some(landing) = &mut self.landing {
             for zone in zones {
-                landing.arena.free(zone.start, zone.len);
+                let entries = &mut landing.sessions.entries;
+                entries.free(zone, Left::GivenUp, &mut landing.arena);
             }
         }
         delivered

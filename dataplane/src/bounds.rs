@@ -14,6 +14,8 @@ pub(crate) const PREFIX_LEN_MAX: u8 = 64;
 pub(crate) const PEERS_MAX: usize = 1024;
 /// Messages of many fragments that wait, travel or are unconfirmed, per endpoint.
 pub(crate) const OUTGOING_MAX: usize = 1024;
+/// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
+pub(crate) const ZONES_MAX: usize = 4096;
 /// Messages that one sender may have announced and not yet seen settled.
 pub(crate) const IN_FLIGHT_MESSAGES_MAX: u32 = 256;
 /// Packets that one wake-up of a channel hands over (design: larger batches brought nothing; the kernel's

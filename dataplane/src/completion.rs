@@ -33,6 +33,11 @@ pub enum Outcome {
     TimedOut,
     /// The receiver does not allow this sender.
     Refused,
+    /// The receiver did not let this message land; others may.
+    Declined {
+        /// What its application says ([`Placement::Refuse`](crate::Placement::Refuse)); [`RETRACTED`](crate::RETRACTED): it took the memory back.
+        status: u16,
+    },
 }
 
 /// The end of one message.

@@ -119,8 +119,7 @@ pub struct Counters {
     pub messages_incomplete: u64,
     /// Messages given up because nothing came for too long.
     pub messages_stalled: u64,
-    /// Payload bytes that this library copied: `send_copy`, `recv_into` when a message lies elsewhere, and fragments that
-    /// were lost or shifted by a loss, repeated apart, or lay at a page's end.
+    /// Payload bytes that this library copied: `send_copy`, and fragments that were lost or shifted by a loss, repeated apart, or lay at a page's end.
     pub user_copied_bytes: u64,
     /// Bytes put back at window edges (invariant I5).
     pub restored_bytes: u64,
@@ -200,6 +199,9 @@ pub struct Counters {
     /// Times that the landing channel was built anew while its sessions went on: after losses that left entries unused, for another
     /// sender's longer messages while nothing was under way, and in zero-copy mode after a violation.
     pub landing_rebuilt: u64,
+    /// Regions of a [`ZoneSource`](crate::ZoneSource) that were too short for their message, beyond what the device can reach or another
+    /// endpoint's: the message landed in the arena.
+    pub regions_unfit: u64,
     /// Violations of the pairing invariant.
     pub violations: Violations,
     /// Packets dropped, by reason.

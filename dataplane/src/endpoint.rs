@@ -18,6 +18,7 @@ use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
 use crate::over::Device;
+use crate::placing::ZoneSource;
 use crate::port::{EffectiveMode, Port, Steer};
 use crate::region::SendRegion;
 use crate::region::TrySendError;
@@ -348,35 +349,13 @@ impl<P: Port> Endpoint<P> {
         }
     }
 
-    /// A region for a message of up to `len` bytes, chosen before the message comes. Landing memory must have
+    /// A region for a message of up to `len` bytes, taken before the message comes, for [`Placement::Land`](crate::Placement::Land). Landing memory must have
     /// been taken at the start ([`crate::EndpointConfig::landing_len`]).
     ///
     /// # Errors
     /// [`LoanError::WouldBlock`] when no memory is free now.
     pub fn landing_region(&mut self, len: u64) -> Result<LandingRegion, LoanError> {
         self.engine.landing_region(len)
-    }
-
-    /// The next message, in the region given: it lands there where it is announced after this call and fits;
-    /// otherwise it is copied there (counted in [`Counters::user_copied_bytes`]), or comes where it is when it
-    /// does not fit. [`Message::into_region`] gives the region back for the next one.
-    ///
-    /// # Errors
-    /// As [`recv`](Endpoint::recv).
-    pub fn recv_into(
-        &mut self,
-        region: LandingRegion,
-        timeout: Option<Duration>,
-    ) -> Result<Message, RecvError> {
-        let range = region.umem_range();
-        self.engine.choose_region(region);
-        let message = self.recv(timeout);
-        match (message, self.engine.unchoose_region(range.start)) {
-            (Ok(message), Some(region)) if !range.contains(&message.umem_offset()) => {
-                Ok(self.engine.copy_into_region(message, region))
-            }
-            (message, _) => message,
-        }
     }
 
     /// The end of a message that was handed over, if one has ended.
@@ -481,6 +460,25 @@ impl<P: Port> Endpoint<P> {
     /// Takes a handler out. `None`: there is none of that name.
     pub fn remove_handler(&mut self, id: HandlerId) -> Option<Box<dyn Handler>> {
         self.engine.small.handlers.remove(id)
+    }
+
+    /// Registers who decides where messages of many fragments land, instead of who did before, or takes that away. Without, they land in the
+    /// arena. Of messages that are announced already and have no memory yet it is asked at once.
+    pub fn place_by(&mut self, source: Option<Box<dyn ZoneSource>>) {
+        self.engine.place_by(source);
+    }
+
+    /// Asks again where the peer's message lands for which the source said [`Placement::Later`](crate::Placement::Later). `false`: no
+    /// message of that number waits.
+    pub fn retry(&mut self, peer: PeerId, number: u32) -> bool {
+        self.engine.retry(peer, number)
+    }
+
+    /// Takes the memory of a peer's message back that is under way: nothing more is posted for it, and its sender hears that it was declined
+    /// ([`RETRACTED`](crate::RETRACTED)). A source's region comes back by [`ZoneSource::settled`] when nothing that is posted covers it, and
+    /// the messages before it in its session are settled. `false`: no message of that number is under way.
+    pub fn retract(&mut self, peer: PeerId, number: u32) -> bool {
+        self.engine.retract(peer, number)
     }
 
     /// How long until a flow's packet or a handler is due, or a rate limit ([`ConnectOptions::rate`]) or another shaper lets the next packet go, where one holds a packet back:

@@ -306,7 +306,7 @@ impl<P: Port> Engine<P> {
                 self.counters.messages_received += 1;
                 self.counters.fragments_delivered += landed.arrived;
                 self.counters.bytes_received += landed.len;
-                self.told.received(Message {
+                let message = Message {
                     loaned: self.memory.way_back(),
                     released: Some(Released::Zone {
                         start: landed.zone.start,
@@ -319,7 +319,14 @@ impl<P: Port> Engine<P> {
                     number: landed.number,
                     missing,
                     latency_ns: now_ns.saturating_sub(landed.announced_ns),
-                });
+                };
+                let placing = landing.placing.as_mut().filter(|_| landed.zone.placed);
+                match placing {
+                    None => self.told.received(message),
+                    Some(placing) => placing.landed(message).into_iter().for_each(|message| {
+                        self.told.received(message);
+                    }),
+                }
             }
             let edges = std::mem::take(&mut inbound.places.edges);
             self.counters.restored_bytes += edges.restored_bytes;
@@ -381,6 +388,9 @@ impl<P: Port> Engine<P> {
         if let Some(landing) = &mut self.landing
             && !landing.sessions.is_empty()
         {
+            if landing.placing.is_some() {
+                landing.settle_placed(&mut self.counters, self.memory.umem(), self.looks.now_ns());
+            }
             if self.fixed.device_moves {
                 let (entries, ring_len) = (&mut landing.sessions.entries, self.fixed.kept_frames / 2);
                 entries.look_at_card(&mut landing.rx, ring_len, self.looks.now_ns());

@@ -40,7 +40,7 @@
 //! | [`places::Places`], [`evidence::Evidence`] | what is held aside, what was counted; digests and manifests |
 //! | [`strays::Strays`], [`astray::Astray`] | what landed for no fragment; what speaks against the session's packets landing |
 //!
-//! What concerns several of them works on a view: [`posting::Poster`], [`care::Care`], [`repair::Watch`], [`relocation`].
+//! Messages that somebody else decides of are [`placed`]'s. What concerns several of them works on a view: [`posting::Poster`], [`care::Care`], [`repair::Watch`], [`relocation`].
 
 mod aims;
 mod arriving;
@@ -56,6 +56,7 @@ mod held;
 mod inbound;
 mod order;
 mod pairing;
+mod placed;
 mod places;
 mod posting;
 mod progress;

@@ -8,9 +8,9 @@ use crate::completion::PeerId;
 use crate::engine::Engine;
 use crate::footprint::Footprint;
 use crate::granting::Closing;
-use crate::landing::{Sessions, Violation, Zone};
+use crate::landing::{Sessions, Violation};
+use crate::placing::Left;
 use crate::port::{Caps, Port, PortError, QueueSpec, Role, RxQueue};
-use crate::release::Released;
 
 /// How long a landing channel that was lost stays so: opening it may take as long as the queue is busy
 /// ([`BIND_PATIENCE`](crate::xsk::BIND_PATIENCE)).
@@ -112,9 +112,11 @@ impl<P: Port> Engine<P> {
             let places: Vec<u8> = landing.sessions.admitted().collect();
             for row in places {
                 let retired = self.retire(row, Closing::Ours);
-                let zones = retired.map_or_else(Vec::new, |retired| retired.zones);
-                for Zone { start, len } in zones {
-                    self.recover(Released::Zone { start, len });
+                if let (Some(retired), Some(landing)) = (retired, &mut self.landing) {
+                    let entries = &mut landing.sessions.entries;
+                    for zone in retired.zones {
+                        entries.free(zone, Left::GivenUp, &mut landing.arena);
+                    }
                 }
             }
             return;

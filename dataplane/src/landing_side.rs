@@ -2,14 +2,20 @@
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
 
 use lm_protocol::control::Ended;
 
 use crate::arena::Arena;
+use crate::bounds::ZONES_MAX;
+use crate::completion::PeerId;
+use crate::counters::Counters;
 use crate::footprint::Footprint;
-use crate::landing::{Memory, Sessions, Zone};
+use crate::landing::{Memory, Sessions};
 use crate::memory::Umem;
+use crate::placing::{Placing, ZoneSource};
 use crate::port::{QueueDrops, RxQueue};
+use crate::release::Loaned;
 
 /// Sessions that are over and remembered.
 const PAST_MAX: usize = 64;
@@ -20,8 +26,8 @@ pub(crate) struct LandingSide<R> {
     pub(crate) queue: u32,
     pub(crate) rx: R,
     pub(crate) arena: Arena,
-    /// Regions that the application chose for its next messages.
-    pub(crate) chosen: VecDeque<Zone>,
+    /// Who decides where messages land, where somebody does, or did.
+    pub(crate) placing: Option<Box<Placing>>,
     pub(crate) sessions: Sessions,
     pub(crate) past: Past,
     pub(crate) drops: QueueDrops,
@@ -93,7 +99,7 @@ impl<R: RxQueue> LandingSide<R> {
     pub(crate) fn with_memory(&mut self) -> (&mut Sessions, &mut R, Memory<'_>) {
         let memory = Memory {
             arena: &mut self.arena,
-            chosen: &mut self.chosen,
+            placing: self.placing.as_deref_mut(),
             registered_len: self.registered_len,
         };
         (&mut self.sessions, &mut self.rx, memory)
@@ -115,6 +121,45 @@ impl<R: RxQueue> LandingSide<R> {
             .map(|inbound| inbound.order.zones_len(self.arena.start() + usable))
             .sum();
         usable.saturating_sub(held)
+    }
+
+    /// What decides where messages land, made when it is first needed.
+    fn placing(&mut self, loaned: &Arc<Loaned>) -> &mut Placing {
+        (self.placing).get_or_insert_with(|| Box::new(Placing::new(Arc::clone(loaned), ZONES_MAX)))
+    }
+
+    /// Another source decides, or nobody; of what waits it is asked again.
+    pub(crate) fn place_by(&mut self, source: Option<Box<dyn ZoneSource>>, loaned: &Arc<Loaned>) {
+        self.placing(loaned).replace(source);
+        let (sessions, _, mut memory) = self.with_memory();
+        for inbound in sessions.iter_mut() {
+            inbound.retry_all();
+            inbound.place(&mut memory);
+        }
+    }
+
+    /// Asks where messages land that were just announced in the session with this key.
+    #[cold]
+    pub(crate) fn place(&mut self, key: u64) {
+        let (sessions, _, mut memory) = self.with_memory();
+        if let Some(inbound) = sessions.keyed(key) {
+            inbound.place(&mut memory);
+        }
+    }
+
+    /// A peer's message is not to land. `false`: there is no such that is not settled.
+    pub(crate) fn retract(&mut self, peer: PeerId, number: u32, loaned: &Arc<Loaned>) -> bool {
+        self.placing(loaned);
+        let (sessions, _, mut memory) = self.with_memory();
+        sessions.retract(peer, number, &mut memory)
+    }
+
+    /// Gives what became of messages to who decided of them.
+    #[cold]
+    pub(crate) fn settle_placed(&mut self, counters: &mut Counters, umem: &Umem, now_ns: u64) {
+        let (sessions, _, mut memory) = self.with_memory();
+        sessions.settle_placed(&mut memory, umem, now_ns);
+        counters.regions_unfit += self.placing.as_mut().map_or(0, |placing| placing.take_unfit());
     }
 
     /// The session in a row goes on by the one-copy path. Nothing is posted for it.

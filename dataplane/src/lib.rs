@@ -52,6 +52,7 @@ mod own_node;
 mod packet_memory;
 mod packets;
 mod peer;
+mod placing;
 mod polling;
 pub mod port;
 mod probe;
@@ -82,6 +83,7 @@ mod timers;
 mod told;
 
 mod udp;
+mod words;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
@@ -101,11 +103,13 @@ pub use memory::HugePages;
 pub use message::{LandingRegion, Message};
 pub use napi::{Deferral, Napi, Setting};
 pub use over::{Device, PortMemory};
+pub use placing::{Announced, Placed, Placement, RETRACTED, Settled, ZoneSource};
 pub use port::{EffectiveMode, ModeRequest};
 pub use region::{Payloads, SendRegion, TrySendError};
 pub use scheduler::{Class, Flow, FlowError, FlowId, FlowSpec, RateLimit, Scope, Shaper, Signal, TxBatch};
 pub use terms::LandingTerms;
 pub use udp::UdpError;
+pub use words::WordsError;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -74,7 +74,7 @@ impl Message {
     }
 
     /// Makes the landing zone of this message a region for a later one
-    /// ([`crate::Endpoint::recv_into`]). `None` for an eager message, which has no zone.
+    /// ([`Placement::Land`](crate::Placement::Land)). `None` for an eager message, which has no zone.
     pub fn into_region(mut self) -> Option<LandingRegion> {
         let Some(Released::Zone { start, len }) = self.released else {
             return None;
@@ -116,7 +116,7 @@ impl Drop for Message {
 }
 
 /// A landing zone that the application holds before a message arrives, of the shape that invariant I2 asks
-/// for. From [`crate::Endpoint::landing_region`]; used with [`crate::Endpoint::recv_into`].
+/// for. From [`crate::Endpoint::landing_region`]; used with [`Placement::Land`](crate::Placement::Land).
 #[derive(Debug)]
 pub struct LandingRegion {
     pub(crate) loaned: Arc<Loaned>,

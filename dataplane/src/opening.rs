@@ -1,7 +1,6 @@
 //! Opening: how an endpoint's memory is divided, which queues carry what, and how an engine is put together on
 //! any [`Port`]. [`crate::endpoint`] uses it on the kernel's, the engine's tests on the simulated one.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lm_protocol::geometry::Layout;
@@ -13,7 +12,7 @@ use crate::applying::Requests;
 use crate::arena::{Arena, pages_len};
 use crate::bounds::{
     DATAGRAM_LEN_MAX, GENERAL_FRAMES, LANDING_LEN_SHARED, OUTGOING_MAX, PEERS_MAX, TRANSMIT_FRAMES,
-    TRANSMIT_RING_LEN,
+    TRANSMIT_RING_LEN, ZONES_MAX,
 };
 use crate::capture::Capture;
 use crate::config::EndpointConfig;
@@ -42,9 +41,6 @@ use crate::sending::Sending;
 use crate::small::{General, Small};
 use crate::stewarded::Stewarded;
 use crate::told::Told;
-
-/// Landing zones that exist at once: announced messages, and delivered ones that the application holds.
-const ZONES_MAX: usize = 4096;
 
 /// Frames of their own for landing entries in zero-copy mode that have no place in a zone: three at each end of a 2 MiB page, and
 /// one for each packet too many. At 2 KiB each, 512 KiB.
@@ -310,7 +306,7 @@ impl<P: Port> Parts<P> {
                 sessions: Sessions::new(rx.accepted(), landing_ring_len, plan.caps, spare),
                 past: Past::new(),
                 arena: Arena::new(plan.landing_arena, plan.landing_len, ZONES_MAX),
-                chosen: VecDeque::with_capacity(ZONES_MAX),
+                placing: None,
                 drops: rx.drops(),
                 rx,
                 registered_len,

@@ -9,6 +9,7 @@ mod digests;
 mod outgoing;
 mod run;
 mod unheard;
+mod unwhole;
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU16, NonZeroU64};
@@ -29,6 +30,7 @@ use crate::completion::{Completion, Outcome, PeerId, SendToken};
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::{Class, RateLimit, Shaper, Signal};
+use crate::words::Words;
 
 pub(crate) use digests::DigestsToTell;
 pub(crate) use outgoing::{Copied, Heard, Outgoing, OutgoingTable, Way};
@@ -153,7 +155,7 @@ impl Outbound {
         table: &mut OutgoingTable,
         addressing: &Addressing,
         (released, start, geometry, len): (Released, u64, Geometry, u64),
-        tag: u64,
+        (tag, words): (u64, Words),
         token: SendToken,
         now_ns: u64,
     ) {
@@ -167,6 +169,7 @@ impl Outbound {
             len,
             number,
             tag,
+            words,
             token,
             submitted_ns: now_ns,
             position: 0,
@@ -175,6 +178,7 @@ impl Outbound {
             template,
             settled: false,
             missing: None,
+            declined: None,
             digest: None,
         });
         self.queue.push_back(slot);
@@ -201,18 +205,18 @@ impl Outbound {
         }
     }
 
-    /// Lengths and tags of messages from number `from` on, at most `max`, for an announcement.
+    /// Lengths, tags and opaque bytes of messages from number `from` on, at most `max`, for an announcement.
     pub(crate) fn announcements<'a>(
         &'a self,
         table: &'a mut OutgoingTable,
         from: u32,
         max: usize,
-    ) -> impl Iterator<Item = (u64, u64)> + 'a {
+    ) -> impl Iterator<Item = (u64, u64, Words)> + 'a {
         let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
         let skip = from.wrapping_sub(first_queued) as usize;
         self.queue.iter().skip(skip).take(max).map(|&slot| {
             let outgoing = table.at(slot);
-            (outgoing.len, outgoing.tag)
+            (outgoing.len, outgoing.tag, outgoing.words)
         })
     }
 
@@ -430,15 +434,15 @@ impl Outbound {
     /// It goes beyond any receiver's rings or confirms what was not sent; nothing changed.
     pub(crate) fn credit(
         &mut self,
-        limit: u32,
-        delivered: u32,
-        announced: u32,
+        table: &mut OutgoingTable,
+        (limit, delivered, announced): (u32, u32, u32),
         now_ns: u64,
     ) -> Result<u32, ImplausibleCredit> {
-        let ahead = serial::distance(self.sent_packets, limit);
+        let (messages, packets) = self.not_needed(table, delivered);
+        let ahead = serial::distance(self.sent_packets.wrapping_add(packets), limit);
         // Far behind is as far off as far ahead: serial numbers turn around.
         if ahead.unsigned_abs() > LANDING_RING_LEN * 2
-            || serial::precedes(self.settled_at_most(), delivered)
+            || serial::precedes(self.settled_at_most(messages), delivered)
             || serial::precedes(self.announced, announced)
         {
             return Err(ImplausibleCredit);
@@ -473,7 +477,7 @@ impl Outbound {
             return Ok(());
         }
         let delivered = self.terms.first_message.wrapping_add(ended.delivered);
-        if serial::precedes(self.settled_at_most(), delivered) {
+        if serial::precedes(self.settled_at_most(0), delivered) {
             return Err(ImplausibleCredit);
         }
         self.delivered = serial::later(self.delivered, delivered);
@@ -482,9 +486,10 @@ impl Outbound {
 
     /// The first number that no receiver has settled: of a message that is not fully sent, or, where messages are given up
     /// at a loss, of one that is not announced.
-    fn settled_at_most(&self) -> u32 {
+    /// So many messages behind what is sent need not be.
+    fn settled_at_most(&self, not_needed: u32) -> u32 {
         match self.terms.delivery {
-            Delivery::Reliable => self.sent_up_to(),
+            Delivery::Reliable => self.sent_up_to().wrapping_add(not_needed),
             Delivery::Unreliable | Delivery::Partial => self.announced,
         }
     }
@@ -536,18 +541,6 @@ impl Outbound {
         true
     }
 
-    /// The receiver has settled a message without its being whole, and said elsewhere what is missing.
-    pub(crate) fn broken(&mut self, table: &mut OutgoingTable, number: u32) {
-        let first_queued = self.next_number.wrapping_sub(self.queue.len() as u32);
-        if let Some(&slot) = self.queue.get(number.wrapping_sub(first_queued) as usize) {
-            let outgoing = table.at(slot);
-            let all = 0..outgoing.geometry.fragment_count();
-            outgoing
-                .missing
-                .get_or_insert_with(|| std::iter::once(all).collect());
-        }
-    }
-
     /// Settles the oldest message when the receiver confirmed it (or all of them, when the session `ended`).
     pub(crate) fn settle_next(
         &mut self,
@@ -562,7 +555,11 @@ impl Outbound {
             true => outgoing.position == outgoing.geometry.fragment_count() && outgoing.in_flight == 0,
             false => serial::precedes(outgoing.number, self.delivered),
         };
+        let declined = outgoing.declined.filter(|_| confirmed || ended.is_some());
         let outcome = match (outgoing.missing.take(), confirmed, ended) {
+            _ if declined.is_some() => Outcome::Declined {
+                status: declined.unwrap_or_default(),
+            },
             (Some(missing), true, _) | (Some(missing), _, Some(_)) => Outcome::Incomplete { missing },
             (None, true, _) if self.terms.plain => Outcome::Sent,
             (None, true, _) => Outcome::Delivered,
@@ -573,7 +570,7 @@ impl Outbound {
             }
         };
         // The receiver counts the packets that need not be sent any more as if they had been.
-        let left = outgoing.geometry.fragment_count() - outgoing.position;
+        let left = outgoing.left();
         self.sent_packets = self.sent_packets.wrapping_add(left);
         self.queue.pop_front();
         self.sending = self.sending.saturating_sub(1);

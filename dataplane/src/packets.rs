@@ -10,7 +10,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
-use lm_protocol::wire::lm::{LmHeader, MissingRange, broken_messages, parse_packet};
+use lm_protocol::wire::lm::{LmHeader, MissingRange, UnwholeMessage, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::bounds::DATAGRAM_LEN_MAX;
@@ -26,6 +26,7 @@ use crate::message::Message;
 use crate::notices::{Fault, source_of};
 use crate::port::{Port, RxQueue, Socket, SocketEvent};
 use crate::release::Released;
+use crate::words::Words;
 
 /// An answer that confirms nothing new so long after the last progress means that something is lost.
 const EAGER_REPEAT_SOON_NS: u64 = 200_000;
@@ -571,15 +572,16 @@ impl<P: Port> Engine<P> {
         }
         // A repetition, or a keepalive: the sender wants to know where we are.
         let mut repeated = payload.is_empty();
-        let taken = AnnounceEntry::iter(payload, entries)
+        let taken = AnnounceEntry::with_opaque(payload, entries)
             .zip(0..)
-            .try_for_each(|(entry, offset)| {
+            .try_for_each(|((entry, opaque), offset)| {
                 let number = first.wrapping_add(offset);
                 if inbound.order.knows(number) {
                     repeated = true;
                     return Ok(());
                 }
-                inbound.announce(number, entry.len, entry.tag, now_ns)
+                let words = Words::new(opaque).unwrap_or(Words::NONE);
+                inbound.announce(number, (entry.len, entry.tag, words), now_ns)
             });
         let believed = inbound.claimed(sent, now_ns);
         inbound.told.asked |= repeated;
@@ -588,6 +590,9 @@ impl<P: Port> Engine<P> {
         }
         let landed = inbound.settled.has_landed();
         inbound.limit_messages(&mut landing.rx);
+        if landing.placing.is_some() {
+            landing.place(key);
+        }
         // One counter for a packet: what follows from a refused announcement is no news.
         match (taken, believed) {
             (Ok(()), Ok(())) => self.counters.packets_used += 1,
@@ -622,7 +627,12 @@ impl<P: Port> Engine<P> {
             return;
         };
         peer.heard_ns = now_ns;
-        let Ok(settled) = outbound.credit(limit, delivered, announced, now_ns) else {
+        // What of them needs not be sent is known before it is looked at whether that can be.
+        for unwhole in UnwholeMessage::iter(payload, delivered) {
+            outbound.unwhole(&mut self.sending.outgoing, unwhole);
+        }
+        let credit = (limit, delivered, announced);
+        let Ok(settled) = outbound.credit(&mut self.sending.outgoing, credit, now_ns) else {
             self.reject(Fault::Credit, from);
             return;
         };
@@ -630,10 +640,6 @@ impl<P: Port> Engine<P> {
             self.counters.messages_one_copy += u64::from(settled);
         }
         self.counters.packets_used += 1;
-        // The report of what is missing of them may be lost.
-        for number in broken_messages(payload) {
-            outbound.broken(&mut self.sending.outgoing, number);
-        }
         self.settle_outbound(index, None, now_ns);
     }
 

@@ -17,6 +17,7 @@ use lm_protocol::geometry::Geometry;
 
 use crate::completion::{PeerId, SendError};
 use crate::release::{Loaned, Released};
+use crate::words::{Words, WordsError};
 
 /// How many payload ranges one `preadv` fills (Linux allows 1024; the gain is gone long before).
 const RANGES_PER_READ: usize = 64;
@@ -53,6 +54,7 @@ pub struct SendRegion {
     /// For a receiver with LM, which knows the message's length without its headers.
     in_session: bool,
     written: u64,
+    pub(crate) words: Words,
 }
 
 impl SendRegion {
@@ -74,6 +76,7 @@ impl SendRegion {
             len,
             in_session,
             written: 0,
+            words: Words::NONE,
         }
     }
 
@@ -100,6 +103,19 @@ impl SendRegion {
     /// The peer that the region was loaned for.
     pub fn peer(&self) -> PeerId {
         self.peer
+    }
+
+    /// Gives opaque bytes along, 48 at most: whoever decides at the receiver where the message lands sees them
+    /// ([`Announced::words`](crate::Announced::words)).
+    ///
+    /// # Errors
+    /// [`WordsError`]; the message has those that it had.
+    pub fn set_words(&mut self, words: &[u8]) -> Result<(), WordsError> {
+        if !self.in_session || matches!(self.released, Some(Released::TransmitFrame(_))) {
+            return Err(WordsError::NotAnnounced);
+        }
+        self.words = Words::new(words)?;
+        Ok(())
     }
 
     /// The payload ranges in message order, holes left out. Together they are `len()` bytes.

@@ -11,10 +11,9 @@ use lm_protocol::wire::lm::LmHeader;
 use crate::arena::pages_len;
 use crate::completion::{LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::engine::Engine;
-use crate::landing::Zone;
-use crate::memory::PACKET_HEADROOM;
 use crate::message::{LandingRegion, Message};
 use crate::outbound::{Outbound, OutboundTerms};
+use crate::placing::ZoneSource;
 use crate::port::Port;
 use crate::region::SendRegion;
 use crate::region::TrySendError;
@@ -109,7 +108,7 @@ impl<P: Port> Engine<P> {
             return Err(TrySendError { region, reason });
         }
         let token = self.told.new_token();
-        let index = region.peer.index;
+        let (index, words) = (region.peer.index, region.words);
         let (released, start, geometry, len) = region.into_sent();
         match released {
             Released::TransmitFrame(address) => {
@@ -125,7 +124,7 @@ impl<P: Port> Engine<P> {
                     &mut self.sending.outgoing,
                     &peer.addressing,
                     (released, start, geometry, len),
-                    tag,
+                    (tag, words),
                     token,
                     now_ns,
                 );
@@ -262,7 +261,7 @@ impl<P: Port> Engine<P> {
         Ok(None)
     }
 
-    /// A landing zone for a message of up to `len` bytes, chosen before the message comes.
+    /// A landing zone for a message of up to `len` bytes, taken before the message comes.
     pub(crate) fn landing_region(&mut self, len: u64) -> Result<LandingRegion, LoanError> {
         let chunk_len = u64::from(self.fixed.chunk_len);
         let landing = self.landing.as_mut().ok_or(LoanError::NoSession)?;
@@ -282,60 +281,27 @@ impl<P: Port> Engine<P> {
         })
     }
 
-    /// Hands a region over for the next announced message that fits. Another endpoint's region goes back to it: its
-    /// addresses would let the kernel write over messages here (I1).
-    pub(crate) fn choose_region(&mut self, mut region: LandingRegion) {
-        if let Some(landing) = &mut self.landing
-            && self.memory.is_from_here(&region.loaned)
-        {
-            landing.chosen.push_back(Zone {
-                start: region.start,
-                len: region.len,
-            });
-            region.len = 0;
+    /// Registers who decides where messages land, or nobody.
+    pub(crate) fn place_by(&mut self, source: Option<Box<dyn ZoneSource>>) {
+        let loaned = self.memory.loaned();
+        if let Some(landing) = &mut self.landing {
+            landing.place_by(source, loaned);
         }
     }
 
-    /// Takes a chosen region back that no message has used. `None`: a message has it.
-    pub(crate) fn unchoose_region(&mut self, start: u64) -> Option<LandingRegion> {
-        let landing = self.landing.as_mut()?;
-        let position = landing.chosen.iter().position(|zone| zone.start == start)?;
-        let zone = landing.chosen.remove(position)?;
-        Some(LandingRegion {
-            loaned: self.memory.way_back(),
-            start: zone.start,
-            len: zone.len,
-        })
-    }
-
-    /// Moves a message into a region that it did not land in (it was eager, or announced before the region was
-    /// handed over): the one copy that `recv_into` promises instead of failing.
-    /// A message that does not fit comes as it is.
-    pub(crate) fn copy_into_region(&mut self, message: Message, mut region: LandingRegion) -> Message {
-        let address = region.start + REGION_FRONT_MARGIN;
-        if message.len > region.len.saturating_sub(REGION_FRONT_MARGIN + PACKET_HEADROOM) {
-            return message;
-        }
-        self.memory
-            .umem()
-            .copy_within(message.address, address, message.len);
-        self.counters.user_copied_bytes += message.len;
-        let released = Released::Zone {
-            start: region.start,
-            len: region.len,
+    /// Asks again where a message lands; `false`: none of that number waits.
+    pub(crate) fn retry(&mut self, peer: PeerId, number: u32) -> bool {
+        let Some(landing) = &mut self.landing else {
+            return false;
         };
-        region.len = 0;
-        Message {
-            loaned: self.memory.way_back(),
-            released: Some(released),
-            address,
-            len: message.len,
-            peer: message.peer,
-            tag: message.tag,
-            number: message.number,
-            missing: message.missing.clone(),
-            latency_ns: message.latency_ns,
-        }
+        let (sessions, _, mut memory) = landing.with_memory();
+        sessions.retry(peer, number, &mut memory)
+    }
+
+    /// Takes the memory of a message back; `false`: none of that number is under way.
+    pub(crate) fn retract(&mut self, peer: PeerId, number: u32) -> bool {
+        let loaned = self.memory.loaned();
+        (self.landing.as_mut()).is_some_and(|landing| landing.retract(peer, number, loaned))
     }
 
     /// Makes a peer that runs no LM: it gets plain UDP datagrams as IP fragments, unconfirmed.

@@ -1,7 +1,9 @@
 //! Stage 7: what peers are told when it is due: acknowledgements, credits, announcements.
 
 use lm_protocol::serial;
-use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT};
+use lm_protocol::wire::lm::{
+    AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, SETTLED_KEPT, UnwholeMessage,
+};
 
 use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::eager::EAGER_ACK_EVERY;
@@ -132,11 +134,7 @@ impl<P: Port> Engine<P> {
         };
         let peer = inbound.terms.peer.index;
         let mut payload = [0u8; SETTLED_KEPT as usize * 4];
-        let mut len = 0;
-        for number in inbound.settled.broken() {
-            payload[len..len + 4].copy_from_slice(&number.to_be_bytes());
-            len += 4;
-        }
+        let len = UnwholeMessage::encode_all(inbound.settled.unwhole(), delivered, &mut payload);
         if self.send_packet(peer, &header, &payload[..len])
             && let Some(landing) = &mut self.landing
             && let Some(inbound) = landing.sessions.at_mut(row)
@@ -166,28 +164,27 @@ impl<P: Port> Engine<P> {
         let delivery = outbound.terms.delivery;
         let mut payload = [0u8; ANNOUNCEMENT_LEN_MAX];
         let room = outbound.general_payload_len().min(payload.len());
-        let most = ANNOUNCEMENTS_PER_PACKET
-            .min(room / AnnounceEntry::LEN)
-            .min(IN_FLIGHT_MESSAGES_MAX as usize);
-        let mut entries = 0;
-        for (len, tag) in outbound.announcements(&mut self.sending.outgoing, from, most) {
-            let encoded = AnnounceEntry {
-                len,
+        let most = ANNOUNCEMENTS_PER_PACKET.min(IN_FLIGHT_MESSAGES_MAX as usize);
+        let (mut entries, mut len) = (0u32, 0);
+        for (message_len, tag, words) in outbound.announcements(&mut self.sending.outgoing, from, most) {
+            let entry = AnnounceEntry {
+                len: message_len,
                 tag,
                 delivery: Some(delivery),
                 windows_released: AnnounceEntry::ALL_WINDOWS,
-            }
-            .encode();
-            payload[entries * AnnounceEntry::LEN..][..AnnounceEntry::LEN].copy_from_slice(&encoded);
+            };
+            let Some(written) = entry.write(words.as_bytes(), &mut payload[len..room]) else {
+                break;
+            };
+            len += written;
             entries += 1;
         }
         let header = LmHeader::Announce {
             session_key: key,
             first: from,
-            entries: entries as u32,
+            entries,
             sent,
         };
-        let mut len = entries * AnnounceEntry::LEN;
         let mut told = outbound.digests_told();
         while len + MessageDigest::LEN <= room
             && let Some(digest) = outbound.digest_of(&mut self.sending.outgoing, told)
@@ -200,7 +197,7 @@ impl<P: Port> Engine<P> {
             && let Some(outbound) = &mut self.peers.at(index).outbound
         {
             outbound.told_digests(told);
-            outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries as u32));
+            outbound.announced = serial::later(outbound.announced, from.wrapping_add(entries));
             outbound.announce_due = false;
             outbound.last_announce_ns = now_ns;
         }

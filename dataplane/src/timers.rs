@@ -29,6 +29,10 @@ impl<P: Port> Engine<P> {
         self.drive_admission(now_ns);
         self.look_at_reopening(now_ns);
         self.look_for_landing(now_ns);
+        if let Some(landing) = self.landing.as_mut().filter(|landing| landing.placing.is_some()) {
+            // After the last session nothing else does.
+            landing.settle_placed(&mut self.counters, self.memory.umem(), now_ns);
+        }
         self.touch_sessions(now_ns);
         self.land_late(now_ns);
         self.watch_inbound(now_ns);

@@ -11,7 +11,7 @@ use lm_protocol::geometry::{Layout, LinkShape, Wire};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::wire::ipfrag::IpFragment;
 use lm_protocol::wire::lm::{
-    self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, MissingRange, Trailer,
+    self, AnnounceEntry, EagerAcknowledgement, LmHeader, MessageDigest, MissingRange, Trailer, UnwholeMessage,
 };
 use lm_protocol::wire::{
     Addressing, BuildError, DataTemplate, Frame, IpFragTemplate, ParseError, Transport, parse_frame, udp,
@@ -722,4 +722,81 @@ fn a_frame_without_ports_has_no_addressing() {
     template.write(&mut packet, 1, 1480);
     let frame: Frame<'_> = parse_frame(&packet).unwrap();
     assert_eq!(frame.addressing(), None);
+}
+
+#[test]
+fn opaque_bytes_come_with_their_entries() {
+    let entries = [0usize, 1, 4, 47, 48].map(|len| {
+        let entry = AnnounceEntry {
+            len: len as u64,
+            tag: 6,
+            delivery: None,
+            windows_released: AnnounceEntry::ALL_WINDOWS,
+        };
+        (entry, vec![len as u8 + 1; len])
+    });
+    let mut payload = [0xeeu8; 5 * AnnounceEntry::LEN + 4 + 4 + 48 + 48];
+    let mut len = 0;
+    for (entry, opaque) in &entries {
+        let before = len;
+        len += entry.write(opaque, &mut payload[len..]).unwrap();
+        // Without room nothing is written.
+        let mut short = payload[before..len - 1].to_vec();
+        let kept = short.clone();
+        assert_eq!(entry.write(opaque, &mut short), None);
+        assert_eq!(short, kept);
+    }
+    assert_eq!(len, payload.len());
+    assert!(payload.ends_with(&[49; 48]));
+    let read = AnnounceEntry::with_opaque(&payload, 5).map(|(entry, opaque)| (entry, opaque.to_vec()));
+    assert_eq!(read.collect::<Vec<_>>(), entries);
+    assert!(AnnounceEntry::iter(&payload, 5).eq(entries.iter().map(|(entry, _)| *entry)));
+
+    // More than a sender gives along are another's.
+    let mut longer = entries[0].0.encode().to_vec();
+    longer[18..20].copy_from_slice(&49u16.to_be_bytes());
+    longer.extend([7; 52]);
+    let read: Vec<_> = AnnounceEntry::with_opaque(&longer, 1).collect();
+    assert_eq!(read, [(entries[0].0, &[][..])]);
+}
+
+#[test]
+fn unwhole_messages_survive() {
+    let of = |message: u32, declined: Option<u16>| UnwholeMessage { message, declined };
+    for delivered in [0, 7, 100, u32::MAX, 1 << 31] {
+        let near = |n: u32| delivered.wrapping_sub(n);
+        let messages = [
+            of(near(9), None),
+            of(near(8), Some(0)),
+            of(near(7), Some(0)),
+            of(near(5), None),
+            of(near(4), Some(u16::MAX)),
+            of(near(3), Some(1)),
+            of(near(1), Some(1)),
+        ];
+        let mut payload = [0u8; 4 * (7 + 4)];
+        let len = UnwholeMessage::encode_all(messages, delivered, &mut payload);
+        assert_eq!(len, payload.len());
+        assert!(UnwholeMessage::iter(&payload, delivered).eq(messages));
+        // Who knows of no statuses takes each word for a number: none of them is near.
+        let words = payload
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| u32::from_be_bytes(*word));
+        let is_near = |word: &u32| delivered.wrapping_sub(*word) <= lm::SETTLED_KEPT;
+        assert!(
+            words
+                .filter(is_near)
+                .eq(messages.iter().map(|message| message.message))
+        );
+        // As many as there is room for.
+        for room in 0..payload.len() {
+            let mut short = vec![0; room];
+            let len = UnwholeMessage::encode_all(messages, delivered, &mut short);
+            let read: Vec<_> = UnwholeMessage::iter(&short[..len], delivered).collect();
+            assert_eq!(read, messages[..read.len()]);
+            assert!(read.len() < messages.len() && len + 8 > room, "{len} of {room}");
+        }
+    }
 }

@@ -79,7 +79,7 @@ const PARTS: [(Part, &[&str]); 10] = [
         ],
     ),
     (Send, &["eager", "outbound", "scheduler"]),
-    (Land, &["landing"]),
+    (Land, &["landing", "placing"]),
     (
         Admission,
         &[
@@ -121,6 +121,7 @@ const PARTS: [(Part, &[&str]); 10] = [
             "release",
             "ring",
             "ring_memory",
+            "words",
         ],
     ),
     (Beside, &["fuzzing", "lib", "simnic"]),

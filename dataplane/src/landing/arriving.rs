@@ -7,9 +7,11 @@ use lm_protocol::geometry::{Geometry, Layout};
 use lm_protocol::time::Time;
 use lm_protocol::window::{TailRule, WindowShape};
 
+use super::placed::Place;
 use super::terms::InboundTerms;
 use crate::fragment_digests::PAYLOAD_LEN_MIN;
 use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM, Umem};
+use crate::words::Words;
 
 /// [`InboundTerms::reach`] at most: fragments in the longest chunk, where the first has eight bytes less than others.
 const REACH_MAX: usize =
@@ -17,11 +19,24 @@ const REACH_MAX: usize =
 /// Longest header that a saved tail can hold: Ethernet with two tags, IPv4, UDP, LM, and a driver's prefix.
 pub(super) const TAIL_LEN_MAX: usize = 128;
 
-/// A landing zone taken from the arena: what goes back is exactly this.
+/// A landing zone taken from the arena, or from an application's region: what goes back is exactly this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub(crate) start: u64,
     pub(crate) len: u64,
+    /// It is a region that a [`crate::placing::ZoneSource`] gave.
+    pub(crate) placed: bool,
+}
+
+impl Zone {
+    /// One taken from the arena.
+    pub(crate) fn of_arena(start: u64, len: u64) -> Zone {
+        Zone {
+            start,
+            len,
+            placed: false,
+        }
+    }
 }
 
 /// A message that was announced and is not settled.
@@ -43,12 +58,17 @@ pub(super) struct Arriving {
     pub(super) proof: Proof,
     /// The application has it already, before its turn.
     pub(super) shown: bool,
+    pub(super) place: Place,
+    /// Opaque bytes of its sender's.
+    pub(super) words: Words,
 }
 
 /// Where a message lies, and who may still write there.
 #[derive(Debug)]
 pub(super) struct Slots {
     pub(super) zone: Option<Zone>,
+    /// There is a zone, and entries may be posted there.
+    pub(super) may_post: bool,
     /// `R`: UMEM address of the first payload byte.
     pub(super) payload: u64,
     /// Positions (transmit order) whose fill entry is posted, or never will be.
@@ -154,7 +174,7 @@ impl Arriving {
     /// Number `number`, the next one to be announced, behind `base` packets of the session.
     pub(super) fn new(
         terms: &InboundTerms,
-        (number, tag, len): (u32, u64, u64),
+        (number, tag, len, words): (u32, u64, u64, Words),
         geometry: Geometry,
         base: u64,
         now_ns: u64,
@@ -169,6 +189,7 @@ impl Arriving {
             base,
             slots: Slots {
                 zone: None,
+                may_post: false,
                 payload: 0,
                 posted: 0,
                 consumed: 0,
@@ -189,6 +210,8 @@ impl Arriving {
             shift: Shift::default(),
             proof: Proof::default(),
             shown: false,
+            place: Place::Unasked,
+            words,
         }
     }
 
@@ -237,6 +260,7 @@ impl Arriving {
         self.slots.consumed == self.fragment_count()
             && self.gaps.arrivals.is_complete()
             && self.gaps.held == 0
+            && !self.is_refused()
     }
 
     /// Indices of the fragments that are known to be missing, ascending.

@@ -8,6 +8,7 @@ use super::card::Card;
 use crate::arena::Arena;
 use crate::frames::FramePool;
 use crate::memory::PACKET_HEADROOM;
+use crate::placing::Left;
 use crate::port::{Caps, RxQueue};
 
 /// Longest packet, in bytes, that is looked at for what else it may be than a fragment: control messages are shorter.
@@ -19,6 +20,7 @@ const FOREIGN_MAX: usize = 32;
 #[derive(Clone, Copy, Debug)]
 struct Quarantined {
     zone: Zone,
+    left: Left,
     /// Entries posted in zones when it was put here: as many have to be used.
     until: u64,
 }
@@ -41,6 +43,8 @@ pub(crate) struct Entries {
     /// Frames for entries that have no place in a zone.
     pub(super) spare: Option<FramePool>,
     quarantined: Vec<Quarantined>,
+    /// Zones of a source's that nothing covers any more.
+    left: Vec<(Zone, Left)>,
     /// When a packet last landed.
     pub(super) landed_ns: u64,
     /// When the kernel's socket was last found empty.
@@ -69,6 +73,7 @@ impl Entries {
             aims: VecDeque::with_capacity(entries_max as usize),
             spare,
             quarantined: Vec::new(),
+            left: Vec::new(),
             landed_ns: 0,
             drained_ns: 0,
             drained_posted: position,
@@ -98,8 +103,8 @@ impl Entries {
         self.zoned = position;
         self.drained_posted = position;
         self.trusted = true;
-        for kept in self.quarantined.drain(..) {
-            arena.free(kept.zone.start, kept.zone.len);
+        for kept in std::mem::take(&mut self.quarantined) {
+            self.free(kept.zone, kept.left, arena);
         }
     }
 
@@ -222,16 +227,19 @@ impl Entries {
     }
 
     /// Keeps a zone until every entry that is posted now is used.
-    pub(super) fn quarantine(&mut self, zone: Zone) {
+    pub(super) fn quarantine(&mut self, zone: Zone, left: Left) {
         self.quarantined.push(Quarantined {
             zone,
+            left,
             until: self.zoned,
         });
     }
 
     /// Keeps the zones of a session that ended.
     pub(crate) fn quarantine_all(&mut self, zones: Vec<Zone>) {
-        zones.into_iter().for_each(|zone| self.quarantine(zone));
+        for zone in zones {
+            self.quarantine(zone, Left::GivenUp);
+        }
     }
 
     pub(super) fn keeps_zones(&self) -> bool {
@@ -244,12 +252,29 @@ impl Entries {
             return;
         }
         let received = self.received;
-        self.quarantined.retain(|kept| {
-            if kept.until <= received {
-                arena.free(kept.zone.start, kept.zone.len);
-            }
-            kept.until > received
-        });
+        let is_over = |kept: &Quarantined| kept.until <= received;
+        while let Some(position) = self.quarantined.iter().position(is_over) {
+            let kept = self.quarantined.remove(position);
+            self.free(kept.zone, kept.left, arena);
+        }
+    }
+
+    /// Frees a zone in which nothing is posted, and which its message has `left`.
+    pub(crate) fn free(&mut self, zone: Zone, left: Left, arena: &mut Arena) {
+        match zone.placed {
+            true => self.left.push((zone, left)),
+            false => arena.free(zone.start, zone.len),
+        }
+    }
+
+    /// The next zone of a source's that nothing covers any more.
+    pub(super) fn next_left(&mut self) -> Option<(Zone, Left)> {
+        self.left.pop()
+    }
+
+    /// Whether a zone of a source's is kept.
+    pub(super) fn owes_zones(&self) -> bool {
+        self.quarantined.iter().any(|kept| kept.zone.placed)
     }
 
     /// To be asked before entries are posted, where a device takes them. `ring_len`: of its own ring, in entries.

@@ -22,6 +22,7 @@ use crate::arena::Arena;
 use crate::bounds::ONE_COPY_ON_THE_WAY;
 use crate::memory::Umem;
 use crate::port::{Caps, RxQueue};
+use crate::words::Words;
 
 /// A gap in which nothing comes is a pause from here on: a sender that lost its core for a time slice makes none.
 const PAUSE_NS: u64 = 20_000_000;
@@ -239,10 +240,15 @@ impl Inbound {
     }
 
     /// Takes the announcement of a message that is not known. If it cannot, nothing changed.
-    pub(crate) fn announce(&mut self, number: u32, len: u64, tag: u64, now_ns: u64) -> Result<(), Untaken> {
+    pub(crate) fn announce(
+        &mut self,
+        number: u32,
+        (len, tag, words): (u64, u64, Words),
+        now_ns: u64,
+    ) -> Result<(), Untaken> {
         let was_empty = self.order.front().is_none();
         let delivered = self.settled.delivered();
-        (self.order).announce(&self.terms, (number, tag, len), delivered, now_ns)?;
+        (self.order).announce(&self.terms, (number, tag, len, words), delivered, now_ns)?;
         if was_empty {
             self.progress.begin(now_ns);
         }
@@ -259,12 +265,23 @@ impl Inbound {
         self.settled.next(self.order.unsettled_from())
     }
 
+    /// All messages before this number are settled, as its sender can know: of one that was declined it may not have heard, and takes no word
+    /// of the end for it.
+    pub(crate) fn confirmed(&self) -> u32 {
+        let surely_known = (self.order.announced()).wrapping_sub(self.terms.limits.messages_in_flight);
+        let mut declined = { self.settled.unwhole() }
+            .filter(|unwhole| unwhole.declined.is_some())
+            .map(|unwhole| unwhole.message);
+        let unknown = declined.find(|number| !serial::precedes(*number, surely_known));
+        unknown.unwrap_or(self.settled.delivered())
+    }
+
     /// What its sender is told when it ends.
     pub(crate) fn ended(&self) -> Ended {
         let since_first = |number: u32| number.wrapping_sub(self.terms.first_message);
         Ended {
             session_key: self.terms.key,
-            delivered: since_first(self.settled.delivered()),
+            delivered: since_first(self.confirmed()),
             heard: Some(since_first(self.order.announced())),
         }
     }
@@ -296,6 +313,8 @@ impl Inbound {
     /// Nanoseconds without progress while packets are owed to us; 0 when the next move is not the sender's.
     pub(crate) fn stalled_ns(&self, now_ns: u64) -> u64 {
         match self.order.front() {
+            // Packets of it may have been sent, and be lost: others' use up credit in zero-copy mode.
+            Some(message) if message.waits() => 0,
             Some(message)
                 if message.slots.posted > message.slots.consumed
                     || (!self.lands() && message.slots.posted > 0)
@@ -317,7 +336,7 @@ impl Inbound {
 
     /// Whether entries may be posted for more packets, memory permitting.
     pub(super) fn wants_entries(&self) -> bool {
-        self.lands() && self.order.next().is_some()
+        self.lands() && self.order.next_open().is_some()
     }
 
     /// Whether its sender has something to send for which it needs a turn: entries, or, where others' packets used those that were
@@ -325,7 +344,7 @@ impl Inbound {
     pub(super) fn wants_turn(&self) -> bool {
         let needs_credit = self.lands()
             && self.left() > 0
-            && serial::precedes(self.told.allowed, self.order.packets() as u32);
+            && serial::precedes(self.told.allowed, self.order.packets_open() as u32);
         !self.told.is_silent && (self.wants_entries() || needs_credit)
     }
 
@@ -401,7 +420,7 @@ impl Inbound {
         while let Some(next) = self.order.next_mut() {
             let ahead = next.base.saturating_sub(self.progress.accepted());
             let is_enough = self.stand == Stand::Draining || ahead >= u64::from(self.pace.on_the_way());
-            if next.slots.zone.is_none()
+            if !next.slots.may_post
                 && (is_enough || !memory.find(next, &self.terms, false, &mut self.may_take))
             {
                 break;
@@ -455,6 +474,9 @@ impl Inbound {
         for mut message in self.order.clear().filter(|message| !message.shown) {
             self.places.repair.given_up += message.arrived();
             zones.extend(message.slots.zone);
+            if message.is_refused() {
+                continue;
+            }
             message.gaps.arrivals.claim(u32::MAX);
             let missing = match message.gaps.arrivals.is_complete() {
                 // It waits for an earlier one, or for digests: nothing of it was shown to be right.

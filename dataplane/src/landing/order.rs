@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 
 use lm_protocol::serial;
-use lm_protocol::wire::lm::SETTLED_KEPT;
+use lm_protocol::wire::lm::{SETTLED_KEPT, UnwholeMessage};
 
 use super::arriving::{Arriving, Landed};
 use super::progress::Untaken;
 use super::terms::InboundTerms;
 use crate::arena::pages_len;
 use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
+use crate::words::Words;
 
 /// Messages that were announced and are not settled.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl Order {
     pub(super) fn announce(
         &mut self,
         terms: &InboundTerms,
-        (number, tag, len): (u32, u64, u64),
+        (number, tag, len, words): (u32, u64, u64, Words),
         delivered: u32,
         now_ns: u64,
     ) -> Result<(), Untaken> {
@@ -52,7 +53,7 @@ impl Order {
         if number != self.announced {
             return Err(Untaken::Early);
         }
-        let message = Arriving::new(terms, (number, tag, len), geometry, self.packets, now_ns);
+        let message = Arriving::new(terms, (number, tag, len, words), geometry, self.packets, now_ns);
         self.packets = message.end();
         self.messages.push_back(message);
         self.announced = number.wrapping_add(1);
@@ -72,6 +73,12 @@ impl Order {
     /// Packets of the announced messages, as their senders count them.
     pub(super) fn packets(&self) -> u64 {
         self.packets
+    }
+
+    /// The same of those that may come: no entry is posted from a message on that [waits](Arriving::waits).
+    pub(super) fn packets_open(&self) -> u64 {
+        let waits = self.next().filter(|next| next.waits());
+        waits.map_or(self.packets, |next| next.base + u64::from(next.slots.posted))
     }
 
     /// Packets of announced messages behind so many.
@@ -143,9 +150,15 @@ impl Order {
         self.messages.get_mut(self.posting)
     }
 
+    /// The same, if it is known where it lands.
+    #[inline]
+    pub(super) fn next_open(&self) -> Option<&Arriving> {
+        self.next().filter(|next| !next.waits())
+    }
+
     /// It, and those behind it.
     pub(super) fn unposted(&self) -> impl Iterator<Item = &Arriving> {
-        self.messages.range(self.posting..)
+        (self.messages.range(self.posting..)).take_while(|message| !message.waits())
     }
 
     /// More is posted, or less: [`Slots::posted`](super::arriving::Slots) says what of each message.
@@ -201,7 +214,7 @@ pub(crate) struct Settled {
     /// All messages before this number are settled.
     delivered: u32,
     /// Messages that were settled without being whole, of the last ones.
-    broken: VecDeque<u32>,
+    unwhole: VecDeque<UnwholeMessage>,
 }
 
 impl Settled {
@@ -209,7 +222,7 @@ impl Settled {
         Settled {
             complete: VecDeque::with_capacity(IN_FLIGHT_MESSAGES_MAX as usize),
             delivered: first_message,
-            broken: VecDeque::new(),
+            unwhole: VecDeque::new(),
         }
     }
 
@@ -256,17 +269,21 @@ impl Settled {
         self.complete.iter().map(|landed| landed.arrived).sum()
     }
 
-    /// Numbers of messages that were settled without being whole, as far as their sender may not know it yet.
-    pub(crate) fn broken(&self) -> impl Iterator<Item = u32> + '_ {
-        let kept = |number: &u32| serial::distance(*number, self.delivered) <= SETTLED_KEPT as i32;
-        self.broken.iter().copied().filter(kept)
+    /// Messages that were settled without being whole, as far as their sender may not know it yet.
+    pub(crate) fn unwhole(&self) -> impl Iterator<Item = UnwholeMessage> + '_ {
+        let kept = |unwhole: &UnwholeMessage| {
+            serial::distance(unwhole.message, self.delivered) <= SETTLED_KEPT as i32
+        };
+        self.unwhole.iter().copied().filter(kept)
     }
 
-    /// A message is settled without being whole.
-    pub(super) fn broke(&mut self, number: u32) {
-        if self.broken.len() == SETTLED_KEPT as usize {
-            self.broken.pop_front();
+    /// A message is settled without being whole: `declined` with a status, or given up.
+    pub(super) fn broke(&mut self, message: u32, declined: Option<u16>) {
+        self.unwhole.push_back(UnwholeMessage { message, declined });
+        // A status may take a word of its own.
+        let words = |unwhole: &UnwholeMessage| 1 + usize::from(unwhole.declined.is_some());
+        while self.unwhole.iter().map(words).sum::<usize>() > SETTLED_KEPT as usize {
+            self.unwhole.pop_front();
         }
-        self.broken.push_back(number);
     }
 }

@@ -75,7 +75,7 @@ impl Poster<'_, '_> {
         'messages: while let Some(next) = self.order.next_mut() {
             // Without a witness packets may have come, which digests will find, for a message that no entry is posted for.
             let waits = has_witness && written.packets == room.packets;
-            if waits || (next.slots.zone.is_none() && !self.memory.find(next, terms, true, self.may_take)) {
+            if waits || (!next.slots.may_post && !self.memory.find(next, terms, true, self.may_take)) {
                 break;
             }
             while next.slots.posted < next.fragment_count() {
@@ -110,7 +110,7 @@ impl Poster<'_, '_> {
             }
             self.order.look_for_unposted();
         }
-        if self.order.next().is_none() && !has_witness {
+        if self.order.next_open().is_none() && !has_witness {
             self.write_surplus(queue, room, &mut written);
         }
         if written.packets > 0 {
@@ -137,8 +137,8 @@ impl Poster<'_, '_> {
 
     /// Packets that nobody sent to us have used entries of the last messages: as many are written.
     fn write_surplus(&mut self, queue: &mut impl RxQueue, room: Posted, written: &mut Posted) {
-        let expected = self.order.left(self.accepted + u64::from(self.ahead));
-        while self.order.next().is_none()
+        let expected = (self.order.packets_open()).saturating_sub(self.accepted + u64::from(self.ahead));
+        while self.order.next_open().is_none()
             && written.packets < room.packets
             && u64::from(written.packets) < expected
             && let Some(start) = self.entries.take_spare()
@@ -237,7 +237,7 @@ impl Poster<'_, '_> {
                 return max;
             }
         }
-        let expected = self.order.left(self.accepted + u64::from(self.ahead));
+        let expected = (self.order.packets_open()).saturating_sub(self.accepted + u64::from(self.ahead));
         entries.max(expected.min(u64::from(max)) as u32)
     }
 }

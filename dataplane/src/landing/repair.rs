@@ -16,12 +16,13 @@ use super::entries::Entries;
 use crate::arena::Arena;
 use crate::bounds::RANGES_MAX;
 use crate::memory::Umem;
+use crate::placing::Left;
 
 /// What a sender says it has sent is believed to be lost when it has not come for so long.
-const CLAIM_GRACE_NS: u64 = 200_000;
+pub(super) const CLAIM_GRACE_NS: u64 = 200_000;
 /// The same in zero-copy mode, where who is taken for lost and comes after all shifts what comes behind: cards hold packets back,
 /// and a claim comes by another queue.
-const CLAIM_GRACE_ZERO_COPY_NS: u64 = 10_000_000;
+pub(super) const CLAIM_GRACE_ZERO_COPY_NS: u64 = 10_000_000;
 /// A socket that is never empty, because somebody floods it, puts that off for so long.
 const SOCKET_PATIENCE_NS: u64 = 100_000_000;
 /// Without reliable delivery a message ends so long after the first loss in it was noticed, if everything else is known.
@@ -76,7 +77,11 @@ impl Watch<'_> {
         if !self.care.terms.caps.witness {
             self.care.locate_missing(self.umem, self.now_ns);
         }
-        let front = self.care.order.front()?;
+        let is_owed = self.entries.owes_zones() && self.keeps_zones_for_nothing(0);
+        if is_owed {
+            return Some(Remedy::Rebuild);
+        }
+        let front = self.care.order.front().filter(|front| !front.is_refused())?;
         if front.slots.zone.is_none() {
             return self.waits_for_quarantine(front).then_some(Remedy::Rebuild);
         }
@@ -95,8 +100,13 @@ impl Watch<'_> {
 
     /// Whether the front message, for which there is no memory, waits for such that is quarantined.
     fn waits_for_quarantine(&self, front: &Arriving) -> bool {
+        self.keeps_zones_for_nothing(front.announced_ns)
+    }
+
+    /// Whether memory is quarantined, and nothing comes since `last_ns` that would use the entries there.
+    fn keeps_zones_for_nothing(&self, last_ns: u64) -> bool {
         let last_ns = (self.care.progress.last_ns())
-            .max(front.announced_ns)
+            .max(last_ns)
             .max(self.entries.landed_ns);
         let patience_ns = match self.more_may_come {
             true => QUARANTINE_PATIENCE_NS,
@@ -125,7 +135,9 @@ impl Watch<'_> {
             care.settle_trouble(umem);
             return None;
         }
-        match self.copy_out() {
+        // What an application placed stays there.
+        let is_placed = (self.care.front().slots.zone).is_some_and(|zone| zone.placed);
+        match !is_placed && self.copy_out() {
             true if self.care.front().gaps.arrivals.is_complete() => {
                 self.care.land(Vec::new());
                 self.care.settle_trouble(umem);
@@ -148,7 +160,7 @@ impl Watch<'_> {
         front.gaps.arrivals.claim(count);
         let given_up = front.given_up(front.missing());
         let whole_zone = front.slots.consumed == count && front.gaps.held == 0;
-        care.settled.broke(given_up.number);
+        care.settled.broke(given_up.number, None);
         let shows = care.terms.delivery == Delivery::Partial && provable;
         if shows && (whole_zone || self.copy_out()) {
             // What is copied out in zero-copy mode is compared once more.
@@ -189,8 +201,8 @@ impl Watch<'_> {
             places.compare_copy(front, (start, payload), progress.last_ns(), self.umem);
         }
         front.slots.payload = payload;
-        if let Some(zone) = front.slots.zone.replace(Zone { start, len }) {
-            self.entries.quarantine(zone);
+        if let Some(zone) = front.slots.zone.replace(Zone::of_arena(start, len)) {
+            self.entries.quarantine(zone, Left::Moved);
         }
         true
     }
@@ -204,7 +216,7 @@ impl Watch<'_> {
         self.care.progress.overtaken(front.end());
         self.care.settled.deliver_to(front.number.wrapping_add(1));
         if let Some(zone) = front.slots.zone {
-            self.entries.quarantine(zone);
+            self.entries.quarantine(zone, Left::GivenUp);
         }
         self.entries.free_quarantined(self.arena);
     }
@@ -245,7 +257,7 @@ impl Watch<'_> {
     fn give_up_front(&mut self) -> Remedy {
         let front = self.care.front();
         let given_up = front.given_up(front.all());
-        self.care.settled.broke(given_up.number);
+        self.care.settled.broke(given_up.number, None);
         self.drop_front();
         self.care.settle_trouble(self.umem);
         Remedy::GivenUp(given_up)
@@ -353,7 +365,7 @@ impl Care<'_> {
         let now = Time::from_nanos(now_ns);
         for message in self.order.iter_mut() {
             // In zero-copy mode what seems to be missing may lie elsewhere.
-            if !self.terms.caps.witness && !message.shift.located {
+            if message.waits() || (!self.terms.caps.witness && !message.shift.located) {
                 continue;
             }
             let count = message.fragment_count();

@@ -531,7 +531,7 @@ impl Sessions {
         let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         let front = inbound.order.front();
         let waits_for_memory = front.is_some_and(|front| front.slots.zone.is_none());
-        let more_may_come = waits_for_memory && self.more_may_come();
+        let more_may_come = (waits_for_memory || self.entries.owes_zones()) && self.more_may_come();
         let inbound = self.rows[usize::from(row)].as_deref_mut()?;
         inbound.watch(&mut self.entries, arena, umem, more_may_come, now_ns)
     }

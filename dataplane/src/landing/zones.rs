@@ -1,18 +1,17 @@
 //! Memory that messages land in.
 
-use std::collections::VecDeque;
-
 use super::arriving::{Arriving, Zone};
 use super::terms::InboundTerms;
 use crate::arena::{Arena, pages_len};
 use crate::bounds::LANDING_LEN_SHARED;
 use crate::memory::{PACKET_HEADROOM, fill_address_is_valid};
+use crate::placing::Placing;
 
 /// Where zones come from.
 pub(crate) struct Memory<'a> {
     pub(crate) arena: &'a mut Arena,
-    /// Regions that the application chose for its next messages: they are used before the arena.
-    pub(crate) chosen: &'a mut VecDeque<Zone>,
+    /// Who decides where messages land, where somebody does.
+    pub(crate) placing: Option<&'a mut Placing>,
     /// Messages can land up to here: a UMEM address.
     pub(crate) registered_len: u64,
 }
@@ -31,26 +30,29 @@ impl Memory<'_> {
         lands: bool,
         may_take: &mut u64,
     ) -> bool {
-        let (zone_len, front_margin) = terms.zone_of(&message.geometry);
+        let (zone_len, _) = terms.zone_of(&message.geometry);
+        if zone_len > *may_take || message.waits() {
+            return false;
+        }
         let (arena, registered) = (&mut *self.arena, self.registered_len);
-        let zone = match self.chosen.front() {
-            Some(zone) if zone.len >= zone_len => self.chosen.pop_front(),
-            _ if zone_len > *may_take => None,
-            _ => match lands {
-                true => arena.allocate_in(zone_len, 0, registered),
-                // What others can land in is left to them, where there is more.
-                false => {
-                    (arena.allocate_in(zone_len, registered, u64::MAX)).or_else(|| arena.allocate(zone_len))
-                }
-            }
-            .map(|start| Zone { start, len: zone_len }),
+        let start = match lands {
+            true => arena.allocate_in(zone_len, 0, registered),
+            // What others can land in is left to them, where there is more.
+            false => (arena.allocate_in(zone_len, registered, u64::MAX)).or_else(|| arena.allocate(zone_len)),
         };
-        let Some(zone) = zone else { return false };
-        *may_take = may_take.saturating_sub(zone.len);
+        let Some(start) = start else { return false };
+        *may_take = may_take.saturating_sub(zone_len);
+        self.give(message, terms, Zone::of_arena(start, zone_len), lands);
+        true
+    }
+
+    /// A message has this zone from now on.
+    pub(super) fn give(&self, message: &mut Arriving, terms: &InboundTerms, zone: Zone, lands: bool) {
+        let (_, front_margin) = terms.zone_of(&message.geometry);
         message.slots.zone = Some(zone);
         message.slots.payload = zone.start + front_margin;
+        message.slots.may_post = true;
         self.check(message, terms, zone, lands);
-        true
     }
 
     /// I2: every entry of the message is valid and writes inside the zone. The lowest and the highest bound all others; the last fragment's

@@ -13,6 +13,7 @@ use crate::memory::{Umem, crosses_huge_page};
 use crate::port::TxQueue;
 use crate::release::Released;
 use crate::scheduler::Transmit;
+use crate::words::Words;
 
 /// Longest header of a data packet: Ethernet with two tags, IPv4, UDP, LM.
 pub(super) const HEADER_LEN_MAX: usize = 96;
@@ -33,6 +34,7 @@ pub(crate) struct Outgoing {
     pub(super) len: u64,
     pub(super) number: u32,
     pub(crate) tag: u64,
+    pub(super) words: Words,
     pub(crate) token: SendToken,
     pub(crate) submitted_ns: u64,
     /// Next position in transmit order.
@@ -45,6 +47,8 @@ pub(crate) struct Outgoing {
     /// The application has its completion; the memory goes back with the last packet's completion.
     pub(super) settled: bool,
     pub(super) missing: Option<Vec<Range<u32>>>,
+    /// The status that the receiver declined it with.
+    pub(super) declined: Option<u16>,
     /// Its digest, once every fragment's is known.
     pub(super) digest: Option<u64>,
 }
@@ -52,6 +56,16 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Its receiver has settled it without its being whole, and says so.
+    pub(super) fn is_unwhole(&self) -> bool {
+        self.declined.is_some() || self.missing.is_some()
+    }
+
+    /// Packets of it that were not sent.
+    pub(super) fn left(&self) -> u32 {
+        self.geometry.fragment_count() - self.position
     }
 
     /// Puts the packet of fragment `index` on the ring, where there is room for a descriptor. Returns its length in bytes; `None` when a

@@ -42,7 +42,7 @@ impl Outbound {
         outgoing.number = self.next_number;
         outgoing.template = self.template(addressing, &outgoing.geometry);
         outgoing.position = 0;
-        (outgoing.missing, outgoing.digest) = (None, None);
+        (outgoing.missing, outgoing.declined, outgoing.digest) = (None, None, None);
         self.next_number = self.next_number.wrapping_add(1);
         self.queue.push_back(slot);
         true

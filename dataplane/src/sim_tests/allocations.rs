@@ -8,6 +8,7 @@ use std::time::Duration;
 use lm_protocol::geometry::Wire as WireMode;
 
 use super::bed::{Bed, BedConfig, noise};
+use super::placing::Source;
 
 struct Counting;
 
@@ -84,6 +85,7 @@ fn traffic(
     bed: &mut Bed,
     peers: [crate::PeerId; 2],
     payload: &[u8],
+    source: &Source,
     region: &mut Option<crate::LandingRegion>,
 ) {
     for n in 0..40usize {
@@ -104,9 +106,9 @@ fn traffic(
             bed.completion(0);
         }
         // Into a region of the application's choice.
-        bed.hosts[1].choose_region(region.take().expect("a region"));
+        source.give(region.take().expect("a region"));
         bed.send(0, peers[0], &payload[..50_000], 1);
-        *region = bed.recv(1).into_region();
+        *region = source.landed(bed).into_region();
         bed.completion(0);
     }
     // Keepalives and timers.
@@ -135,8 +137,10 @@ fn an_open_session_allocates_nothing() {
         let payload = noise(3, len);
         let peers = [0, 1].map(|from| bed.session(from, wire, len as u64));
         let mut region = bed.hosts[1].landing_region(60_000).ok();
+        let source = Source::at(&mut bed, 1);
+        source.keep_nothing();
         // From the first message on.
-        let count = allocations(|| traffic(&mut bed, peers, &payload, &mut region));
+        let count = allocations(|| traffic(&mut bed, peers, &payload, &source, &mut region));
         assert_eq!(count, 0, "{wire:?}");
         drop(region);
         bed.check_memory();

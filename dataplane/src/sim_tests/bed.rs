@@ -551,7 +551,7 @@ impl Bed {
         if let Some(landing) = &engine.landing {
             assert_eq!(landing.arena.live(), 0, "landing zones of host {host}");
             assert!(landing.arena.is_whole(), "landing arena of host {host}");
-            assert!(landing.chosen.is_empty());
+            assert!(landing.placing.as_ref().is_none_or(|placing| placing.is_empty()));
             let unused = landing.sessions.entries.outstanding();
             // Spare frames that fill a lap up are left, or that the device keeps back.
             let caps = &engine.fixed.caps;

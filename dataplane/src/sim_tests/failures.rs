@@ -30,7 +30,9 @@ fn building_the_landing_channel_anew_loses_none_of_our_packets() {
     let engine = &mut bed.hosts[1];
     let peer = engine.sending.senders()[0];
     let outbound = engine.peers.at(peer).outbound.as_mut().expect("a session");
-    outbound.credit(700, 0, 0, 0).expect("plausible");
+    outbound
+        .credit(&mut engine.sending.outgoing, (700, 0, 0), 0)
+        .expect("plausible");
     let (scheduler, frames, outgoing) = engine.sending.parts();
     let mut way = Way {
         channel: scheduler.queue(outbound.terms.channel),

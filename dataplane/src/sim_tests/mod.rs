@@ -25,6 +25,7 @@ mod jumbo;
 mod keyed;
 mod one_copy;
 mod other_version;
+mod placing;
 mod rate;
 mod real_time;
 mod resilience;

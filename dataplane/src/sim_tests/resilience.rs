@@ -9,9 +9,11 @@ use lm_protocol::wire::ethernet::MacAddr;
 use lm_protocol::wire::lm::{LmHeader, has_digests};
 
 use super::bed::{Bed, BedConfig, IPS, PORT, data_address, lm_packet, noise, sender_id};
+use super::placing::Source;
 use crate::completion::{Outcome, SendError};
 use crate::landing_side::Past;
 use crate::notices::Fault;
+use crate::placing::Settled;
 use crate::port::Port;
 use crate::port::Socket;
 use crate::region::TrySendError;
@@ -54,15 +56,14 @@ fn another_endpoints_regions_are_refused() {
         assert_eq!(reason, SendError::UnknownPeer);
         drop(region);
     }
+    let source = Source::at(&mut bed, 1);
     let region = bed.hosts[0].landing_region(50_000).expect("memory");
-    bed.hosts[1].choose_region(region);
-    assert!(
-        bed.hosts[1]
-            .landing
-            .as_ref()
-            .is_some_and(|landing| landing.chosen.is_empty())
-    );
+    source.give(region);
     bed.exchange(0, there, &noise(1, 50_000));
+    assert_eq!(bed.hosts[1].counters.regions_unfit, 1);
+    let (_, how) = source.settled(&mut bed);
+    assert!(matches!(how, Settled::Elsewhere(_)), "{how:?}");
+    drop(how);
     bed.check_memory();
 }
 

@@ -1,11 +1,13 @@
-//! Messages of all lengths, in both directions; regions chosen by the application; back-pressure.
+//! Messages of all lengths, in both directions; regions of the application's; back-pressure.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lm_dataplane::{
-    ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LoanError, ModeRequest, PeerId, RecvError,
-    SendError,
+    Announced, ConnectOptions, EffectiveMode, Endpoint, EndpointConfig, LandingRegion, LoanError,
+    ModeRequest, PeerId, Placed, Placement, RecvError, SendError, Settled, ZoneSource,
 };
 
 use crate::harness::{
@@ -171,8 +173,39 @@ fn a_hundred_mebibytes_each_way() {
     );
 }
 
+/// Gives messages the regions that it has, the arena when it has none.
+#[derive(Clone, Default)]
+struct Regions(Arc<Mutex<(VecDeque<LandingRegion>, VecDeque<Settled>)>>);
+
+impl Regions {
+    fn give(&self, region: LandingRegion) {
+        self.0.lock().unwrap().0.push_back(region);
+    }
+
+    /// What became of a message that has one.
+    fn settled(&self, endpoint: &mut Endpoint) -> Settled {
+        let mut settled = None;
+        wait_until(endpoint, "a message is settled", |_| {
+            settled = settled.take().or(self.0.lock().unwrap().1.pop_front());
+            settled.is_some()
+        });
+        settled.unwrap()
+    }
+}
+
+impl ZoneSource for Regions {
+    fn place(&mut self, _: &Announced<'_>) -> Placement {
+        let region = self.0.lock().unwrap().0.pop_front();
+        region.map_or(Placement::Arena, Placement::Land)
+    }
+
+    fn settled(&mut self, _: &Placed, how: Settled) {
+        self.0.lock().unwrap().1.push_back(how);
+    }
+}
+
 #[test]
-fn a_region_chosen_before_is_where_the_message_lands() {
+fn a_region_of_a_source_is_where_the_message_lands() {
     let Some(bed) = Bed::new(2) else { return };
     let len = 300_000;
     bed.talk(
@@ -187,26 +220,27 @@ fn a_region_chosen_before_is_where_the_message_lands() {
                 send(a, peer, tag, &content(tag, len));
                 settle(a);
             }
-            assert_eq!(*recv(a), *b"small");
-            send(a, peer, 4, &content(4, 1000));
             assert_eq!(*recv(a), *b"too large");
             send(a, peer, 5, &content(5, len));
-            assert_eq!(*recv(a), *b"before");
-            send(a, peer, 6, &content(6, len));
             settle(a);
             assert_clean(a);
         },
         |b| {
             let peer = first_peer(b);
             let ask = |b: &mut Endpoint, word: &[u8]| b.send_copy(peer, word, 0).map(|_| ()).unwrap();
+            let source = Regions::default();
+            b.place_by(Some(Box::new(source.clone())));
             let mut copied = 0;
             // The same region again and again.
             let mut region = b.landing_region(len).unwrap();
             let range = region.umem_range();
             for tag in 0..4 {
+                source.give(region);
                 ask(b, b"next");
                 copied += 4;
-                let message = b.recv_into(region, Some(PATIENCE)).unwrap();
+                let Settled::Landed(message) = source.settled(b) else {
+                    panic!("it landed");
+                };
                 check(b, &message, tag, len);
                 let offset = message.umem_offset();
                 assert!(
@@ -217,38 +251,22 @@ fn a_region_chosen_before_is_where_the_message_lands() {
                 region = message.into_region().expect("a landed message has a region");
                 assert_eq!(region.umem_range(), range);
             }
-            // A message of one fragment comes on the general channel: one copy.
-            ask(b, b"small");
-            copied += 5 + 1000;
-            let message = b.recv_into(region, Some(PATIENCE)).unwrap();
-            assert_eq!((message.tag(), message.is_eager()), (4, false));
-            assert!(*message == *content(4, 1000) && range.contains(&message.umem_offset()));
-            assert_eq!(b.counters().user_copied_bytes, copied);
-            drop(message);
+            drop(region);
             // It does not fit: it comes where it is.
             let small = b.landing_region(1000).unwrap();
             let small_range = small.umem_range();
+            source.give(small);
             ask(b, b"too large");
             copied += 9;
-            let message = b.recv_into(small, Some(PATIENCE)).unwrap();
+            let message = b.recv(Some(PATIENCE)).unwrap();
             check(b, &message, 5, len);
             assert!(!small_range.contains(&message.umem_offset()));
             assert_eq!(b.counters().user_copied_bytes, copied);
-            drop(message);
-            // It landed before the region was there: one copy.
-            let region = b.landing_region(len).unwrap();
-            let range = region.umem_range();
-            ask(b, b"before");
-            copied += 6 + len;
-            let packets = b.counters().landing_packets + len.div_ceil(FRAGMENT);
-            wait_until(b, "the message has landed", |b| {
-                b.counters().landing_packets == packets
-            });
-            let message = b.recv_into(region, Some(PATIENCE)).unwrap();
-            check(b, &message, 6, len);
-            assert!(range.contains(&message.umem_offset()));
-            assert_eq!(b.counters().user_copied_bytes, copied);
-            drop(message);
+            let Settled::Elsewhere(small) = source.settled(b) else {
+                panic!("it is too short");
+            };
+            assert_eq!(small.umem_range(), small_range);
+            drop((message, small));
             // All of it came back: everything can be had in one piece again.
             let whole = b.landing_range();
             let most = whole.end - whole.start - 4 * 4096;
@@ -273,8 +291,12 @@ fn a_region_waits_in_vain_and_comes_back() {
             for _ in 0..3 {
                 let region = b.landing_region(most).unwrap();
                 assert_eq!(b.landing_region(most).unwrap_err(), LoanError::WouldBlock);
-                let none = b.recv_into(region, Some(Duration::from_millis(1)));
+                let source = Regions::default();
+                source.give(region);
+                b.place_by(Some(Box::new(source)));
+                let none = b.recv(Some(Duration::from_millis(1)));
                 assert_eq!(none.unwrap_err(), RecvError::TimedOut);
+                b.place_by(None);
                 b.poll();
             }
             let limit = match b.landing_region(1 << 30).unwrap_err() {

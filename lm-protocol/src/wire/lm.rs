@@ -44,6 +44,7 @@
 mod announcement;
 mod missing;
 mod trailer;
+mod unwhole;
 mod windows;
 
 use crate::manifest::DIGEST_LEN;
@@ -55,8 +56,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
-pub use missing::{MissingRange, SETTLED_KEPT, broken_messages};
+pub use missing::MissingRange;
 pub use trailer::{EagerAcknowledgement, Trailer, packet_digest};
+pub use unwhole::{SETTLED_KEPT, UnwholeMessage};
 pub use windows::WindowsPacket;
 
 /// The protocol version that this crate speaks.
@@ -186,7 +188,7 @@ pub enum LmHeader {
         sent: u32,
     },
     /// What the receiver allows and what it has. The payload names settled messages that are not whole, of the last
-    /// [`SETTLED_KEPT`] ones: each a u32.
+    /// [`SETTLED_KEPT`] ones: each an [`UnwholeMessage`].
     Credit {
         /// The session's key.
         session_key: u64,

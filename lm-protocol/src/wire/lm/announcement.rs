@@ -14,7 +14,8 @@ use crate::delivery::Delivery;
 /// +-----------------------+-----------------------+---+---+-------+---------------+- - - - - - - - +
 /// ```
 ///
-/// Opaque bytes are an extension's. The entry says how many they are, and zeros follow them up to a multiple of 4. Here they are skipped.
+/// Opaque bytes are for who decides where the message lands: [`OPAQUE_LEN_MAX`](AnnounceEntry::OPAQUE_LEN_MAX) at most. The entry says how many
+/// they are, and zeros follow them up to a multiple of 4. More are skipped by their length, as are those that nobody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnnounceEntry {
     /// Bytes of the message.
@@ -35,19 +36,36 @@ const SESSIONS_DELIVERY: u8 = 0xff;
 impl AnnounceEntry {
     /// Bytes of an entry without opaque bytes.
     pub const LEN: usize = 24;
+    /// Most opaque bytes that a sender gives along.
+    pub const OPAQUE_LEN_MAX: usize = 48;
     /// [`AnnounceEntry::windows_released`] of a message that is whole.
     pub const ALL_WINDOWS: u32 = u32::MAX;
     /// [`AnnounceEntry::windows_released`] of a message whose writer gave up: nothing more of it is sent.
     pub const ABORTED: u32 = u32::MAX - 1;
 
-    /// The entry's bytes.
+    /// The entry's bytes, without opaque ones.
     pub fn encode(&self) -> [u8; AnnounceEntry::LEN] {
+        self.encode_before(0)
+    }
+
+    /// Writes the entry and its opaque bytes, [`OPAQUE_LEN_MAX`](AnnounceEntry::OPAQUE_LEN_MAX) at most. Gives the length; `None`: there is no room.
+    pub fn write(&self, opaque: &[u8], payload: &mut [u8]) -> Option<usize> {
+        let padded_len = opaque.len().next_multiple_of(4);
+        let (entry, behind) = payload.split_first_chunk_mut()?;
+        let (bytes, zeros) = behind.get_mut(..padded_len)?.split_at_mut(opaque.len());
+        *entry = self.encode_before(opaque.len() as u16);
+        bytes.copy_from_slice(opaque);
+        zeros.fill(0);
+        Some(AnnounceEntry::LEN + padded_len)
+    }
+
+    fn encode_before(&self, opaque_len: u16) -> [u8; AnnounceEntry::LEN] {
         zerocopy::transmute!(RawEntry {
             len: U64::new(self.len),
             tag: U64::new(self.tag),
             delivery: self.delivery.map_or(SESSIONS_DELIVERY, Delivery::to_u8),
             reserved: 0,
-            opaque_len: U16::ZERO,
+            opaque_len: U16::new(opaque_len),
             windows_released: U32::new(self.windows_released),
         })
     }
@@ -55,6 +73,11 @@ impl AnnounceEntry {
     /// The entries of an ANNOUNCE payload, in message order, of which the header says how many there are. Fewer where the
     /// payload ends before; a parsed packet has all.
     pub fn iter(payload: &[u8], entries: u32) -> impl Iterator<Item = AnnounceEntry> + '_ {
+        AnnounceEntry::with_opaque(payload, entries).map(|(entry, _)| entry)
+    }
+
+    /// The same, each with its opaque bytes; none where they are more than [`OPAQUE_LEN_MAX`](AnnounceEntry::OPAQUE_LEN_MAX).
+    pub fn with_opaque(payload: &[u8], entries: u32) -> impl Iterator<Item = (AnnounceEntry, &[u8])> {
         Entries {
             rest: payload,
             left: entries,
@@ -152,18 +175,22 @@ impl<'a> Entries<'a> {
     }
 }
 
-impl Iterator for Entries<'_> {
-    type Item = AnnounceEntry;
+impl<'a> Iterator for Entries<'a> {
+    type Item = (AnnounceEntry, &'a [u8]);
 
-    fn next(&mut self) -> Option<AnnounceEntry> {
+    fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
         let (raw, behind) = RawEntry::ref_from_prefix(self.rest).ok()?;
-        self.rest = behind.get(usize::from(raw.opaque_len.get()).next_multiple_of(4)..)?;
-        Some(AnnounceEntry {
+        let opaque_len = usize::from(raw.opaque_len.get());
+        self.rest = behind.get(opaque_len.next_multiple_of(4)..)?;
+        let opaque = behind.get(..opaque_len)?;
+        let is_known = opaque_len <= AnnounceEntry::OPAQUE_LEN_MAX;
+        let entry = AnnounceEntry {
             len: raw.len.get(),
             tag: raw.tag.get(),
             delivery: Delivery::from_u8(raw.delivery),
             windows_released: raw.windows_released.get(),
-        })
+        };
+        Some((entry, if is_known { opaque } else { &[] }))
     }
 }

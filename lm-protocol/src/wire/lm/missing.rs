@@ -1,18 +1,6 @@
-//! Lists in the payloads of CREDIT and MISSING packets.
+//! What a MISSING packet's payload lists.
 
 use zerocopy::byteorder::network_endian::U32;
-
-/// A receiver says of so many settled messages whether they are whole: as many as may be under way.
-pub const SETTLED_KEPT: u32 = 256;
-
-/// The message numbers in a CREDIT's payload.
-pub fn broken_messages(payload: &[u8]) -> impl ExactSizeIterator<Item = u32> + '_ {
-    payload
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|bytes| u32::from_be_bytes(*bytes))
-}
 
 /// One range of fragments in a MISSING payload.
 ///
