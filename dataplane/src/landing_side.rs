@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use lm_protocol::control::Ended;
 
 use crate::arena::Arena;
+use crate::completion::PeerId;
 use crate::footprint::Footprint;
+use crate::incoming::Incoming;
 use crate::landing::{Memory, Sessions, Zone};
 use crate::memory::Umem;
 use crate::port::{QueueDrops, RxQueue};
@@ -38,6 +40,17 @@ pub(crate) struct LandingSide<R> {
     pub(crate) footprint: Footprint,
     /// When the device was last told to bring packets here.
     pub(crate) led_ns: Option<u64>,
+    pub(crate) watching: Watching,
+}
+
+/// Whose messages the application hears of while they arrive.
+#[derive(Debug, Default)]
+pub(crate) struct Watching {
+    pub(crate) peers: Vec<PeerId>,
+    /// What it has not asked for yet.
+    pub(crate) begun: VecDeque<Incoming>,
+    /// Names the next one.
+    pub(crate) next_id: u64,
 }
 
 /// What comes to the landing queue.

@@ -28,6 +28,7 @@ mod granting;
 mod handlers;
 mod hearing;
 mod idle;
+mod incoming;
 mod integrity;
 mod introductions;
 mod kernel;
@@ -82,6 +83,7 @@ mod timers;
 mod told;
 
 mod udp;
+mod watching;
 pub mod xsk;
 
 pub use completion::{Completion, LoanError, Outcome, PeerId, RecvError, SendError, SendToken};
@@ -92,6 +94,7 @@ pub use daemon::{DaemonError, ipc};
 pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};
+pub use incoming::{Incoming, Settled};
 pub use kernel::{KernelNic, KernelNicConfig};
 pub use landing_memory::LandingMemory;
 pub use lm_protocol::admission::ClusterKey;

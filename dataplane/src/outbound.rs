@@ -9,6 +9,7 @@ mod digests;
 mod outgoing;
 mod run;
 mod unheard;
+mod windows;
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU16, NonZeroU64};

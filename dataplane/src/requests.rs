@@ -287,6 +287,7 @@ impl<P: Port> Engine<P> {
     pub(crate) fn choose_region(&mut self, mut region: LandingRegion) {
         if let Some(landing) = &mut self.landing
             && self.memory.is_from_here(&region.loaned)
+            && !landing.arena.is_held(region.start)
         {
             landing.chosen.push_back(Zone {
                 start: region.start,
