@@ -9,7 +9,7 @@
 //!  start                                                        end
 //!    |  used  |    free    |  used  | used |   free   |   ...    |
 //! ```
-//! All memory of the bookkeeping is taken when the arena is made: allocating and freeing never allocate.
+//! All memory of the bookkeeping is taken when the arena is made: allocating and freeing never allocate. Holds do.
 
 /// Granularity of an arena in bytes: regions begin and end on page boundaries, so that the owner of a
 /// transmit completion can be looked up by page number.
@@ -20,6 +20,15 @@ pub(crate) const PAGE_LEN: u64 = 4096;
 struct Extent {
     start: u64,
     len: u64,
+}
+
+/// A region that is free only when nobody reads it any more.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    id: u64,
+    start: u64,
+    /// Its length, once it was given back.
+    returned: Option<u64>,
 }
 
 /// Rounds `len` up to whole pages.
@@ -35,6 +44,8 @@ pub(crate) struct Arena {
     free: Vec<Extent>,
     live: usize,
     live_max: usize,
+    /// Regions that somebody reads beside who took them.
+    holds: Vec<Hold>,
     /// Start and length of every region given back, if a test asked for that.
     #[cfg(test)]
     pub(crate) journal: Option<Vec<(u64, u64)>>,
@@ -55,6 +66,7 @@ impl Arena {
             free,
             live: 0,
             live_max,
+            holds: Vec::new(),
             #[cfg(test)]
             journal: None,
         }
@@ -120,8 +132,45 @@ impl Arena {
         Some(start)
     }
 
+    /// The region at `start` is not free before the reader `id` lets it go, whoever gives it back; what it held before is free of it.
+    pub(crate) fn hold(&mut self, id: u64, start: u64) {
+        self.let_go(id);
+        let returned = None;
+        self.holds.push(Hold { id, start, returned });
+    }
+
+    /// The reader `id` is gone, if it was there.
+    pub(crate) fn let_go(&mut self, id: u64) {
+        let Some(at) = self.holds.iter().position(|hold| hold.id == id) else {
+            return;
+        };
+        let Hold { start, returned, .. } = self.holds.swap_remove(at);
+        if let Some(len) = returned {
+            self.free(start, len);
+        }
+    }
+
+    /// Whether somebody reads the region at `start`.
+    pub(crate) fn is_held(&self, start: u64) -> bool {
+        self.holds.iter().any(|hold| hold.start == start)
+    }
+
+    /// The region is given back, and somebody reads it.
+    #[cold]
+    fn returned(&mut self, start: u64, len: u64) -> bool {
+        let hold = self.holds.iter_mut().find(|hold| hold.start == start);
+        hold.map(|hold| {
+            assert!(hold.returned.is_none(), "region freed twice");
+            hold.returned = Some(len);
+        })
+        .is_some()
+    }
+
     /// Gives back the region at `start` that was taken with `len`.
     pub(crate) fn free(&mut self, start: u64, len: u64) {
+        if !self.holds.is_empty() && self.returned(start, len) {
+            return;
+        }
         let len = pages_len(len.max(1));
         assert!(
             start >= self.start && start + len <= self.start + self.len,
@@ -210,6 +259,31 @@ mod tests {
         assert_eq!(arena.allocate(PAGE_LEN), Some(0));
         arena.grow(4 * PAGE_LEN);
         assert_eq!(arena.allocate(3 * PAGE_LEN), Some(PAGE_LEN));
+    }
+
+    #[test]
+    fn a_region_that_is_read_is_free_when_its_reader_is_gone_too() {
+        let mut arena = Arena::new(0, 8 * PAGE_LEN, 4);
+        let [first, second] = [1, 2].map(|len| arena.allocate(len * PAGE_LEN).unwrap());
+        arena.hold(7, first);
+        arena.hold(8, second);
+        assert!(arena.is_held(first));
+        arena.free(first, PAGE_LEN);
+        arena.let_go(8);
+        arena.free(second, 2 * PAGE_LEN);
+        assert_eq!((arena.live(), arena.is_held(second)), (1, false));
+        arena.let_go(9);
+        arena.let_go(7);
+        assert!(arena.is_whole() && arena.live() == 0);
+        // A reader whose message was moved.
+        let [before, behind] = [1, 2].map(|len| arena.allocate(len * PAGE_LEN).unwrap());
+        arena.hold(1, before);
+        arena.hold(1, behind);
+        arena.free(before, PAGE_LEN);
+        arena.free(behind, 2 * PAGE_LEN);
+        assert_eq!(arena.live(), 1);
+        arena.let_go(1);
+        assert!(arena.is_whole());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::handlers::{Handler, HandlerError, HandlerId};
 use crate::idle::{Idle, IdleStep};
+use crate::incoming::Incoming;
 use crate::kernel::KernelNic;
 use crate::landing_memory::LandingMemory;
 use crate::message::{LandingRegion, Message};
@@ -347,6 +348,22 @@ impl<P: Port> Endpoint<P> {
             }
             self.wait(WAIT_STEP);
         }
+    }
+
+    /// From now on messages of many fragments from this peer are told of while they arrive ([`Endpoint::try_incoming`]): their windows may be read
+    /// as soon as each is final. They come whole by [`try_recv`](Endpoint::try_recv) all the same. `false`: there is no such peer, or nothing
+    /// lands at this endpoint.
+    ///
+    /// What is shown is never moved, so repairs that would move it build the landing channel anew instead. Each message takes memory for what is
+    /// known of its windows, some 100 bytes for each, as long as its [`Incoming`] is held.
+    pub fn watch(&mut self, peer: PeerId) -> bool {
+        self.engine.watch(peer)
+    }
+
+    /// The next message from a watched peer that has begun and not ended; of one that both begins and ends between two calls only
+    /// [`try_recv`](Endpoint::try_recv) tells. Does not poll.
+    pub fn try_incoming(&mut self) -> Option<Incoming> {
+        self.engine.next_incoming()
     }
 
     /// A region for a message of up to `len` bytes, taken before the message comes, for [`Placement::Land`](crate::Placement::Land). Landing memory must have

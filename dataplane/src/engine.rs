@@ -9,7 +9,7 @@
 //!              5 the admission daemon's news, where there is one        (daemon_sessions.rs); kernel UDP sockets:
 //!                admission, and what the gate passed on                       (packets.rs, control.rs); handlers that are due
 //!              6 what time brings to messages with losses (losses.rs); fill entries for announced messages, free
-//!                general frames
+//!                general frames; what may be read of messages that are arriving                       (watching.rs)
 //!              7 acknowledgements and credits that are due, announcements         (telling.rs)
 //!              8 fragments within credit                                          (sending.rs)
 //!              9 flush: one wake-up per channel
@@ -139,6 +139,7 @@ impl<P: Port> Engine<P> {
         self.care(now_ns);
         self.land_drained(now_ns);
         self.replenish();
+        self.show_windows(now_ns);
         self.tell(now_ns, work == 0);
         let (peers, small, memory) = (&mut self.peers, &mut self.small, &mut self.memory);
         work += (self.sending).send_fragments(peers, small, memory, &mut self.counters, now_ns);
@@ -200,6 +201,7 @@ impl<P: Port> Engine<P> {
                     landing.arena.free(start, len);
                 }
             }
+            Released::Hold(id) => self.let_go(id),
             Released::TransmitFrame(address) => {
                 self.sending.recover_frame(address);
             }
@@ -290,7 +292,10 @@ impl<P: Port> Engine<P> {
             let Some(inbound) = landing.sessions.at_mut(row) else {
                 continue;
             };
-            while let Some(landed) = inbound.next_landed() {
+            while let Some(mut landed) = inbound.next_landed() {
+                if let Some(reader) = landed.reader.take() {
+                    reader.landed(landed.missing.is_empty());
+                }
                 if let (umem, Some(capture)) = self.memory.with_capture() {
                     let addressing = self.peers.at(inbound.terms.peer.index).addressing.reversed();
                     capture.landed(umem, &addressing, &inbound.terms, &landed);

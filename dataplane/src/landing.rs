@@ -65,6 +65,7 @@ mod relocation;
 mod repair;
 mod run;
 mod sessions;
+mod showing;
 mod strays;
 mod terms;
 mod violation;

@@ -11,6 +11,7 @@ use crate::bounds::ZONES_MAX;
 use crate::completion::PeerId;
 use crate::counters::Counters;
 use crate::footprint::Footprint;
+use crate::incoming::Incoming;
 use crate::landing::{Memory, Sessions};
 use crate::memory::Umem;
 use crate::placing::{Placing, ZoneSource};
@@ -44,6 +45,17 @@ pub(crate) struct LandingSide<R> {
     pub(crate) footprint: Footprint,
     /// When the device was last told to bring packets here.
     pub(crate) led_ns: Option<u64>,
+    pub(crate) watching: Watching,
+}
+
+/// Whose messages the application hears of while they arrive.
+#[derive(Debug, Default)]
+pub(crate) struct Watching {
+    pub(crate) peers: Vec<PeerId>,
+    /// What it has not asked for yet.
+    pub(crate) begun: VecDeque<Incoming>,
+    /// Names the next one.
+    pub(crate) next_id: u64,
 }
 
 /// What comes to the landing queue.

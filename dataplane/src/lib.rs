@@ -28,6 +28,7 @@ mod granting;
 mod handlers;
 mod hearing;
 mod idle;
+mod incoming;
 mod integrity;
 mod introductions;
 mod kernel;
@@ -83,6 +84,7 @@ mod timers;
 mod told;
 
 mod udp;
+mod watching;
 mod words;
 pub mod xsk;
 
@@ -94,6 +96,7 @@ pub use daemon::{DaemonError, ipc};
 pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use handlers::{Arrived, Handler, HandlerError, HandlerId, Replies};
+pub use incoming::{Ending, Incoming};
 pub use kernel::{KernelNic, KernelNicConfig};
 pub use landing_memory::LandingMemory;
 pub use lm_protocol::admission::ClusterKey;

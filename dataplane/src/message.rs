@@ -74,7 +74,8 @@ impl Message {
     }
 
     /// Makes the landing zone of this message a region for a later one
-    /// ([`Placement::Land`](crate::Placement::Land)). `None` for an eager message, which has no zone.
+    /// ([`Placement::Land`](crate::Placement::Land)), which no message uses while an [`Incoming`](crate::Incoming) shows this one. `None` for an
+    /// eager message, which has no zone.
     pub fn into_region(mut self) -> Option<LandingRegion> {
         let Some(Released::Zone { start, len }) = self.released else {
             return None;

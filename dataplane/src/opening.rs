@@ -27,7 +27,7 @@ use crate::handlers::Handlers;
 use crate::introductions::Introductions;
 use crate::landing::{Sessions, sure_len};
 use crate::landing_channel;
-use crate::landing_side::{Flow, LandingSide, Past};
+use crate::landing_side::{Flow, LandingSide, Past, Watching};
 use crate::looks::Looks;
 use crate::memory::Umem;
 use crate::notices::Notices;
@@ -317,6 +317,7 @@ impl<P: Port> Parts<P> {
                 flow: Flow::default(),
                 footprint: Footprint::Known,
                 led_ns: None,
+                watching: Watching::default(),
             });
         }
         Ok(Parts {
@@ -340,8 +341,8 @@ impl<P: Port> Parts<P> {
         daemon: Option<Daemon>,
         mut entropy: Entropy,
     ) -> Engine<P> {
-        // Everything that can be outside at once: frames as messages, zones, unsent frames and regions.
-        let outside = GENERAL_FRAMES as usize + ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
+        // Everything that can be outside at once: frames as messages, zones and who reads them early, unsent frames and regions.
+        let outside = GENERAL_FRAMES as usize + 2 * ZONES_MAX + TRANSMIT_FRAMES as usize + OUTGOING_MAX;
         // Where a daemon grants, nobody else does.
         let capture = config.capture.clone().map(Capture::new);
         let (data, has_daemon) = (fixed.local, daemon.is_some());

@@ -10,6 +10,7 @@ mod outgoing;
 mod run;
 mod unheard;
 mod unwhole;
+mod windows;
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU16, NonZeroU64};

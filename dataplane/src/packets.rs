@@ -10,7 +10,7 @@ use lm_protocol::geometry::Wire;
 use lm_protocol::serial;
 use lm_protocol::time::Time;
 use lm_protocol::wire::lm::{AnnounceEntry, EagerAcknowledgement, LmError, LmPacket, MessageDigest};
-use lm_protocol::wire::lm::{LmHeader, MissingRange, UnwholeMessage, parse_packet};
+use lm_protocol::wire::lm::{LmHeader, MissingRange, TYPE_WINDOWS, UnwholeMessage, parse_packet};
 use lm_protocol::wire::{Addressing, ParseError, parse_frame};
 
 use crate::bounds::DATAGRAM_LEN_MAX;
@@ -286,6 +286,10 @@ impl<P: Port> Engine<P> {
         payload: &[u8],
         now_ns: u64,
     ) {
+        let is_windows = packet_type == TYPE_WINDOWS;
+        if is_windows && self.take_windows(from, key, words, payload, now_ns) {
+            return;
+        }
         let index = self.peers.find(from);
         let is_taken = index.is_some_and(|index| {
             let packet = Arrived {

@@ -78,8 +78,8 @@ pub struct Placed {
 pub enum Settled {
     /// It is in its region: whole, or without what [`Message::missing`] says. [`Message::into_region`] makes a region of it again.
     Landed(Message),
-    /// It came, or comes, by [`Endpoint::recv`](crate::Endpoint::recv): the region is too short, beyond what the device can reach or another
-    /// endpoint's; or, with partial delivery, entries that were left in it held the message up.
+    /// It came, or comes, by [`Endpoint::recv`](crate::Endpoint::recv): the region is too short, beyond what the device can reach, another
+    /// endpoint's or read by an [`Incoming`](crate::Incoming); or, with partial delivery, entries that were left in it held the message up.
     Elsewhere(LandingRegion),
     /// It was taken back, and its sender hears of it.
     Retracted(LandingRegion),
@@ -140,8 +140,8 @@ impl Placing {
         self.placed.clear();
     }
 
-    /// Asks where a message lands that takes `zone_len` bytes below UMEM address `end`.
-    pub(crate) fn place(&mut self, of: &Announced<'_>, (zone_len, end): (u64, u64)) -> Asked {
+    /// Asks where a message lands that takes `zone_len` bytes below UMEM address `end`, of a region that nobody reads.
+    pub(crate) fn place(&mut self, of: &Announced<'_>, (zone_len, end): (u64, u64), arena: &Arena) -> Asked {
         let Some(source) = &mut self.source else {
             return Asked::Arena;
         };
@@ -158,7 +158,8 @@ impl Placing {
             len: of.len,
         };
         let is_ours = Arc::ptr_eq(&region.loaned, &self.loaned);
-        if !is_ours || region.len < zone_len || region.umem_range().end > end {
+        let is_read = arena.is_held(region.start);
+        if !is_ours || is_read || region.len < zone_len || region.umem_range().end > end {
             self.unfit += 1;
             if !std::mem::replace(&mut self.has_told, true) {
                 tracing::warn!(

@@ -17,6 +17,8 @@ pub(crate) enum Released {
     GeneralFrame(u64),
     /// A landing zone: UMEM address and length asked for, in bytes.
     Zone { start: u64, len: u64 },
+    /// Nobody reads a message any more while it arrives: the name of its [`Reading`](crate::incoming::Reading).
+    Hold(u64),
     /// A frame of the small transmit pool, never sent.
     TransmitFrame(u64),
     /// A region of the send arena, never sent: UMEM address and length asked for, in bytes.

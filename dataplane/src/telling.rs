@@ -8,6 +8,7 @@ use lm_protocol::wire::lm::{
 use crate::bounds::IN_FLIGHT_MESSAGES_MAX;
 use crate::eager::EAGER_ACK_EVERY;
 use crate::engine::{ACKNOWLEDGE_AFTER_NS, ACKNOWLEDGE_LATEST_NS, Engine};
+use crate::outbound::Outbound;
 use crate::port::Port;
 
 /// A sender with fewer packets of credit left is told of more at once.
@@ -33,6 +34,9 @@ impl<P: Port> Engine<P> {
             let index = self.sending.senders()[position];
             self.announce(index, now_ns);
             self.send_manifests(index);
+            if (self.peers.at(index).outbound.as_ref()).is_some_and(Outbound::has_windows_to_tell) {
+                self.send_windows(index);
+            }
             let (side, peer) = (self.port.side(), self.peers.at(index));
             (self.sending).send_repetitions(side, &mut self.memory, peer, &mut self.counters, now_ns);
         }

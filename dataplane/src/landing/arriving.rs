@@ -8,6 +8,7 @@ use lm_protocol::time::Time;
 use lm_protocol::window::{TailRule, WindowShape};
 
 use super::placed::Place;
+use super::showing::Reader;
 use super::terms::InboundTerms;
 use crate::fragment_digests::PAYLOAD_LEN_MIN;
 use crate::memory::{CHUNK_LEN_RANGE, PACKET_HEADROOM, Umem};
@@ -61,6 +62,10 @@ pub(super) struct Arriving {
     pub(super) place: Place,
     /// Opaque bytes of its sender's.
     pub(super) words: Words,
+    /// What shows it to who reads it while it arrives.
+    pub(super) reader: Option<Box<Reader>>,
+    /// It is to be settled as it is, once nothing is posted for it.
+    pub(super) ends_here: bool,
 }
 
 /// Where a message lies, and who may still write there.
@@ -94,6 +99,8 @@ pub(super) struct Gaps {
     pub(super) timer: RequestTimer,
     /// Fragments that wait for their place to be free.
     pub(super) held: u32,
+    /// Fragments that were copied to their places (mod 2^32).
+    pub(super) put: u32,
     /// When something was first found to be missing.
     pub(super) missing_ns: Option<u64>,
 }
@@ -205,6 +212,7 @@ impl Arriving {
                 arrivals: Arrivals::new(geometry.fragment_count()),
                 timer: RequestTimer::default(),
                 held: 0,
+                put: 0,
                 missing_ns: None,
             },
             shift: Shift::default(),
@@ -212,6 +220,8 @@ impl Arriving {
             shown: false,
             place: Place::Unasked,
             words,
+            reader: None,
+            ends_here: false,
         }
     }
 
@@ -329,8 +339,9 @@ impl Arriving {
     }
 
     /// It goes to the application.
-    pub(super) fn landed(&self, missing: Vec<Range<u32>>) -> Landed {
+    pub(super) fn landed(&mut self, missing: Vec<Range<u32>>) -> Landed {
         Landed {
+            reader: self.reader.take(),
             arrived: self.arrived(),
             early: false,
             zone: self.slots.zone.expect("a posted message has a zone"),
@@ -360,7 +371,7 @@ impl Arriving {
 }
 
 /// A message whose every byte has arrived, or with a map of those that have.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Landed {
     pub(crate) zone: Zone,
     pub(crate) address: u64,
@@ -374,6 +385,8 @@ pub(crate) struct Landed {
     pub(crate) arrived: u64,
     /// Messages before it are not settled.
     pub(super) early: bool,
+    /// What showed it while it arrived.
+    pub(crate) reader: Option<Box<Reader>>,
 }
 
 impl Landed {

@@ -172,7 +172,7 @@ impl Care<'_> {
 
     /// The front message goes: whole, or without what is `missing`.
     pub(super) fn land(&mut self, missing: Vec<Range<u32>>) {
-        let message = self
+        let mut message = self
             .order
             .pop_front()
             .expect("the message that just became whole");

@@ -31,6 +31,8 @@ struct Quarantined {
 pub(crate) struct Entries {
     pub(crate) posted: u64,
     pub(crate) received: u64,
+    /// Received when the header in a window's lowest slot was last found to be what the log says.
+    pub(super) checked: u64,
     /// Frames of those that no packet has used.
     pub(super) frames_out: u32,
     /// Posted when the last one in a zone was: those behind it are spare frames.
@@ -66,6 +68,7 @@ impl Entries {
         Entries {
             posted: position,
             received: position,
+            checked: position,
             frames_out: 0,
             zoned: position,
             caps,
@@ -98,6 +101,7 @@ impl Entries {
     /// The channel was built anew, with `position` packets accepted: nothing is posted.
     pub(super) fn begin_anew(&mut self, position: u64, arena: &mut Arena) {
         (self.posted, self.received) = (position, position);
+        self.checked = position;
         self.card = Card::at(position);
         self.frames_out = 0;
         self.zoned = position;
@@ -112,6 +116,16 @@ impl Entries {
     #[inline]
     pub(crate) fn outstanding(&self) -> u32 {
         self.posted.saturating_sub(self.received) as u32
+    }
+
+    /// UMEM addresses at which packets will begin that use them.
+    #[cfg(test)]
+    pub(crate) fn starts(&self) -> impl Iterator<Item = u64> {
+        let starts_of = |aim: &Aim| {
+            let (start, step) = (aim.start, u64::from(aim.step));
+            (0..u64::from(aim.count())).map(move |at| start - at * step)
+        };
+        self.aims.iter().flat_map(starts_of)
     }
 
     /// Takes the oldest aim out, one entry of it if it stands for several.

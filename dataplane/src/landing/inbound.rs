@@ -396,9 +396,25 @@ impl Inbound {
     /// None of the posted entries will be used: what was posted for packets that are still to come is posted again.
     pub(super) fn post_again(&mut self, umem: &Umem) {
         self.posts_again |= self.order.post_again();
+        self.end_front(umem);
         self.progress.forget_last();
         self.astray.forget(self.told.packet_limit);
         self.care().settle_trouble(umem);
+    }
+
+    /// If the front message is to be settled as it is: nothing is posted for it, nor will be.
+    fn end_front(&mut self, umem: &Umem) {
+        let reach = self.terms.reach();
+        let Some(front) = self.order.front_mut() else {
+            return;
+        };
+        if front.ends_here {
+            for position in front.slots.consumed..front.fragment_count() {
+                (self.places).passed(front, position, None, reach, umem);
+            }
+            front.slots.posted = front.fragment_count();
+            self.order.look_for_unposted();
+        }
     }
 
     /// From now on no entries are posted for it.

@@ -67,6 +67,7 @@ impl Sessions {
         let in_place = is_for && !aim.spare;
         let valid = in_place && arrival != Arrival::Duplicate;
         let used = self.used(aim, valid, (start, len), entry, umem, burst);
+        let received = self.entries.received;
         let Some(inbound) = self.at_mut(entry.session) else {
             return used;
         };
@@ -77,6 +78,9 @@ impl Sessions {
             return used;
         }
         if arrival != Arrival::Next || !in_place {
+            if !in_place {
+                inbound.order.at_mut(at).landed_elsewhere(entry.index, received);
+            }
             let mut care = inbound.care();
             let from = care.landed_elsewhere(at, position, arrival, in_place, start, now_ns);
             if let Some(from) = from {
@@ -117,8 +121,14 @@ impl Sessions {
                     let at = sender.order.position_of(entry.message);
                     let count = at.map(|at| sender.order.at(at).fragment_count());
                     check_header(&sender.terms, entry, count, start, len, umem)?;
+                    self.entries.checked = self.entries.received;
                 }
+                let is_checked = self.entries.checked == self.entries.received;
                 if let Some((owner, at)) = self.owner(aim) {
+                    let message = owner.order.at_mut(at);
+                    if is_checked && message.reader.is_some() {
+                        message.is_checked(index);
+                    }
                     owner.care().passed(at, aim.position, landed, umem);
                 }
             }

@@ -60,7 +60,8 @@ impl Inbound {
                 words: message.words.as_bytes(),
             };
             let (zone_len, _) = self.terms.zone_of(&message.geometry);
-            message.place = match placing.place(&announced, (zone_len, memory.registered_len)) {
+            let limits = (zone_len, memory.registered_len);
+            message.place = match placing.place(&announced, limits, memory.arena) {
                 Asked::Arena => Place::Arena,
                 Asked::Later => Place::Later,
                 Asked::Refuse(status) => Place::Refused(status),

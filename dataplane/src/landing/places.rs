@@ -117,6 +117,7 @@ impl Places {
     pub(super) fn put(&mut self, message: &mut Arriving, position: u32, source: Source<'_>, umem: &Umem) {
         self.evidence
             .note_put(message, position, source, &self.held, umem);
+        message.gaps.put = message.gaps.put.wrapping_add(1);
         let index = message.index_at(position);
         let range = message.geometry.rx_payload_range(index);
         let len = range.end - range.start;
@@ -257,6 +258,11 @@ impl Places {
             let digest = self.evidence.digests_of(zone, count)[index as usize];
             if self.evidence.wanted(front, position) == Some(digest) || !front.gaps.arrivals.has(position) {
                 continue;
+            }
+            if front.shows(index) {
+                // Its window had the digest that its sender said.
+                front.proof.verdict = Verdict::Contradicted;
+                return;
             }
             self.reject(front, position);
             differing += 1;

@@ -90,6 +90,10 @@ impl Relocation<'_, '_> {
         for message in self.care.order.iter_mut().take(MESSAGES_BEHIND) {
             places.evidence_mut().note_unfinal(message, self.umem);
         }
+        if self.contradicts_what_is_shown() {
+            self.care.front().proof.verdict = Verdict::Contradicted;
+            return false;
+        }
         let wrong = self.reject_wrong();
         let front = self.front();
         if wrong.is_empty() && front.gaps.arrivals.is_complete() {
@@ -131,6 +135,20 @@ impl Relocation<'_, '_> {
         self.care.order.at(0)
     }
 
+    /// Whether something of the front message is shown that its proved manifest says to be otherwise.
+    fn contradicts_what_is_shown(&self) -> bool {
+        let (front, evidence) = (self.front(), self.care.places.evidence());
+        let (true, Some(_), Some(zone)) = (front.is_read(), evidence.proved(front.number), front.slots.zone)
+        else {
+            return false;
+        };
+        let digests = evidence.digests_of(zone, front.fragment_count());
+        (digests.iter().enumerate()).any(|(index, digest)| {
+            front.shows(index as u32)
+                && evidence.wanted(front, front.position_of(index as u32)) != Some(*digest)
+        })
+    }
+
     /// What of the front message was taken for another fragment than it is, is missing now: digests and positions of the slots
     /// where something landed.
     fn reject_wrong(&mut self) -> Vec<(u64, u32)> {
@@ -168,7 +186,8 @@ impl Relocation<'_, '_> {
             let count = message.fragment_count();
             let digests = self.care.places.evidence().digests_of(zone, count);
             for position in 0..message.slots.consumed.min(SLOTS_BEHIND) {
-                if !message.gaps.arrivals.has(position) {
+                // What is shown was found to be that message's own.
+                if !message.gaps.arrivals.has(position) || message.shows(message.index_at(position)) {
                     continue;
                 }
                 let digest = digests[message.index_at(position) as usize];

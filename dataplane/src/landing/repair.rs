@@ -81,6 +81,11 @@ impl Watch<'_> {
         if is_owed {
             return Some(Remedy::Rebuild);
         }
+        let front = self.care.order.front()?;
+        if front.proof.verdict == Verdict::Contradicted && front.is_read() {
+            // What is shown of it stays as it is, so it cannot become what its sender says now.
+            return Some(self.contradicted());
+        }
         let front = self.care.order.front().filter(|front| !front.is_refused())?;
         if front.slots.zone.is_none() {
             return self.waits_for_quarantine(front).then_some(Remedy::Rebuild);
@@ -160,8 +165,13 @@ impl Watch<'_> {
         front.gaps.arrivals.claim(count);
         let given_up = front.given_up(front.missing());
         let whole_zone = front.slots.consumed == count && front.gaps.held == 0;
-        care.settled.broke(given_up.number, None);
         let shows = care.terms.delivery == Delivery::Partial && provable;
+        if shows && !whole_zone && care.front().is_read() {
+            // It is not copied out: on a new channel nothing is posted for it.
+            care.front().ends_here = true;
+            return Some(Remedy::Rebuild);
+        }
+        care.settled.broke(given_up.number, None);
         if shows && (whole_zone || self.copy_out()) {
             // What is copied out in zero-copy mode is compared once more.
             let missing = self.care.front().missing();
@@ -175,8 +185,8 @@ impl Watch<'_> {
         Some(Remedy::GivenUp(given_up))
     }
 
-    /// Copies the front message, as far as it is here, to memory of its own. `false`: there is none, or it would be too
-    /// much.
+    /// Copies the front message, as far as it is here, to memory of its own. `false`: there is none, it would be too much, or something of
+    /// the message is shown where it is.
     fn copy_out(&mut self) -> bool {
         let Care {
             terms,
@@ -189,7 +199,7 @@ impl Watch<'_> {
             return false;
         };
         let (len, front_margin) = terms.zone_of(&front.geometry);
-        if len > COPY_OUT_MAX {
+        if len > COPY_OUT_MAX || front.is_read() {
             return false;
         }
         let Some(start) = self.arena.allocate(len) else {
@@ -201,6 +211,9 @@ impl Watch<'_> {
             places.compare_copy(front, (start, payload), progress.last_ns(), self.umem);
         }
         front.slots.payload = payload;
+        if let Some(reader) = &front.reader {
+            reader.moved(start, payload, self.arena);
+        }
         if let Some(zone) = front.slots.zone.replace(Zone::of_arena(start, len)) {
             self.entries.quarantine(zone, Left::Moved);
         }
@@ -212,6 +225,9 @@ impl Watch<'_> {
         let Some(front) = self.care.order.pop_front() else {
             return;
         };
+        if let Some(reader) = &front.reader {
+            reader.given_up();
+        }
         self.care.places.repair.given_up += front.arrived();
         self.care.progress.overtaken(front.end());
         self.care.settled.deliver_to(front.number.wrapping_add(1));
@@ -226,10 +242,7 @@ impl Watch<'_> {
         let front = self.care.front();
         let (number, verdict) = (front.number, front.proof.verdict);
         match verdict {
-            Verdict::Contradicted => {
-                self.care.places.repair.contradictory += 1;
-                return Some(self.give_up_front());
-            }
+            Verdict::Contradicted => return Some(self.contradicted()),
             Verdict::Disproved if self.care.terms.gives_up_unasked() => {
                 // All of them: which are not is not asked.
                 let given_up = self.care.places.repair.given_up;
@@ -252,6 +265,11 @@ impl Watch<'_> {
     fn has_waited(&mut self, number: u32) -> bool {
         let waited = self.care.places.evidence_mut().waited(number, self.now_ns);
         self.care.terms.delivery != Delivery::Reliable && waited >= PROOF_PATIENCE
+    }
+
+    fn contradicted(&mut self) -> Remedy {
+        self.care.places.repair.contradictory += 1;
+        self.give_up_front()
     }
 
     fn give_up_front(&mut self) -> Remedy {

@@ -14,7 +14,7 @@ use crate::fragment_digests::FragmentDigests;
 use crate::memory::Umem;
 
 /// Ranges of digests to be sent that are kept; the receiver repeats requests for others.
-const WANTED_MAX: usize = 64;
+pub(super) const WANTED_MAX: usize = 64;
 
 /// What a session's receiver is to be told of its messages' digests.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct DigestsToTell {
     told: u32,
     /// It asked for those of fragments: message number and indices.
     wanted: VecDeque<(u32, Range<u32>)>,
+    /// It asked for those of windows: message number and windows.
+    pub(super) windows: VecDeque<(u32, Range<u32>)>,
 }
 
 impl DigestsToTell {
@@ -32,6 +34,7 @@ impl DigestsToTell {
             hasher: FragmentHasher::new(key),
             told: first_message,
             wanted: VecDeque::new(),
+            windows: VecDeque::new(),
         }
     }
 }

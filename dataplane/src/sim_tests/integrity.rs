@@ -30,13 +30,13 @@ pub(super) fn kind(packet: &[u8]) -> Option<u8> {
     to_data_port.then(|| packet[UDP_HEADERS_LEN] & 15)
 }
 
-fn index_of(packet: &[u8]) -> u32 {
+pub(super) fn index_of(packet: &[u8]) -> u32 {
     let at = UDP_HEADERS_LEN + 16;
     u32::from_be_bytes(packet[at..at + 4].try_into().unwrap())
 }
 
 /// Whether there is anything behind the entries of an announcement but its own digest.
-fn has_message_digests(packet: &[u8]) -> bool {
+pub(super) fn has_message_digests(packet: &[u8]) -> bool {
     let entries = index_of(packet) as usize;
     packet.len() - HEADERS_LEN - 8 > entries * AnnounceEntry::LEN
 }

@@ -19,6 +19,7 @@ mod guard;
 mod handlers;
 mod held;
 mod hostile;
+mod incoming;
 mod instructions;
 mod integrity;
 mod jumbo;

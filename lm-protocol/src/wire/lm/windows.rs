@@ -1,4 +1,4 @@
-//! What a WINDOWS packet says: digests of windows, each sent as its window leaves, and again until it is confirmed.
+//! What a WINDOWS packet says: digests of windows, each sent as its window leaves, and again when it is asked for.
 
 use super::{LmError, MAX_PAYLOAD_LEN};
 use crate::manifest::{DIGEST_LEN, digests};
@@ -11,6 +11,8 @@ use crate::manifest::{DIGEST_LEN, digests};
 /// |ver| 10|   2   |pay.len| session key |  message  | first window  | windows n | n × digest u64  | digest u64  |
 /// +-------+-------+-------+-------------+-----------+---------------+-----------+-----------------+-------------+
 /// ```
+///
+/// Without any digests it is a request: the receiver of the session wants those of the windows that the words name, each as it leaves.
 ///
 /// The last digest is the packet's. An extension's packets have their header and that digest from
 /// [`LmHeader::Extension`](super::LmHeader::Extension), so only its words and its payload are here.

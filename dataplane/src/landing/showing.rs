@@ -1,0 +1,410 @@
+//! Showing: which windows of a message that is arriving its reader may read already. The rules are [`lm_protocol::streaming`]'s; here is
+//! what they are told.
+//!
+//! ```text
+//!  Slots, Gaps, Held ── in place, posted ─┐
+//!  pairing.rs ───────── paired (I3) ──────┼─▶ Showing ── ready ──▶ statistics (I3) ──▶ Reading ──▶ Incoming
+//!  WINDOWS packets ──── digests ──────────┘
+//! ```
+//! A look once a round finds all of that in what the parts know anyway, so that messages without a reader cost nothing. It can be late:
+//! entries are posted in the order of positions, and of a window that is shown all positions are behind those that are still to be posted.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lm_protocol::geometry::Wire;
+use lm_protocol::integrity::DigestTimer;
+use lm_protocol::manifest::window_digest;
+use lm_protocol::streaming::{Grain, Landing, Part, Release, Released, Showing, Shown, TellError};
+use lm_protocol::time::Time;
+
+use super::arriving::Arriving;
+use super::entries::Entries;
+use super::inbound::Inbound;
+use super::places::Places;
+use super::sessions::Sessions;
+use super::terms::InboundTerms;
+use crate::arena::Arena;
+use crate::completion::PeerId;
+use crate::incoming::{Ending, Reading};
+use crate::memory::PACKET_HEADROOM;
+
+/// Whether the packets of a window that landed lie where the log says (I3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Pairing {
+    /// Its lowest slot was not used, and nothing of it landed elsewhere.
+    #[default]
+    Open,
+    /// Of those that landed, the last was at most this packet of the channel: the next header that is checked says it.
+    Since(u64),
+    /// The header in its lowest slot was checked, behind all that landed.
+    Checked,
+}
+
+/// What was found out about a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    pairing: Pairing,
+    /// Its digest, and how many fragments of the message had been put to their places by then.
+    digest: Option<(u64, u32)>,
+}
+
+/// What shows a message to who reads it while it arrives.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    reading: Arc<Reading>,
+    showing: Showing,
+    released: Released,
+    /// Positions whose entries `showing` heard of, and those that were used.
+    posted: u32,
+    consumed: u32,
+    grain: Grain,
+    windows: Box<[Window]>,
+    /// All windows before this one are shown altogether.
+    open: u32,
+    /// What may be shown when the statistics have not moved.
+    ready: Vec<(u32, Part)>,
+    /// The sender was asked for the digest of each window as it leaves, or has none.
+    has_asked: bool,
+    /// The first window that is in its place without a digest that agrees.
+    lacks: Option<u32>,
+    timer: DigestTimer,
+    /// The application has let it go.
+    is_left: bool,
+}
+
+impl Reader {
+    /// One of a message that has its memory; `None`: it is not shown before it is whole.
+    fn new(message: &Arriving, terms: &InboundTerms, id: u64, has_digests: bool) -> Option<Reader> {
+        let geometry = &message.geometry;
+        let payload_len = geometry.layout().payload_len();
+        let grain = Grain::new(message.len, payload_len, message.window)?;
+        // One IP datagram is not streamed, and padding has no place in windows.
+        if geometry.layout().wire() != Wire::Lm || grain.fragments() != geometry.fragment_count() {
+            return None;
+        }
+        let prefix_len = u16::from(terms.caps.prefix_len);
+        let tail_len = geometry.layout().header_len() + prefix_len;
+        let write_len = match terms.caps.witness {
+            true => u32::from(tail_len) + u32::from(payload_len),
+            false => terms.chunk_len - PACKET_HEADROOM as u32 + u32::from(prefix_len),
+        };
+        let landing = Landing {
+            lands: true,
+            has_digests,
+            tail_len,
+            write_len,
+        };
+        let mut released = Released::new(grain);
+        released.hear(Release::Whole);
+        let (about, shown) = (
+            (message.number, message.tag, message.len),
+            Shown::new(grain, tail_len),
+        );
+        Some(Reader {
+            reading: Arc::new(Reading::new(id, terms.peer, about, message.slots.payload, shown)),
+            showing: Showing::new(grain, landing),
+            released,
+            posted: 0,
+            consumed: 0,
+            grain,
+            windows: vec![Window::default(); grain.windows() as usize].into_boxed_slice(),
+            open: 0,
+            ready: Vec::new(),
+            has_asked: !has_digests,
+            lacks: None,
+            timer: DigestTimer::default(),
+            is_left: false,
+        })
+    }
+
+    /// Hears which entries are out.
+    fn hear_entries(&mut self, message: &Arriving) {
+        let (posted, consumed) = (message.slots.posted, message.slots.consumed);
+        // What was posted came back unused, or is void.
+        for position in posted..self.posted {
+            self.showing.took(message.index_at(position));
+        }
+        for position in self.posted..posted {
+            let posted = self.showing.post(message.index_at(position));
+            debug_assert_eq!(posted, Ok(()), "an entry over what is shown");
+        }
+        for position in self.consumed..consumed {
+            self.showing.took(message.index_at(position));
+        }
+        (self.posted, self.consumed) = (posted, consumed);
+    }
+
+    /// Looks what may be shown now.
+    fn look(
+        &mut self,
+        message: &Arriving,
+        terms: &InboundTerms,
+        places: &Places,
+        entries: &Entries,
+        lands: bool,
+    ) {
+        self.hear_entries(message);
+        self.lacks = None;
+        // What is not begun has nothing to be shown.
+        let begun = message.slots.consumed.div_ceil(message.window.fragments());
+        for window in self.open..begun {
+            if self.is_shown(window) || !message.has_window(window) || message.is_held(window, places) {
+                continue;
+            }
+            self.showing.in_place(window);
+            let needs_pairing = terms.caps.witness && lands;
+            if !needs_pairing || self.is_paired(window, entries) {
+                self.showing.paired(window);
+            }
+            if places.evidence().has_digests() && !self.has_digest(message, terms, places, window) {
+                self.lacks.get_or_insert(window);
+            }
+            if let Some(part) = self.showing.show(window, Some(&message.slots.rule)) {
+                self.ready.push((window, part));
+            }
+        }
+    }
+
+    /// All of a window is shown.
+    fn is_shown(&self, window: u32) -> bool {
+        self.reading.shows(self.grain.bytes(window).end - 1)
+    }
+
+    fn is_paired(&mut self, window: u32, entries: &Entries) -> bool {
+        let pairing = &mut self.windows[window as usize].pairing;
+        if *pairing == Pairing::Open {
+            *pairing = Pairing::Since(entries.received);
+        }
+        match *pairing {
+            Pairing::Since(received) => entries.checked >= received,
+            _ => true,
+        }
+    }
+
+    /// Whether the sender's digest of a window that is in its place agrees.
+    fn has_digest(&mut self, message: &Arriving, terms: &InboundTerms, places: &Places, window: u32) -> bool {
+        let Some(zone) = message.slots.zone else {
+            return false;
+        };
+        let put = message.gaps.put;
+        let found = self.windows[window as usize]
+            .digest
+            .filter(|(_, before)| *before == put);
+        let (digest, _) = found.unwrap_or_else(|| {
+            let range = message.window.range(window, message.fragment_count());
+            let digests = &places.evidence().digests_of(zone, range.end)[range.start as usize..];
+            (window_digest(terms.key, message.number, window, digests), put)
+        });
+        self.windows[window as usize].digest = Some((digest, put));
+        self.showing.found(window, digest) == Some(true)
+    }
+
+    /// The statistics have not moved: shows what is ready.
+    fn show(&mut self) {
+        for (window, part) in self.ready.drain(..) {
+            self.reading.show(window, part);
+        }
+        while self.open < self.grain.windows() && self.is_shown(self.open) {
+            self.open += 1;
+        }
+    }
+
+    /// It is the application's: whole, or without something.
+    pub(crate) fn landed(self: Box<Reader>, is_whole: bool) {
+        if !is_whole {
+            self.reading.settle(Ending::Incomplete);
+            return;
+        }
+        // Its own digest, or I3 to its end, says of each window what WINDOWS and the window's end would have said.
+        for window in 0..self.grain.windows() {
+            self.reading.show(window, Part::Whole);
+        }
+        self.reading.settle(Ending::Whole);
+    }
+
+    /// It was given up.
+    pub(super) fn given_up(&self) {
+        self.reading.settle(Ending::Incomplete);
+    }
+
+    /// It lies elsewhere from now on, in the region at `start`.
+    pub(super) fn moved(&self, start: u64, payload: u64, arena: &mut Arena) {
+        if !self.is_left {
+            arena.hold(self.reading.id, start);
+            self.reading.moved(payload);
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // Unless its end was told before.
+        self.reading.settle(Ending::SessionEnded);
+    }
+}
+
+impl Arriving {
+    /// Something of it is shown to who reads it: it stays where it is.
+    pub(super) fn is_read(&self) -> bool {
+        (self.reader.as_ref()).is_some_and(|reader| !reader.is_left && reader.reading.shows_any())
+    }
+
+    /// Fragment `index` is shown: its bytes stay what they are.
+    pub(super) fn shows(&self, index: u32) -> bool {
+        let start = self.geometry.rx_payload_range(index).start;
+        (self.reader.as_ref()).is_some_and(|reader| !reader.is_left && reader.reading.shows(start))
+    }
+
+    /// Every fragment of a window is here, and every entry that was posted for it is used.
+    fn has_window(&self, window: u32) -> bool {
+        let positions = self.window.range(window, self.fragment_count());
+        let arrivals = &self.gaps.arrivals;
+        let is_of_it = |range: &Range<u32>| range.start < positions.end && positions.start < range.end;
+        positions.end <= self.slots.consumed.min(arrivals.expected())
+            && !arrivals.missing().iter().any(is_of_it)
+    }
+
+    /// A fragment of a window waits for its place.
+    fn is_held(&self, window: u32, places: &Places) -> bool {
+        let positions = self.window.range(window, self.fragment_count());
+        let mut held = places.held().of(self.number);
+        self.gaps.held > 0 && held.any(|(position, _)| positions.contains(&position))
+    }
+
+    /// The header in the slot of fragment `index`, the lowest of its window, is what the log says.
+    #[cold]
+    pub(super) fn is_checked(&mut self, index: u32) {
+        self.is_paired_as(index, Pairing::Checked);
+    }
+
+    /// Fragment `index` landed in another's slot, as the `received`th packet of the channel.
+    pub(super) fn landed_elsewhere(&mut self, index: u32, received: u64) {
+        self.is_paired_as(index, Pairing::Since(received));
+    }
+
+    fn is_paired_as(&mut self, index: u32, pairing: Pairing) {
+        if let Some(reader) = &mut self.reader {
+            reader.windows[self.window.window_of(index) as usize].pairing = pairing;
+        }
+    }
+}
+
+impl Sessions {
+    /// Looks what may be shown of messages from the peers in `watched`, and tells `begun` of those that are new. Whether there is anything for
+    /// which the statistics have to be looked at first (I3).
+    pub(crate) fn look_at_windows(
+        &mut self,
+        watched: &[PeerId],
+        next_id: &mut u64,
+        arena: &mut Arena,
+        mut begun: impl FnMut(Arc<Reading>),
+    ) -> bool {
+        let mut is_any = false;
+        for inbound in self.rows.iter_mut().filter_map(Option::as_deref_mut) {
+            if watched.contains(&inbound.terms.peer) {
+                while let Some(reading) = inbound.next_reading(next_id, arena) {
+                    begun(reading);
+                }
+                is_any |= inbound.look_at_windows(&self.entries);
+            }
+        }
+        is_any
+    }
+}
+
+impl Inbound {
+    /// Begins to show the next message that has its memory and no reader. `next_id` names it.
+    fn next_reading(&mut self, next_id: &mut u64, arena: &mut Arena) -> Option<Arc<Reading>> {
+        let has_digests = self.places.evidence().has_digests();
+        for message in self.order.iter_mut() {
+            let (Some(zone), None, false) = (message.slots.zone, &message.reader, message.shown) else {
+                continue;
+            };
+            if let Some(reader) = Reader::new(message, &self.terms, *next_id, has_digests) {
+                *next_id += 1;
+                let reading = Arc::clone(&reader.reading);
+                arena.hold(reading.id, zone.start);
+                message.reader = Some(Box::new(reader));
+                return Some(reading);
+            }
+        }
+        None
+    }
+
+    /// Looks what may be shown of messages that have a reader. Whether there is anything for which the log vouches.
+    fn look_at_windows(&mut self, entries: &Entries) -> bool {
+        let (lands, mut is_any) = (self.lands(), false);
+        for message in self.order.iter_mut() {
+            if let Some(mut reader) = message.reader.take() {
+                if !reader.is_left {
+                    reader.look(message, &self.terms, &self.places, entries, lands);
+                }
+                is_any |= lands && !reader.ready.is_empty();
+                message.reader = Some(reader);
+            }
+        }
+        is_any
+    }
+
+    /// Shows what was found, the statistics being unmoved.
+    pub(crate) fn show_windows(&mut self) {
+        for message in self.order.iter_mut() {
+            if let Some(reader) = &mut message.reader {
+                reader.show();
+            }
+        }
+    }
+
+    /// The application has let a reading go. Whether it was one of this session's.
+    pub(crate) fn let_go(&mut self, id: u64) -> bool {
+        let mut readers = self
+            .order
+            .iter_mut()
+            .filter_map(|message| message.reader.as_mut());
+        let reader = readers.find(|reader| reader.reading.id == id);
+        reader
+            .map(|reader| {
+                reader.is_left = true;
+                reader.showing.let_go();
+            })
+            .is_some()
+    }
+
+    /// The next request for digests of windows that is due: of which message, the first window, and how many there are from there on.
+    pub(crate) fn next_windows_request(&mut self, now_ns: u64) -> Option<(u32, u32, u32)> {
+        let now = Time::from_nanos(now_ns);
+        self.order.iter_mut().find_map(|message| {
+            let reader = message.reader.as_mut().filter(|reader| !reader.is_left)?;
+            let windows = reader.grain.windows();
+            if !std::mem::replace(&mut reader.has_asked, true) {
+                return Some((message.number, 0, windows));
+            }
+            let Some(first) = reader.lacks else {
+                reader.timer = DigestTimer::default();
+                return None;
+            };
+            (reader.timer.poll(now)).then_some((message.number, first, windows - first))
+        })
+    }
+
+    /// Takes digests of windows of message `number`: how many are new. `None`: nobody asked for them.
+    pub(crate) fn take_windows(
+        &mut self,
+        (number, first): (u32, u32),
+        digests: impl ExactSizeIterator<Item = u64>,
+        now_ns: u64,
+    ) -> Option<Result<u32, TellError>> {
+        let Some(at) = self.order.position_of(number) else {
+            // Those of a message's last window may come when it is settled.
+            return self.order.knows(number).then_some(Ok(0));
+        };
+        let has_digests = self.places.evidence().has_digests();
+        let reader = self.order.at_mut(at).reader.as_mut().filter(|_| has_digests)?;
+        let told = reader.showing.tell(first, digests, &reader.released);
+        if matches!(told, Ok(1..)) {
+            reader.timer.progressed(Time::from_nanos(now_ns));
+        }
+        Some(told)
+    }
+}
