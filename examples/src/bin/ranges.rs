@@ -107,7 +107,7 @@ fn read_all(semantics: Semantics, seed: u64) -> (usize, u64) {
     });
     for message in &whole {
         assert!(
-            message[..] == payload(message.tag()),
+            message[..] == *payload(message.tag()),
             "seed {seed}: message {}",
             message.tag()
         );
