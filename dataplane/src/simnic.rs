@@ -138,6 +138,8 @@ struct Shared {
     recalls: Arc<AtomicBool>,
     counters: WireCounters,
     faults: Faults,
+    /// Somebody waits on a host's descriptor.
+    is_watched: bool,
     /// What happens to the packets of each host on their way; `None`: nothing.
     links: Vec<Option<Box<Link>>>,
     /// Packets that came out of a link and have not arrived yet.
@@ -175,6 +177,7 @@ impl Wire {
             recalls: Arc::default(),
             counters: WireCounters::default(),
             faults: Faults::default(),
+            is_watched: false,
             links: Vec::new(),
             handed: VecDeque::new(),
             racing: Vec::new(),
@@ -459,7 +462,9 @@ impl Shared {
     /// `self.packet` reaches a host.
     fn arrive(&mut self, to: usize, from: Option<usize>, via: Via) {
         self.counters.arrived += 1;
-        self.hosts[to].notify();
+        if self.is_watched {
+            self.hosts[to].notify();
+        }
         let arrival = match from.and_then(|from| self.links[from].as_mut()) {
             Some(link) => link.arrival(),
             None => Arrival::default(),

@@ -118,7 +118,10 @@ impl AsFd for SimNic {
         let event = self.event.get_or_init(|| {
             let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
             let event = Arc::new(event);
-            self.host().event = Some(Arc::clone(&event));
+            let mut host = self.host();
+            host.event = Some(Arc::clone(&event));
+            host.shared.is_watched = true;
+            drop(host);
             event
         });
         // An empty one has nothing to read.
