@@ -42,6 +42,7 @@
 //! ([`FLAG_ACKNOWLEDGES`]): where messages are answered by messages, no acknowledgement needs a packet of its own.
 
 mod announcement;
+mod realtime;
 mod windows;
 
 use crate::manifest::DIGEST_LEN;
@@ -53,6 +54,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
+pub use realtime::{Clock, RealTimePacket, RtReport};
 pub use windows::WindowsPacket;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
