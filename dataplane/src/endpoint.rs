@@ -8,6 +8,8 @@ use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use lm_protocol::time::Time;
+
 use crate::completion::{Completion, LoanError, PeerId, RecvError, SendError, SendToken};
 use crate::connect::{ConnectError, ConnectOptions};
 use crate::counters::Counters;
@@ -83,6 +85,11 @@ impl<P: Port> Endpoint<P> {
     #[inline]
     fn now_ns(&self) -> u64 {
         self.engine.port.now_ns()
+    }
+
+    /// What time it is, as flows, handlers and shapers are told it.
+    pub fn now(&self) -> Time {
+        Time::from_nanos(self.now_ns())
     }
 
     /// Things the user should know: a fallback that was taken, an MTU that was lowered.

@@ -43,6 +43,7 @@
 
 mod announcement;
 mod missing;
+mod realtime;
 mod trailer;
 mod unwhole;
 mod windows;
@@ -57,6 +58,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use announcement::is_announcement;
 pub use announcement::{AnnounceEntry, MessageDigest};
 pub use missing::MissingRange;
+pub use realtime::{Clock, RealTimePacket, RtReport};
 pub use trailer::{EagerAcknowledgement, Trailer, packet_digest};
 pub use unwhole::{SETTLED_KEPT, UnwholeMessage};
 pub use windows::WindowsPacket;

@@ -1,0 +1,249 @@
+//! A flow at its receiver: what came, what was late, what did not come, and when to say so.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lm_protocol::serial;
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{RealTimePacket, RtReport};
+
+/// Reports leave so often while packets come.
+const REPORT_PERIOD: Duration = Duration::from_millis(5);
+/// The least delay is that of the last ten seconds: clocks that drift apart by 100 ppm differ by a millisecond then.
+const LEAST_WINDOW: Duration = Duration::from_secs(10);
+
+/// What is to be done with a message that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// It is the application's.
+    Whole {
+        /// It came behind its deadline.
+        late: bool,
+        /// Messages that did not come since the one before.
+        lost: u32,
+        /// How long it waited on its way, above the least of the flow.
+        delay: Duration,
+    },
+    /// A newer one has come, or it came already.
+    Overtaken,
+}
+
+/// The least of what came in the last ten seconds.
+#[derive(Debug, Default)]
+struct Least(VecDeque<(Time, i128)>);
+
+impl Least {
+    fn of(&mut self, value: i128, now: Time) -> i128 {
+        while self.0.back().is_some_and(|(_, last)| *last >= value) {
+            self.0.pop_back();
+        }
+        self.0.push_back((now, value));
+        while self
+            .0
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > LEAST_WINDOW)
+        {
+            self.0.pop_front();
+        }
+        self.0.front().map_or(value, |(_, least)| *least)
+    }
+}
+
+/// A flow's receive side. Sums wrap.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    port: u16,
+    newest: u32,
+    whole: u32,
+    late: u32,
+    lost: u32,
+    least: Least,
+    delay_max: Duration,
+    /// When the newest message was sent, as its sender said, and when it came.
+    sent_at: Time,
+    came_at: Time,
+    reported_at: Time,
+    /// A report is due then.
+    due: Option<Time>,
+}
+
+impl Incoming {
+    /// Of a flow whose first message that came is `first`: what was before it is not missed.
+    pub(crate) fn new(first: &RealTimePacket<'_>, now: Time) -> Incoming {
+        Incoming {
+            port: first.port,
+            newest: first.message.wrapping_sub(1),
+            whole: 0,
+            late: 0,
+            lost: 0,
+            least: Least::default(),
+            delay_max: Duration::ZERO,
+            sent_at: Time::ZERO,
+            came_at: now,
+            reported_at: now,
+            due: None,
+        }
+    }
+
+    /// A message came, whole, at `host_now` by the clock that senders go by. `is_one_clock`: its sender's is the same.
+    pub(crate) fn came(
+        &mut self,
+        packet: &RealTimePacket<'_>,
+        is_one_clock: bool,
+        host_now: Time,
+        now: Time,
+    ) -> Arrival {
+        let ahead = serial::distance(self.newest, packet.message);
+        if ahead <= 0 {
+            return Arrival::Overtaken;
+        }
+        let on_the_way = i128::from(host_now.as_nanos()) - i128::from(packet.sent_at.as_nanos());
+        let least = self.least.of(on_the_way, now);
+        let delay = Duration::from_nanos((on_the_way - least) as u64);
+        // Of another clock only what is above the least is known.
+        let age = match is_one_clock {
+            true => Duration::from_nanos(on_the_way.max(0) as u64),
+            false => delay,
+        };
+        let late = packet.deadline.is_some_and(|deadline| age > deadline);
+        let lost = ahead as u32 - 1;
+        self.newest = packet.message;
+        self.whole = self.whole.wrapping_add(1);
+        self.late = self.late.wrapping_add(u32::from(late));
+        self.lost = self.lost.wrapping_add(lost);
+        self.delay_max = self.delay_max.max(delay);
+        (self.sent_at, self.came_at) = (packet.sent_at, now);
+        let due = match lost {
+            0 => self.reported_at + REPORT_PERIOD,
+            _ => now,
+        };
+        self.due = Some(self.due.map_or(due, |before| before.min(due)).max(now));
+        Arrival::Whole { late, lost, delay }
+    }
+
+    /// When its report is due.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// The report that is due.
+    pub(crate) fn report(&mut self, now: Time) -> Option<RtReport> {
+        self.due.take_if(|due| *due <= now)?;
+        let report = RtReport {
+            newest: self.newest,
+            whole: self.whole,
+            late: self.late,
+            lost: self.lost,
+            delay_max: std::mem::take(&mut self.delay_max),
+            interval: now.since(self.reported_at),
+            port: self.port,
+            sent_at: self.sent_at,
+            held: now.since(self.came_at),
+        };
+        self.reported_at = now;
+        Some(report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lm_protocol::wire::lm::Clock;
+
+    use super::*;
+
+    fn packet(message: u32, sent_us: u64) -> RealTimePacket<'static> {
+        RealTimePacket {
+            message,
+            index: 0,
+            count: 1,
+            deadline: Some(Duration::from_micros(500)),
+            sent_at: at(sent_us),
+            message_len: 1,
+            offset: 0,
+            port: 9,
+            priority: 0,
+            clock: Clock::Host,
+            payload: &[1],
+        }
+    }
+
+    fn at(micros: u64) -> Time {
+        Time::from_nanos(micros * 1000)
+    }
+
+    #[test]
+    fn gaps_are_gaps_and_reports_come_at_once_behind_them() {
+        let mut incoming = Incoming::new(&packet(u32::MAX, 0), at(100));
+        let whole = |late, lost, delay_us| Arrival::Whole {
+            late,
+            lost,
+            delay: Duration::from_micros(delay_us),
+        };
+        assert_eq!(
+            incoming.came(&packet(u32::MAX, 0), true, at(100), at(100)),
+            whole(false, 0, 0)
+        );
+        assert_eq!(incoming.due(), Some(at(5100)));
+        assert_eq!(
+            incoming.came(&packet(u32::MAX, 0), true, at(101), at(101)),
+            Arrival::Overtaken
+        );
+        // 0 and 1 are missing.
+        assert_eq!(
+            incoming.came(&packet(2, 1000), true, at(1150), at(1150)),
+            whole(false, 2, 50)
+        );
+        assert_eq!(incoming.due(), Some(at(1150)));
+        assert_eq!(
+            incoming.came(&packet(1, 900), true, at(1151), at(1151)),
+            Arrival::Overtaken
+        );
+        let report = incoming.report(at(1160)).expect("it is due");
+        assert_eq!(
+            (report.newest, report.whole, report.late, report.lost),
+            (2, 2, 0, 2)
+        );
+        assert_eq!(report.delay_max, Duration::from_micros(50));
+        assert_eq!(
+            (report.sent_at, report.held),
+            (at(1000), Duration::from_micros(10))
+        );
+        assert_eq!(incoming.report(at(9000)), None);
+        assert_eq!(
+            incoming.came(&packet(3, 8000), true, at(9000), at(9000)),
+            whole(true, 0, 900)
+        );
+        assert_eq!(incoming.report(at(9000)).map(|report| report.late), Some(1));
+    }
+
+    #[test]
+    fn of_another_clock_only_the_delay_above_the_least_counts() {
+        let mut incoming = Incoming::new(&packet(0, 0), at(0));
+        // The sender's clock is a second ahead.
+        let ahead = 1_000_000;
+        for (message, delay_us, late) in [(0, 300, false), (1, 200, false), (2, 701, true), (3, 700, false)] {
+            let sent = 2000 * u64::from(message);
+            let arrival = incoming.came(
+                &packet(message, sent + ahead),
+                false,
+                at(sent + delay_us),
+                at(sent + delay_us),
+            );
+            let Arrival::Whole { late: found, .. } = arrival else {
+                panic!("{arrival:?}");
+            };
+            assert_eq!(found, late, "message {message}");
+        }
+        // The least is forgotten after ten seconds.
+        let later = 11_000_000;
+        let arrival = incoming.came(&packet(4, later + ahead), false, at(later + 900), at(later + 900));
+        assert_eq!(
+            arrival,
+            Arrival::Whole {
+                late: false,
+                lost: 0,
+                delay: Duration::ZERO
+            }
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! The sending side of a socket, in the endpoint's rounds: messages leave, and reports say what became of them.
+
+use std::collections::VecDeque;
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lm_dataplane::{Arrived, Class, Flow, Handler, Replies, Shaper, Signal, TxBatch};
+use lm_protocol::serial;
+use lm_protocol::smoother::Smoother;
+use lm_protocol::time::Time;
+use lm_protocol::wire::lm::{Clock, LmHeader, RealTimePacket, RtReport, TYPE_REALTIME, Trailer};
+
+use crate::outgoing::{Next, Outgoing};
+use crate::socket::{Hub, Order, Queues, locked};
+
+/// Sends a socket's messages to one peer.
+pub(crate) struct Leaving {
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) outgoing: Outgoing<Order>,
+    pub(crate) flow: Arc<Sent>,
+    /// The endpoint's data port, which digests are about.
+    pub(crate) from: SocketAddrV4,
+    /// The receiving socket.
+    pub(crate) port: u16,
+    pub(crate) free: VecDeque<u32>,
+}
+
+/// What was sent of a flow, and what its receiver says of it.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) key: u64,
+    /// Messages sent: the number of the next one.
+    next: AtomicU32,
+    whole: AtomicU32,
+    lost: AtomicU32,
+}
+
+impl Sent {
+    pub(crate) fn new(key: u64) -> Sent {
+        Sent {
+            key,
+            next: AtomicU32::new(0),
+            whole: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes a report, if it can be true; how many losses are new.
+    fn take(&self, report: &RtReport) -> Option<u32> {
+        // Relaxed: all of this is the endpoint's thread; others only read.
+        let [sent, whole, lost] =
+            [&self.next, &self.whole, &self.lost].map(|sum| sum.load(Ordering::Relaxed));
+        let is_new = serial::at_or_before(whole, report.whole) && serial::at_or_before(lost, report.lost);
+        let told = report.whole.wrapping_add(report.lost);
+        let is_possible = serial::precedes(report.newest, sent)
+            && serial::at_or_before(told, sent)
+            && serial::at_or_before(report.late, report.whole);
+        if !is_new || !is_possible {
+            return None;
+        }
+        self.whole.store(report.whole, Ordering::Relaxed);
+        self.lost.store(report.lost, Ordering::Relaxed);
+        Some(report.lost.wrapping_sub(lost))
+    }
+
+    pub(crate) fn whole(&self) -> u32 {
+        self.whole.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lost(&self) -> u32 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Leaving {
+    fn take_orders(&mut self) {
+        while let Some(order) = self.queues.orders.pop() {
+            let superseded = self.outgoing.push(order.priority, order.deadline, order);
+            if let Some(order) = superseded {
+                self.queues.counts.superseded.fetch_add(1, Ordering::Relaxed);
+                self.queues.give_back(order.payload);
+            }
+        }
+    }
+
+    /// Writes a message into a frame, and puts it on the ring.
+    fn put(&mut self, order: &Order, frame: u32, out: &mut TxBatch<'_>) -> bool {
+        let number = self.flow.next.load(Ordering::Relaxed);
+        let packet = RealTimePacket {
+            message: number,
+            index: 0,
+            count: 1,
+            deadline: order.deadline.map(|deadline| deadline.since(order.sent_at)),
+            sent_at: order.sent_at,
+            message_len: order.payload.len() as u32,
+            offset: 0,
+            port: self.port,
+            priority: order.priority,
+            clock: Clock::Host,
+            payload: &order.payload,
+        };
+        let header = LmHeader::Extension {
+            packet_type: TYPE_REALTIME,
+            key: self.flow.key,
+            words: packet.words(),
+        };
+        let len = packet.payload.len() + RealTimePacket::TAIL_LEN;
+        let head = header.encode(len as u16);
+        let Some(space) = out.frame(frame) else {
+            return false;
+        };
+        let (to_head, rest) = space.split_at_mut(head.len());
+        to_head.copy_from_slice(&head);
+        rest[..packet.payload.len()].copy_from_slice(packet.payload);
+        rest[packet.payload.len()..len].copy_from_slice(&packet.tail());
+        let trailer = Trailer::new(&header, &rest[..len], self.from);
+        let trailer = trailer.as_bytes();
+        rest[len..len + trailer.len()].copy_from_slice(trailer);
+        let put = out.put(frame, head.len() + len + trailer.len(), frame.into());
+        if put {
+            self.flow.next.store(number.wrapping_add(1), Ordering::Relaxed);
+        }
+        put
+    }
+}
+
+impl Flow for Leaving {
+    fn next(&mut self, _: u32, _: Time, out: &mut TxBatch<'_>) {
+        self.take_orders();
+        let now = (self.hub.clock)();
+        while out.room() > 0 && !self.free.is_empty() {
+            match self.outgoing.pop(now) {
+                None => break,
+                Some(Next::Late(order)) => {
+                    self.queues.counts.late_unsent.fetch_add(1, Ordering::Relaxed);
+                    self.queues.give_back(order.payload);
+                }
+                Some(Next::Send(order)) => {
+                    let frame = self.free.pop_front().expect("there is one");
+                    match self.put(&order, frame, out) {
+                        true => self.queues.counts.sent.fetch_add(1, Ordering::Relaxed),
+                        // No room in a packet: the socket asked how much there is.
+                        false => self.queues.counts.unsent.fetch_add(1, Ordering::Relaxed),
+                    };
+                    self.queues.give_back(order.payload);
+                }
+            }
+        }
+    }
+
+    fn departs(&self) -> Option<Time> {
+        let waits = !self.outgoing.is_empty() || !self.queues.orders.is_empty();
+        (waits && !self.free.is_empty()).then_some(Time::ZERO)
+    }
+
+    fn sent(&mut self, token: u64, _: Option<Time>) {
+        self.free.push_back(token as u32);
+    }
+}
+
+/// Takes reports of all sockets' flows.
+pub(crate) struct Reports(pub(crate) Arc<Hub>);
+
+impl Handler for Reports {
+    fn packet(&mut self, packet: Arrived<'_>, now: Time, _: &mut Replies) {
+        let flows = locked(&self.0.flows);
+        let flow = flows
+            .iter()
+            .find(|(peer, flow)| (*peer, flow.key) == (packet.from(), packet.key()));
+        let report = RtReport::read(packet.words(), packet.payload()).ok();
+        let taken = flow
+            .zip(report)
+            .and_then(|((_, flow), report)| Some((flow.take(&report)?, report)));
+        let Some((lost, report)) = taken else {
+            self.0.refused_reports.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        if let Some(smoother) = &self.0.smoother {
+            let smoother = &mut *locked(smoother);
+            if lost > 0 {
+                smoother.lost(lost, now);
+            }
+            smoother.delayed(report.delay_max, now);
+        }
+    }
+}
+
+/// Asks the smoother for all that leaves the port and is neither real-time nor control.
+#[derive(Debug)]
+pub(crate) struct Smoothed {
+    pub(crate) hub: Arc<Hub>,
+    /// When it was asked last.
+    pub(crate) asked: Time,
+}
+
+impl Smoothed {
+    fn with<R>(&self, ask: impl FnOnce(&mut Smoother) -> R) -> Option<R> {
+        let smoother = self.hub.smoother.as_ref();
+        smoother.map(|smoother| ask(&mut locked(smoother)))
+    }
+}
+
+impl Shaper for Smoothed {
+    fn take(&mut self, class: Class, packets: u32, now: Time) -> u32 {
+        self.asked = now;
+        let taken = self.with(|smoother| match class {
+            Class::Control | Class::RealTime => {
+                smoother.spend(packets, now);
+                packets
+            }
+            Class::Small | Class::Bulk => smoother.take(packets, now),
+        });
+        taken.unwrap_or(packets)
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        match signal {
+            Signal::Left { allowed, packets, .. } => {
+                self.with(|smoother| match allowed.checked_sub(packets) {
+                    Some(unused) => smoother.give_back(unused),
+                    // Control packets were not asked for.
+                    None => smoother.spend(packets - allowed, self.asked),
+                });
+            }
+            // Those of messages: their receivers asked for them again.
+            Signal::Lost { packets, .. } => {
+                self.with(|smoother| smoother.lost(packets, self.asked));
+            }
+            _ => {}
+        }
+    }
+
+    fn next(&self, class: Class) -> Option<Time> {
+        match class {
+            Class::Control | Class::RealTime => None,
+            _ => self.with(|smoother| smoother.next()).flatten(),
+        }
+    }
+}
