@@ -323,15 +323,6 @@ impl Switched {
         Switched::among(true)
     }
 
-    /// Gives the second sender's host two more addresses.
-    pub fn more_addresses(&self) -> [Ipv4Addr; 2] {
-        let addresses = [4, 5].map(|last| Ipv4Addr::new(10, 77, 0, last));
-        for ip in addresses {
-            self.senders[1].ip(&format!("address add {ip}/24 dev va"));
-        }
-        addresses
-    }
-
     /// For tests in which somebody lies. `None`: skipped.
     pub fn with_attackers() -> Option<Switched> {
         Switched::among(false)
