@@ -257,10 +257,6 @@ impl Daemon {
         self.status().interfaces.remove(0)
     }
 
-    pub(crate) fn datagrams(&self, outcome: &str) -> u64 {
-        self.interface().datagrams[outcome]
-    }
-
     pub(crate) fn id(&self) -> u32 {
         self.program.id()
     }

@@ -5,7 +5,6 @@ mod forging;
 mod program;
 
 mod granting;
-mod hostile;
 mod neighbours;
 mod restarting;
 mod starting;

@@ -4,7 +4,6 @@
 mod bed;
 mod harness;
 
-mod attacks;
 mod growth;
 mod life;
 mod messages;

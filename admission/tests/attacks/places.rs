@@ -1,0 +1,474 @@
+//! Who asks for places of a landing queue and does not use them: others get theirs, and honest senders lose nothing.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lm_dataplane::{Counters, EndpointConfig, RecvError};
+use lm_protocol::control::{ControlMessage, End, Proof};
+use lm_protocol::session::UNUSED_MAX;
+use lm_protocol::wire::lm::{AnnounceEntry, LmHeader, Trailer, parse_datagram};
+
+use crate::forger::{Forger, encoded, request, under_attack};
+use crate::form::{At, Bed, CONTROL, Form, RECEIVER};
+use crate::traffic::{
+    Flag, PATIENCE, assert_delivered, check, content, open, send, settle, up_to, wait_until,
+};
+
+/// Requests that came to the control port and got nothing of what they asked for.
+fn turned_away(bed: &Bed, counters: &Counters) -> u64 {
+    let Some(daemon) = bed.daemon() else {
+        return counters.challenged;
+    };
+    let all = daemon.interface().datagrams;
+    all.values().sum::<u64>() - all["accepted"]
+}
+
+/// A thousand forged addresses ask for sessions: nothing is held for them, and an honest sender gets its place and keeps it.
+pub(crate) fn forged_requests_hold_no_place(form: Form) {
+    const FORGED: u64 = 1000;
+    let Some(bed) = Bed::new(form) else { return };
+    let attack = |forger: &Forger, n: u64| {
+        let host = 10 + n % FORGED;
+        let from = SocketAddrV4::new(Ipv4Addr::new(198, 18 + (host >> 8) as u8, 1, host as u8), 7301);
+        let asks = ControlMessage::Request(request(from.port() - 1, (n % FORGED) << 40));
+        forger.send(from, CONTROL, &encoded(&asks, n as u32));
+    };
+    let send_some = || {
+        let begun = Instant::now();
+        let mut a = open(&bed.config(At::Honest));
+        let peer = a.connect(RECEIVER, &up_to(1 << 20)).unwrap();
+        let place = begun.elapsed();
+        let begun = Instant::now();
+        let tokens: Vec<_> = (0..64)
+            .map(|tag| (send(&mut a, peer, tag, &content(tag, 1 << 20)), tag, 1 << 20))
+            .collect();
+        assert_delivered(&settle(&mut a), &tokens);
+        let took = begun.elapsed();
+        a.close();
+        (place, took)
+    };
+    let receiver = bed.config(At::Receiver);
+    let work = || bed.beside_receiver(&receiver, || bed.program(At::Honest, send_some));
+    let ((quiet_place, quiet), _) = work();
+    let known = bed.daemon().map(|daemon| daemon.interface().hosts);
+    let (((place, took), (received, counters)), sent) = under_attack(&bed, attack, 10_000, work);
+    println!(
+        "a place in {place:?} beside {quiet_place:?}, 64 MiB in {took:?} beside {quiet:?}, {sent} forged requests"
+    );
+    assert_eq!(received, 64);
+    assert_eq!(counters.sessions_granted, 1, "{counters:?}");
+    assert!(turned_away(&bed, &counters) > 500, "{counters:?}");
+    assert_eq!(bed.daemon().map(|daemon| daemon.interface().hosts), known);
+}
+
+/// Whoever keeps places without sending anything: real addresses that answer challenges and repeat their requests.
+struct Claimants {
+    sockets: Vec<(UdpSocket, u64)>,
+    /// Their data ports.
+    data: Vec<UdpSocket>,
+    /// Each announces a message, of which it sends nothing.
+    announces: bool,
+}
+
+impl Claimants {
+    /// So many sockets at one address of the third host, each of which asks for a session of its own.
+    fn new(ip: Ipv4Addr, count: u16) -> Claimants {
+        let bind = |port: u16| {
+            let socket = UdpSocket::bind((ip, port)).expect("a socket");
+            socket.set_nonblocking(true).expect("a socket");
+            socket
+        };
+        let claim = |n: u16| {
+            let socket = bind(8001 + 2 * n);
+            socket.connect(CONTROL).expect("a route");
+            (socket, (u64::from(u32::from(ip)) << 32 | u64::from(n) << 16) | 1)
+        };
+        Claimants {
+            sockets: (0..count).map(claim).collect(),
+            data: (0..count).map(|n| bind(8000 + 2 * n)).collect(),
+            announces: false,
+        }
+    }
+
+    /// The same, who announce messages as well.
+    fn announcing(ip: Ipv4Addr, count: u16) -> Claimants {
+        Claimants {
+            announces: true,
+            ..Claimants::new(ip, count)
+        }
+    }
+
+    fn announce(&self, n: usize, session_key: u64) {
+        if !self.announces {
+            return;
+        }
+        let data = &self.data[n];
+        let header = LmHeader::Announce {
+            session_key,
+            first: 0,
+            entries: 1,
+            sent: 0,
+        };
+        let payload = AnnounceEntry {
+            len: 1 << 20,
+            tag: 666,
+            delivery: None,
+            windows_released: AnnounceEntry::ALL_WINDOWS,
+        }
+        .encode();
+        let SocketAddr::V4(from) = data.local_addr().expect("a bound socket") else {
+            unreachable!("it was bound to an IPv4 address")
+        };
+        let mut bytes = header.encode(payload.len() as u16).to_vec();
+        bytes.extend_from_slice(&payload);
+        bytes.extend_from_slice(Trailer::new(&header, &payload, from).as_bytes());
+        data.send_to(&bytes, RECEIVER).expect("a datagram leaves");
+    }
+
+    /// They go: what they announced is given up.
+    fn leave(&self) {
+        for (n, (socket, _)) in self.sockets.iter().enumerate() {
+            let end = encoded(&ControlMessage::End(End::WITHDRAWN), n as u32);
+            socket.send(&end).expect("a datagram leaves");
+        }
+    }
+
+    /// Repeats the requests and answers challenges; how many have places.
+    fn claim(&self) -> usize {
+        let mut held = vec![None; self.sockets.len()];
+        for (n, (socket, sender_id)) in self.sockets.iter().enumerate() {
+            let data_port = 8000 + 2 * n as u16;
+            let asks = encoded(&ControlMessage::Request(request(data_port, *sender_id)), n as u32);
+            let ask = || socket.send(&asks).map(drop);
+            ask().expect("a datagram leaves");
+            let begun = Instant::now();
+            let mut bytes = [0; 512];
+            while begun.elapsed() < Duration::from_millis(20) {
+                let Ok(len) = socket.recv(&mut bytes) else {
+                    std::thread::sleep(Duration::from_micros(200));
+                    continue;
+                };
+                match ControlMessage::parse(&bytes[..len]) {
+                    Ok((_, ControlMessage::Challenge(challenge))) => {
+                        let proof = ControlMessage::Proof(Proof {
+                            sender_id: *sender_id,
+                            cookie: challenge.cookie,
+                            data_port,
+                            uncompleted_max: 0,
+                            word: [0; 16],
+                        });
+                        socket.send(&encoded(&proof, 0)).expect("a datagram leaves");
+                        ask().expect("a datagram leaves");
+                    }
+                    Ok((_, ControlMessage::Grant(grant))) => {
+                        self.announce(n, grant.session_key);
+                        held[n] = Some((grant.session_key, grant.lands));
+                        break;
+                    }
+                    // Of a place that it had before.
+                    Ok((_, ControlMessage::Ended(_))) => {}
+                    _ => break,
+                }
+            }
+        }
+        // A place that passed from one to another meanwhile is the other's. The one that lost it is told, but not in which order: no
+        // condition says that nothing more comes, hence a pause.
+        let counted = [true, false].map(|gains| {
+            for (n, held) in held.iter_mut().enumerate() {
+                self.hear(n, held, gains);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            held.iter().flatten().filter(|(_, lands)| *lands).count()
+        });
+        counted[1]
+    }
+
+    /// What the receiver tells of the session of number `n`.
+    fn hear(&self, n: usize, held: &mut Option<(u64, bool)>, gains: bool) {
+        let mut bytes = [0; 512];
+        while let Ok(len) = self.data[n].recv(&mut bytes) {
+            let Ok((
+                LmHeader::Credit {
+                    session_key, lands, ..
+                },
+                _,
+            )) = parse_datagram(&bytes[..len])
+            else {
+                continue;
+            };
+            if let Some((key, held)) = held
+                && *key == session_key
+            {
+                *held = lands && (gains || *held);
+            }
+        }
+        while let Ok(len) = self.sockets[n].0.recv(&mut bytes) {
+            if let Ok((_, ControlMessage::Ended(ended))) = ControlMessage::parse(&bytes[..len]) {
+                held.take_if(|(key, _)| *key == ended.session_key);
+            }
+        }
+    }
+}
+
+/// Places in which nothing lands go to whoever waits, whatever is repeated for them, and one address has half of them at most. The honest
+/// sender whose unused place was taken goes on all the same, and lands again. A daemon lets nobody wait who has no key: its place stays.
+pub(crate) fn unused_places_go_to_whoever_waits(form: Form) {
+    let Some(bed) = Bed::new(form) else { return };
+    let others = bed.more_addresses();
+    let [landed, over] = <[Flag; 2]>::default();
+    let rounds = AtomicU64::new(0);
+    let claim = || {
+        landed.wait();
+        let claimants = others.map(|ip| Claimants::new(ip, 16));
+        let mut most = [0; 2];
+        while !over.is_set() {
+            for (most, claimants) in most.iter_mut().zip(&claimants) {
+                *most = claimants.claim().max(*most);
+            }
+            // Relaxed: a lone count.
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        most
+    };
+    let go_on = || {
+        let mut a = open(&bed.config(At::Honest));
+        let peer = a.connect(RECEIVER, &up_to(100_000)).unwrap();
+        let first = send(&mut a, peer, 0, &content(0, 100_000));
+        assert_delivered(&settle(&mut a), &[(first, 0, 100_000)]);
+        assert_eq!(a.lands(peer), Some(true));
+        landed.set();
+        let begun = Instant::now();
+        match form {
+            // Half of the places each and all but our own: ours goes when it was unused for longest.
+            Form::Embedded => wait_until(&mut a, "our place is taken", |a| a.lands(peer) == Some(false)),
+            Form::Daemon => wait_until(&mut a, "our place could be another's", |a| {
+                assert_eq!(a.lands(peer), Some(true));
+                begun.elapsed() > UNUSED_MAX + Duration::from_secs(1) && rounds.load(Ordering::Relaxed) > 2
+            }),
+        }
+        let second = send(&mut a, peer, 1, &content(1, 100_000));
+        assert_delivered(&settle(&mut a), &[(second, 1, 100_000)]);
+        wait_until(&mut a, "messages land again", |a| a.lands(peer) == Some(true));
+        let third = send(&mut a, peer, 2, &content(2, 100_000));
+        assert_delivered(&settle(&mut a), &[(third, 2, 100_000)]);
+    };
+    let work = || {
+        std::thread::scope(|scope| {
+            let attacker = scope.spawn(|| bed.on(At::Attacker, claim));
+            let went_on = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                bed.program(At::Honest, go_on);
+            }));
+            over.set();
+            let most = attacker.join().expect("the attacker");
+            if let Err(panic) = went_on {
+                std::panic::resume_unwind(panic);
+            }
+            most
+        })
+    };
+    let (most, (received, counters)) = bed.beside_receiver(&bed.config(At::Receiver), work);
+    // Without a bound it would be fifteen.
+    let bounds = if form == Form::Embedded { 1..=8 } else { 0..=0 };
+    assert!(most.iter().all(|most| bounds.contains(most)), "{most:?}");
+    assert_eq!(received, 3, "{counters:?}");
+}
+
+/// A sender that has got credit and sends nothing holds up nobody, however long senders may be silent; it goes on when it is back.
+pub(crate) fn a_silent_sender_holds_up_nobody(form: Form) {
+    const LEN: u64 = 1 << 20;
+    const MESSAGES: usize = 16;
+    let Some(bed) = Bed::honest(form) else { return };
+    let [listens, silent, over] = <[Flag; 3]>::default();
+    let bytes = content(0, LEN);
+    let sender = |at| EndpointConfig {
+        patience: 3 * PATIENCE,
+        port: 0,
+        send_len: 64 << 20,
+        ..bed.config(at)
+    };
+    let receive = || {
+        let mut b = open(&EndpointConfig {
+            patience: 3 * PATIENCE,
+            ..bed.config(At::Receiver)
+        });
+        listens.set();
+        let mut received = 0;
+        wait_until(&mut b, "all messages are here", |b| {
+            while let Some(message) = b.try_recv().unwrap() {
+                assert!(*message == bytes);
+                received += 1;
+            }
+            received == 2 * MESSAGES
+        });
+        wait_until(&mut b, "the senders are gone", |b| {
+            let counters = b.counters();
+            counters.sessions_ended == counters.sessions_granted
+        });
+    };
+    let fall_silent = || {
+        listens.wait();
+        let mut a = open(&sender(At::Honest));
+        let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
+        for _ in 0..MESSAGES {
+            send(&mut a, peer, 0, &bytes);
+        }
+        wait_until(&mut a, "it has begun", |a| a.counters().data_packets_sent > 100);
+        assert!(a.counters().messages_sent < MESSAGES as u64);
+        silent.set();
+        over.wait();
+        settle(&mut a);
+        a.close();
+    };
+    let send_meanwhile = || {
+        silent.wait();
+        let mut a = open(&sender(At::Attacker));
+        let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
+        for _ in 0..MESSAGES {
+            send(&mut a, peer, 0, &bytes);
+        }
+        settle(&mut a);
+        over.set();
+        a.close();
+    };
+    bed.run(receive, fall_silent, send_meanwhile);
+}
+
+/// Places for whose sessions a message is announced and nothing comes go to whoever waits, although their requests and announcements are
+/// repeated. A sender that slept goes on without its place, loses nothing, and lands again.
+pub(crate) fn a_place_whose_message_does_not_come_goes_to_whoever_waits(form: Form) {
+    const LEN: u64 = 100_000;
+    let Some(bed) = Bed::new(form) else { return };
+    let others = bed.more_addresses();
+    let patient = |at| EndpointConfig {
+        patience: 3 * PATIENCE,
+        ..bed.config(at)
+    };
+    let [listens, held, landed, over] = <[Flag; 4]>::default();
+    let receive = || {
+        let mut b = open(&patient(At::Receiver));
+        listens.set();
+        let mut tags = Vec::new();
+        // Each step of the senders has its own limit.
+        let deadline = Instant::now() + 3 * PATIENCE;
+        while !over.is_set() {
+            assert!(Instant::now() < deadline, "{:?}", b.counters());
+            match b.try_recv() {
+                Ok(Some(message)) => {
+                    check(&b, &message, message.tag(), LEN);
+                    tags.push(message.tag());
+                    continue;
+                }
+                Err(RecvError::Incomplete { tag: 666, .. }) if landed.is_set() => continue,
+                nothing => assert!(matches!(nothing, Ok(None)), "{nothing:?}"),
+            }
+            b.wait(Duration::from_millis(1));
+        }
+        tags.sort_unstable();
+        assert_eq!(tags, [1, 2, 3, 4], "{:?}", b.counters());
+    };
+    let hold = || {
+        listens.wait();
+        let mut a = open(&patient(At::Attacker));
+        let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
+        let mut region = a.loan(peer, LEN).unwrap();
+        std::io::Write::write_all(&mut region, &content(2, LEN)).unwrap();
+        let first = a.try_send(region, 2).unwrap();
+        a.poll();
+        let claimants = [(others[0], 8), (others[1], 7)].map(|(ip, count)| Claimants::announcing(ip, count));
+        let mut is_held = false;
+        let deadline = Instant::now() + 3 * PATIENCE;
+        while !landed.is_set() {
+            assert!(Instant::now() < deadline, "nobody else lands");
+            let granted: usize = claimants.iter().map(Claimants::claim).sum();
+            if granted == 15 && !std::mem::replace(&mut is_held, true) {
+                held.set();
+            }
+        }
+        assert_delivered(&settle(&mut a), &[(first, 2, LEN)]);
+        claimants.iter().for_each(Claimants::leave);
+        let second = send(&mut a, peer, 3, &content(3, LEN));
+        assert_delivered(&settle(&mut a), &[(second, 3, LEN)]);
+        wait_until(&mut a, "it lands again", |a| a.lands(peer) == Some(true));
+        let before = a.counters().messages_one_copy;
+        let third = send(&mut a, peer, 4, &content(4, LEN));
+        assert_delivered(&settle(&mut a), &[(third, 4, LEN)]);
+        assert_eq!(a.counters().messages_one_copy, before);
+        over.set();
+    };
+    let wait_for_a_place = || {
+        held.wait();
+        let begun = Instant::now();
+        let mut a = open(&patient(At::Honest));
+        let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
+        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
+        let token = send(&mut a, peer, 1, &content(1, LEN));
+        assert_delivered(&settle(&mut a), &[(token, 1, LEN)]);
+        assert_eq!(a.counters().messages_one_copy, 0);
+        println!("a place after {:?}", begun.elapsed());
+        a.close();
+        landed.set();
+    };
+    bed.run(receive, wait_for_a_place, hold);
+}
+
+/// The same where all who hold a place repeat themselves, so that no lease runs out.
+pub(crate) fn repeated_announcements_keep_no_place(form: Form) {
+    const LEN: u64 = 100_000;
+    let Some(bed) = Bed::new(form) else { return };
+    let others = bed.more_addresses();
+    let [listens, held, placed, left, over] = <[Flag; 5]>::default();
+    let receive = || {
+        let mut b = open(&EndpointConfig {
+            patience: 3 * PATIENCE,
+            ..bed.config(At::Receiver)
+        });
+        listens.set();
+        let mut received = 0;
+        wait_until(&mut b, "the honest sender is done", |b| {
+            // Asked before: what was confirmed by then is taken.
+            let is_over = over.is_set();
+            loop {
+                match b.try_recv() {
+                    Ok(Some(message)) => {
+                        check(b, &message, 1, LEN);
+                        received += 1;
+                    }
+                    Err(RecvError::Incomplete { tag: 666, .. }) => {}
+                    nothing => {
+                        assert!(matches!(nothing, Ok(None)), "{nothing:?}");
+                        return is_over;
+                    }
+                }
+            }
+        });
+        assert_eq!(received, 1);
+        assert!(b.counters().sessions_set_aside > 0, "{:?}", b.counters());
+    };
+    let claim = || {
+        listens.wait();
+        let claimants = others.map(|ip| Claimants::announcing(ip, 8));
+        let deadline = Instant::now() + PATIENCE;
+        while !placed.is_set() {
+            assert!(Instant::now() < deadline, "nobody else gets a place");
+            if claimants.iter().map(Claimants::claim).sum::<usize>() == 16 {
+                held.set();
+            }
+        }
+        claimants.iter().for_each(Claimants::leave);
+        left.set();
+    };
+    let wait_for_a_place = || {
+        held.wait();
+        let mut a = open(&bed.config(At::Honest));
+        let peer = a.connect(RECEIVER, &up_to(LEN)).unwrap();
+        wait_until(&mut a, "it has a place", |a| a.lands(peer) == Some(true));
+        placed.set();
+        left.wait();
+        let token = send(&mut a, peer, 1, &content(1, LEN));
+        assert_delivered(&settle(&mut a), &[(token, 1, LEN)]);
+        assert_eq!(a.counters().messages_one_copy, 0);
+        over.set();
+    };
+    bed.run(receive, wait_for_a_place, claim);
+}
