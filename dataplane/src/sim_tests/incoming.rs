@@ -421,7 +421,7 @@ fn impairments(seed: u64) -> Impairments {
 fn what_is_read_is_right_and_stays_so_on_a_bad_wire() {
     for way in WAYS {
         let mut early = 0;
-        for seed in 0..times(6, 300) {
+        for seed in 0..times(6, 60) {
             let audience = Audience::of(way, Delivery::Reliable);
             let (bed, read) = read_under(audience, seed, impairments(seed));
             early += read;
@@ -437,7 +437,7 @@ fn what_is_read_is_right_and_stays_so_on_a_bad_wire() {
 fn what_was_changed_on_the_way_is_not_shown() {
     for way in [Way::Digests, Way::ZeroCopy] {
         let mut early = 0;
-        for seed in 0..times(6, 100) {
+        for seed in 0..times(6, 60) {
             let audience = Audience::of(way, Delivery::Reliable);
             let (_, read) = read_under(
                 audience,
@@ -457,7 +457,7 @@ fn what_was_changed_on_the_way_is_not_shown() {
 /// Messages of the same bytes: what is shown of one is no source for what another lacks.
 #[test]
 fn messages_that_are_alike_are_not_taken_for_each_other() {
-    for seed in 0..times(8, 200) {
+    for seed in 0..times(8, 80) {
         let mut audience = Audience::of(Way::ZeroCopy, Delivery::Reliable);
         audience.bed.wire.impair(
             0,
@@ -478,7 +478,7 @@ fn messages_that_are_alike_are_not_taken_for_each_other() {
 fn windows_of_long_packets_are_read() {
     for way in [Way::Paired, Way::Digests] {
         let mut early = 0;
-        for seed in 0..times(3, 60) {
+        for seed in 0..times(3, 30) {
             let config = BedConfig {
                 mtu: 9000,
                 window: 2,
@@ -496,7 +496,7 @@ fn windows_of_long_packets_are_read() {
 fn windows_of_the_one_copy_path_are_read() {
     for way in [Way::Paired, Way::Digests] {
         let mut early = 0;
-        for seed in 0..times(3, 60) {
+        for seed in 0..times(3, 30) {
             let options = ConnectOptions {
                 one_copy: true,
                 ..options(Delivery::Reliable)
@@ -513,7 +513,7 @@ fn windows_of_the_one_copy_path_are_read() {
 fn a_queue_that_is_shared_shows_what_is_right() {
     for way in [Way::Paired, Way::Digests] {
         let mut early = 0;
-        for seed in 0..times(3, 60) {
+        for seed in 0..times(3, 30) {
             let mut bed = Bed::switch(&config(way), 3);
             let other = bed.connect(2, &options(Delivery::Reliable)).expect("a session");
             let mut audience = Audience::new(bed, [1, 0], &options(Delivery::Reliable));
@@ -569,7 +569,7 @@ fn a_queue_that_is_shared_shows_what_is_right() {
 #[test]
 fn windows_are_shown_only_while_the_log_can_be_trusted() {
     let (mut ended, mut early) = (0, 0);
-    for seed in 0..times(12, 400) {
+    for seed in 0..times(12, 120) {
         let way = WAYS[seed as usize % 2];
         let config = BedConfig {
             one_processor: true,
