@@ -1,4 +1,5 @@
 //! Liveness where something is lost, late or somebody else's: nobody waits for ever, and nobody waits for a stranger.
+#![cfg(test)]
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
