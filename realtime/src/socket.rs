@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use lm_dataplane::port::Port;
-use lm_dataplane::{Endpoint, FlowError, FlowSpec, HandlerError, Message, PeerId, Scope};
+use lm_dataplane::{Endpoint, FlowError, FlowId, FlowSpec, HandlerError, Message, PeerId, Scope};
 use lm_protocol::manifest::DIGEST_LEN;
 use lm_protocol::smoother::{Parameters, ParametersError, Smoother};
 use lm_protocol::time::Time;
@@ -293,11 +293,11 @@ pub struct RtSocket {
     port: u16,
     config: SocketConfig,
     payload_max: usize,
-    flow: Option<Arc<Sent>>,
+    flow: Option<(FlowId, PeerId, Arc<Sent>)>,
 }
 
 impl RtSocket {
-    /// Sends to socket `port` of a peer from now on.
+    /// Sends to socket `port` of a peer from now on, and to the one before no more.
     ///
     /// # Errors
     /// [`OpenError::Flow`].
@@ -322,7 +322,8 @@ impl RtSocket {
             port,
             free: (0..self.config.frames).collect(),
         };
-        endpoint.add_flow(&spec, Box::new(leaving))?;
+        self.disconnect(endpoint);
+        let id = endpoint.add_flow(&spec, Box::new(leaving))?;
         locked(&self.hub.flows).push((peer, Arc::clone(&flow)));
         let mtu = endpoint.device().mtu as usize;
         self.payload_max = mtu - (20 + 8 + HEADER_LEN + RealTimePacket::TAIL_LEN + DIGEST_LEN);
@@ -333,8 +334,20 @@ impl RtSocket {
             .push(Vec::with_capacity(self.payload_max))
             .is_ok()
         {}
-        self.flow = Some(flow);
+        self.flow = Some((id, peer, flow));
         Ok(())
+    }
+
+    /// Takes its frames and descriptors from the endpoint, which a socket that is dropped leaves there. What has not left is lost.
+    pub fn close<P: Port>(mut self, endpoint: &mut Endpoint<P>) {
+        self.disconnect(endpoint);
+    }
+
+    fn disconnect<P: Port>(&mut self, endpoint: &mut Endpoint<P>) {
+        if let Some((id, peer, flow)) = self.flow.take() {
+            endpoint.remove_flow(id);
+            locked(&self.hub.flows).retain(|known| known.0 != peer || known.1.key != flow.key);
+        }
     }
 
     /// The longest message, in bytes: what one packet holds. 0 before it is connected.
@@ -377,7 +390,7 @@ impl RtSocket {
         let counts = &self.queues.counts;
         // Relaxed: each number is right for itself.
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let flow = self.flow.as_ref();
+        let flow = self.flow.as_ref().map(|(_, _, flow)| flow);
         Statistics {
             sent: of(&counts.sent),
             late_unsent: of(&counts.late_unsent),

@@ -282,6 +282,32 @@ fn bad_input_is_one_clear_error() {
     bed.real_time[0].socket(1, &exact()).expect("free again");
 }
 
+/// Frames and descriptors of a socket are another's when it is closed, or connected anew.
+#[test]
+fn what_was_kept_for_a_socket_comes_back() {
+    let config = SocketConfig {
+        frames: 32,
+        ..exact()
+    };
+    let mut bed = Bed::new(Semantics::Copy, 9, &config, None);
+    bed.calm();
+    for number in 1..=200u16 {
+        let [end, _] = &mut bed.world.ends;
+        bed.sockets[0]
+            .connect(end, bed.peer, PORT)
+            .expect("the frames before came back");
+        let mut other = bed.real_time[0].socket(number, &config).expect("free");
+        other.connect(end, bed.peer, PORT).expect("frames");
+        bed.sockets[0]
+            .send(&number.to_be_bytes(), options(0, 0))
+            .expect("polled");
+        bed.rounds(3);
+        other.close(&mut bed.world.ends[0]);
+        bed.rounds(3);
+        assert_eq!(bed.sockets[1].recv().expect("it came")[..], number.to_be_bytes());
+    }
+}
+
 /// Packets that cannot be true are counted, and change nothing.
 #[test]
 fn hostile_packets_and_reports_change_nothing() {
