@@ -24,6 +24,12 @@ impl FragmentDigests {
         }
     }
 
+    /// The arena has grown to `arena_len` bytes.
+    pub(crate) fn grow(&mut self, arena_len: u64) {
+        self.digests
+            .resize((arena_len / PAGE_LEN * DIGESTS_PER_PAGE) as usize, 0);
+    }
+
     fn first_of(&self, memory: u64) -> usize {
         ((memory - self.arena_start) / PAGE_LEN * DIGESTS_PER_PAGE) as usize
     }
@@ -32,10 +38,6 @@ impl FragmentDigests {
     #[inline]
     pub(crate) fn set(&mut self, memory: u64, index: u32, digest: u64) {
         let at = self.first_of(memory) + index as usize;
-        if at >= self.digests.len() {
-            // The arena has grown.
-            self.digests.resize(at + 1, 0);
-        }
         self.digests[at] = digest;
     }
 
@@ -65,8 +67,10 @@ mod tests {
             let expected: Vec<u64> = (0..u64::from(count)).map(|index| page << 32 | index).collect();
             assert_eq!(digests.of(page * PAGE_LEN, count), expected);
         }
-        // An arena that has grown.
+        // An arena that has grown, and a message of which a fragment is here.
+        digests.grow(8 * PAGE_LEN);
         digests.set(9 * PAGE_LEN, 0, 5);
-        assert_eq!(digests.of(9 * PAGE_LEN, 1), [5]);
+        assert_eq!(digests.of(9 * PAGE_LEN, 3), [5, 0, 0]);
+        assert_eq!(digests.of(3 * PAGE_LEN, 1), [3 << 32]);
     }
 }

@@ -126,6 +126,9 @@ impl<P: Port> Engine<P> {
         }
         let landing = self.landing.as_mut().ok_or("nothing lands here")?;
         landing.arena.grow(len);
+        for inbound in landing.sessions.iter_mut() {
+            inbound.grow(len);
+        }
         self.counters.landing_grown += 1;
         Ok(())
     }

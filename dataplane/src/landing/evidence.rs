@@ -51,6 +51,13 @@ impl Evidence {
         }
     }
 
+    /// The arena has grown to `arena_len` bytes.
+    pub(super) fn grow(&mut self, arena_len: u64) {
+        if self.has_digests {
+            self.digests.grow(arena_len);
+        }
+    }
+
     #[inline]
     pub(super) fn has_digests(&self) -> bool {
         self.has_digests

@@ -286,6 +286,11 @@ impl Inbound {
         }
     }
 
+    /// The arena has grown to `arena_len` bytes.
+    pub(crate) fn grow(&mut self, arena_len: u64) {
+        self.places.evidence_mut().grow(arena_len);
+    }
+
     /// Whether every posted entry was used and every announced message settled.
     pub(crate) fn is_idle(&self) -> bool {
         self.order.front().is_none() && !self.settled.has_landed()
