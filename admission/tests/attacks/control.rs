@@ -118,10 +118,23 @@ fn total(counts: &BTreeMap<String, u64>) -> u64 {
     counts.values().sum()
 }
 
-/// Waits until so many datagrams had this outcome, and no more; or, where nobody counts them, for as long as they may take.
+/// Whether nothing waits in the receiver's control socket (`rx_queue` of /proc/net/udp).
+fn is_all_read(bed: &Bed) -> bool {
+    let table = bed.on(At::Receiver, || {
+        std::fs::read_to_string("/proc/thread-self/net/udp")
+    });
+    let port = format!(":{:04X}", CONTROL.port());
+    table.expect("the kernel's table").lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&port))
+            && words.nth(2).is_some_and(|queues| queues.ends_with(":00000000"))
+    })
+}
+
+/// Waits until so many datagrams had this outcome, and no more; or, where nobody counts them, until all are read.
 fn counted(bed: &Bed, outcome: &str, count: u64) {
     let Some(daemon) = bed.daemon() else {
-        std::thread::sleep(Duration::from_millis(20));
+        wait_until("all are read", || is_all_read(bed));
         return;
     };
     let so_far = || daemon.interface().datagrams[outcome];
@@ -202,7 +215,7 @@ fn repeat_and_alter(bed: &Bed, recorder: &Recorder) {
             Some(before) => wait_until("all are counted", || {
                 datagrams(bed).is_some_and(|now| total(&now) >= total(before) + count)
             }),
-            None => std::thread::sleep(Duration::from_millis(20)),
+            None => wait_until("all are read", || is_all_read(bed)),
         }
     }
     if let (Some(before), Some(after)) = (before, datagrams(bed)) {
