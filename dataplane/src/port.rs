@@ -2,7 +2,7 @@
 //!
 //! A [`Port`] opens *queues*, each a pair of a receive and a transmit side, which the engine owns and polls; everything else goes through
 //! the trait, so that the same engine runs on [`KernelNic`](crate::kernel::KernelNic) and, without root, on
-//! [`SimNic`](crate::simnic::SimNic).
+//! `SimNic` of `lm-sim`.
 
 use std::fmt;
 use std::io;
