@@ -281,7 +281,10 @@ impl<T: TxQueue> Sending<T> {
             }
             let resent = outbound.resent;
             let next = outbound.next_repetition(&mut self.outgoing, now_ns);
-            let bytes = next.as_ref().map(|(_, payload)| payload.end - payload.start);
+            let header_len = peer.addressing.header_len() as u64;
+            let bytes = next
+                .as_ref()
+                .map(|(_, payload)| header_len + payload.end - payload.start);
             shaping.left(Class::Bulk, 1, bytes.is_some().into(), bytes.unwrap_or(0));
             let Some((header, payload)) = next else {
                 return;
