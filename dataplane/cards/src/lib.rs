@@ -15,6 +15,7 @@ pub mod footprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod interface;
+mod journal;
 mod netdev;
 pub mod netlink;
 mod pci;
@@ -23,6 +24,7 @@ mod probe;
 mod steering;
 
 pub use interface::{Interface, InterfaceAddress, InterfaceError};
+pub use journal::JournalError;
 pub use netdev::XdpFeatures;
 pub use platform::{Bounce, Demand, Facts, Obstacle, chunk_len_for, judge, rx_ring_len};
 pub use probe::Probe;
