@@ -294,6 +294,8 @@ struct Tally {
     late: u64,
     refused: u64,
     received: u64,
+    /// Came, and gave way to newer ones before this machine let their receiver run.
+    superseded: u64,
     bytes: u64,
     /// From sending to arrival in microseconds, shortest first.
     delays_us: Vec<f64>,
@@ -319,6 +321,7 @@ impl Tally {
 
     fn add_receiver(&mut self, printed: &Value) -> Result<()> {
         self.received += count(printed, "/messages")?;
+        self.superseded += count(printed, "/lost_messages")?;
         self.bytes += count(printed, "/bytes")?;
         self.delays_us = ends::latencies_us(printed.get("delays"));
         Ok(())
@@ -335,7 +338,7 @@ impl Tally {
             percent((self.delays_us.len() - in_time) as u64, self.received)
         });
         json!({
-            "due": self.due, "late_at_senders": self.late, "refused": self.refused, "received": self.received,
+            "due": self.due, "late_at_senders": self.late, "refused": self.refused, "received": self.received, "superseded": self.superseded,
             "lost_percent": percent(self.due - self.received, self.due),
             "late_percent": late,
             "delay_us": {"p50": quantile(0.5), "p99": quantile(0.99), "max": self.delays_us.last()},
@@ -358,11 +361,11 @@ fn percent(part: u64, all: u64) -> f64 {
 fn report(classes: &[Tally; 2], drops: Drops, capacity: f64, seconds: f64) -> Result<Sample> {
     let sum = |count: fn(&Tally) -> u64| classes.iter().map(count).sum::<u64>();
     let (due, sent, received) = (sum(|one| one.due), sum(Tally::sent), sum(|one| one.received));
-    let waiting = sum(|one| one.waiting);
+    let [waiting, superseded] = [sum(|one| one.waiting), sum(|one| one.superseded)];
     ensure!(
-        sent == received + drops.sum() + waiting,
-        "{sent} datagrams were sent, and {received} came ({} and {} of real time); {drops:?} and {waiting} that wait do not \
-         make up for the rest",
+        sent == received + drops.sum() + waiting + superseded,
+        "{sent} datagrams were sent, and {received} came ({} and {} of real time); {drops:?}, {waiting} that wait and \
+         {superseded} that gave way do not make up for the rest",
         classes[0].sent(),
         classes[0].received
     );
@@ -393,7 +396,7 @@ mod tests {
             tally.add_sender(&json!({"offered": offered})).unwrap();
         }
         let delays = json!([[250_000, received - 2], [1_000_000, 1], [2_000_000, 1]]);
-        let printed = json!({"messages": received, "bytes": received * PAYLOAD_LEN, "delays": delays});
+        let printed = json!({"messages": received, "lost_messages": 0, "bytes": received * PAYLOAD_LEN, "delays": delays});
         tally.add_receiver(&printed).unwrap();
         tally
     }

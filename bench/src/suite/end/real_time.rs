@@ -19,8 +19,8 @@ use crate::histogram::LatencyHistogram;
 
 /// Number of the socket at the far end.
 const PORT: u16 = 1;
-/// Messages that wait at most: those of a stall that is not counted as late, and some more.
-const KEEP: usize = 256;
+/// Messages that wait at most: those of a stall of this machine.
+const KEEP: usize = 1024;
 /// What the kernel's packets that wait in this host have to leave it in.
 const DRAIN_NS: u64 = 2_000_000_000;
 /// How long the far end may take to answer.
@@ -225,6 +225,7 @@ pub(super) fn receive(
     Ok(Outcome {
         bytes,
         messages: delays.count(),
+        lost_messages: socket.statistics().superseded_here,
         seconds: timetable.seconds,
         delays: delays.counts().collect(),
         ..Outcome::default()
