@@ -321,7 +321,14 @@ impl Comparison {
                 contender.name
             ));
             let sample = Bed::new(&contender.bed).and_then(|bed| (contender.measure)(&bed, programs));
-            samples[index] = Some(sample.with_context(|| format!("{}: {}", self.title, contender.name))?);
+            let sample = sample.with_context(|| format!("{}: {}", self.title, contender.name))?;
+            progress(&format!(
+                "{}: {:.3} {}",
+                contender.name,
+                sample.value,
+                self.unit.name()
+            ));
+            samples[index] = Some(sample);
         }
         Ok(samples.into_iter().flatten().collect())
     }
