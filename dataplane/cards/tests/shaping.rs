@@ -136,7 +136,7 @@ fn a_rate_is_kept_and_changed_and_the_interface_is_restored() {
             now.tso
         );
         assert!(record().exists());
-        for mbit in [10, 80, 20] {
+        for mbit in [10, 20, 5] {
             shaping.set_rate(mbit * MBIT).expect("the class");
             assert!(class().contains("htb 4c4d:2 "), "{}", class());
             assert!(class().contains(&format!("rate {mbit}Mbit ")), "{}", class());
@@ -147,7 +147,6 @@ fn a_rate_is_kept_and_changed_and_the_interface_is_restored() {
             }
             let last = passed.last().expect("one at least");
             assert!((0.9..=1.1).contains(last), "{mbit} Mbit/s: {passed:?} of it");
-            assert!(shaping.traffic().expect("the class").waiting > 0);
         }
         let traffic = shaping.traffic().expect("the class");
         // ARP is short.
@@ -175,7 +174,7 @@ fn what_is_marked_ef_does_not_wait() {
     rustix::net::sockopt::set_ip_tos(&ef, 46 << 2).expect("a socket");
     pair.a.run(|| {
         // A frame takes 154 ms.
-        let _shaping = Shaping::apply(&va(), MBIT / 100, Foreign::Keep).expect("HTB");
+        let shaping = Shaping::apply(&va(), MBIT / 100, Foreign::Keep).expect("HTB");
         for number in 0..20_u8 {
             others[0].send(&[number; 1472]).expect("room");
         }
@@ -196,6 +195,7 @@ fn what_is_marked_ef_does_not_wait() {
         let root = root();
         assert_eq!(root["options"]["direct_packets_stat"], 50, "{root}");
         assert!(root["qlen"].as_u64() > Some(10), "{root}");
+        assert!(shaping.traffic().expect("the class").waiting > 10);
     });
 }
 
